@@ -23,16 +23,15 @@ from misc.fuzz.choices import Choices
 from pipegrid.wire.allowance import FIRST_COST, MAX_TOKENS, TOKEN_COST, Bounds
 from pipegrid.wire.banana import ABORT, CLOSE, FLOAT, LONGINT, OPEN, PING, STRING, VOCAB
 from pipegrid.wire.broker import BoundedBroker
-from pipegrid.wire.foolscap import RIStorageServer
+from pipegrid.wire.foolscap import ALLOCATED, RIStorageServer
 
 CALL_COST = 64 * 1024
-ASKED = 3
-"""Calls of ours that are unanswered."""
+METHODS = "add_lease", "get_buckets", "add_lease", "allocate_buckets"
+"""Of ours that are unanswered."""
 NEVER_TAKEN = (b"their-reference", b"your-reference", b"copyable", b"decimal", b"-vocab")
 _DECISION = negotiate.Negotiation().loopbackDecision()
-_WORDS_NEVER_TAKEN = range(
-    9, 19
-)  # the initial vocabulary's: set-vocab, add-vocab, and the references
+_WORDS_NEVER_TAKEN = 9, 10, 16, 17, 18
+"""The same in the initial vocabulary."""
 
 
 @implementer(RIStorageServer)  # type: ignore[misc]
@@ -64,7 +63,8 @@ def run(data: bytes) -> None:
     choices = Choices(data)
     cuts = [choices.byte() + 1 for _ in range(choices.below(8))]
     stream = choices.rest()
-    ours = Ours(TubRef("a" * 32), _DECISION, bounds=Bounds(call_cost=CALL_COST, turn_tokens=7))
+    bounds = Bounds(call_cost=CALL_COST, turn_tokens=7, allocated=ALLOCATED)
+    ours = Ours(TubRef("a" * 32), _DECISION, bounds=bounds)
     theirs = Broker(TubRef("a" * 32), _DECISION)
     made, expected = _prepare(ours), _prepare(theirs)
     theirs.logReceiveErrors = False
@@ -83,10 +83,12 @@ def run(data: bytes) -> None:
         theirs.dataReceived(stream)
     except TypeError:  # of Foolscap's own, where its complaint would be long
         theirs.connectionAbandoned = True
-    if ours.connectionAbandoned or any(name in stream for name in NEVER_TAKEN):
+    odd = any(name in stream for name in NEVER_TAKEN)
+    odd = odd or any(token(VOCAB, word) in stream for word in _WORDS_NEVER_TAKEN)
+    if ours.connectionAbandoned or odd:
         rest = iter(expected)
         assert all(each in rest for each in made), "a call is not what Foolscap makes of it"
-    elif not any(token(VOCAB, word) in stream for word in _WORDS_NEVER_TAKEN):
+    else:
         if theirs.connectionAbandoned:  # over something that ours discards without a look
             made = made[: len(expected)]
         assert made == expected, "the calls are not those that Foolscap makes"
@@ -118,7 +120,11 @@ def seeds() -> dict[str, bytes]:
             8, 1, b"slot_readv", value(b"i" * 16), value([]), opened(b"reference", value(3))
         ),
         "answer": opened(b"answer", value(1), value(b"x")),
-        "nothing": b"".join(map(_nothing, range(1, ASKED + 1))) + call(9, 1, b"get_version"),
+        "nothing": b"".join(map(_nothing, range(1, len(METHODS) + 1))) + call(9, 1, b"get_version"),
+        "allocated": _allocated(4) + call(9, 1, b"get_version"),
+        "allocated-twice": _allocated(4) + _allocated(4),
+        "allocated-elsewhere": _allocated(4, tub=b"b") + call(9, 1, b"get_version"),
+        "allocated-nowhere": _allocated(2) + _allocated(4),
         "nothing-twice": _nothing(3) + _nothing(3) + call(9, 1, b"get_version"),
     }
     return {name: bytes((3, 4, 40, 2)) + stream for name, stream in streams.items()}
@@ -140,7 +146,7 @@ def _prepare(broker: Any) -> list[tuple[Any, ...]]:
     storage = Storage()
     broker.getTrackerForMyReference(storage.processUniqueID(), storage).send()
     interface: Any = RIStorageServer
-    for number, method in enumerate(["add_lease", "get_buckets", "add_lease"], 1):
+    for number, method in enumerate(METHODS, 1):
         request = PendingRequest(number, None, None, method)
         request.setConstraint(interface[method].getResponseConstraint())
         broker.addRequest(request)
@@ -157,10 +163,24 @@ def _nothing(request: int) -> bytes:
     return token(OPEN, 1) + token(VOCAB, 13) + value(request) + none + token(CLOSE, 1)
 
 
+def _allocated(request: int, tub: bytes = b"a") -> bytes:
+    """Return the answer that has allocated one share, as Foolscap sends it."""
+
+    def opened_(place: int, word: int, *parts: bytes) -> bytes:
+        return token(OPEN, place) + token(VOCAB, word) + b"".join(parts) + token(CLOSE, place)
+
+    furl = b"pb://" + tub * 32 + b"@tcp:127.0.0.1:1/" + b"s" * 32
+    writer = opened_(5, 15, value(7), value(b"RIBucketWriter"), value(furl))
+    there, writers = opened_(3, 6), opened_(4, 3, value(3), writer)
+    return opened_(1, 13, value(request), opened_(2, 5, there, writers))
+
+
 def _plain(thing: Any) -> Any:
-    return (
-        thing if isinstance(thing, (bytes, int, list, tuple, dict, set)) else type(thing).__name__
-    )
+    if isinstance(thing, tuple):
+        return tuple(map(_plain, thing))
+    if isinstance(thing, dict):
+        return {key: _plain(each) for key, each in thing.items()}
+    return thing if isinstance(thing, (bytes, int, list, set)) else type(thing).__name__
 
 
 def _is_waiting(broker: BoundedBroker) -> bool:

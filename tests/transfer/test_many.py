@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
-from pipegrid.flow.depth import FIRST, LEAST, Appetite
+from pipegrid.flow.depth import FEW, FIRST, Appetite
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.many import MAX_BYTES, MAX_FILES, ManyPuts, PutOrder
 from tests.transfer.world import RTT, World, content
@@ -161,7 +161,7 @@ class ManyPutsTests(SynchronousTestCase):
         appetite = [Appetite.FEW]
         puts = ManyPuts([1000] * 1000, self.start, self.ended, appetite=lambda: appetite[0])
         done = Deferred.fromCoroutine(puts.run())
-        self.assertEqual(len(self.running), LEAST)
+        self.assertEqual(len(self.running), FEW)
         appetite[0] = Appetite.COUNTED
         self.running[0].callback("")
         self.assertEqual(len(self.running), FIRST + 1)

@@ -6,6 +6,8 @@ from twisted.internet.defer import CancelledError, fail
 
 from pipegrid.core.caps import LitCap
 from pipegrid.errors import CapError, ServerRefused
+from pipegrid.flow.depth import MANY
+from pipegrid.transfer.put.many import SMALL_BYTES
 from pipegrid.transfer.results import RenewResult
 from tests.transfer.test_repair import RepairTestCase
 from tests.transfer.world import RTT, Told, World
@@ -100,6 +102,18 @@ class PutManyTests(RepairTestCase):
             self.assertEqual(told[number][0], (0, total))
             self.assertEqual(told[number][-1], (total, total))
         self.assertEqual(hashed, [(1, 0, 3_000_000)])
+
+    def test_many_are_expected(self) -> None:
+        """Servers are told before the first of many small files, and of fewer or of large ones nothing."""
+        self.world = World()
+        expected: list[tuple[int, int]] = []
+        line = self.world.lines[0]
+        self.patch(line, "expect", lambda objects: expected.append((objects, len(line.calls))))
+        small = [bytes([number]) * 100 for number in range(MANY)]
+        for sources in (small[1:], [*small[1:], bytes(SMALL_BYTES + 1), b"literal"], small):
+            self.world.run(self.world.grid.put_many(sources))
+            line.calls.clear()
+        self.assertEqual(expected, [(MANY, 0)])
 
     def test_what_was_there(self) -> None:
         """Shares that servers have are told of as found, and are progress as well."""

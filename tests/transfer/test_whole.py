@@ -11,10 +11,14 @@ import gc
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.core import wholeshares
+from pipegrid.core.params import Params
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.put.whole import Overdue, WholePut
 from pipegrid.transfer.settings import UploadSettings
+from pipegrid.transport.foolscap import client
+from pipegrid.wire.calls import can_pack
 from tests.transfer import test_random, test_upload
 from tests.transfer.world import RTT, Line, World
 
@@ -85,6 +89,13 @@ class OneMoveTests(test_upload.UploadTestCase):
             make(upload, **arguments)  # type: ignore[arg-type]
 
         self.patch(Upload, "__init__", counted)
+
+    def test_the_longest_over_foolscap(self) -> None:
+        """All that can be made whole go so, each in a call that is put together at once."""
+        geometry = Params().geometry(3 * wholeshares.MAX_BLOCK_BYTES)
+        self.assertTrue(wholeshares.fits(geometry))
+        self.assertLessEqual(wholeshares.share_bytes(geometry), client.WHOLE_BYTES)
+        self.assertTrue(can_pack((0, bytes(client.WHOLE_BYTES))))
 
     def test_a_small_file_needs_no_upload(self) -> None:
         """One round trip, ten shares, and nothing that knows of segments."""

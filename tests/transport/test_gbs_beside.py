@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,9 +11,9 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerError, ServerRefused, ServerUnreachable
-from pipegrid.flow.depth import Appetite
+from pipegrid.flow.depth import MANY, Appetite
 from pipegrid.transport.gbs import beside
-from pipegrid.transport.gbs.beside import AGAIN_S, CROWD, MANY, SOON_S, Beside
+from pipegrid.transport.gbs.beside import AGAIN_S, CROWD, SOON_S, Beside
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import Allocation, Stored
@@ -38,10 +39,12 @@ class Other:
         breaks: fails instead of storing.
         offline: fails to connect.
         is_connected: nothing has cut the connection since.
+        last_sign_s: when it answered anything, by the clock.
         stores: calls of ``store_whole``.
     """
 
     whole_bytes = 1000
+    last_sign_s = -math.inf
 
     def __init__(self, server: GbsServer) -> None:
         self.server = without_bundles(server)
@@ -145,6 +148,71 @@ class BesideTests(SynchronousTestCase):
         self.assertEqual((self.opened, self.server.whole_bytes), (0, 0))
         self.world.run(self.store())
         self.assertEqual((self.other.stores, self.read()), ([], b"whole"))
+
+    def test_a_crowd_that_is_expected(self) -> None:
+        """It is connected when the first answer shows that there are no bundles; until then few come."""
+        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.server.expect(MANY)
+        self.assertEqual((self.opened, self.server.appetite), (0, Appetite.FEW))
+        self.allocate(1)
+        self.assertEqual(self.opened, 0)
+        self.world.clock.advance(5)
+        self.assertEqual((self.opened, self.server.appetite), (1, Appetite.COUNTED))
+        self.allocate(CROWD, 150)
+        self.assertEqual(self.server.whole_bytes, 1000)
+        self.server.expect(MANY)  # when it is up there is nothing to prepare
+        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+
+    def test_no_crowd_is_expected(self) -> None:
+        """Of fewer objects it is not worth while."""
+        self.server.expect(MANY - 1)
+        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.allocate(CROWD)
+        self.world.clock.advance(5)
+        self.assertEqual(self.opened, 0)
+
+    def test_an_expectation_is_forgotten(self) -> None:
+        """Whoever expected a crowd and stored nothing has connected nothing, nor do others later."""
+        self.server.expect(MANY)
+        self.world.clock.advance(SOON_S)
+        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.world.clock.advance(AGAIN_S)
+        self.allocate(CROWD)
+        self.world.clock.advance(5)
+        self.assertEqual(self.opened, 0)
+
+    def test_a_crowd_expected_where_bundles_are_taken(self) -> None:
+        """The first answer says so, and all come."""
+        self.server = self.connect()
+        self.server.expect(MANY)
+        self.assertEqual(self.server.appetite, Appetite.FEW)
+        self.allocate(1)
+        self.world.clock.advance(5)
+        self.assertEqual((self.opened, self.server.appetite), (0, Appetite.ANY))
+        self.server.expect(MANY)
+        self.assertEqual(self.server.appetite, Appetite.ANY)
+
+    def test_a_crowd_expected_after_a_failure(self) -> None:
+        """What could not be connected is not tried at once, and nobody waits for it."""
+        self.other.offline = True
+        for _ in range(2):
+            self.server.expect(MANY)
+            self.allocate(1)
+            self.world.clock.advance(5)
+            self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.assertEqual(self.other.connects, 1)
+        self.world.clock.advance(AGAIN_S)
+        self.server.expect(MANY)
+        self.allocate(1)
+        self.world.clock.advance(5)
+        self.assertEqual(self.other.connects, 2)
+
+    def test_its_answers_are_signs_of_life(self) -> None:
+        """For all who wait for the server, whichever way they asked."""
+        self.crowd()
+        before = self.server.last_sign_s
+        self.other.last_sign_s = before + 100.0
+        self.assertEqual(self.server.last_sign_s, before + 100.0)
 
     def test_few_while_it_is_connected(self) -> None:
         """What goes over HTTPS meanwhile is in the way; but that is not minded for long."""

@@ -21,6 +21,15 @@ from pipegrid.arguments import check_whole
 FIRST = 64
 """Before anything is known; doubled in the first round trip, if it takes no longer than that."""
 
+FEW = 4
+"""While a better way to the servers is being made: so that time is told, and nothing stands in its way."""
+
+MANY = 128
+"""
+Small objects that are worth another way: to import Foolscap takes a quarter of a second, as long as ten
+servers on two cores need for ten of them.
+"""
+
 LEAST = 16
 """With fewer, ten servers would have nothing to do while one of them answers."""
 
@@ -77,7 +86,7 @@ class Depth:
 
     def allows(self, under_way: int, appetite: Appetite) -> bool:
         """Return whether one more may be under way."""
-        limit = self._least if appetite is Appetite.FEW else self.limit
+        limit = min(FEW, self.limit) if appetite is Appetite.FEW else self.limit
         return appetite is Appetite.ANY or under_way < limit
 
     def ended(self, began_s: float, now_s: float, under_way: int) -> None:

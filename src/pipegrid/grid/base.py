@@ -23,7 +23,7 @@ from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import MAX_SEGMENT_BYTES
 from pipegrid.errors import UsageError
 from pipegrid.flow.budget import Budget
-from pipegrid.flow.depth import Appetite
+from pipegrid.flow.depth import MANY, Appetite
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.opening import open_grid
@@ -212,6 +212,11 @@ class BaseGrid:
     def appetite(self) -> Appetite:
         """How many small files all servers bear, as far as is known."""
         return min((peer.server.appetite for peer in self._peers), default=Appetite.ANY)
+
+    def expect(self, objects: int) -> None:
+        """So many small objects are about to be stored: have the servers prepare if these are many."""
+        for peer in self._peers if objects >= MANY else ():
+            peer.server.expect(objects)
 
     @started
     async def status(self) -> list[ServerStatus]:

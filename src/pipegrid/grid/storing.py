@@ -189,7 +189,7 @@ class StoringGrid(BaseGrid):
 
         async def work() -> list[PutResult | Failure]:
             bounds = self._limits.jobs, self._reactor.seconds, lambda: self.appetite
-            await ManyPuts(sizes, start, note, *bounds).run()
+            await ManyPuts(sizes, start, note, *bounds, self.expect).run()
             return [outcomes[number] for number in range(len(sources))]
 
         return self._start(work())

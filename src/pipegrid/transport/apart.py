@@ -40,6 +40,9 @@ class StoresApart(ABC):
         """Each share is a request of its own, or more."""
         return Appetite.COUNTED
 
+    def expect(self, objects: int) -> None:  # noqa: B027  not all have something to prepare
+        """Nothing is prepared for them."""
+
     @abstractmethod
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets

@@ -134,6 +134,13 @@ class StorageServer(Protocol):
     def appetite(self) -> Appetite:
         """How many such shares it bears at once, as far as is known."""
 
+    def expect(self, objects: int) -> None:
+        """
+        So many small objects are about to be stored, on this server and others: prepare for them.
+
+        Nothing is waited for, and nothing is sent before something is stored.
+        """
+
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:

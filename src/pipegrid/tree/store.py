@@ -48,6 +48,9 @@ class StoresFiles(Protocol):
     def appetite(self) -> Appetite:
         """How many small files may be under way."""
 
+    def expect(self, objects: int) -> None:
+        """So many small ones are about to be stored."""
+
     def put(
         self,
         source: Source,
@@ -87,6 +90,10 @@ class GridFiles:
     def appetite(self) -> Appetite:
         """How many all servers bear."""
         return self._grid.appetite
+
+    def expect(self, objects: int) -> None:
+        """Have the servers prepare for so many."""
+        self._grid.expect(objects)
 
     def put(
         self,
@@ -179,6 +186,9 @@ class NoStore:
     def appetite(self) -> Appetite:
         """Any number, as nothing is sent."""
         return Appetite.ANY
+
+    def expect(self, objects: int) -> None:
+        """Do nothing, for the same reason."""
 
     def put(
         self,

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 from twisted.internet.defer import Deferred
 
-from pipegrid.flow.depth import Appetite, Depth
+from pipegrid.flow.depth import MANY, Appetite, Depth
 from pipegrid.transfer.put.many import SMALL_BYTES
 from pipegrid.transfer.settings import Limits
 
@@ -27,6 +27,12 @@ P = TypeVar("P")
 MAX_OBJECTS = 256
 MAX_BYTES = 8 << 20
 """As for many files that are stored at once: at 3-of-10 this fills a line of 2 Gbit/s at 100 ms."""
+
+UNDECIDED_S = 0.25
+"""
+So long few are stored before many, or all, are known: connections take as long to be made, and a walk less
+for as many.
+"""
 
 _HELD_PART = 4
 """Of the memory that may be taken so much is for plaintext; the rest is for what it is coded to."""
@@ -58,6 +64,7 @@ class UnderWay(Generic[P]):
         limits: of the grid; those of the module hold as well.
         seconds: tells the time.
         appetite: how many small files the servers bear.
+        expect: told how many small ones are about to be stored, where they are many.
     """
 
     def __init__(
@@ -66,10 +73,15 @@ class UnderWay(Generic[P]):
         limits: Limits,
         seconds: Callable[[], float],
         appetite: Callable[[], Appetite],
+        expect: Callable[[int], None] = lambda objects: None,
     ) -> None:
         self._tell_ended = ended
         self._seconds = seconds
         self._appetite = appetite
+        self._expect = expect
+        self._met_small = 0
+        self._all_met = False
+        self._first_s: float | None = None
         self._jobs = limits.jobs
         self._most_objects = min(MAX_OBJECTS, limits.jobs or MAX_OBJECTS)
         held = limits.memory_bytes
@@ -101,6 +113,15 @@ class UnderWay(Generic[P]):
         self._weights[place] = 0
         self.weigh(place, size)
         self._later.append(_Work(place, coroutine, size, stores))
+        if stores and size <= SMALL_BYTES:
+            self._met_small += 1
+            if self._met_small % MANY == 0:
+                self._expect(MANY)
+        self._begin_more()
+
+    def all_met(self) -> None:
+        """Nothing more comes but what follows from what has come."""
+        self._all_met = True
         self._begin_more()
 
     def weigh(self, place: P, left: int) -> bool:
@@ -136,7 +157,21 @@ class UnderWay(Generic[P]):
         if self._jobs is not None and len(self.running) >= self._jobs:
             return False
         # Questions are many to a message, whatever the server.
-        return not work.stores or self._depth.allows(self._storing, self._appetite())
+        if not work.stores:
+            return True
+        appetite = self._appetite()
+        if appetite is Appetite.COUNTED and self._is_undecided():
+            appetite = Appetite.FEW
+        return self._depth.allows(self._storing, appetite)
+
+    def _is_undecided(self) -> bool:
+        """Whether it is not known yet if there are many."""
+        if self._all_met or self._met_small >= MANY:
+            return False
+        now_s = self._seconds()
+        if self._first_s is None:
+            self._first_s = now_s
+        return now_s < self._first_s + UNDECIDED_S
 
     def _ended(self, outcome: Any, work: _Work[P]) -> None:
         place = work.place

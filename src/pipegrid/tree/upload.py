@@ -120,7 +120,7 @@ class TreeUpload:
         self._batch: Deferred[Any] | None = None
         self._walked = False
         self._under_way: UnderWay[TreeNode] = UnderWay(
-            self._ended, limits or Limits(), seconds, lambda: store.appetite
+            self._ended, limits or Limits(), seconds, lambda: store.appetite, store.expect
         )
         self._stored = self._failures = 0
         self._error: BaseException | None = None
@@ -189,6 +189,8 @@ class TreeUpload:
     def _take(self, batch: Sequence[Any]) -> None:
         self._batch = None
         self._walked = not batch
+        if self._walked:
+            self._under_way.all_met()
         try:
             for thing in batch:
                 if isinstance(thing, Met):

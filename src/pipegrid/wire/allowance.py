@@ -13,6 +13,8 @@ from typing import Any
 import attrs
 from foolscap.tokens import BananaError
 
+from pipegrid.wire.allocated import AllocatedAnswers
+
 TOKEN_COST = 128
 """Bytes of memory that a token becomes, besides its body; a tuple of a number and a string are four."""
 
@@ -48,11 +50,13 @@ class Bounds:
         call_cost: allowance of a call that the other end makes of an object of ours.
         answer_cost: the same for an answer, given the method that was called and its arguments.
         turn_tokens: looked at before others have their turn.
+        allocated: answers that are recognized as a whole, if any are.
     """
 
     call_cost: int = CALL_COST
     answer_cost: Callable[[str, tuple[Any, ...]], int] = lambda method, arguments: ANSWER_COST
     turn_tokens: int = 512
+    allocated: AllocatedAnswers | None = None
 
 
 class Allowance:

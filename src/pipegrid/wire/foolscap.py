@@ -26,6 +26,7 @@ from foolscap.remoteinterface import RemoteInterface
 from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 
 from pipegrid.wire import gbs
+from pipegrid.wire.allocated import AllocatedAnswers
 from pipegrid.wire.allowance import ANSWER_COST, TOKEN_COST
 from pipegrid.wire.messages import UNKNOWN_PROTOCOL, ServerVersion
 
@@ -144,6 +145,12 @@ class RIStorageServer(RemoteInterface):
     ):
         """Tell the operator that a share looked corrupt."""
         return
+
+
+ALLOCATED = AllocatedAnswers(
+    RIStorageServer["allocate_buckets"].getResponseConstraint(), RIBucketWriter.__remote_name__
+)
+"""What is recognized as a whole where it comes."""
 
 
 def answer_cost(method: str, arguments: tuple[Any, ...]) -> int:

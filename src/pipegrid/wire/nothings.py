@@ -39,10 +39,24 @@ def nothing_pattern(words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
     return re.compile(
         b"".join(
             (
-                *(b"(?P<outer>", _NUMBER, b")", _byte(OPEN), _byte(answer), _byte(VOCAB)),
-                *(b"(?P<request>", _NUMBER, b")", _byte(INT)),
-                *(b"(?P<inner>", _NUMBER, b")", _byte(OPEN), _byte(none), _byte(VOCAB)),
-                *(b"(?P=inner)", _byte(CLOSE), b"(?P=outer)", _byte(CLOSE)),
+                *(
+                    b"(?P<outer>",
+                    _NUMBER,
+                    b")",
+                    byte_pattern(OPEN),
+                    byte_pattern(answer),
+                    byte_pattern(VOCAB),
+                ),
+                *(b"(?P<request>", _NUMBER, b")", byte_pattern(INT)),
+                *(
+                    b"(?P<inner>",
+                    _NUMBER,
+                    b")",
+                    byte_pattern(OPEN),
+                    byte_pattern(none),
+                    byte_pattern(VOCAB),
+                ),
+                *(b"(?P=inner)", byte_pattern(CLOSE), b"(?P=outer)", byte_pattern(CLOSE)),
             )
         )
     )
@@ -56,5 +70,6 @@ def number_of(digits: bytes) -> int:
     return value
 
 
-def _byte(value: int) -> bytes:
+def byte_pattern(value: int) -> bytes:
+    """Return what matches this byte."""
     return re.escape(bytes((value,)))

@@ -17,7 +17,7 @@ from foolscap.slicers.none import Nothing
 from foolscap.tokens import SIZE_LIMIT, BananaError, BananaFailure, Violation
 
 from pipegrid.reactor.standstill import CLOCK
-from pipegrid.wire import banana, nothings
+from pipegrid.wire import allocated, banana, nothings
 from pipegrid.wire.allowance import TOKEN_COST, Allowance, Bounds, TooMuch
 from pipegrid.wire.banana import (
     ABORT,
@@ -73,7 +73,9 @@ class BoundedReceiver(Broker):
         self.bounds = bounds or Bounds()
         self._allowance = Allowance()
         self._tokens = Tokens()
-        self._nothing = nothings.nothing_pattern(self.incomingVocabulary)
+        words, answers = self.incomingVocabulary, self.bounds.allocated
+        self._nothing = nothings.nothing_pattern(words)
+        self._allocated = None if answers is None else answers.pattern(words)
         # Type and size of what is gathered; whether in vain.
         self._body: tuple[int, int, bool] | None = None
         self._reading = True
@@ -179,8 +181,8 @@ class BoundedReceiver(Broker):
             if self._body is None:
                 if left <= 0 or self._turn_calls >= TURN_CALLS:
                     return tokens.waiting_bytes > 0
-                if self._took_nothing():
-                    left -= nothings.TOKENS
+                if tokens_taken := self._took_answer():
+                    left -= tokens_taken
                     continue
                 header = tokens.header()
                 if header is None:
@@ -196,11 +198,17 @@ class BoundedReceiver(Broker):
             self._take_body(kind, body, rejected)
         return False
 
+    def _took_answer(self) -> int:
+        """Take an answer that is recognized as a whole, if one comes next; returns its tokens, or 0."""
+        if len(self.receiveStack) > 1 or self.inOpen or self.discardCount:
+            return 0
+        if self._took_nothing():
+            return nothings.TOKENS
+        return allocated.TOKENS if self._took_allocated() else 0
+
     def _took_nothing(self) -> bool:
         """Take an answer that says nothing, if that comes next, and is welcome."""
-        if len(self.receiveStack) > 1 or self.inOpen or self.discardCount or self._nothing is None:
-            return False
-        found = self._tokens.ahead(self._nothing)
+        found = None if self._nothing is None else self._tokens.ahead(self._nothing)
         if found is None:
             return False
         request = self.waitingForAnswers.get(nothings.number_of(found["request"]))
@@ -210,6 +218,23 @@ class BoundedReceiver(Broker):
         self.message_begins()
         self.objectCounter += nothings.OPENED
         request.complete(None)
+        return True
+
+    def _took_allocated(self) -> bool:
+        """Take the answer that has allocated one share, if that comes next, and is welcome."""
+        kind = self.bounds.allocated
+        found = None if self._allocated is None else self._tokens.ahead(self._allocated)
+        said = None if found is None else allocated.parsed(found)
+        if kind is None or found is None or said is None:
+            return False
+        request = self.waitingForAnswers.get(said.request)
+        if request is None or request.constraint is not kind.constraint:
+            return False
+        self._tokens.pass_over(found)
+        self.message_begins()
+        self.objectCounter += allocated.OPENED
+        tracker = self.getTrackerForYourReference(said.clid, kind.interface_name, said.furl)
+        request.complete((set(), {said.share: tracker.getRef()}))
         return True
 
     def _take_header(self, kind: int, number: int) -> None:

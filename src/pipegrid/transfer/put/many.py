@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
+from pipegrid.core.caps import is_literal_size
 from pipegrid.flow.depth import Appetite, Depth
 from pipegrid.transfer.progress import Progress
 
@@ -63,6 +64,11 @@ class PutOrder:
         """Whether a file is known to be small."""
         return 0 < self._sizes[number] <= SMALL_BYTES
 
+    def count_small(self) -> int:
+        """Return how many files are small, and more than literals."""
+        small = filter(self.is_small, range(len(self._sizes)))
+        return sum(not is_literal_size(self._sizes[number]) for number in small)
+
     @property
     def next(self) -> int | None:
         """The number of the file that may start now, if any."""
@@ -104,6 +110,7 @@ class ManyPuts(Generic[T]):
         ended: told of each file's end, in the order of ending; what it raises ends all.
         seconds: tells the time.
         appetite: how many small files the servers bear.
+        expect: told how many small ones are about to be stored.
     """
 
     def __init__(
@@ -114,12 +121,14 @@ class ManyPuts(Generic[T]):
         max_files: int | None = None,
         seconds: Callable[[], float] = lambda: 0.0,
         appetite: Callable[[], Appetite] = lambda: Appetite.ANY,
+        expect: Callable[[int], None] = lambda objects: None,
     ) -> None:
         most = min(max_files or MAX_FILES, MAX_FILES)
         self._order = PutOrder(sizes, most)
         self._depth = Depth(most)
         self._seconds = seconds
         self._appetite = appetite
+        self._expect = expect
         self._start = start
         self._tell = ended
         self._running: dict[int, Deferred[Any]] = {}
@@ -128,6 +137,7 @@ class ManyPuts(Generic[T]):
 
     async def run(self) -> None:
         """Return when all have ended; when cancelled, or when ``ended`` raises, cancel what runs."""
+        self._expect(self._order.count_small())
         try:
             while True:
                 while self._outcomes:

@@ -55,8 +55,8 @@ from pipegrid.wire.messages import (
     WriteResult,
 )
 
-WHOLE_BYTES = 64 * 1024
-"""As long as shares are that go whole over HTTPS."""
+WHOLE_BYTES = 124 * 1024
+"""As long as shares are that can be made whole, and go in a call that is put together at once."""
 
 Call = Callable[..., Coroutine[Any, Any, Any]]
 """What is carried out in its turn; its first argument is the storage index, by which turns are kept."""

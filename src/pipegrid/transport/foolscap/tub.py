@@ -17,7 +17,7 @@ from pipegrid.http11.pinned import problem_of
 from pipegrid.reactor.bulktls import batch_from_now_on
 from pipegrid.reactor.sockets import be_prompt, move_much
 from pipegrid.wire.allowance import Bounds
-from pipegrid.wire.foolscap import answer_cost
+from pipegrid.wire.foolscap import ALLOCATED, answer_cost
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.tub import KEEPALIVE_S, make_tub
 
@@ -36,7 +36,7 @@ RECEIVE_BYTES = 256 * 1024
 LONGEST_WORD_BYTES = 1024
 """No word that is abbreviated is nearly as long."""
 
-BOUNDS = Bounds(answer_cost=answer_cost)
+BOUNDS = Bounds(answer_cost=answer_cost, allocated=ALLOCATED)
 """
 An answer is as large as its question wants it at most; a server calls nothing of ours but the tub itself.
 """

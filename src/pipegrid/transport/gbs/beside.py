@@ -11,14 +11,16 @@ it is three.
   has an unfinished upload) is asked for again over HTTPS, as if nothing had been sent before.
 * **No share is closed before its bytes are acknowledged**: a server would make a share visible that its
   full disk has not taken, and the second try would find it there.
-* **Nobody waits for it.** It is connected while the crowd goes over HTTPS; if that fails, all stays there.
-  What was lost, be it while nobody stored, is connected again in the same way.
+* **Nobody waits for it.** It is connected when the server has shown that it takes no bundles, and a crowd is
+  expected, or has come; a few uploads go over HTTPS meanwhile; if that fails, all stays there. What was
+  lost, be it while nobody stored, is connected again in the same way.
 * **Order.** Two connections have none, so such a store waits for everything before it that concerns the same
   storage index, and everything behind it waits (``order``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -27,7 +29,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError, ServerError, ServerTimeout, ServerUnreachable
-from pipegrid.flow.depth import Appetite
+from pipegrid.flow.depth import MANY, Appetite
 from pipegrid.reactor.together import as_deferred
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import Allocation, Shares, Stored, UploadSecrets
@@ -35,16 +37,10 @@ from pipegrid.wire.messages import Allocation, Shares, Stored, UploadSecrets
 T = TypeVar("T")
 
 CROWD = 8
-"""Uploads under way at one server. As few as ``flow.depth`` ever allows are more."""
-
-MANY = 128
-"""
-Uploads of one crowd, before the connection is made: to import Foolscap takes a quarter of a second, as long
-as ten servers on two cores need for ten files.
-"""
+"""Uploads under way at one server. As few as ``flow.depth`` allows of a crowd are more."""
 
 AGAIN_S = 60.0
-"""After a connection that failed, or was lost, so long HTTPS is all."""
+"""After a connection that failed, or was lost, so long HTTPS is all; and so long a crowd is expected."""
 
 SOON_S = 3.0
 """
@@ -60,6 +56,10 @@ class StoresBeside(StorageServer, Protocol):
     @property
     def is_connected(self) -> bool:
         """Whether a call would leave at once."""
+
+    @property
+    def last_sign_s(self) -> float:
+        """When it last answered anything, by the clock."""
 
 
 Store = Callable[[bytes, Shares, int, UploadSecrets], Deferred[Stored]]
@@ -80,6 +80,7 @@ class Beside:
         self._server: StoresBeside | None = None
         self._under_way = 0
         self._crowd = 0  # how many have come since there was none
+        self._expected_since_s: float | None = None
         self._is_up = False
         self._not_before_s: float | None = None
         self._connecting_since_s: float | None = None
@@ -91,16 +92,36 @@ class Beside:
         return 0 if server is None or self._under_way < CROWD else server.whole_bytes
 
     @property
+    def last_sign_s(self) -> float:
+        """When it last answered anything, by the clock."""
+        return -math.inf if self._server is None else self._server.last_sign_s
+
+    @property
     def _usable(self) -> StoresBeside | None:
         """The server, if its connection was made and is up."""
         server = self._server
         return server if self._is_up and server is not None and server.is_connected else None
+
+    def expect(self, objects: int) -> None:
+        """So many small objects are about to be stored, here and elsewhere."""
+        if objects >= MANY and self._usable is None and self._may_try():
+            self._expected_since_s = self._clock.seconds()
 
     def count(self, upload: Deferred[T]) -> Deferred[T]:
         """Count an upload as under way until it fires."""
         self._under_way += 1
         self._crowd += 1
         return upload.addBoth(self._ended)
+
+    def watch(self, upload: Deferred[T], takes_bundles: Callable[[], bool]) -> Deferred[T]:
+        """Count an upload over HTTPS; its answer has shown what the server takes, and it may be time."""
+
+        def answered(result: T) -> T:
+            if not takes_bundles():
+                self.offer()
+            return result
+
+        return self.count(upload).addCallback(answered)
 
     def _ended(self, result: T) -> T:
         self._under_way -= 1
@@ -110,11 +131,12 @@ class Beside:
 
     def offer(self) -> None:
         """The server takes no bundles: connect, if the crowd is large and nothing speaks against it."""
-        if self._usable is not None or self._under_way < CROWD or self._crowd < MANY:
+        expected = self._began_within(self._expected_since_s, AGAIN_S)
+        is_crowd = self._under_way >= CROWD and self._crowd >= MANY
+        if self._usable is not None or not (expected or is_crowd) or not self._may_try():
             return
+        self._expected_since_s = None
         now_s = self._clock.seconds()
-        if self._not_before_s is not None and now_s < self._not_before_s:
-            return
         self._not_before_s = now_s + AGAIN_S
         if self._server is None:
             self._server = self._open_server()
@@ -123,10 +145,16 @@ class Beside:
 
     @property
     def appetite(self) -> Appetite:
-        """Few uploads, while it is being connected and that has not taken long yet."""
-        since_s = self._connecting_since_s
-        soon = since_s is not None and self._clock.seconds() < since_s + SOON_S
+        """Few uploads, while it is about to be connected and that has not taken long yet."""
+        begun = self._expected_since_s, self._connecting_since_s
+        soon = any(self._began_within(since_s, SOON_S) for since_s in begun)
         return Appetite.FEW if soon else Appetite.COUNTED
+
+    def _may_try(self) -> bool:
+        return self._not_before_s is None or self._clock.seconds() >= self._not_before_s
+
+    def _began_within(self, since_s: float | None, seconds: float) -> bool:
+        return since_s is not None and self._clock.seconds() < since_s + seconds
 
     def _connected(self, _: object) -> None:
         self._connecting_since_s = None

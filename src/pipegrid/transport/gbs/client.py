@@ -21,6 +21,7 @@ and close when they idle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -131,7 +132,8 @@ class GbsServer:
     @property
     def last_sign_s(self) -> float:
         """When bytes last came from it or went to it, by the clock."""
-        return max(self._uploads.last_sign_s, self._reads.last_sign_s)
+        beside_s = -math.inf if self._beside is None else self._beside.last_sign_s
+        return max(self._uploads.last_sign_s, self._reads.last_sign_s, beside_s)
 
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""
@@ -157,12 +159,7 @@ class GbsServer:
         allocation = self._uploads.allocate(storage_index, share_numbers, share_bytes, secrets)
         if self._beside is None or self.takes_bundles:
             return allocation
-        return self._beside.count(allocation).addCallback(self._answered)
-
-    def _answered(self, allocation: Allocation) -> Allocation:
-        if self._beside is not None and not self.takes_bundles:
-            self._beside.offer()
-        return allocation
+        return self._beside.watch(allocation, lambda: self.takes_bundles)
 
     def write(
         self,
@@ -194,6 +191,11 @@ class GbsServer:
         if self.takes_bundles:
             return Appetite.ANY
         return Appetite.COUNTED if self._beside is None else self._beside.appetite
+
+    def expect(self, objects: int) -> None:
+        """Many small objects will be stored; see the contract."""
+        if self._beside is not None and not self.takes_bundles:
+            self._beside.expect(objects)
 
     @property
     def takes_bundles(self) -> bool:

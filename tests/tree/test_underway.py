@@ -1,0 +1,92 @@
+"""What of a tree is under way: few files at first, until it is known whether they are many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.flow.depth import FEW, FIRST, MANY, Appetite
+from pipegrid.transfer.put.many import SMALL_BYTES
+from pipegrid.transfer.settings import Limits
+from pipegrid.tree.underway import UNDECIDED_S, UnderWay
+
+
+class UndecidedTests(SynchronousTestCase):
+    """What begins when, and what the servers are told."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.appetite = Appetite.COUNTED
+        self.expected: list[int] = []
+        self.ended = 0
+        self.waiting: list[Deferred[None]] = []
+        self.numbers = 0
+        self.under_way: UnderWay[int] = UnderWay(
+            self.has_ended,
+            Limits(),
+            self.clock.seconds,
+            lambda: self.appetite,
+            self.expected.append,
+        )
+
+    def tearDown(self) -> None:
+        self.under_way.forget_waiting()
+
+    def has_ended(self, outcome: Any) -> None:
+        """Count it."""
+        self.ended += 1
+
+    def meet(self, count: int, size: int = 100, stores: bool = True) -> None:
+        """Have so many be met."""
+
+        async def store() -> None:
+            waiting: Deferred[None] = Deferred()
+            self.waiting.append(waiting)
+            await waiting
+
+        for _ in range(count):
+            self.numbers += 1
+            self.under_way.begin(size, store(), self.numbers, stores)
+
+    def test_few_are_all(self) -> None:
+        """They begin as soon as nothing more is to come, and nobody prepares for anything."""
+        self.meet(FEW + 10)
+        self.assertEqual(len(self.waiting), FEW)
+        self.under_way.all_met()
+        self.assertEqual(len(self.waiting), FEW + 10)
+        self.assertEqual(self.expected, [])
+
+    def test_many(self) -> None:
+        """The servers are told when so many small ones have been met, and each time that more come."""
+        self.meet(30, SMALL_BYTES + 1)
+        self.meet(MANY - 1)
+        self.assertEqual((len(self.waiting), self.expected), (FEW, []))
+        self.appetite = Appetite.FEW  # as servers say who prepare
+        self.meet(1)
+        self.assertEqual((len(self.waiting), self.expected), (FEW, [MANY]))
+        self.appetite = Appetite.COUNTED
+        self.waiting[0].callback(None)
+        self.assertEqual(len(self.waiting), FIRST + 1)
+        self.meet(MANY)
+        self.assertEqual(self.expected, [MANY, MANY])
+
+    def test_a_slow_walk(self) -> None:
+        """It is not waited for longer than connections take."""
+        self.meet(FEW + 5)
+        self.clock.advance(UNDECIDED_S)
+        self.meet(1)
+        self.assertEqual(len(self.waiting), FEW + 6)
+
+    def test_questions(self) -> None:
+        """What only looks does not wait, and says nothing of what will be stored."""
+        self.meet(200, 0, stores=False)
+        self.assertEqual((len(self.waiting), self.expected), (200, []))
+
+    def test_servers_that_take_many_to_a_message(self) -> None:
+        """They are given all at once."""
+        self.appetite = Appetite.ANY
+        self.meet(100)
+        self.assertEqual(len(self.waiting), 100)
