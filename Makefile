@@ -33,11 +33,13 @@ types: $(INSTALLED)
 
 # No test may hang: trial's own timeout is 120 s a test, this one is for the whole, on a machine that is busy.
 # Three processes, for two cores: a sixth of the time is waiting, for a real disk, a rate that is limited, a process.
-# Some run beside Tahoe-LAFS's own processes, which have an environment of their own. What tests start writes no bytecode,
-# and would compile all that it imports each time.
+# Some run beside Tahoe-LAFS's own processes, which have an environment of their own and are forked from one that has
+# imported what they stand on (tests/forked). What tests start writes no bytecode, and would compile all that it imports
+# each time; so would trial's own processes where the environment forbids bytecode.
 trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium isal shells gpg nginx
-	$(BIN)/python -m compileall -q src misc
-	TAHOE=$(TAHOE) timeout 1500 $(BIN)/python -m twisted.trial -j 3 --temp-directory=_trial_temp tests
+	$(BIN)/python -m compileall -q src misc tests
+	timeout 1500 $(BIN)/python tests/forked/around.py $(TAHOE) \
+		$(BIN)/python -m twisted.trial -j 3 --temp-directory=_trial_temp tests
 
 # The same tests, half as long again, and which lines and branches none of them came to.
 coverage:
