@@ -148,6 +148,8 @@ class Server:
                 if connection is not None and connection in ready:
                     self._signal(pid, connection)
             if 0 in ready:
+                for pid in self._children:  # whom nobody hears any more
+                    os.kill(pid, signal.SIGKILL)
                 self._path.unlink()
                 self._path.parent.rmdir()
                 return None
