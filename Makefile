@@ -13,6 +13,10 @@ MIRROR_VENV := .venv-mirror-peers
 
 INTEROP := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
 
+# All that is installed in an environment but libraries' own tests, which are half of it and which nobody runs. One file or
+# the other is for other Pythons and cannot be compiled, which `pip` does not mind either.
+compile = $(1)/bin/python -m compileall -qq -x '/(tests?|SelfTest)/' $(1)/lib/python3*/site-packages >/dev/null 2>&1 || true
+
 .PHONY: demo test lint types trial coverage attack chromium isal shells gpg nginx interop peers peers-mutable mirror-peers speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format trees clean
 
 demo: $(INSTALLED)
@@ -33,11 +37,13 @@ types: $(INSTALLED)
 
 # No test may hang: trial's own timeout is 120 s a test, this one is for the whole, on a machine that is busy.
 # Three processes, for two cores: a sixth of the time is waiting, for a real disk, a rate that is limited, a process.
-# Some run beside Tahoe-LAFS's own processes, which have an environment of their own. What tests start writes no bytecode,
-# and would compile all that it imports each time.
+# Some run beside Tahoe-LAFS's own processes, which have an environment of their own and are forked from one that has
+# imported what they stand on (tests/forked). What tests start writes no bytecode, and would compile all that it imports
+# each time; so would trial's own processes where the environment forbids bytecode.
 trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium isal shells gpg nginx
-	$(BIN)/python -m compileall -q src misc
-	TAHOE=$(TAHOE) timeout 1500 $(BIN)/python -m twisted.trial -j 3 --temp-directory=_trial_temp tests
+	$(BIN)/python -m compileall -q src misc tests
+	timeout 1500 $(BIN)/python tests/forked/around.py $(TAHOE) \
+		$(BIN)/python -m twisted.trial -j 3 --temp-directory=_trial_temp tests
 
 # The same tests, half as long again, and which lines and branches none of them came to.
 coverage:
@@ -187,7 +193,8 @@ $(MIRROR_VENV)/.installed:
 
 $(TAHOE_VENV)/.installed:
 	$(PYTHON) -m venv $(TAHOE_VENV)
-	$(TAHOE_VENV)/bin/pip install --quiet --disable-pip-version-check tahoe-lafs==1.20.0
+	$(TAHOE_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile tahoe-lafs==1.20.0
+	$(call compile,$(TAHOE_VENV))
 	touch $(TAHOE_VENV)/.installed
 
 # `make test` tells when it is not current.
@@ -200,7 +207,8 @@ format: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[test]'
+	$(call compile,$(VENV))
 	touch $(INSTALLED)
 
 clean:

@@ -1,7 +1,7 @@
 """
 Run tests with a pyOpenSSL whose private names are others, as another release's may be.
 
-    python -m tests.renamed_pyopenssl tests.transport
+    python -m tests.renamed_pyopenssl tests.transport.test_gbs
 
 It is the one that is installed, with each of these names changed in its source before that is compiled.
 """

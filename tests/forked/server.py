@@ -16,6 +16,11 @@ file, no reactor, no signal's handler. What differs:
 So tests whose subject is one of these begin fresh processes, and so does a scenario of every kind of command.
 What an interpreter reads when it begins cannot be asked for: the server's environment has to say the same.
 
+Begun with a program behind the socket, it is a server for that instead, which has an interpreter and
+libraries of its own: ``around`` begins it so for Tahoe-LAFS. Then it has imported what the program stands on,
+of the program itself nothing, and a child runs that from its first line on. Some of these libraries make a
+reactor when they are imported, so each child makes it anew.
+
 A connection is one command: its request, then the child's number and later its status, a line each. A byte
 that comes meanwhile is a signal to send; a connection that ends takes the child with it. The server ends when
 its standard input does, which is when whoever began it is gone.
@@ -61,6 +66,20 @@ OTHERS = (
 )
 """Modules that they import when they are used."""
 
+BENEATH = (
+    *("autobahn.twisted.websocket", "bcrypt", "cbor2", "collections_extended"),
+    *("cryptography.fernet", "cryptography.x509", "eliot.logwriter", "eliot.testing"),
+    *("eliot.twisted", "filelock", "foolscap.api", "foolscap.logging.cli"),
+    *("foolscap.logging.publish", "future.builtins", "klein", "nacl.hash", "nacl.public"),
+    *("netifaces", "orjson", "past.builtins", "psutil", "pycddl", "pyrsistent"),
+    *("pyutil.assertutil", "pyutil.dictutil", "pyutil.mathutil", "sqlite3", "treq"),
+    *("twisted.internet.stdio", "twisted.plugin", "twisted.protocols.portforward"),
+    *("twisted.scripts.twistd", "twisted.spread.pb", "twisted.web.client", "twisted.web.static"),
+    *("twisted.web.template", "txtorcon", "werkzeug.routing", "wormhole.wormhole", "yaml"),
+    *("zfec.easyfec",),
+)
+"""What Tahoe-LAFS stands on: none of it is its own. What is not installed is left out."""
+
 HEADER_BYTES = 4
 STREAMS = 3
 
@@ -75,12 +94,13 @@ class Request:
     What a process is to be.
 
     Args:
-        packed: as ``tests.forked.program`` writes it.
+        packed: as ``tests.forked.program`` writes it; in the place of a module a program's path may stand.
         streams: descriptors that become the standard streams.
     """
 
     def __init__(self, packed: bytes, streams: list[int]) -> None:
         self.module, self.directory, umask, count, *rest = map(os.fsdecode, packed.split(b"\0"))
+        self.program = self.module if os.path.isabs(self.module) else None
         self.umask = int(umask)
         self.arguments = rest[: int(count)]
         self.environment = dict(each.split("=", 1) for each in rest[int(count) :])
@@ -128,6 +148,8 @@ class Server:
                 if connection is not None and connection in ready:
                     self._signal(pid, connection)
             if 0 in ready:
+                for pid in self._children:  # whom nobody hears any more
+                    os.kill(pid, signal.SIGKILL)
                 self._path.unlink()
                 self._path.parent.rmdir()
                 return None
@@ -214,6 +236,20 @@ def _load(name: str) -> None:
         raise AssertionError(f"{name} makes a reactor, which all that is forked would share")
 
 
+def load_beneath() -> None:
+    """Import what a program stands on."""
+    for name in BENEATH:
+        with contextlib.suppress(ImportError):
+            import_module(name)
+
+
+def renew_reactor() -> None:
+    """Have a reactor of this process's own: what the server made waits where all would wait."""
+    made = sys.modules.get("twisted.internet.reactor")
+    if made is not None:
+        made.__init__()  # type: ignore[misc]  # who has it already goes on with it
+
+
 def become(request: Request) -> None:
     """Take on what makes a process this one rather than another."""
     for number, stream in enumerate(request.streams):
@@ -223,10 +259,12 @@ def become(request: Request) -> None:
     os.chdir(request.directory)
     os.environ.clear()
     os.environ.update(request.environment)
+    program = request.program
     if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH, of Python 3.11 and later
-        sys.path[0] = os.getcwd()
-    sys.argv = ["-m", *request.arguments]
-    sys.orig_argv = [sys.executable, "-m", request.module, *request.arguments]
+        sys.path[0] = os.getcwd() if program is None else str(Path(program).parent)
+    sys.argv = ["-m" if program is None else program, *request.arguments]
+    begun_with = ["-m", request.module] if program is None else [program]
+    sys.orig_argv = [sys.executable, *begun_with, *request.arguments]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         _open(number, name)
 
@@ -257,7 +295,10 @@ def _open(number: int, name: str) -> None:
 
 def main() -> None:
     """Be the server, and in each child what it is asked to be."""
-    load()
+    if len(sys.argv) > 2:
+        load_beneath()
+    else:
+        load()
     if threading.active_count() > 1:
         raise AssertionError("threads are not forked")
     gc.collect()
@@ -270,7 +311,11 @@ def main() -> None:
         request = None
     if request is not None:
         become(request)
-        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+        if request.program is None:
+            runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+        else:
+            renew_reactor()
+            runpy.run_path(request.program, run_name="__main__")
 
 
 if __name__ == "__main__":

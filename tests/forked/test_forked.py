@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,21 @@ from tests.forked import client
 HERE = Path(__file__).parent
 SOURCE = Path(pipegrid.__file__).parent.parent
 TIMEOUT_S = 60
+THREADED = """
+import sys
+already = "twisted.internet.reactor" in sys.modules
+from twisted.internet import reactor
+from twisted.internet.threads import deferToThread
+def go_on(count):
+    if count:
+        deferToThread(lambda: count - 1).addCallback(go_on)  # which has to wake this reactor, and no other
+    else:
+        print("there already:", already, flush=True)
+        reactor.stop()
+reactor.callWhenRunning(go_on, 300)
+reactor.run()
+sys.exit(int(sys.argv[1]))
+"""
 
 
 class ForkedTests(SynchronousTestCase):
@@ -147,6 +163,25 @@ class ForkedTests(SynchronousTestCase):
         self.assertEqual(done.stdout.readline(), b"waits\n")
         done.kill()
         self.assertEqual(done.stdout.read(), b"")  # nobody holds its other end any more
+
+    def test_around(self) -> None:
+        """Processes of a program with libraries of its own: each has its own reactor, and its own status."""
+        beside = Path(self.mktemp()).absolute()
+        beside.mkdir()
+        (beside / "python").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        (beside / "python").chmod(0o755)
+        program = beside / "program"
+        program.write_text(THREADED, "utf-8")
+        both = '"$TAHOE" 1 & "$TAHOE" 2; second=$?; wait $!; echo $? $second; exit 5'
+        done = subprocess.run(
+            [sys.executable, str(HERE / "around.py"), str(program), "sh", "-c", both],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        self.assertEqual((done.returncode, done.stderr), (5, b""))
+        self.assertEqual(done.stdout.splitlines(), [b"there already: True"] * 2 + [b"1 2"])
 
     def test_nothing_stays(self) -> None:
         """When whoever began the server is killed, it ends, and its socket goes."""

@@ -20,8 +20,19 @@ from pipegrid.reactor import bulktls
 from pipegrid.reactor.tls import BatchingTLSFactory
 from tests.reactor.test_tls import WHO
 from tests.scratch import scratch_path
+from tests.test_layers import imports
 
 HOME = Path(__file__).parent.parent.parent
+WITH_TLS = ("tests.transport.test_foolscap_loopback", "tests.transport.test_gbs")
+"""Where transports are tested with TLS."""
+BRING_TLS = (
+    "pipegrid.reactor.bulktls",
+    "pipegrid.server.front",
+    "pipegrid.server.identity",
+    "pipegrid.server.serve",
+    "pipegrid.transport.foolscap.tub.TubConnector",
+)
+"""What asks which TLS it is, and what brings that."""
 
 
 class Transport:
@@ -105,13 +116,26 @@ class ChoiceTests(SynchronousTestCase):
 
 
 class OtherPyOpenSSLTests(TestCase):
-    """A pyOpenSSL with other private names."""
+    """
+    A pyOpenSSL with other private names.
 
-    timeout = 900  # a minute, where nothing else runs
+    Tests that begin no TLS never ask which one it is, and would only be run a second time.
+    """
 
-    def test_the_whole_transport_suite(self) -> Deferred[None]:
-        """Every test of every transport passes with Twisted's own TLS."""
-        return Deferred.fromCoroutine(self._run_renamed("tests.transport"))
+    timeout = 900  # seconds, where nothing else runs
+
+    def test_every_transport_with_tls(self) -> Deferred[None]:
+        """Every test of a transport that begins TLS passes with Twisted's own."""
+        return Deferred.fromCoroutine(self._run_renamed(*WITH_TLS))
+
+    def test_which_begin_tls(self) -> None:
+        """No other module of the transports' tests has what TLS comes from; each of these does."""
+        found = {
+            f"tests.transport.{path.stem}"
+            for path in (HOME / "tests/transport").glob("*.py")
+            if any(name.startswith(BRING_TLS) for name in imports(path))
+        }
+        self.assertEqual(found, set(WITH_TLS))
 
     async def _run_renamed(self, *suites: str) -> None:
         own = str(scratch_path(self))
