@@ -167,3 +167,17 @@ class SlowServerTests(SynchronousTestCase):
         world.lines[0].silent.add("*")
         found = world.run(world.client().check(cap))
         self.assertEqual((found.healthy, found.unreachable), (False, ["server-0"]))
+
+    def test_a_write_waits_for_those_it_needs(self) -> None:
+        """Who has to have a share is not given up because others were quicker; who need not is."""
+        for happy, takes_s in ((10, 9), (7, 2)):
+            world = MutableWorld(happy=happy)
+            cap = world.create(b"zero")
+            files = world.client()
+            world.run(files.overwrite(cap, b"one"))
+            for line in world.lines[:2]:
+                line.late["read_test_write"] = 9.0
+            began_s = world.clock.seconds()
+            result = world.run(files.overwrite(cap, b"two"))
+            self.assertEqual(len(result.placed), 10 if happy == 10 else 8)
+            self.assertEqual(round(world.clock.seconds() - began_s), takes_s)

@@ -19,14 +19,14 @@ from pipegrid.core.mutable.versions import Choice, Version
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError, UsageError
 from pipegrid.reactor.together import together
 from pipegrid.transfer.mutable.contrary import Contrary
-from pipegrid.transfer.mutable.happiness import check_quorum, quorum
+from pipegrid.transfer.mutable.happiness import check_quorum
 from pipegrid.transfer.mutable.known import Known
 from pipegrid.transfer.mutable.mapping import HEAD_BYTES, ShareMap, is_settled
 from pipegrid.transfer.mutable.publishing import Outcome
 from pipegrid.transfer.mutable.reading import read_whole
 from pipegrid.transfer.mutable.refusals import nothing_to_change, rollback
 from pipegrid.transfer.mutable.remembering import Base
-from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.mutable.surveying import FileSurvey, Hints
 from pipegrid.transfer.mutable.told import Told
 

@@ -33,13 +33,13 @@ from pipegrid.errors import (
     UsageError,
 )
 from pipegrid.reactor.together import all_ended
-from pipegrid.transfer.mutable.happiness import check_happy, quorum
+from pipegrid.transfer.mutable.happiness import check_happy
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.mutable.leading import leader_of_range
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap
 from pipegrid.transfer.mutable.publishing import Places, Publication
 from pipegrid.transfer.mutable.remembering import remember
-from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.mutable.surveying import FileSurvey
 from pipegrid.transfer.mutable.written import WriteResult, write_result
 from pipegrid.transfer.peers import Peer
