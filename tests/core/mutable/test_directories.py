@@ -356,7 +356,7 @@ class EditTests(SynchronousTestCase):
 
     def test_what_was_replaced_is_older(self) -> None:
         """Whatever clock linked it: a merge with a version that has it still does not bring it back."""
-        edits = (
+        edits: tuple[list[Edit], ...] = (
             [Link("a", parse_cap(CHK))],
             [Unlink("a"), Link("a", parse_cap(CHK))],
             [Link("b", parse_cap(CHK)), Rename("b", "a")],
