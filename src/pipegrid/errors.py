@@ -90,11 +90,13 @@ class NoSuchChild(UsageError):
 
     Attributes:
         name: as it was given.
+        perhaps_made: an earlier try of the change may have been stored, and others may have undone it since.
     """
 
-    def __init__(self, message: str, name: str) -> None:
+    def __init__(self, message: str, name: str, perhaps_made: bool = False) -> None:
         super().__init__(message)
         self.name = name
+        self.perhaps_made = perhaps_made
 
 
 class ChildExists(UsageError):
@@ -103,11 +105,13 @@ class ChildExists(UsageError):
 
     Attributes:
         name: as it was given.
+        perhaps_made: an earlier try of the change may have been stored, and others may have undone it since.
     """
 
-    def __init__(self, message: str, name: str) -> None:
+    def __init__(self, message: str, name: str, perhaps_made: bool = False) -> None:
         super().__init__(message)
         self.name = name
+        self.perhaps_made = perhaps_made
 
 
 class SourceError(PipegridError):

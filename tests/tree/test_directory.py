@@ -11,7 +11,7 @@ import attrs
 from twisted.internet.defer import DeferredList
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap, parse_cap
-from pipegrid.core.mutable import edits, entries
+from pipegrid.core.mutable import entries, merging
 from pipegrid.core.mutable.edits import MAX_CHILDREN, MAX_NAME_BYTES, Link, Rename, Unlink
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UnhappyError, UsageError
 from pipegrid.tree.directory import Directory, create_directory
@@ -68,7 +68,7 @@ class DirectoryTests(GridTestCase):
             taken.append(len(data))
             return real(data)
 
-        for module in (entries, edits):
+        for module in (entries, merging):
             self.patch(module, "unpack_entries", counted)
         directory = self.directory
         waiting: list[Any] = [directory.link(f"n{n:03}", A) for n in range(100)]

@@ -18,15 +18,8 @@ from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.arguments import check_callable
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, as_cap
-from pipegrid.core.mutable.edits import (
-    Edit,
-    Link,
-    Rename,
-    Unlink,
-    apply_edits,
-    made_before,
-    merge_directories,
-)
+from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink, apply_edits
+from pipegrid.core.mutable.merging import made_before, merge_directories
 from pipegrid.core.params import Params
 from pipegrid.errors import CapError
 from pipegrid.reactor.together import as_deferred, begun

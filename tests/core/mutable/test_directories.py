@@ -23,7 +23,6 @@ from pipegrid.core.mutable.edits import (
     Rename,
     Unlink,
     apply_edits,
-    merge_directories,
     new_entry,
 )
 from pipegrid.core.mutable.entries import (
@@ -34,6 +33,7 @@ from pipegrid.core.mutable.entries import (
     parse_metadata,
     unpack_entries,
 )
+from pipegrid.core.mutable.merging import merge_directories
 from pipegrid.errors import ChildExists, DirectoryError, NoSuchChild, UsageError
 from tests import vectors
 
@@ -353,6 +353,27 @@ class EditTests(SynchronousTestCase):
         self.assertEqual(merge_directories(b"", second), second)
         odd = stored(b"a", metadata=b'{"tahoe": {"linkmotime": "later"}}')
         self.assertEqual(listing(merge_directories(odd, second))["a"], listing(second)["a"])
+
+    def test_what_was_replaced_is_older(self) -> None:
+        """Whatever clock linked it: a merge with a version that has it still does not bring it back."""
+        edits: tuple[list[Edit], ...] = (
+            [Link("a", parse_cap(CHK))],
+            [Unlink("a"), Link("a", parse_cap(CHK))],
+            [Link("b", parse_cap(CHK)), Rename("b", "a")],
+        )
+        for linked_at in (1.0, 5.0, 2e9):
+            base = apply_edits(b"", [Link("a", LIT)], W, linked_at)
+            beside = apply_edits(base, [Link("x", LIT)], W, 5.0)
+            for edit in edits:
+                after = apply_edits(base, edit, W, 5.0)
+                for merged in (
+                    merge_directories(after, beside),
+                    merge_directories(beside, after),
+                ):
+                    self.assertEqual(listing(merged)["a"][1], CHK)
+        self.assertEqual(
+            listing(apply_edits(base, edits[0], W, 3e9))["a"][2]["tahoe"]["linkmotime"], 3e9
+        )
 
 
 def stored_parts(data: bytes) -> list[bytes]:

@@ -7,7 +7,8 @@ so that nobody's change is lost. All edits of one call take effect together, or 
 **What is there now may have them already**: a version that its writer did not know to be stored was, and
 somebody else has built on it. Edits that take a child from one name to another must not find there what they
 have made themselves: two names that were exchanged would be exchanged back, a child that was linked in the
-place of one renamed would take the other's. So it is looked first whether they are there (``made_before``).
+place of one renamed would take the other's. So it is looked first whether they are there
+(``merging.made_before``).
 
 Source: the format reference for mutable files, section 7; that of trees, 3.1, 3.2 and 7.4.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import attrs
 
@@ -42,8 +43,8 @@ from pipegrid.core.mutable.entries import (
     OpenDirectory,
     pack_entries,
     parse_metadata,
-    unpack_entries,
 )
+from pipegrid.core.mutable.merging import is_time, later
 from pipegrid.core.names import composed
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
 
@@ -54,6 +55,7 @@ MAX_CHILDREN = 200_000
 """That a directory may come to have, for the same reason; one that has more may only lose some."""
 
 _READ_ONLY, _IMMUTABLE = "ro.", "imm."
+_DOUBT = ": an earlier try of this change may have been stored, and others have written since"
 
 
 @attrs.frozen
@@ -141,12 +143,12 @@ def edited(
     most = max(MAX_CHILDREN, len(entries))
     for number, edit in enumerate(edits):
         if isinstance(edit, Link):
-            _link(entries, edit, writekey, now, repeated)
+            _link(entries, edit, writekey, _time_of(now, edit.name, before, entries), repeated)
         elif isinstance(edit, Unlink):
             if entries.pop(composed(edit.name), None) is None and edit.must_exist and not repeated:
                 raise _no_such_child(edit.name)
         elif not (repeated and _is_passed_on(entries, edit, edits[number + 1 :])):
-            _rename(entries, edit, now, repeated)
+            _rename(entries, edit, _time_of(now, edit.new, before, entries), repeated)
     if len(entries) > most:
         raise UsageError(
             f"the directory would have {len(entries)} entries, and at most {most} are allowed; "
@@ -161,58 +163,13 @@ def edited(
     return after
 
 
+def _time_of(now: float, name: str, before: OpenDirectory, entries: dict[str, Entry]) -> float:
+    name = composed(name)
+    return later(later(now, before.entries.get(name)), entries.get(name))
+
+
 def _names_of(edit: Edit) -> tuple[str, ...]:
     return (edit.old, edit.new) if isinstance(edit, Rename) else (edit.name,)
-
-
-def merge_directories(first: bytes, second: bytes) -> bytes:
-    """
-    Return the directory with the entries of both: of two with one name, that which was linked later.
-
-    For two versions with one sequence number, each of which somebody was told is stored. What only one of
-    them has unlinked is there again: better twice than never. The order does not matter.
-
-    Raises:
-        DirectoryError: one of them is not a directory.
-    """
-    merged = unpack_entries(first)
-    for name, entry in unpack_entries(second).items():
-        other = merged.get(name)
-        if other is None or _age(other) < _age(entry):
-            merged[name] = entry
-    return pack_entries(merged)
-
-
-def made_before(before: bytes, after: bytes, current: bytes) -> bytes | None:
-    """
-    Return what is there now if edits have taken effect in it, all of them; else None: they are to be applied.
-
-    They have if an entry is there byte for byte as they made it; it has the time in it. Then what others
-    have made of their names came later, and stays: also what they have linked where a child was taken out.
-    Only what is as it was before the edits has come back when versions were merged, and goes again.
-
-    Args:
-        before, after: the directory that the edits were applied to, and what became of it.
-
-    Raises:
-        DirectoryError: one of them is not a directory.
-    """
-    old, new, entries = map(unpack_entries, (before, after, current))
-    changed = [name for name in old.keys() | new.keys() if old.get(name) != new.get(name)]
-    if not any(name in new and entries.get(name) == new[name] for name in changed):
-        return None
-    for name in changed:
-        if name in old and entries.get(name) == old[name]:
-            del entries[name]
-            if name in new:
-                entries[name] = new[name]
-    return pack_entries(entries)
-
-
-def _age(entry: Entry) -> tuple[float, bytes]:
-    tahoe = (entry.metadata or {}).get("tahoe")
-    linked = tahoe.get("linkmotime") if isinstance(tahoe, dict) else None
-    return (linked if _is_time(linked) else 0), entry.stored
 
 
 def _link(
@@ -224,7 +181,7 @@ def _link(
     if old is not None and not edit.replace:
         there = {old.read_cap, old.write_cap(writekey)}
         if not repeated or edit.cap not in there:
-            raise _child_exists(edit.name)
+            raise _child_exists(edit.name, repeated)
     metadata = _linked_metadata(old, edit.metadata, now)
     if metadata.get("no-write"):
         write_text = ""
@@ -269,13 +226,13 @@ def _rename(entries: dict[str, Entry], edit: Rename, now: float, repeated: bool)
     if entry is None:
         if repeated and new_name in entries:
             return
-        raise _no_such_child(edit.old)
+        raise _no_such_child(edit.old, repeated)
     if old_name == new_name:
         return
     there = entries.get(new_name)
     done = repeated and there is not None and there.read_cap == entry.read_cap
     if there is not None and not edit.replace and not done:
-        raise _child_exists(edit.new)
+        raise _child_exists(edit.new, repeated)
     del entries[old_name]
     _, cap_text, rw_data, stored_metadata = entry_fields(entry.stored)
     metadata = parse_metadata(stored_metadata)
@@ -330,9 +287,9 @@ def _linked_metadata(old: Entry | None, given: dict[str, Any] | None, now: float
         metadata = {key: value for key, value in given.items() if key != "tahoe"}
     times = before.get("tahoe")
     created = times.get("linkcrtime") if isinstance(times, dict) else None
-    if not _is_time(created):
+    if not is_time(created):
         created = before.get("ctime")  # what writers before 2009 left
-    if not _is_time(created):
+    if not is_time(created):
         created = now
     metadata["tahoe"] = _times(times, created, now)
     return metadata
@@ -344,10 +301,6 @@ def _times(old: object, created: Any, modified: float) -> dict[str, Any]:
     times["linkcrtime"] = created
     times["linkmotime"] = modified
     return times
-
-
-def _is_time(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
 
 
 def name_bytes(name: str) -> bytes:
@@ -388,12 +341,17 @@ def _unlinkable(name: str, why: str) -> UsageError:
     return UsageError(f"cannot link {name!r}: {why}")
 
 
-def _no_such_child(name: str) -> NoSuchChild:
-    return NoSuchChild(f"the directory has no child {name!r}; list it to see what is there", name)
+def _no_such_child(name: str, repeated: bool = False) -> NoSuchChild:
+    doubt = _DOUBT if repeated else ""
+    return NoSuchChild(
+        f"the directory has no child {name!r}; list it to see what is there{doubt}", name, repeated
+    )
 
 
-def _child_exists(name: str) -> ChildExists:
+def _child_exists(name: str, repeated: bool) -> ChildExists:
+    doubt = _DOUBT if repeated else ""
     return ChildExists(
-        f"the directory has a child {name!r} already; take another name, or allow to replace it",
+        f"the directory has a child {name!r} already; take another name, or allow to replace it{doubt}",
         name,
+        repeated,
     )

@@ -19,14 +19,14 @@ from pipegrid.core.mutable.versions import Choice, Version
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError, UsageError
 from pipegrid.reactor.together import together
 from pipegrid.transfer.mutable.contrary import Contrary
-from pipegrid.transfer.mutable.happiness import check_quorum, quorum
+from pipegrid.transfer.mutable.happiness import check_quorum
 from pipegrid.transfer.mutable.known import Known
 from pipegrid.transfer.mutable.mapping import HEAD_BYTES, ShareMap, is_settled
 from pipegrid.transfer.mutable.publishing import Outcome
 from pipegrid.transfer.mutable.reading import read_whole
 from pipegrid.transfer.mutable.refusals import nothing_to_change, rollback
 from pipegrid.transfer.mutable.remembering import Base
-from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.mutable.surveying import FileSurvey, Hints
 from pipegrid.transfer.mutable.told import Told
 
@@ -73,6 +73,7 @@ class BaseSearch:
         self._merge = merge
         self._asked_again = False
         self._looks: dict[Version, int] = {}
+        self._failed: set[Version] = set()
         self.book = ShareBook(slot.cap, signing_key=known.signing_key)
         self.own: dict[Version, bytes | None] = dict.fromkeys(tried)
         self.last: Base | None = None
@@ -151,11 +152,25 @@ class BaseSearch:
                 found = await survey.everyone(wanted)
             else:
                 found = await survey.for_writer(self._known.newest, wanted)
-            base = await self._base_of(found)
+            try:
+                base = await self._base_of(found)
+            except (NotEnoughSharesError, CorruptionError):
+                # What was chosen may have been written over while it was read; what stays is looked at once.
+                if not self._is_new(found):
+                    raise
+                base = None
             if base is not None:
                 return base
             await self._wait()
             everyone = True
+
+    def _is_new(self, found: ShareMap) -> bool:
+        """Return whether the best version has not failed before."""
+        best = found.choice().best
+        if best is None or best in self._failed:
+            return False
+        self._failed.add(best)
+        return True
 
     async def _base_of(self, found: ShareMap) -> Base | None:
         """Return what to build on, or None if it has to be looked again."""
@@ -277,7 +292,10 @@ class BaseSearch:
         wanted = quorum(self._slot, self._usual[1])
         if not is_settled(found, wanted, self._known.newest):
             return None
-        return await self._base_of(found)
+        try:
+            return await self._base_of(found)
+        except (NotEnoughSharesError, CorruptionError):
+            return None  # written over meanwhile; a look finds what is there
 
 
 def check_size(slot: Slot, size: int) -> None:

@@ -99,7 +99,8 @@ class MutableCheck:
         """Ask every server, verify and add leases as is wanted, and return what that shows."""
         book = ShareBook(self._slot.cap)
         survey = FileSurvey(self._slot, book, self._slot.settings.read_bytes, {}, self._usual)
-        found = await survey.everyone()
+        # Who is slow is not said to have nothing: all have as long as silence may last.
+        found = await survey.everyone(len(self._slot.peers))
         self._corrupt = list(found.corrupt)
         best = found.choice().best
         if self._verify and best is not None:

@@ -271,11 +271,11 @@ class MutableFiles:
         async def change(slot: Slot) -> WriteResult:
             tried: list[Version] = []
             if data and cap.kind == "MDMF":
-                update = Update(slot, self.known, offset, data, self._usual)
+                update = Update(slot, self.known, offset, data, self._usual, self._random)
                 done = await update.run()
                 if done is not None:
                     return done
-                tried += [] if update.tried is None else [update.tried]
+                tried += update.tried
             edit: Edit = lambda old: splice(old, offset, data)  # noqa: E731
             return await self._modification(slot, edit, tried=tried).run()
 

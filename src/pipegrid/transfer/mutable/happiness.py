@@ -11,14 +11,9 @@ from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import ServerError, UnhappyError
 from pipegrid.transfer.mutable.mapping import ShareMap
 from pipegrid.transfer.mutable.publishing import Outcome
-from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.shortage import told_once
-
-
-def quorum(slot: Slot, total_shares: int) -> int:
-    """Return how many servers have to take shares of a version, and so to be asked before."""
-    return min(slot.settings.happy, total_shares, len(slot.peers))
 
 
 def check_quorum(slot: Slot, found: ShareMap, version: Version) -> None:

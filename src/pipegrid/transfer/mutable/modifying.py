@@ -43,13 +43,13 @@ from pipegrid.errors import UncoordinatedWriteError
 from pipegrid.transfer.mutable.basing import REFUSAL_BYTES, BaseSearch, check_size
 from pipegrid.transfer.mutable.happiness import check_happy
 from pipegrid.transfer.mutable.known import KnownFiles
+from pipegrid.transfer.mutable.leading import leader
 from pipegrid.transfer.mutable.mapping import place
 from pipegrid.transfer.mutable.publishing import Outcome, Places, Publication
 from pipegrid.transfer.mutable.refusals import not_writable
 from pipegrid.transfer.mutable.remembering import Base, remember, remember_base
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.mutable.written import WriteResult, write_result
-from pipegrid.transfer.peers import Peer
 
 Edit = Callable[[bytes], bytes]
 """From the old content to the new one; equal content is not written. It may be applied more than once."""
@@ -62,9 +62,6 @@ has taken effect in it; None: it is to be applied.
 
 REMEMBERED_TRIES = 8
 """So many writes of one change that may have been stored are looked for in what is there later."""
-
-CAUTIOUS_S = 60.0
-"""So long after others were met, writes have a leader from the start."""
 
 
 class Modification:
@@ -257,19 +254,7 @@ class Modification:
             self._slot, encoded, places, base.heads, read_bytes=REFUSAL_BYTES if base.is_warm else 0
         )
         publication.outcome.failed.update(left_out)
-        return await publication.run(self._leader(places)), encoded
-
-    def _leader(self, places: Places) -> Peer | None:
-        """Return the server to be written first, if others may be writing."""
-        met_s = self._known.contended_s
-        if met_s is None or self._slot.clock.seconds() - met_s > CAUTIOUS_S:
-            return None
-        holders = (
-            peer
-            for peer in self._slot.peers
-            if any(head is not None for head in places.get(peer, {}).values())
-        )
-        return next(holders, None)
+        return await publication.run(leader(self._slot, self._known, places)), encoded
 
     def _done(
         self, encoded: EncodedVersion, content: bytes, outcome: Outcome, base: Base

@@ -26,9 +26,10 @@ import attrs
 from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.mutable.encoding import EncodedVersion
+from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import ServerError, ServerTimeout
 from pipegrid.transfer.mutable.mapping import HEAD_BYTES, spare
-from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.underway import RequestsUnderWay
 from pipegrid.wire.messages import ShareChange
@@ -146,7 +147,14 @@ class Publication:
 
     def _may_end(self) -> bool:
         """Whether what comes of it is clear without the others: it is written, or has to be tried again."""
-        return len(self.outcome.placed) >= self._enough() or not self.outcome.is_clean
+        if not self.outcome.is_clean:
+            return True
+        return len(self.outcome.placed) >= self._enough() and self._is_happy()
+
+    def _is_happy(self) -> bool:
+        placed = {number: set(peers) for number, peers in self.outcome.placed.items()}
+        wanted = quorum(self._slot, self._encoded.version.total_shares)
+        return servers_of_happiness(placed) >= wanted
 
     def _enough(self) -> int:
         """So many shares must be written before anybody counts as a straggler: more than could be left."""

@@ -169,3 +169,8 @@ def open_slot(
         settings,
         client_secrets.for_file(storage_index),
     )
+
+
+def quorum(slot: Slot, total_shares: int) -> int:
+    """Return how many servers have to take shares of a version, and so to be asked before."""
+    return min(slot.settings.happy, total_shares, len(slot.peers))

@@ -1,8 +1,9 @@
 """
 Changing a range of an MDMF file: only the segments it touches, and hashes above, are read and written.
 
-All n shares of one version must be there, and nobody else writing. Otherwise, and for SDMF, the whole file is
-written anew with the range changed (``modifying``), which bears all that.
+All n shares of one version must be there, and nobody else writing. Who meets others before it has touched
+anything waits, and tries again when they are done. Otherwise, and for SDMF, the whole file is written anew,
+with the range changed (``modifying``), which bears all that; unless it is too long for it.
 
 Round trips: look, read, write. Where the version is known the look is left out: what is read is asked for
 where this client's own writes put it, and a share that is laid out otherwise fails the test of its header.
@@ -11,9 +12,11 @@ where this client's own writes put it, and a share that is laid out otherwise fa
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 
 from pipegrid.core.mutable.book import ShareBook
 from pipegrid.core.mutable.geometry import SALT_BYTES, Format
@@ -22,17 +25,27 @@ from pipegrid.core.mutable.sections import MAX_HEADER_BYTES, Header, new_section
 from pipegrid.core.mutable.share import MutableShare
 from pipegrid.core.mutable.update import RangeUpdate
 from pipegrid.core.mutable.versions import Version, next_sequence_number
-from pipegrid.errors import CorruptionError, ServerError, UsageError
+from pipegrid.errors import (
+    CorruptionError,
+    NotEnoughSharesError,
+    ServerError,
+    UncoordinatedWriteError,
+    UsageError,
+)
 from pipegrid.reactor.together import all_ended
-from pipegrid.transfer.mutable.happiness import check_happy, quorum
+from pipegrid.transfer.mutable.happiness import check_happy
 from pipegrid.transfer.mutable.known import KnownFiles
+from pipegrid.transfer.mutable.leading import leader_of_range
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap
 from pipegrid.transfer.mutable.publishing import Places, Publication
 from pipegrid.transfer.mutable.remembering import remember
-from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.mutable.surveying import FileSurvey
 from pipegrid.transfer.mutable.written import WriteResult, write_result
 from pipegrid.transfer.peers import Peer
+
+TRIES = 5
+"""Of one range in place, if others are met each time."""
 
 
 def splice(old: bytes, offset: int, data: bytes) -> bytes:
@@ -51,14 +64,23 @@ def splice(old: bytes, offset: int, data: bytes) -> bytes:
 
 class Update:
     """
-    One try to change a range in place.
+    A change of a range in place.
+
+    Args:
+        random: from 0 up to 1.
 
     Attributes:
-        tried: the version that was written, as soon as any of it may be somewhere; else None.
+        tried: the versions that were written, each as soon as any of it may be somewhere.
     """
 
     def __init__(
-        self, slot: Slot, files: KnownFiles, offset: int, data: bytes, usual: tuple[int, int]
+        self,
+        slot: Slot,
+        files: KnownFiles,
+        offset: int,
+        data: bytes,
+        usual: tuple[int, int],
+        random: Callable[[], float],
     ) -> None:
         self._slot = slot
         self._files = files
@@ -66,16 +88,56 @@ class Update:
         self._offset = offset
         self._data = data
         self._usual = usual
-        self.tried: Version | None = None
+        self._random = random
+        self._version: Version | None = None
+        self._found = 0
+        self._left_some = False
+        self.tried: list[Version] = []
 
     async def run(self) -> WriteResult | None:
         """
-        Return what was written, or None if that cannot be done in place, here and now.
+        Return what was written; None: it cannot be done in place, so the file has to be written whole.
 
         Raises:
             UsageError: the range begins behind the end of the file.
             UnhappyError: too few servers took their part.
+            UncoordinatedWriteError, NotEnoughSharesError: the file is too long to be written whole, and
+                others write, or not all of its shares can be read.
         """
+        settings, wait_s = self._slot.settings, 0.0
+        for _ in range(TRIES):
+            written = await self._try()
+            if written is not None or self._left_some or not (self.tried or self._is_too_long()):
+                break
+            wait_s = min(max(2 * wait_s, settings.first_wait_s), settings.max_wait_s)
+            await deferLater(self._slot.clock, wait_s * (0.5 + self._random()))
+        if written is None:
+            self._check_length()
+        return written
+
+    def _is_too_long(self) -> bool:
+        """Whether the file cannot be written whole, so that others' writes have to end first."""
+        version = self._version
+        return version is not None and version.size > self._slot.settings.max_content_bytes
+
+    def _check_length(self) -> None:
+        version = self._version
+        if version is None or not self._is_too_long():
+            return
+        total = version.total_shares
+        text = (
+            f"a range of this mutable file of {version.size} bytes, which is too long to be written whole, "
+            f"can be changed only where all {total} shares of one version can be read, and nobody else "
+            "writes; try again later"
+        )
+        if self._found < total:
+            raise NotEnoughSharesError(
+                f"{text}, with more servers: there are {self._found} now", self._found, total
+            )
+        tried = self.tried[-1].sequence_number if self.tried else None
+        raise UncoordinatedWriteError(text, version.sequence_number, tried)
+
+    async def _try(self) -> WriteResult | None:
         copies = self._remembered_copies()
         if not copies or not self._lies_in(copies):  # others may have made the file longer
             copies = await self._looked_up_copies()
@@ -84,6 +146,7 @@ class Update:
         key = self._known.signing_key
         version = next(iter(copies.values())).version
         assert version is not None
+        self._version, self._found = version, len(copies)
         if key is None or version.format is not Format.MDMF:
             return None
         update = RangeUpdate(
@@ -131,12 +194,12 @@ class Update:
         book = ShareBook(slot.cap, signing_key=self._known.signing_key)
         survey = FileSurvey(slot, book, slot.settings.read_bytes, {}, self._usual)
         found = await survey.for_writer(self._known.newest, quorum(slot, self._usual[1]))
+        best = found.choice().best
+        if best is None or best.sequence_number < self._known.sequence_number:
+            return {}  # a newer one was seen: not to be hidden by what is made from this
+        self._version, self._found = best, len(found.holders(best))
         if not found.choice().healthy() or found.answered < quorum(slot, self._usual[1]):
             return {}
-        best = found.choice().best
-        assert best is not None
-        if best.sequence_number < self._known.sequence_number:
-            return {}  # a newer one was seen: not to be hidden by what is made from this
         self._open_key(found, book, best)
         copies: dict[int, Copy] = {}
         for number, held in found.holders(best).items():
@@ -213,13 +276,15 @@ class Update:
             places.setdefault(copy.peer, {})[number] = copy.head
             heads.setdefault(copy.peer, {})[number] = copy.head
         publication = Publication(self._slot, encoded, places, heads, may_move=False)
-        self.tried = encoded.version
+        self.tried.append(encoded.version)
         self._files.begin(self._slot.storage_index, self._known, encoded.version)
-        outcome = await publication.run()
+        first = leader_of_range(self._slot, self._known, places, encoded.version)
+        outcome = await publication.run(first)
         if not outcome.is_clean:
+            self._left_some = outcome.may_be_stored
             self._known.forget_version()
             self._known.contended_s = self._slot.clock.seconds()
             return None
         remember(self._files, self._slot, encoded, None, outcome, heads)
         check_happy(self._slot, encoded.version, outcome)
-        return write_result(encoded.version, outcome, 1)
+        return write_result(encoded.version, outcome, len(self.tried))

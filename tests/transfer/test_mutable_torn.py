@@ -1,0 +1,183 @@
+"""Writers who come between one another's steps: what is written over while it is read, or half and half."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.core.mutable.geometry import Format
+from pipegrid.errors import NotEnoughSharesError, UncoordinatedWriteError
+from tests.transfer.mutable_world import MutableWorld
+from tests.transfer.world import RTT, Line, content
+
+SIZE = 150_000
+
+
+class RangeTests(SynchronousTestCase):
+    """Ranges of one MDMF file that are changed in place at the same moment."""
+
+    def clients(self, world: MutableWorld) -> list[Any]:
+        """Return two, each near to its half of the servers, so that each is first at five of ten."""
+        distances = [[RTT / 4 if (n < 5) == first else RTT for n in range(10)] for first in (1, 0)]
+        return [
+            world.client(lines=[world.line_of(n, rtt) for n, rtt in enumerate(each)])
+            for each in distances
+        ]
+
+    def both_update(self, world: MutableWorld, first: bytes) -> list[Any]:
+        """Return what becomes of two, and look that what was acknowledged is there."""
+        cap = world.create(first, Format.MDMF)
+        clients = self.clients(world)
+        outcomes = [
+            world.begin(files.update(cap, at, word))
+            for files, at, word in zip(clients, (10, 140_000), (b"one", b"two"), strict=True)
+        ]
+        world.run_until(lambda: all(outcomes))
+        expected = bytearray(first)
+        found = world.read(cap)
+        for outcome, at, word in zip(outcomes, (10, 140_000), (b"one", b"two"), strict=True):
+            if not hasattr(outcome[0], "value"):
+                expected[at : at + 3] = word
+        self.assertTrue(found == bytes(expected))
+        return [getattr(outcome[0], "value", None) for outcome in outcomes]
+
+    def test_half_of_the_shares_are_too_few(self) -> None:
+        """The file outlives it, and both are done."""
+        for k, happy in ((7, 9), (6, 8)):
+            world = MutableWorld(10, k, 10, happy=happy)
+            self.assertEqual(self.both_update(world, content(SIZE)), [None, None])
+
+    def test_half_of_the_shares_suffice(self) -> None:
+        """Both are done, at no round trip more for who is alone."""
+        self.assertEqual(self.both_update(MutableWorld(), content(SIZE)), [None, None])
+
+    def test_too_long_to_be_written_whole(self) -> None:
+        """The file can be changed afterwards: it is never left in versions that nobody can make one."""
+        world = MutableWorld(max_content_bytes=SIZE)
+        first = content(SIZE)
+        cap = world.create(first, Format.MDMF)
+        world.run(world.client().update(cap, SIZE, b"more"))
+        clients = self.clients(world)
+        outcomes = [
+            world.begin(files.update(cap, at, b"new"))
+            for files, at in zip(clients, (10, 140_000), strict=True)
+        ]
+        world.run_until(lambda: all(outcomes))
+        self.assertEqual([getattr(each[0], "value", None) for each in outcomes], [None, None])
+        expected = bytearray(first + b"more")
+        expected[10:13] = expected[140_000:140_003] = b"new"
+        self.assertTrue(world.read(cap) == bytes(expected))
+        self.assertEqual(world.versions(cap), {4: set(range(10))})
+
+    def test_too_long_and_a_share_is_lost(self) -> None:
+        """It is said that all shares are needed, not that ranges should be changed."""
+        world = MutableWorld(max_content_bytes=SIZE)
+        cap = world.create(content(SIZE), Format.MDMF)
+        world.run(world.client().update(cap, SIZE, b"more"))
+        world.lines[3].storage.slots[cap.storage_index].clear()
+        with self.assertRaises(NotEnoughSharesError) as caught:
+            world.run(world.client().update(cap, 10, b"new"))
+        self.assertIn("only where all 10 shares of one version", str(caught.exception))
+        self.assertEqual((caught.exception.found, caught.exception.needed), (9, 10))
+
+
+class Telling(Line):
+    """A line that tells when shares are read, before they are."""
+
+    told: Any = None
+
+    def read_slot_share(self, *arguments: Any) -> Any:
+        """Tell, and read."""
+        self.told()
+        return super().read_slot_share(*arguments)
+
+
+class ReadToBeChangedTests(SynchronousTestCase):
+    """A version that is written over while it is read to be changed."""
+
+    def test_it_is_looked_again(self) -> None:
+        """The change is applied to what is there then, however often that happens."""
+        world = MutableWorld()
+        cap = world.create(b"0" * 400_000)
+        near: list[Any] = [world.line_of(n, RTT / 64) for n in range(10)]
+        lines: list[Any] = [world.special_line(Telling, n) for n in range(10)]
+        other, mine = world.client(lines=near), world.client(lines=lines)
+        writes: list[list[Any]] = []
+
+        def write_over() -> None:
+            if len(writes) < 6 and all(writes):
+                data = b"%d" % (len(writes) + 1) * 400_000
+                writes.append(world.begin(other.overwrite(cap, data)))
+
+        for line in lines:
+            line.told = write_over
+        world.run(mine.modify(cap, lambda old: old + b"mine"))
+        self.assertEqual(len(writes), 6)
+        self.assertEqual(world.read(cap), b"6" * 400_000 + b"mine")
+
+    def test_a_range_of_a_file_too_long_to_be_written_whole(self) -> None:
+        """Who finds it written over each time tries again some times, and is told so."""
+        world = MutableWorld(max_content_bytes=SIZE)
+        cap = world.create(content(SIZE), Format.MDMF)
+        near: list[Any] = [world.line_of(n, RTT / 64) for n in range(10)]
+        lines: list[Any] = [world.special_line(Telling, n) for n in range(10)]
+        other, mine = world.client(lines=near), world.client(lines=lines)
+        world.run(other.update(cap, SIZE, b"more"))
+        writes: list[list[Any]] = []
+
+        def write_over() -> None:
+            if all(writes):
+                writes.append(world.begin(other.update(cap, 0, b"%d" % len(writes))))
+
+        for line in lines:
+            line.told = write_over
+        with self.assertRaises(UncoordinatedWriteError) as caught:
+            world.run(mine.update(cap, 140_000, b"mine"))
+        self.assertIn("and nobody else writes", str(caught.exception))
+        self.assertEqual(len(writes), 5)
+        self.assertEqual(world.read(cap)[:1], b"4")
+
+    def test_what_stays_damaged_is_said_at_once(self) -> None:
+        """A version that nobody replaces, and that cannot be read, costs two looks."""
+        world = MutableWorld()
+        cap = world.create(b"0" * 400_000)
+        for line in world.lines:
+            shares = line.storage.slots[cap.storage_index]
+            for number, share in list(shares.items()):
+                shares[number] = share[:100_000] + b"\xff" + share[100_001:]
+        began_s = world.clock.seconds()
+        with self.assertRaises(NotEnoughSharesError):
+            world.run(world.client().modify(cap, lambda old: old + b"mine"))
+        self.assertLess(world.clock.seconds() - began_s, 2.0)
+
+
+class SlowServerTests(SynchronousTestCase):
+    """Servers that take much longer than others to answer."""
+
+    def test_a_check_waits_for_them(self) -> None:
+        """Their shares are not said to be missing; those that do not answer at all are named."""
+        world = MutableWorld(happy=7)
+        cap = world.create(b"zero")
+        for line in world.lines[:4]:
+            line.late["read_test_write"] = 9.0
+        found = world.run(world.client().check(cap))
+        self.assertTrue(found.healthy)
+        self.assertEqual(len(found.good_shares), 10)
+        world.lines[0].silent.add("*")
+        found = world.run(world.client().check(cap))
+        self.assertEqual((found.healthy, found.unreachable), (False, ["server-0"]))
+
+    def test_a_write_waits_for_those_it_needs(self) -> None:
+        """Who has to have a share is not given up because others were quicker; who need not is."""
+        for happy, takes_s in ((10, 9), (7, 2)):
+            world = MutableWorld(happy=happy)
+            cap = world.create(b"zero")
+            files = world.client()
+            world.run(files.overwrite(cap, b"one"))
+            for line in world.lines[:2]:
+                line.late["read_test_write"] = 9.0
+            began_s = world.clock.seconds()
+            result = world.run(files.overwrite(cap, b"two"))
+            self.assertEqual(len(result.placed), 10 if happy == 10 else 8)
+            self.assertEqual(round(world.clock.seconds() - began_s), takes_s)
