@@ -3,6 +3,10 @@
 # The fastest there is, or what the caller wants: `make test PYTHON=python3.13`.
 PYTHON ?= $(shell sh misc/fastest-python.sh)
 VENV := .venv
+# What trial runs: `make trial TESTS="tests.core tests.cli.test_put"`.
+TESTS := tests
+# The other Pythons that are promised; those that are not installed are told of, and left out.
+PYTHONS := python3.10 python3.11 python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
@@ -13,7 +17,7 @@ MIRROR_VENV := .venv-mirror-peers
 
 INTEROP := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
 
-.PHONY: demo test lint types trial coverage attack chromium isal shells gpg nginx interop peers peers-mutable mirror-peers speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format trees clean
+.PHONY: demo test lint types trial coverage pythons lowest attack chromium isal shells gpg nginx interop peers peers-mutable mirror-peers speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format trees clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -37,7 +41,20 @@ types: $(INSTALLED)
 # and would compile all that it imports each time.
 trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium isal shells gpg nginx
 	$(BIN)/python -m compileall -q src misc
-	TAHOE=$(TAHOE) timeout 1500 $(BIN)/python -m twisted.trial -j 3 --temp-directory=_trial_temp tests
+	TAHOE=$(TAHOE) timeout 1500 $(BIN)/python -m twisted.trial -j 3 --temp-directory=_trial_temp $(TESTS)
+
+# The same tests (`make pythons TESTS=tests.cli PYTHONS=python3.13`: fewer) with other Pythons, each in an environment of
+# its own; Tahoe-LAFS keeps the one that it has.
+pythons: $(TAHOE_VENV)/.installed
+	@found=; for each in $(PYTHONS); do \
+		$$each -c "import venv" 2>/dev/null || { echo "$$each is not installed, and not tried." >&2; continue; }; \
+		found=1; $(MAKE) PYTHON=$$each VENV=$(VENV)-$${each##*/} TESTS="$(TESTS)" trial || exit 1; done; \
+		test -n "$$found" || { echo "None of $(PYTHONS) is installed." >&2; false; }
+
+# The same tests with the oldest of every dependency that setup.cfg permits. Some of those have neither wheels for the
+# newest Pythons nor sources that compile there: `make lowest PYTHON=python3.11`.
+lowest: $(TAHOE_VENV)/.installed
+	$(MAKE) PYTHON=$(PYTHON) VENV=$(VENV)-lowest LOWEST=1 TESTS="$(TESTS)" trial
 
 # The same tests, half as long again, and which lines and branches none of them came to.
 coverage:
@@ -200,8 +217,10 @@ format: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(if $(LOWEST),$(PYTHON) -m misc.lowest mirror speedtest > $(VENV)/constraints.txt)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(if $(LOWEST),--constraint $(VENV)/constraints.txt) \
+		--editable '.[test]'
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) $(TAHOE_VENV) $(BUILDBOT_VENV) $(MIRROR_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results
+	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-lowest $(TAHOE_VENV) $(BUILDBOT_VENV) $(MIRROR_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results
