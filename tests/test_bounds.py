@@ -11,6 +11,7 @@ from misc.lowest import SETUP, lowest, requirements
 from twisted.trial.unittest import SynchronousTestCase
 
 ROOT = SETUP.parent
+QUALITY = ROOT / "docs" / "reference-quality.md"
 
 
 def setup() -> configparser.ConfigParser:
@@ -64,6 +65,13 @@ class PythonTests(SynchronousTestCase):
         self.assertIn(f"sys.version_info >= ({oldest().replace('.', ', ')})", chosen)
         self.assertIn(f"Python {oldest()},", (ROOT / "README.md").read_text())
         self.assertIn(f"Python {oldest()} or", (ROOT / "docs" / "tutorial.md").read_text())
+
+    def test_each_was_run(self) -> None:
+        """``make pythons`` tries just those that are named, and the documentation tells what was run."""
+        tried = re.findall(r"^PYTHONS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        self.assertEqual(tried, [" ".join(f"python{each}" for each in promised())])
+        rows = re.findall(r"^\| (3\.\d+)\.\d+ \|", QUALITY.read_text(), re.MULTILINE)
+        self.assertEqual(rows, promised())
 
     def test_the_oldest_compiles_it(self) -> None:
         """No comprehension waits inside another one, which only Python 3.11 and later allow."""
