@@ -185,7 +185,7 @@ class SourceTests(SynchronousTestCase):
             def write(self, data: object, /) -> int:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        spool = io.BufferedRandom(Full())  # type: ignore[arg-type]
+        spool = io.BufferedRandom(Full())
         with (
             mock.patch.object(module, "open_spool", return_value=spool),
             self.assertRaises(SourceError) as caught,
