@@ -3,6 +3,10 @@
 # The fastest there is, or what the caller wants: `make test PYTHON=python3.13`.
 PYTHON ?= $(shell sh misc/fastest-python.sh)
 VENV := .venv
+# What trial runs: `make trial TESTS="tests.core tests.cli.test_put"`.
+TESTS := tests
+# The other Pythons that are promised; those that are not installed are told of, and left out.
+PYTHONS := python3.10 python3.11 python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
@@ -17,7 +21,7 @@ INTEROP := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares
 # the other is for other Pythons and cannot be compiled, which `pip` does not mind either.
 compile = $(1)/bin/python -m compileall -qq -x '/(tests?|SelfTest)/' $(1)/lib/python3*/site-packages >/dev/null 2>&1 || true
 
-.PHONY: demo test lint types trial coverage attack chromium isal shells gpg nginx interop peers peers-mutable mirror-peers speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format trees clean
+.PHONY: demo test lint types trial coverage pythons lowest attack chromium isal shells gpg nginx interop peers peers-mutable mirror-peers speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format trees clean
 
 demo: $(INSTALLED)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
@@ -43,7 +47,20 @@ types: $(INSTALLED)
 trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium isal shells gpg nginx
 	$(BIN)/python -m compileall -q src misc tests
 	timeout 1500 $(BIN)/python tests/forked/around.py $(TAHOE) \
-		$(BIN)/python -m twisted.trial -j 3 --temp-directory=_trial_temp tests
+		$(BIN)/python -m twisted.trial -j 3 --temp-directory=_trial_temp $(TESTS)
+
+# The same tests (`make pythons TESTS=tests.cli PYTHONS=python3.13`: fewer) with other Pythons, each in an environment of
+# its own; Tahoe-LAFS keeps the one that it has.
+pythons: $(TAHOE_VENV)/.installed
+	@found=; for each in $(PYTHONS); do \
+		$$each -c "import venv" 2>/dev/null || { echo "$$each is not installed, and not tried." >&2; continue; }; \
+		found=1; $(MAKE) PYTHON=$$each VENV=$(VENV)-$${each##*/} TESTS="$(TESTS)" trial || exit 1; done; \
+		test -n "$$found" || { echo "None of $(PYTHONS) is installed." >&2; false; }
+
+# The same tests with the oldest of every dependency that setup.cfg permits. Twisted's does not run on Python 3.13 and
+# later: `make lowest PYTHON=python3.11`.
+lowest: $(TAHOE_VENV)/.installed
+	$(MAKE) PYTHON=$(PYTHON) VENV=$(VENV)-lowest LOWEST=1 TESTS="$(TESTS)" trial
 
 # The same tests, half as long again, and which lines and branches none of them came to.
 coverage:
@@ -207,9 +224,11 @@ format: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[test]'
+	$(if $(LOWEST),$(PYTHON) -m misc.lowest mirror speedtest > $(VENV)/constraints.txt)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile \
+		$(if $(LOWEST),--constraint $(VENV)/constraints.txt) --editable '.[test]'
 	$(call compile,$(VENV))
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) $(TAHOE_VENV) $(BUILDBOT_VENV) $(MIRROR_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results
+	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-lowest $(TAHOE_VENV) $(BUILDBOT_VENV) $(MIRROR_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+from io import BytesIO
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -209,6 +210,17 @@ class ClosedStdoutTests(SynchronousTestCase):
         with self.assertRaises(SinkError) as caught:
             ResultStream(None).write(b"x")
         self.assertIn("standard output is closed", str(caught.exception))
+
+    def test_a_stream_that_was_closed_before(self) -> None:
+        """When Python takes all apart, in any order, there is nothing to hand over, and nothing to tell."""
+        from pipegrid.cli.console import ResultStream
+
+        stream = BytesIO()
+        results = ResultStream(stream)
+        results.write(b"x")
+        stream.close()
+        results.close()
+        self.assertTrue(results.closed)
 
 
 class StartUpTests(SynchronousTestCase):

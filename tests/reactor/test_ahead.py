@@ -203,7 +203,7 @@ class AdoptingTests(AheadCase):
     async def _test_cancelled(self) -> None:
         silent = self.serve(tls=False)
         ahead = self.dial(silent.address)
-        with patch.object(Served, "dataReceived"):
+        with patch.object(Served, "dataReceived", return_value=None):
             attempt = self.endpoint(ahead, silent.address).connect(Factory.forProtocol(Talker))
             attempt.cancel()
             with self.assertRaises(CancelledError):
@@ -219,7 +219,7 @@ class AdoptingTests(AheadCase):
     async def _test_closed_while_waited_for(self) -> None:
         silent = self.serve(tls=False)
         ahead = self.dial(silent.address)
-        with patch.object(Served, "dataReceived"):
+        with patch.object(Served, "dataReceived", return_value=None):
             attempt = self.endpoint(ahead, silent.address).connect(Factory.forProtocol(Talker))
             ahead.close()
             talker: Any = await attempt
@@ -237,7 +237,10 @@ class AheadTests(AheadCase):
 
     async def _test_what_nobody_takes(self) -> None:
         servers = [self.serve(), self.serve(), self.serve(tls=False)]
-        with patch.object(module, "KEPT_S", 0.3), patch.object(Served, "dataReceived"):
+        with (
+            patch.object(module, "KEPT_S", 0.3),
+            patch.object(Served, "dataReceived", return_value=None),
+        ):
             ahead = self.dial(*(each.address for each in servers))
             for each in servers:
                 while not each.lost:
@@ -253,7 +256,7 @@ class AheadTests(AheadCase):
     async def _test_closing(self) -> None:
         server, silent = self.serve(), self.serve(tls=False)
         ahead = self.dial(server.address, silent.address)
-        with patch.object(Served, "dataReceived"):
+        with patch.object(Served, "dataReceived", return_value=None):
             waiting = self.taken(ahead, silent.address)
             ahead.close()
             ahead.close()

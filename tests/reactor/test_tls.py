@@ -18,9 +18,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from pipegrid.reactor import tls
+from pipegrid.reactor.bulktls import write_whole
 from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.reactor.sockets import HELD_BACK_BYTES, SEND_BYTES, move_much
-from pipegrid.reactor.tls import BatchingTLSFactory, write_whole
+from pipegrid.reactor.tls import BatchingTLSFactory
 from pipegrid.server import identity
 
 WHO = identity.from_pem(identity.make_pem(), "unused", "a test's key")
@@ -275,13 +276,14 @@ class BatchingTests(SynchronousTestCase):
         self.assertEqual(client.transport.take(), b"")
 
     def test_a_context_that_encrypts_all_of_a_write_in_one_call(self) -> None:
-        """``write_whole``: several records with one call of OpenSSL's."""
+        """``write_whole``: several records with one call of OpenSSL's, where pyOpenSSL (25.2) lets it."""
         context = SSL.Context(SSL.TLS_METHOD)
         write_whole(context)
         self.set_up_unconnected(context)
         client, _ = self.ends
         self.carry()
-        self.assertEqual(client._tlsConnection.send(bytes(BATCH_BYTES)), BATCH_BYTES)
+        at_once = BATCH_BYTES if hasattr(context, "clear_mode") else RECORD_BYTES
+        self.assertEqual(client._tlsConnection.send(bytes(BATCH_BYTES)), at_once)
 
     def test_nothing_to_write(self) -> None:
         """No bytes make no record."""

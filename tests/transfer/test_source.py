@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
@@ -163,6 +164,33 @@ class SourceTests(SynchronousTestCase):
         self.assertIn(
             "cannot copy standard input to temporary space: No usable", str(caught.exception)
         )
+        self.assertIn("TMPDIR", str(caught.exception))
+
+    def test_no_room_for_what_a_buffer_holds(self) -> None:
+        """It is told of in the same words, though the buffer tries once more when it is closed."""
+
+        class Full(io.RawIOBase):
+            def readable(self) -> bool:
+                return True
+
+            def writable(self) -> bool:
+                return True
+
+            def seekable(self) -> bool:
+                return True
+
+            def seek(self, offset: int, whence: int = 0, /) -> int:
+                return 0
+
+            def write(self, data: object, /) -> int:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        spool = io.BufferedRandom(Full())
+        with (
+            mock.patch.object(module, "open_spool", return_value=spool),
+            self.assertRaises(SourceError) as caught,
+        ):
+            open_source(io.BytesIO(b"less than the buffer"))
         self.assertIn("TMPDIR", str(caught.exception))
 
     def test_what_cannot_be_read(self) -> None:

@@ -153,10 +153,23 @@ def wrong(packages: Sequence[Package], tree: Path) -> list[str]:
 
 def _is_right(path: Path, package: Package) -> bool:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == package.sha256
+        return sha256_of(path) == package.sha256
     except OSError:
         return False
+
+
+def sha256_of(path: Path) -> str:
+    """
+    Return the hash of a file, in hexadecimal digits; ``hashlib.file_digest`` is not in Python 3.10.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _write(root: Path, name: str, path: str, size: int, rng: random.Random) -> Package:

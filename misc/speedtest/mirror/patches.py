@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from misc.command import environment
+from misc.speedtest.mirror.archive import sha256_of
 from misc.speedtest.mirror.bench import Bench
 from misc.speedtest.mirror.runs import Run, RunFailed, ratio, run, summed_up
 from misc.speedtest.mirror.tools import Call
@@ -161,6 +162,5 @@ def _method(place: Path, index: Path, made: list[Path], wanted: str) -> Run:
 
 
 def _check(path: Path, wanted: str) -> None:
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != wanted:
-            raise RunFailed(f"{path} is not what the patches make")
+    if sha256_of(path) != wanted:
+        raise RunFailed(f"{path} is not what the patches make")

@@ -73,8 +73,15 @@ class ResultStream(io.BufferedIOBase):
         return length
 
     def flush(self) -> None:
-        """Hand over what was written; raises as ``write`` does, unless that did already."""
-        while not (self.abandoned or self.failed) and self._stream is not None:
+        """
+        Hand over what was written; raises as ``write`` does, unless that did already.
+
+        Python calls it once more when it takes the object apart, perhaps after the stream was closed, and
+        from 3.14 on tells people of what it raises then.
+        """
+        if self._stream is None or self._stream.closed:
+            return
+        while not (self.abandoned or self.failed):
             if self._guard(_is_flushed):
                 return
 

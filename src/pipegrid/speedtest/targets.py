@@ -219,10 +219,11 @@ class ConfiguredGrid(FileTarget):
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure how long connections to each server take to be there: one round trip of TCP."""
-        return [
-            RoundTrip(name, [await connect_s(self._reactor, *place) for _ in range(count)])
-            for name, place in self._places.items()
-        ]
+        measured = []
+        for name, place in self._places.items():
+            times_s = [await connect_s(self._reactor, *place) for _ in range(count)]
+            measured.append(RoundTrip(name, times_s))
+        return measured
 
     async def free_bytes(self) -> int | None:
         """Return what the servers say they have room for."""

@@ -8,6 +8,7 @@ methods block and are meant for a worker thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -238,14 +239,21 @@ def _from_file(file: BinaryIO, name: str, owned: bool) -> FileSource:
     try:
         _copy(file, spool, name)
     except OSError as error:
-        spool.close()
+        _drop(spool)
         raise _no_space(name, error) from error
     except BaseException:
-        spool.close()
+        _drop(spool)
         raise
     if owned:
         file.close()
     return FileSource(spool, name, owned=True)
+
+
+def _drop(spool: BinaryIO) -> None:
+    with contextlib.suppress(
+        OSError
+    ):  # what its buffer still holds is tried once more, and fails again
+        spool.close()
 
 
 def open_spool(name: str) -> BinaryIO:
