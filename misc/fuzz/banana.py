@@ -79,6 +79,9 @@ def run(data: bytes) -> None:
         assert tokens.waiting_bytes <= 9 or ours.connectionAbandoned, "tokens were left"
     if ours._aborting is not None:
         ours._aborting.cancel()
+    ours.disconnected = (
+        True  # objects that it was given are given back to nobody, and without a timer
+    )
     try:
         theirs.dataReceived(stream)
     except TypeError:  # of Foolscap's own, where its complaint would be long

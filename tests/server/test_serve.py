@@ -32,6 +32,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.client import Agent, readBody
 from zope.interface import implementer
 
+from pipegrid.cli.outcome import sentence
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.server import identity, location, serve, storagelock
@@ -180,7 +181,7 @@ class IdentityTests(SynchronousTestCase):
             self.assertIn(name, str(error))
             self.assertEqual(path.read_text(), "a / b")
         error = self.assertRaises(UsageError, identity.load_or_create, Path("/dev/null/x"))
-        self.assertIn("-d", str(error))
+        self.assertIn("another directory with -d", sentence(error))
 
 
 class SettingsTests(SynchronousTestCase):

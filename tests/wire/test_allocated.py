@@ -91,6 +91,7 @@ def outcome(stream: bytes, bounds: Bounds, size: int = 1 << 20) -> tuple[Any, ..
     waiting = sorted(broker.waitingForAnswers)
     ended = broker.connectionAbandoned
     counter = None if ended else broker.objectCounter
+    broker.disconnected = True  # what it was given is given back to nobody
     return said, waiting, found, sorted(broker.yourReferenceByURL), ended, counter
 
 

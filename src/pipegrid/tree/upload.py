@@ -173,10 +173,8 @@ class TreeUpload:
             return False
         ready = self._plan.take_ready()
         if ready is not None:
-            directory, children = ready
-            self._under_way.begin(
-                directory.bytes, self._store_directory(directory, children), directory
-            )
+            directory = ready[0]
+            self._under_way.begin(directory.bytes, self._store_directory(*ready), directory)
             return True
         if self._batch is None and not self._walked:
             self._batch = self._workers.run(self._walk.batch)
