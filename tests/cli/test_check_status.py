@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.cli.upkeep import sum_up
 from pipegrid.core.caps import ChkCap, DirectoryCap
 from pipegrid.errors import CorruptionError, UsageError
 from pipegrid.grid.introducer import IntroducerStatus
 from pipegrid.transfer.results import CheckResult, ServerStatus
+from pipegrid.transfer.upkeep.summary import UpkeepSummary
 from tests.cli.support import FakeConfig, FakeGrid, Run
 
 CAP = ChkCap(bytes(16), bytes(32), 3, 10, 1000)
@@ -48,12 +51,22 @@ class CheckTests(SynchronousTestCase):
                 4,
                 "lost",
             ),
+            ({"healthy": False, "recoverable": False, "unreachable": ["d"]}, 4, "unavailable"),
         )
         for changes, status, word in cases:
             run = check(attrs.evolve(HEALTHY, **changes))
             self.assertEqual(self.successResultOf(run.finished), status)
             self.assertTrue(run.stdout.startswith(word + ":"), run.stdout)
             self.assertEqual(run.stdout.count("\n"), 1)
+
+    def test_what_nobody_could_tell(self) -> None:
+        """In the sum of many, too, nothing is called lost that servers out of reach may have."""
+        todo: Any = SimpleNamespace(renew=False)
+        summary = UpkeepSummary(2, healthy=1, lost=1)
+        self.assertEqual(sum_up(summary, todo)[0], "2 objects: 1 healthy, 1 lost")
+        summary.unreachable["dave"] = 1
+        text = "2 objects: 1 healthy, 1 lost or unavailable; out of reach: dave"
+        self.assertEqual(sum_up(summary, todo)[0], text)
 
     def test_damage_is_named_on_stderr(self) -> None:
         """Which share, where."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.health import say_unreachable
+from pipegrid.cli.health import lost, say_unreachable
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import CapArguments, cap_arguments, grid_options, limit_options
 from pipegrid.cli.outcome import ExitStatus
@@ -76,5 +76,5 @@ def summary(result: RenewResult) -> str:
         f"on {plural(len(servers), 'server')}"
     )
     if not result.recoverable:
-        return f"lost: {text}; any {result.required_shares} restore the file"
+        return f"{lost(result)}: {text}; any {result.required_shares} restore the file"
     return f"renewed: {text}"

@@ -16,7 +16,7 @@ def summary(result: CheckResult) -> str:
     """Return it in one line."""
     if result.total_shares == 0:
         return "healthy: the file is in its cap"
-    state = "healthy" if result.healthy else "damaged" if result.recoverable else "lost"
+    state = "healthy" if result.healthy else "damaged" if result.recoverable else lost(result)
     text = (
         f"{state}: {len(result.good_shares)} of {plural(result.total_shares, 'share')} good, "
         f"any {result.required_shares} restore the file; happiness {result.happiness}"
@@ -26,6 +26,11 @@ def summary(result: CheckResult) -> str:
     if result.unreachable:
         text += f"; {plural(len(result.unreachable), 'server')} out of reach"
     return text
+
+
+def lost(result: CheckResult | RenewResult) -> str:
+    """Return what to call a file that cannot be restored: who is out of reach may have what is missing."""
+    return "unavailable" if result.unreachable else "lost"
 
 
 def say_more(console: Console, result: CheckResult, lead: str = "") -> None:

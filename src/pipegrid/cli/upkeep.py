@@ -270,7 +270,7 @@ def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
     for name, what in (
         ("repaired", "repaired"),
         ("damaged", "damaged"),
-        ("lost", "lost"),
+        ("lost", "lost or unavailable" if summary.unreachable else "lost"),
         ("leaseless", "without some lease"),
         ("failed", "failed"),
     ):
