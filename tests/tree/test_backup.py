@@ -231,6 +231,13 @@ class CatalogueTests(SynchronousTestCase):
         ):
             self.assertRaises(UsageError, call)
 
+    def test_directories_that_cannot_be(self) -> None:
+        """What a list says, which others may have written, is no path for sure."""
+        for directory in ("/a\0b", "/\ud800", "/" + "x" * 5000):
+            run = BackupRun("home", "2026-11-01_10:00:00Z", DirectoryCap(LitCap(b"")))
+            there = attrs.evolve(run, directory=directory)
+            naming.check_owner([there], "home", "/home", this_machine(scratch_directory()))
+
 
 class MachineTests(SynchronousTestCase):
     """Which machine this is."""

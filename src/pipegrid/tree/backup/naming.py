@@ -74,7 +74,7 @@ def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machin
     try:
         if other == printable(root) or os.path.samefile(other, root):
             return
-    except OSError:  # it was moved, perhaps to here
+    except (OSError, ValueError):  # it was moved, perhaps to here; or is no path at all
         return
     raise _taken(name, other, root)
 
