@@ -108,9 +108,8 @@ class PartFile:
         if mode is not None and not (follow or stat.S_ISDIR(mode)):
             mode = stat.S_IFREG
         elif mode is not None and stat.S_ISREG(mode) and own_descriptor(path) is not None:
-            mode = (
-                stat.S_IFIFO
-            )  # what a shell has opened for us, as with ``>>``, goes on where it is
+            # What a shell has opened for us, as with ``>>``, goes on where it is.
+            mode = stat.S_IFIFO
         if mode is not None and stat.S_ISDIR(mode):
             raise SinkError(f"cannot write {path}: it is a directory; name a file in it")
         if mode is not None and stat.S_ISREG(mode):

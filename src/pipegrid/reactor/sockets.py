@@ -62,9 +62,8 @@ def be_prompt(transport: Any) -> None:
         # Small requests must not wait for the acknowledgement of earlier ones.
         transport.setTcpNoDelay(True)
     beneath = getattr(transport, "transport", None) or transport
-    with suppress(
-        AttributeError, OSError
-    ):  # other systems, and other transports, have not all of these
+    # Other systems, and other transports, have not all of these.
+    with suppress(AttributeError, OSError):
         handle = beneath.socket  # ``getHandle`` gives OpenSSL's, where TLS was started on it
         handle.setsockopt(sockets.SOL_SOCKET, sockets.SO_KEEPALIVE, 1)
         handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPIDLE, GONE_S // 3)

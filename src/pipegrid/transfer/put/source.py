@@ -250,9 +250,8 @@ def _from_file(file: BinaryIO, name: str, owned: bool) -> FileSource:
 
 
 def _drop(spool: BinaryIO) -> None:
-    with contextlib.suppress(
-        OSError
-    ):  # what its buffer still holds is tried once more, and fails again
+    # What its buffer still holds is tried once more, and fails again.
+    with contextlib.suppress(OSError):
         spool.close()
 
 
