@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Any
 from unittest.mock import patch
 
@@ -200,6 +201,35 @@ class AdoptingTests(AheadCase):
         """Who gets a connection that cannot be used dials."""
         return Deferred.fromCoroutine(self._test_lost_before_it_is_taken())
 
+    async def _test_refused_by_who_gets_it(self) -> None:
+        server = self.serve()
+        ahead = self.dial(server.address)
+        asked: list[bytes] = []
+
+        def check(certificate: bytes) -> None:
+            asked.append(certificate)
+            if len(asked) == 1:
+                raise ValueError("a mistake in the check")
+
+        endpoint = AdoptingEndpoint(
+            reactor,
+            ahead,
+            server.address,
+            http_context(),
+            check,
+            endpoint_for(reactor, *server.address),
+        )
+        talker: Any = await endpoint.connect(Factory.forProtocol(Talker))
+        self.assertEqual(await talker.heard, b"answer to word")
+        talker.transport.loseConnection()
+        await talker.lost
+        while len(server.lost) < 2:
+            await server.next_loss()
+
+    def test_whatever_goes_wrong_in_the_hand_over(self) -> Deferred[None]:
+        """It ends the connection that was made ahead, and another one is dialled."""
+        return Deferred.fromCoroutine(self._test_refused_by_who_gets_it())
+
     async def _test_cancelled(self) -> None:
         silent = self.serve(tls=False)
         ahead = self.dial(silent.address)
@@ -234,6 +264,56 @@ class AdoptingTests(AheadCase):
 
 class AheadTests(AheadCase):
     """``Ahead``."""
+
+    async def _test_taken_at_the_last_moment(self) -> None:
+        servers = [self.serve() for _ in range(3)]
+        result: dict[tuple[str, int], Deferred[MadeAhead | None]] = {
+            each.address: Deferred() for each in servers
+        }
+        began = threading.Event()
+        go_on = module._Connecting.go_on
+
+        def take(address: tuple[str, int]) -> None:
+            fire = result[address].callback
+            self.assertTrue(ahead.take(address, lambda begun: reactor.callFromThread(fire, begun)))
+
+        def take_behind(it: Any) -> bool:
+            began.wait()
+            over = go_on(it)
+            if over:  # whoever takes it now does so before this is known to anybody
+                take(it.socket.getpeername())
+            return over
+
+        with patch.object(module._Connecting, "go_on", take_behind):
+            ahead = self.dial(*(each.address for each in servers))
+            began.set()
+            for each in result.values():
+                begun = await each
+                assert begun is not None
+                begun.socket.close()
+
+    def test_taken_while_it_becomes_ready(self) -> Deferred[None]:
+        """Between the handshake's end and its being known, as at any time: it is given away, once."""
+        return Deferred.fromCoroutine(self._test_taken_at_the_last_moment())
+
+    async def _test_out_of_files(self) -> None:
+        silent = self.serve(tls=False)
+        taken = threading.Event()
+
+        def fail(_ahead: Ahead) -> None:
+            taken.wait()
+            raise OSError("no files to spare")
+
+        with patch.object(Ahead, "_make_all", fail):
+            ahead = self.dial(silent.address)
+            waiting = self.taken(ahead, silent.address)
+            taken.set()
+            self.assertIs(await waiting, None)
+        self.assertFalse(ahead.take(silent.address, self.fail))
+
+    def test_out_of_files(self) -> Deferred[None]:
+        """Who waits is told, whatever ends the thread."""
+        return Deferred.fromCoroutine(self._test_out_of_files())
 
     async def _test_what_nobody_takes(self) -> None:
         servers = [self.serve(), self.serve(), self.serve(tls=False)]

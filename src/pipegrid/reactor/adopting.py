@@ -53,11 +53,17 @@ class AdoptingEndpoint:
         Return the protocol over a connection that was made ahead.
 
         Raises:
-            OSError: it is lost already.
+            OSError: it is lost already, or nobody wants it.
+            Exception: whatever those who got it thought of it. It has ended, in any case.
         """
         tls = ClientTLSFactory(self._context, self._check, factory, begun)
         with begun.socket as socket:  # the reactor has a descriptor of its own
-            self.reactor.adoptStreamConnection(socket.fileno(), socket.family, tls)
+            try:
+                self.reactor.adoptStreamConnection(socket.fileno(), socket.family, tls)
+            except Exception:
+                if tls.built is not None:
+                    tls.built.abortConnection()
+                raise
         if tls.built is None:
             raise OSError("nobody wants it")
         wrapped: IProtocol = tls.built.wrappedProtocol
@@ -88,8 +94,8 @@ class _Attempt:
                 return
             try:
                 protocol = self._endpoint.adopt(begun, self._factory)
-            except OSError:
-                pass  # dialling will tell what is wrong
+            except Exception:
+                pass  # dialling will tell what is wrong, and nobody else would
             else:
                 self.made.callback(protocol)
                 return

@@ -72,12 +72,12 @@ class _Connecting:
         self.socket.setblocking(False)
         self.handshake = handshake(context)
         self.connected = False
-        self.over = False
+        self.over = False  # and it may be given away: changed under the lock only, as is the next
         self.wanted: Ready | None = None
 
-    def go_on(self) -> None:
+    def go_on(self) -> bool:
         """
-        Do what can be done without waiting; ``over`` says whether that was the last of it.
+        Do what can be done without waiting; returns whether that was the last of it.
 
         Raises:
             OSError, ValueError: it failed; ``BlockingIOError``: there is nothing to do yet.
@@ -100,8 +100,8 @@ class _Connecting:
             to_send = encrypted.read()
             if to_send and self.socket.send(to_send) < len(to_send):
                 raise OSError(errno.ENOBUFS, "it took no handshake") from None
-        else:
-            self.over = True
+            return False
+        return True
 
 
 class Ahead:
@@ -174,6 +174,24 @@ class Ahead:
             it.socket.close()
 
     def _run(self) -> None:
+        try:
+            self._make_all()
+        except OSError:
+            pass  # the kernel has nothing to spare, perhaps; who dials is told
+        finally:  # whatever happened: nobody else tells who waits
+            with self._lock:
+                self._closed = True
+                left = list(self._on_their_way.values())
+                self._on_their_way.clear()
+                self._told.close()
+                self._tell.close()
+            for it in left:
+                it.socket.close()
+            for it in left:
+                if it.wanted is not None:
+                    it.wanted(None)
+
+    def _make_all(self) -> None:
         ends_at = time.monotonic() + KEPT_S
         with self._selector as selector:
             selector.register(self._told, selectors.EVENT_READ)
@@ -187,35 +205,25 @@ class Ahead:
                 for key, _events in selector.select(left_s):
                     if key.data is not None:
                         self._go_on(selector, key.data)
-        with self._lock:
-            self._closed = True
-            left = list(self._on_their_way.values())
-            self._on_their_way.clear()
-            self._told.close()
-            self._tell.close()
-        for it in left:
-            it.socket.close()
-            if it.wanted is not None:
-                it.wanted(None)
 
     def _go_on(self, selector: selectors.BaseSelector, address: Address) -> None:
         it = self._on_their_way[address]
-        failed = False
+        over = failed = False
         try:
-            it.go_on()
+            over = it.go_on()
         except BlockingIOError:
             return
         except (OSError, ValueError):
             failed = True
-        if not failed and not it.over:
+        if not failed and not over:
             selector.modify(it.socket, selectors.EVENT_READ, address)
             return
-        selector.unregister(it.socket)
+        selector.unregister(it.socket)  # from the next line on it may be another's
         with self._lock:
+            it.over = over
             wanted = it.wanted
             if failed or wanted is not None:
                 del self._on_their_way[address]
-            it.over = not failed
         if failed:
             it.socket.close()
         if wanted is not None:
