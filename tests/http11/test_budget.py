@@ -133,7 +133,7 @@ class RecordTests(SynchronousTestCase):
         """A connection that was lost with requests on it ends that, unless its end was announced."""
         for announced in (True, False):
             record = self.record_of(b"nginx", PROOF)
-            loss = Loss(reason="reset", announced=announced, was_ready=True, in_flight=2)
+            loss = Loss(reason="reset", announced=announced, in_flight=2)
             record.lost(loss, PROOF, 0.0)
             self.assertEqual(record.bears_more, announced)
             exchange = RawExchange(get(), "host")

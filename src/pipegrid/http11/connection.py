@@ -67,6 +67,7 @@ class PipelinedConnection(Protocol):
 
     Attributes:
         lane: the requests on it.
+        owner: who is told what becomes of it; may change before anything is asked.
         ready: connected, and the TLS handshake (if any) is over.
         open: takes requests. False once it is closing, closed or lost.
         answered: how many answers it has given.
@@ -83,7 +84,7 @@ class PipelinedConnection(Protocol):
         self._clock = clock
         self._limits = limits = limits or Limits()
         self._server = server
-        self._owner: Owner[PipelinedConnection] = owner or NoOwner()
+        self.owner: Owner[PipelinedConnection] = owner or NoOwner()
         self._parser = parser = ResponseParser(limits.max_header_bytes, limits.max_headers)
         self.lane = lane = Lane(limits)
         self._answers = Answers(clock, lane, limits.discard_limit_bytes, self)
@@ -95,7 +96,7 @@ class PipelinedConnection(Protocol):
             self._valve,
             lambda: self._writer.is_scheduled,
             self._end,
-            lambda: self._owner.held_up(self),
+            lambda: self.owner.held_up(self),
         )
         self._progress = progress = patience.progress
         wait_s = limits.continue_timeout_s
@@ -258,7 +259,7 @@ class PipelinedConnection(Protocol):
         self._move(LifeEvent.USABLE)
         self._patience.usable = self._writer.enabled = True
         self._progress()
-        self._owner.has_room(self)
+        self.owner.has_room(self)
         if self.lane.queued:
             self._writer.schedule()
 
@@ -272,7 +273,7 @@ class PipelinedConnection(Protocol):
             if self.lane.written:
                 self.lane.received()
             if self.open and parser.error is None and not parser.closed:
-                self._owner.has_room(self)
+                self.owner.has_room(self)
         finally:
             self._corked = False
         if parser.error is not None:
@@ -321,7 +322,7 @@ class PipelinedConnection(Protocol):
             self.answered_behind += 1
             if self._phase is Phase.BROKEN and len(self.lane.written) == 1:
                 self._end(closed("the body of the next request was broken off"))
-        self._owner.answered(self, exchange)
+        self.owner.answered(self, exchange)
         if not exchange.abandoned:
             exchange.completed()
 
@@ -352,7 +353,7 @@ class PipelinedConnection(Protocol):
         queued = self.lane.take_queued() if self.open else []
         self._move(happening)
         if queued:
-            self._owner.gave_back(given_back((), queued, Loss(reason=why), self._server))
+            self.owner.gave_back(given_back((), queued, Loss(reason=why), self._server))
 
     def _close_if_done(self) -> None:
         if self._phase in TAKES_NO_MORE and all(e.abandoned for e in self.lane.written):
@@ -368,7 +369,6 @@ class PipelinedConnection(Protocol):
         self._loss = loss = attrs.evolve(
             how,
             said_close=self._said_close,
-            was_ready=self.ready,
             answered=self.answered,
             in_flight=len(written),
         )
@@ -379,7 +379,7 @@ class PipelinedConnection(Protocol):
             self._writer.detach()
             self._valve.open()  # to see the other side's end
             self._farewell.say(self.transport, politely=clean and not written and not how.garbage)
-        self._owner.lost(self, loss, given_back(written, queued, loss, self._server))
+        self.owner.lost(self, loss, given_back(written, queued, loss, self._server))
 
     def _check_invariants(self) -> None:
         self.lane._check_invariants()

@@ -1,12 +1,26 @@
-"""Making one connection to a host: the one routine of all who own connections."""
+"""
+Making one connection to a host: the one routine of all who own connections.
+
+A connection may hang for no fault of the host: a packet was lost, and the kernel sends the next one after
+seconds; the host has restarted, or dropped it, and nobody says so. So when a quarter of the time is over
+(``SECOND_AFTER``) and it is not usable yet, TLS included, a second attempt is made beside the first. Which of
+them is usable first is taken, and the other one cut. There are never more than the two; an attempt that fails
+while no other is under way fails at once, since there are other hosts to ask.
+
+**Time in which this process did not run** is nobody's fault: it was suspended, or something else blocked the
+reactor. Whoever is late by more than ``LATE_S`` to say that the time is over has not listened meanwhile, so
+there is a quarter more; that ``MOST_LATE`` times at most.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.defer import Deferred, fail
+import attrs
+from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.interfaces import (
+    IDelayedCall,
     IProtocol,
     IProtocolFactory,
     IReactorTime,
@@ -17,10 +31,16 @@ from twisted.python.failure import Failure
 
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.limits import Limits
-from pipegrid.http11.loss import Owner
+from pipegrid.http11.loss import Loss, NoOwner, Owner, Unanswered
 
 Endpoints = Callable[[], IStreamClientEndpoint]
 """Makes what a connection is dialled with, anew for each."""
+
+SECOND_AFTER = 0.25
+"""Of the time that there is. At 15 s that is behind the third SYN, and leaves time for four more."""
+
+LATE_S = 1.0
+MOST_LATE = 4
 
 
 class Dialer:
@@ -35,42 +55,171 @@ class Dialer:
     def __init__(
         self, clock: IReactorTime, limits: Limits, server: str, connect: Endpoints
     ) -> None:
-        self._clock = clock
-        self._limits = limits
-        self._server = server
-        self._connect = connect
+        self.clock = clock
+        self.limit_s = limits.connect_timeout_s
+        self.connect = connect
+        # How long it may take is counted here; what a connection counts itself is to be more.
+        patient = attrs.evolve(limits, connect_timeout_s=(1 + MOST_LATE) * self.limit_s)
+        self.new = lambda owner: PipelinedConnection(clock, patient, server, owner)
+        self._leaving: set[PipelinedConnection] = set()
 
     def dial(self, owner: Owner[PipelinedConnection]) -> Deferred[PipelinedConnection]:
         """
-        Connect; fires with a connection that takes requests, over TLS perhaps before it is ready.
+        Connect; fires with a connection that is usable, over TLS too.
 
         Whatever goes wrong, by exception or too slowly, comes through the Deferred; cancelling it gives up.
+
+        Args:
+            owner: of the connection, from then on.
         """
-        made: list[PipelinedConnection] = []
+        dialling = _Dialling(self, owner)
+        dialling.begin()
+        return dialling.made
 
-        def build() -> PipelinedConnection:
-            made.append(PipelinedConnection(self._clock, self._limits, self._server, owner))
-            return made[-1]
+    def when_gone(self) -> Deferred[None]:
+        """Fires when nothing is left of the attempts that were given up."""
+        leaving = [connection.when_lost() for connection in self._leaving]
+        gone: Deferred[None] = DeferredList(leaving).addCallback(lambda _: None)
+        return gone
 
-        def connected(_: IProtocol) -> PipelinedConnection:
-            # Not what the endpoint fires with: TLS and proxies wrap it.
-            if not made[-1].open:
-                raise ConnectionError("it was closed at once")
-            return made[-1]
+    def drop(self, connection: PipelinedConnection, reason: str) -> None:
+        """End a connection that nobody owns; one without a transport has nothing to end."""
+        if connection.transport is not None:
+            self._leaving.add(connection)
+            connection.when_lost().addCallback(lambda _: self._leaving.discard(connection))
+            connection.abort(reason)
 
+
+class _Dialling:
+    """
+    One connection that is wanted, and the attempts to make it.
+
+    Attributes:
+        made: fires with it.
+    """
+
+    def __init__(self, dialer: Dialer, owner: Owner[PipelinedConnection]) -> None:
+        self.made: Deferred[PipelinedConnection] = Deferred(lambda _: self._end("it was given up"))
+        self._dialer = dialer
+        self._owner = owner
+        self._attempts: list[_Attempt] = []
+        self._second: IDelayedCall | None = None
+        self._last: IDelayedCall | None = None
+        self._due_s = 0.0
+        self._late = 0  # how often that was found out late
+
+    def begin(self) -> None:
+        """Make the first attempt, which may end before this returns."""
+        limit_s = self._dialer.limit_s
+        self._second = self._dialer.clock.callLater(limit_s * SECOND_AFTER, self._try)
+        self._wait(limit_s)
+        self._try()
+
+    def usable(self, attempt: _Attempt, connection: PipelinedConnection) -> None:
+        """An attempt has succeeded: the first one to do so."""
+        self._attempts.remove(attempt)
+        self._end("another one was usable first")
+        connection.owner = self._owner
+        self.made.callback(connection)
+
+    def failed(self, attempt: _Attempt, failure: Failure) -> None:
+        """An attempt has failed; if another one is under way, that may do better."""
+        self._attempts.remove(attempt)
+        if not self._attempts:
+            self._end()
+            self.made.errback(failure)
+
+    def _try(self) -> None:
+        attempt = _Attempt(self._dialer, self)
+        self._attempts.append(attempt)
+        attempt.begin()
+
+    def _wait(self, delay_s: float) -> None:
+        clock = self._dialer.clock
+        self._due_s = clock.seconds() + delay_s
+        self._last = clock.callLater(delay_s, self._time_is_over)
+
+    def _time_is_over(self) -> None:
+        limit_s = self._dialer.limit_s
+        if self._dialer.clock.seconds() - self._due_s > LATE_S and self._late < MOST_LATE:
+            self._late += 1
+            self._wait(limit_s * SECOND_AFTER)
+            return
+        why = f"it was not usable after {limit_s:g} s"
+        self._end(why)
+        self.made.errback(ConnectionError(why))
+
+    def _end(self, why: str = "") -> None:
+        for call in (self._second, self._last):
+            if call is not None and call.active():
+                call.cancel()
+        attempts, self._attempts = self._attempts, []
+        for attempt in attempts:
+            attempt.give_up(why)
+
+
+class _Attempt(NoOwner):
+    """One attempt: it owns the connection until that is usable."""
+
+    def __init__(self, dialer: Dialer, dialling: _Dialling) -> None:
+        self._dialer = dialer
+        self._dialling = dialling
+        self._connecting: Deferred[Any] | None = None
+        # An endpoint may want a second one, when the first did not get as far as a connection.
+        self._made: list[PipelinedConnection] = []
+        self._connected = False  # as the endpoint has it
+        self._over = False
+
+    def begin(self) -> None:
+        """Connect; whoever dials is told what becomes of it, perhaps before this returns."""
         try:
-            attempt = self._connect().connect(quiet(build))
-        except Exception as error:
-            return fail(error)
-        attempt.addTimeout(self._limits.connect_timeout_s, self._clock, _too_late)
-        return attempt.addCallback(connected)
+            self._connecting = self._dialer.connect().connect(quiet(self._build))
+        except Exception:
+            self._failed(Failure())
+            return
+        self._connecting.addCallbacks(self._is_connected, self._failed)
 
+    def give_up(self, why: str) -> None:
+        """Leave nothing behind; nobody is told."""
+        self._over = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        for connection in self._made:
+            self._dialer.drop(connection, why)
 
-def _too_late(result: Any, timeout_s: float) -> Any:
-    """Say how an attempt ended that was given up; what it says itself is how, and not why."""
-    if isinstance(result, Failure):
-        raise ConnectionError(f"it was not usable after {timeout_s:g} s")
-    return result
+    def has_room(self, connection: PipelinedConnection) -> None:
+        """It is usable, TLS included; the endpoint may still have to say that it is connected."""
+        if self._over:
+            self._dialer.drop(connection, "it was given up")
+        elif self._connected:
+            self._over = True
+            self._made = []
+            self._dialling.usable(self, connection)
+
+    def lost(
+        self, connection: PipelinedConnection, loss: Loss, _unanswered: list[Unanswered]
+    ) -> None:
+        """It ended before it was usable; of another one than the last the endpoint knows."""
+        if self._connected:
+            self._failed(Failure(loss.error or ConnectionError(loss.reason)))
+
+    def _build(self) -> PipelinedConnection:
+        self._made.append(self._dialer.new(self))
+        return self._made[-1]
+
+    def _is_connected(self, _: IProtocol) -> None:
+        # Not what the endpoint fires with: TLS and proxies wrap it.
+        connection = self._made[-1]
+        self._connected = True
+        if not connection.open:
+            self._failed(Failure(ConnectionError("it was closed at once")))
+        elif connection.ready:
+            self.has_room(connection)
+
+    def _failed(self, failure: Failure) -> None:
+        if not self._over:
+            self._over = True
+            self._dialling.failed(self, failure)
 
 
 def quiet(build: Callable[[], PipelinedConnection]) -> IProtocolFactory:

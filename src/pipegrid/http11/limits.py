@@ -47,7 +47,8 @@ class Limits:
             connection, too: a program may wait for a later answer before it reads an earlier one.
         slow_reader_after_s: how long a reader that has begun may pause before that. Its pauses are ours, not
             the host's fault, and what is asked anew is sent twice.
-        connect_timeout_s: from the start of a connection until it can be used, TLS included.
+        connect_timeout_s: from the start of a connection until it can be used, TLS included. When a quarter
+            of it is over, a second attempt is made beside the first (``http11.dialer``).
         idle_timeout_s: after this we close an unused connection. Servers do at 60 s (or 75 s), and
             a request that crosses their closing is lost; so we close first.
         continue_timeout_s: patience for "100 Continue" before a body is sent all the same.

@@ -44,7 +44,6 @@ class Loss:
         error: what the transport or its TLS said, if that is an error with a sentence of its own.
         announced: it was closed by us, or after an answer that was to be the last.
         said_close: the server said so with its last answer.
-        was_ready: it had been usable at all.
         answered: how many requests it had answered.
         in_flight: how many were written and not answered.
         garbage: the server sent what is not an answer.
@@ -55,7 +54,6 @@ class Loss:
     error: PipegridError | None = None
     announced: bool = False
     said_close: bool = False
-    was_ready: bool = False
     answered: int = 0
     in_flight: int = 0
     garbage: bool = False

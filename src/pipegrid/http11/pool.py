@@ -61,7 +61,7 @@ class HostPool:
         self._dialer = Dialer(clock, self._limits, server, connect)
         self.record = HostRecord(self._limits)
         self._waiting: deque[Exchange] = deque()
-        self._connections: list[PipelinedConnection] = []  # ready or becoming so
+        self._connections: list[PipelinedConnection] = []  # ready
         self._connecting: set[Deferred[PipelinedConnection]] = set()
         self._may_grow = True  # not after a failed attempt, until something is answered
         self._assigning = False
@@ -129,6 +129,7 @@ class HostPool:
             else:
                 connection.close()
         leaving = [connection.when_lost() for connection in self._leaving]
+        leaving.append(self._dialer.when_gone())
         gone: Deferred[None] = DeferredList(leaving).addCallback(lambda _: None)
         return gone
 
@@ -195,7 +196,7 @@ class HostPool:
         needs_proof = not exchange.idempotent and not record.proven
         best, best_load = None, 0
         for connection in self._connections:
-            if not (connection.ready and connection.open) or connection.held_up:
+            if not connection.open or connection.held_up:
                 continue
             lane = connection.lane
             lane.serial = serial
@@ -210,8 +211,8 @@ class HostPool:
     def _wants_connection(self) -> bool:
         """Whether the waiting requests could fill another connection beside those that are coming."""
         limits = self._limits
-        coming = len(self._connecting) + sum(not c.ready for c in self._connections)
-        have = len(self._connections) + len(self._connecting)
+        coming = len(self._connecting)
+        have = len(self._connections) + coming
         if have >= limits.max_connections or not self._may_grow or self._closed:
             return False
         serial = self.record.is_serial(self._clock.seconds())
@@ -289,9 +290,6 @@ class HostPool:
     ) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
-        if not loss.was_ready:
-            self._no_connection(loss.error or ConnectionError(loss.reason))
-            return
         now = self._clock.seconds()
         pipelining_failed = self.record.lost(loss, connection.answered_behind, now)
         if not loss.announced:

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
@@ -194,10 +194,11 @@ class UploadConnection:
         if self._connecting is not None:
             self._connecting.cancel()
         uploads = self._take_waiting()
-        gone: Deferred[None] = succeed(None)
+        gone = self._dialer.when_gone()
         connection = self._connection
         if connection is not None:
-            gone = connection.when_lost()
+            lost = connection.when_lost()
+            gone.addCallback(lambda _: lost)
             for exchange in (*connection.lane.written, *connection.lane.queued):
                 if isinstance(exchange, _Attempt) and not exchange.abandoned:
                     uploads.append(exchange.upload)
@@ -335,12 +336,10 @@ class UploadConnection:
         """Send what is unanswered once more, or give up."""
         errors = self._put_back(unanswered)
         if connection is not self._connection:
-            return  # lost before it was ours: ``_connected`` finds it closed
+            return  # it came when this was closed
         self._connection = None
         if self._closed or not self._unanswered:
             self._reset()
-        elif not loss.was_ready:
-            self._no_connection(loss.error or ConnectionError(loss.reason))
         elif loss.garbage or loss.timed_out:
             self._give_up(errors, no_connection(self._server, loss.reason))
         else:

@@ -13,7 +13,7 @@ class GbsSettings:
     Bounds and patience towards one server.
 
     Attributes:
-        connect_timeout_s: until a connection can be used, TLS included.
+        connect_timeout_s: until a connection can be used, TLS included; see ``http11.dialer``.
         timeout_s: silence of the server, while it owes an answer and nobody paused it.
         patience_s: how long uploads that were begun wait for a lost server to come back. A server's
             restart takes a few seconds; a put has its own patience and does not wait without need.

@@ -1,0 +1,336 @@
+"""One connection, in up to two attempts: a lost packet, or a handshake that hangs, costs no server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.error import ConnectionLost
+from twisted.internet.interfaces import IProtocol
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.dialer import LATE_S, MOST_LATE, SECOND_AFTER, Dialer
+from pipegrid.http11.errors import WrongServerKey
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.loss import NoOwner
+from pipegrid.http11.pool import HostPool
+from pipegrid.http11.replaying import UploadConnection
+from pipegrid.reactor.adopting import AdoptingEndpoint
+from pipegrid.reactor.clientcontext import http_context
+from tests.http11.network import Network, ServerSide
+from tests.http11.wire import get
+
+LIMIT_S = 16.0
+SECOND_S = LIMIT_S * SECOND_AFTER
+
+
+class Place(Network):
+    """A network whose connections are over TLS, as far as they can see; nothing is accepted by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_accept=False)
+        self.clock.advance(1000)
+        self.tries = 0
+
+    def connect(self, protocolFactory: Any) -> Deferred[IProtocol]:
+        self.tries += 1
+        return super().connect(protocolFactory)
+
+    def connected(self, number: int) -> ServerSide:
+        """TCP is there, and TLS has begun, of the attempt with this number among those that wait."""
+        factory, made = self.attempts.pop(number)
+        side: Any = ServerSide()
+        side.protocol = side.wrappedProtocol = factory.buildProtocol(None)
+        self.connections.append(side)
+        side.protocol.makeConnection(side)
+        made.callback(side.protocol)
+        return side  # type: ignore[no-any-return]
+
+
+class DialerCase(SynchronousTestCase):
+    """A dialer, and what it dials."""
+
+    def setUp(self) -> None:
+        self.network = Place()
+        self.clock = self.network.clock
+        clock: Any = self.clock
+        self.limits = Limits(connect_timeout_s=LIMIT_S)
+        endpoints: Any = lambda: self.network  # noqa: E731
+        self.dialer = Dialer(clock, self.limits, "alice", endpoints)
+        self.owner = NoOwner()
+
+    def dial(self) -> Deferred[PipelinedConnection]:
+        """Want a connection."""
+        return self.dialer.dial(self.owner)
+
+    def assert_nothing_left(self, *kept: ServerSide) -> None:
+        """No timer is, but for those that are kept, and no connection; it says so."""
+        self.network.turn()
+        for side in self.network.connections:
+            self.assertEqual(side.is_lost, side not in kept)
+        for side in kept:
+            side.protocol.abort()
+        self.network.turn()
+        self.successResultOf(self.dialer.when_gone())
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+class SecondAttemptTests(DialerCase):
+    """An attempt that hangs."""
+
+    def test_when_it_is_not_connected(self) -> None:
+        """After a quarter of the time another one is made, and no third; whichever is usable is taken."""
+        d = self.dial()
+        self.clock.advance(SECOND_S - 0.01)
+        self.assertEqual(self.network.tries, 1)
+        self.clock.advance(0.01)
+        self.assertEqual(self.network.tries, 2)
+        (_, first), _ = self.network.attempts
+        side = self.network.connected(1)
+        self.assertNoResult(d)
+        side.protocol.handshakeCompleted()
+        connection = self.successResultOf(d)
+        self.assertIs(connection, side.protocol)
+        self.assertIs(connection.owner, self.owner)
+        self.assertTrue(first.called, "it was cancelled")
+        self.clock.advance(LIMIT_S)
+        self.assertEqual(self.network.tries, 2)
+        self.assertTrue(connection.open)
+        self.assert_nothing_left(side)
+
+    def test_when_its_handshake_is_not_over(self) -> None:
+        """It counts as long as TLS is not ready: the server may have dropped it without a word."""
+        d = self.dial()
+        hangs = self.network.connected(0)
+        self.clock.advance(SECOND_S)
+        side = self.network.connected(0)
+        side.protocol.handshakeCompleted()
+        self.assertIs(self.successResultOf(d), side.protocol)
+        self.assertTrue(hangs.disconnecting)
+        hangs.protocol.handshakeCompleted()  # too late
+        self.assert_nothing_left(side)
+
+    def test_the_first_was_only_slow(self) -> None:
+        """Then it is taken, and the second one is given up, whatever has become of that."""
+        for accepted in (False, True):
+            d = self.dial()
+            side = self.network.connected(0)
+            self.clock.advance(SECOND_S)
+            if accepted:
+                self.network.connected(0)
+            side.protocol.handshakeCompleted()
+            self.assertIs(self.successResultOf(d), side.protocol)
+            self.network.attempts.clear()
+            self.network.turn()
+            self.assertEqual(self.network.live(), [side])
+            side.lose()
+        self.assert_nothing_left()
+
+    def test_neither_is_usable(self) -> None:
+        """All of it takes no longer than one attempt may: TCP and TLS count together."""
+        d = self.dial()
+        self.clock.advance(SECOND_S)
+        self.network.connected(0)
+        self.clock.advance(LIMIT_S - SECOND_S - 0.1)
+        self.network.connected(0)
+        self.assertNoResult(d)
+        self.clock.advance(0.1)
+        error = self.failureResultOf(d, ConnectionError).value
+        self.assertEqual(str(error), f"it was not usable after {LIMIT_S:g} s")
+        self.assertEqual(self.network.tries, 2)
+        self.assert_nothing_left()
+
+    def test_a_hung_connection_costs_no_request(self) -> None:
+        """Neither of a pool nor of uploads: they are asked on the second connection."""
+        clock: Any = self.clock
+        endpoints: Any = lambda: self.network  # noqa: E731
+        pool = HostPool(clock, endpoints, "alice", self.limits)
+        uploads = UploadConnection(clock, endpoints, "alice", self.limits, patience_s=20.0)
+        for ask in (pool.request, uploads.request):
+            d: Deferred[Any] = ask(get("/a"))
+            self.network.connected(0)
+            self.clock.advance(SECOND_S)
+            self.network.connected(0).protocol.handshakeCompleted()
+            self.network.serve()
+            self.successResultOf(d)
+        closed = [pool.close(), uploads.close()]
+        self.network.turn()
+        for each in closed:
+            self.successResultOf(each)
+        self.assertEqual(self.network.tries, 4)
+        self.assert_nothing_left()
+
+
+class FailedAttemptTests(DialerCase):
+    """An attempt that fails."""
+
+    def test_alone(self) -> None:
+        """It fails at once: there are others to ask."""
+        d = self.dial()
+        _, first = self.network.attempts.pop()
+        first.errback(ConnectionRefusedError())
+        self.failureResultOf(d, ConnectionRefusedError)
+        self.clock.advance(LIMIT_S)
+        self.assertEqual(self.network.tries, 1)
+        self.assert_nothing_left()
+
+    def test_either_of_two(self) -> None:
+        """The other one may still succeed."""
+        for number in (0, 1):
+            d = self.dial()
+            self.clock.advance(SECOND_S)
+            _, failing = self.network.attempts.pop(number)
+            failing.errback(ConnectionRefusedError())
+            self.assertNoResult(d)
+            side = self.network.connected(0)
+            side.protocol.handshakeCompleted()
+            self.assertIs(self.successResultOf(d), side.protocol)
+            side.lose()
+        self.assert_nothing_left()
+
+    def test_both(self) -> None:
+        """What the last one says is told."""
+        d = self.dial()
+        side = self.network.connected(0)
+        self.clock.advance(SECOND_S)
+        side.lose(ConnectionLost())
+        self.assertNoResult(d)
+        other = self.network.connected(0)
+        other.lose(WrongServerKey("it is another one", "alice"))
+        self.failureResultOf(d, WrongServerKey)
+        self.assert_nothing_left()
+
+    def test_one_that_cannot_be_made_at_all(self) -> None:
+        """It is told as any other failure, and a second one ends nothing."""
+        with self.subTest("the second"):
+            d = self.dial()
+            self.network.refuse = OSError("no files to spare")
+            self.clock.advance(SECOND_S)
+            self.assertNoResult(d)
+            side = self.network.connected(0)
+            side.protocol.handshakeCompleted()
+            self.assertIs(self.successResultOf(d), side.protocol)
+            side.lose()
+        with self.subTest("the first"):
+            self.failureResultOf(self.dial(), OSError)
+        self.assert_nothing_left()
+
+    def test_closed_before_the_endpoint_says_that_it_is_there(self) -> None:
+        """Then it was closed at once."""
+
+        class Hasty:
+            def connect(self, factory: Any) -> Deferred[Any]:
+                side = ServerSide()
+                side.protocol = factory.buildProtocol(None)
+                side.protocol.makeConnection(side)
+                side.lose()
+                return succeed(side.protocol)
+
+        clock: Any = self.clock
+        hasty: Any = Hasty
+        d = Dialer(clock, self.limits, "alice", hasty).dial(self.owner)
+        error = self.failureResultOf(d, ConnectionError).value
+        self.assertEqual(str(error), "it was closed at once")
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_an_endpoint_that_tries_again_by_itself(self) -> None:
+        """What became of its first protocol is its own affair: the last one is the connection."""
+        d = self.dial()
+        (factory, _) = self.network.attempts[0]
+        lost: Any = ServerSide()
+        lost.protocol = lost.wrappedProtocol = factory.buildProtocol(None)
+        lost.protocol.makeConnection(lost)
+        lost.lose(ConnectionLost())
+        self.assertNoResult(d)
+        side = self.network.connected(0)
+        side.protocol.handshakeCompleted()
+        self.assertIs(self.successResultOf(d), side.protocol)
+        self.assert_nothing_left(side)
+
+    def test_cancelled(self) -> None:
+        """Nothing goes on: of two attempts no more than of one."""
+        for second in (False, True):
+            d = self.dial()
+            self.network.connected(0)
+            if second:
+                self.clock.advance(SECOND_S)
+            d.cancel()
+            self.failureResultOf(d, CancelledError)
+            for _, attempt in self.network.attempts:
+                self.assertTrue(attempt.called, "it was cancelled")
+            self.network.attempts.clear()
+            gone = self.dialer.when_gone()
+            self.assertNoResult(gone)
+            self.network.turn()
+            self.successResultOf(gone)
+            self.assert_nothing_left()
+
+
+class MadeAheadTests(DialerCase):
+    """Connections that were begun before Twisted was there."""
+
+    def test_one_that_hangs(self) -> None:
+        """The second attempt does not wait for it, but dials."""
+        taken: list[object] = []
+
+        class Hanging:
+            def take(self, address: object, ready: object) -> bool:
+                taken.append(ready)
+                return len(taken) == 1  # the first one to ask gets it, some time
+
+        def endpoint() -> Any:
+            hanging: Any = Hanging()
+            network: Any = self.network
+            return AdoptingEndpoint(
+                self.clock, hanging, ("127.0.0.1", 1), http_context(), lambda _: None, network
+            )
+
+        clock: Any = self.clock
+        d = Dialer(clock, self.limits, "alice", endpoint).dial(self.owner)
+        self.clock.advance(SECOND_S - 0.01)
+        self.assertEqual(self.network.tries, 0)
+        self.clock.advance(0.01)
+        self.assertEqual(self.network.tries, 1)
+        d.cancel()
+        self.failureResultOf(d, CancelledError)
+        self.assertEqual(len(taken), 2)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+class StandstillTests(DialerCase):
+    """A process that was suspended, or a reactor that something blocked, while it connects."""
+
+    def test_in_the_middle(self) -> None:
+        """What has come meanwhile is looked at before anything is given up; a second attempt is made, too."""
+        d = self.dial()
+        side = self.network.connected(0)
+        self.clock.advance(LIMIT_S + 20)
+        self.assertNoResult(d)
+        self.assertEqual(self.network.tries, 2)
+        side.protocol.handshakeCompleted()
+        self.assertIs(self.successResultOf(d), side.protocol)
+        self.network.attempts.clear()
+        self.assert_nothing_left(side)
+
+    def test_nothing_has_come(self) -> None:
+        """Then there is a quarter of the time more."""
+        d = self.dial()
+        self.clock.advance(LIMIT_S + 20)
+        self.clock.advance(SECOND_S - 0.1)
+        self.assertNoResult(d)
+        self.clock.advance(0.1)
+        self.failureResultOf(d, ConnectionError)
+        self.assert_nothing_left()
+
+    def test_again_and_again(self) -> None:
+        """It is not for ever."""
+        d = self.dial()
+        self.network.connected(0)
+        self.clock.advance(LIMIT_S + LATE_S + 0.1)
+        for _ in range(MOST_LATE - 1):
+            self.clock.advance(SECOND_S + LATE_S + 0.1)
+            self.assertNoResult(d)
+        self.clock.advance(SECOND_S + LATE_S + 0.1)
+        self.failureResultOf(d, ConnectionError)
+        self.assert_nothing_left()
