@@ -189,6 +189,36 @@ class FailedAttemptTests(DialerCase):
             side.lose()
         self.assert_nothing_left()
 
+    def test_lost_in_its_handshake(self) -> None:
+        """Another one is made at once, but only once; a wrong key is as good as a word."""
+        d = self.dial()
+        self.network.connected(0).lose(ConnectionLost())
+        self.assertNoResult(d)
+        self.network.turn()
+        side = self.network.connected(0)
+        side.protocol.handshakeCompleted()
+        self.assertIs(self.successResultOf(d), side.protocol)
+        side.lose()
+        d = self.dial()
+        self.network.connected(0).lose(ConnectionLost())
+        self.network.turn()
+        self.network.connected(0).lose(ConnectionLost())
+        self.failureResultOf(d, ConnectionError)
+        d = self.dial()
+        self.network.connected(0).lose(WrongServerKey("it is another one", "alice"))
+        self.failureResultOf(d, WrongServerKey)
+        self.assertEqual(self.network.tries, 5)
+        self.assert_nothing_left()
+
+    def test_given_up_between_two(self) -> None:
+        """Nothing is dialled any more."""
+        d = self.dial()
+        self.network.connected(0).lose(ConnectionLost())
+        d.cancel()
+        self.failureResultOf(d, CancelledError)
+        self.assert_nothing_left()
+        self.assertEqual(self.network.tries, 1)
+
     def test_both(self) -> None:
         """What the last one says is told."""
         d = self.dial()
@@ -217,11 +247,13 @@ class FailedAttemptTests(DialerCase):
         self.assert_nothing_left()
 
     def test_closed_before_the_endpoint_says_that_it_is_there(self) -> None:
-        """Then it was closed at once."""
+        """Then it was closed at once, and the second one, too."""
+        hasties: list[object] = []
 
         class Hasty:
             def connect(self, factory: Any) -> Deferred[Any]:
                 side = ServerSide()
+                hasties.append(side)
                 side.protocol = factory.buildProtocol(None)
                 side.protocol.makeConnection(side)
                 side.lose()
@@ -230,6 +262,8 @@ class FailedAttemptTests(DialerCase):
         clock: Any = self.clock
         hasty: Any = Hasty
         d = Dialer(clock, self.limits, "alice", hasty).dial(self.owner)
+        self.clock.advance(0)
+        self.assertEqual(len(hasties), 2)
         error = self.failureResultOf(d, ConnectionError).value
         self.assertEqual(str(error), "it was closed at once")
         self.assertEqual(self.clock.getDelayedCalls(), [])

@@ -211,6 +211,16 @@ class FrontTests(SynchronousTestCase):
         self.clock.advance(0)
         self.assertEqual(second.data[8:], b"01234")
 
+    def test_what_cannot_be_heard_in_turn(self) -> None:
+        """It is cut, as it would be out of turn: nobody waits for an answer that never comes."""
+        (other, _), (front, transport) = self.connect(), self.connect()
+        other.dataReceived(b"\x16" * 8)  # it is heard at once, and the next one in the next turn
+        self.patch(Inner, "dataReceived", lambda _inner, _data: 1 // 0)
+        front.dataReceived(b"\x16" * 8)
+        self.clock.advance(0)
+        self.assertTrue(transport.disconnecting)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
     def test_foolscap_is_quiet(self) -> None:
         """Over Foolscap, what comes is of use."""
         fronts = [self.connect() for _ in range(2)]

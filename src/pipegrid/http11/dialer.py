@@ -4,8 +4,11 @@ Making one connection to a host: the one routine of all who own connections.
 A connection may hang for no fault of the host: a packet was lost, and the kernel sends the next one after
 seconds; the host has restarted, or dropped it, and nobody says so. So when a quarter of the time is over
 (``SECOND_AFTER``) and it is not usable yet, TLS included, a second attempt is made beside the first. Which of
-them is usable first is taken, and the other one cut. There are never more than the two; an attempt that fails
-while no other is under way fails at once, since there are other hosts to ask.
+them is usable first is taken, and the other one cut. There are never more than the two.
+
+What is lost between TCP and the end of TLS's handshake is dialled again at once, if it was the first: a
+crowded host may have cut it, or one that heard nothing for long, as of a client that was suspended. Whoever
+refuses the connection, or has another key, has said what there is to say, and there are other hosts to ask.
 
 **Time in which this process did not run** is nobody's fault: it was suspended, or something else blocked the
 reactor. Whoever is late by more than ``LATE_S`` to say that the time is over has not listened meanwhile, so
@@ -122,12 +125,21 @@ class _Dialling:
         connection.owner = self._owner
         self.made.callback(connection)
 
-    def failed(self, attempt: _Attempt, failure: Failure) -> None:
-        """An attempt has failed; if another one is under way, that may do better."""
+    def failed(self, attempt: _Attempt, failure: Failure, again: bool) -> None:
+        """
+        An attempt has failed; another one may do better, if one is under way.
+
+        Args:
+            again: if not, one had better be made.
+        """
         self._attempts.remove(attempt)
-        if not self._attempts:
-            self._end()
-            self.made.errback(failure)
+        if self._attempts:
+            return
+        if again and self._second is not None and self._second.active():
+            self._second.reset(0)
+            return
+        self._end()
+        self.made.errback(failure)
 
     def _try(self) -> None:
         attempt = _Attempt(self._dialer, self)
@@ -201,7 +213,8 @@ class _Attempt(NoOwner):
     ) -> None:
         """It ended before it was usable; of another one than the last the endpoint knows."""
         if self._connected:
-            self._failed(Failure(loss.error or ConnectionError(loss.reason)))
+            why = loss.error or ConnectionError(loss.reason)
+            self._failed(Failure(why), again=loss.error is None)
 
     def _build(self) -> PipelinedConnection:
         self._made.append(self._dialer.new(self))
@@ -212,14 +225,14 @@ class _Attempt(NoOwner):
         connection = self._made[-1]
         self._connected = True
         if not connection.open:
-            self._failed(Failure(ConnectionError("it was closed at once")))
+            self._failed(Failure(ConnectionError("it was closed at once")), again=True)
         elif connection.ready:
             self.has_room(connection)
 
-    def _failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure, again: bool = False) -> None:
         if not self._over:
             self._over = True
-            self._dialling.failed(self, failure)
+            self._dialling.failed(self, failure, again)
 
 
 def quiet(build: Callable[[], PipelinedConnection]) -> IProtocolFactory:

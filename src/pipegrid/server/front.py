@@ -25,6 +25,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.internet.protocol import Factory, connectionDone
 from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from pipegrid.reactor.alarm import Alarm
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
     from pipegrid.server.gbs.connection import GbsConnection
     from pipegrid.server.gbs.site import GbsSite
+
+log = Logger()
 
 FOOLSCAP_BEGINS = b"GET /id/"
 PATIENCE_S = 30.0
@@ -132,7 +135,12 @@ class FrontFactory(Factory):
             connection = self._line.next()
             self._turn.set(0)
             connection.resume()
-            connection.hear()
+            try:
+                connection.hear()
+            except Exception:
+                # As the reactor does with what it hands on itself. Else the client would wait for nothing.
+                log.failure("a connection failed within the server")
+                connection.abort()
 
     def vouch(self, connection: Front) -> None:
         """A connection has shown the secret."""
