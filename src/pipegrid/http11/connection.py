@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.error import ConnectionDone
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IHandshakeListener, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
@@ -299,6 +299,7 @@ class PipelinedConnection(Protocol):
                     reason="the server closed it" if clean else str(value).rstrip("."),
                     error=value if isinstance(value, PipegridError) else None,
                     announced=self._parser.closed,
+                    cut=clean or isinstance(value, ConnectionLost),
                 )
             )
         self._farewell.gone()

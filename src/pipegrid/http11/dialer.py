@@ -8,7 +8,7 @@ them is usable first is taken, and the other one cut. There are never more than 
 
 What is lost between TCP and the end of TLS's handshake is dialled again at once, if it was the first: a
 crowded host may have cut it, or one that heard nothing for long, as of a client that was suspended. Whoever
-refuses the connection, or has another key, has said what there is to say, and there are other hosts to ask.
+refuses the connection, has another key or speaks no TLS has said what there is to say; others can be asked.
 
 **Time in which this process did not run** is nobody's fault: it was suspended, or something else blocked the
 reactor. Whoever is late by more than ``LATE_S`` to say that the time is over has not listened meanwhile, so
@@ -214,7 +214,7 @@ class _Attempt(NoOwner):
         """It ended before it was usable; of another one than the last the endpoint knows."""
         if self._connected:
             why = loss.error or ConnectionError(loss.reason)
-            self._failed(Failure(why), again=loss.error is None)
+            self._failed(Failure(why), again=loss.cut)
 
     def _build(self) -> PipelinedConnection:
         self._made.append(self._dialer.new(self))

@@ -42,6 +42,7 @@ class Loss:
     Attributes:
         reason: a clause for people.
         error: what the transport or its TLS said, if that is an error with a sentence of its own.
+        cut: the other side ended it, or something on the way; not TLS, for a reason that stays.
         announced: it was closed by us, or after an answer that was to be the last.
         said_close: the server said so with its last answer.
         answered: how many requests it had answered.
@@ -52,6 +53,7 @@ class Loss:
 
     reason: str
     error: PipegridError | None = None
+    cut: bool = False
     announced: bool = False
     said_close: bool = False
     answered: int = 0
