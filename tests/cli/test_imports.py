@@ -130,6 +130,21 @@ class ImportTests(SynchronousTestCase):
             self.assertEqual(set(needed) - loaded, set())
             self.assertAbsent(OF_OTHERS + OF_TWISTED + OURS + other, loaded)
 
+    def test_what_a_backup_imports_before_it_connects(self) -> None:
+        """Next to nothing: connections are made while the rest is imported."""
+        _, loaded = modules(
+            "import json, sys\n"
+            "from pipegrid.cli import process\n"
+            "def begin(job, invocation):\n"
+            "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
+            "    return 0\n"
+            "process.run_job = begin\n"
+            "process.run_process(['backup', '/', '--as', 'all'])"
+        )
+        self.assertIn("pipegrid.cli.cmd_backup", loaded)
+        absent = ("attr", "twisted.internet.defer", "pipegrid.core.caps", "pipegrid.tree.paths")
+        self.assertAbsent(absent, loaded)
+
 
 class LaterTests(SynchronousTestCase):
     """``pipegrid.cli.later``, in processes of their own."""

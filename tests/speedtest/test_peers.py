@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from misc.speedtest.peers import __main__ as peers
+from misc.speedtest.peers import nodes
 from misc.speedtest.peers.clients import run_all
 from misc.speedtest.peers.contest import (
     AT_ONCE,
@@ -135,6 +136,19 @@ class ClientsTests(SynchronousTestCase):
         directory = Path(self.mktemp())
         peers.make_client(directory, [ADDRESS], HTTPS)
         self.assertIn("shares.happy = 7", (directory / "pipegrid.cfg").read_text())
+
+    def test_what_a_node_has_for_a_moment(self) -> None:
+        """It is where its shares are, in memory if they are: each answer is a file before it is sent."""
+        directory = Path(self.mktemp()).absolute()
+        program = directory.with_name("tahoe")
+        program.write_text('#!/bin/sh\necho "$1 $TMPDIR"\n')
+        program.chmod(0o700)
+        self.patch(nodes, "TAHOE", str(program))
+        node = nodes.Node(directory, "")
+        node.start()
+        node.wait_stopped()
+        self.assertEqual(directory.with_suffix(".log").read_text(), f"run {directory / 'tmp'}\n")
+        self.assertTrue((directory / "tmp").is_dir())
 
 
 class _Client:

@@ -22,6 +22,7 @@ from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
 from pipegrid.errors import (
     CapError,
+    DirectoryError,
     GridError,
     NotEnoughSharesError,
     PipegridError,
@@ -31,8 +32,8 @@ from pipegrid.errors import (
     UsageError,
 )
 from pipegrid.tree import localwalk
+from pipegrid.tree.backup import catalogue, naming
 from pipegrid.tree.backup import machine as machines
-from pipegrid.tree.backup import naming
 from pipegrid.tree.backup.catalogue import (
     BackupRun,
     Machine,
@@ -230,6 +231,26 @@ class CatalogueTests(SynchronousTestCase):
             lambda: parse_time("yesterday"),
         ):
             self.assertRaises(UsageError, call)
+
+    def test_a_list_is_taken_apart_once(self) -> None:
+        """However often one run asks what is in it; what each asker is given is its own."""
+        asked: list[bytes] = []
+
+        def note(cap: DirectoryCap, content: bytes, limits: Any) -> Any:
+            asked.append(content)
+            return unpack(cap, content, limits)
+
+        self.patch(catalogue, "unpack", note)
+        cap = DirectoryCap(LitCap(b"an odd one"))
+        ours = {"pipegrid": {"backup": {"name": "odd"}}}
+        content = pack_immutable([Child("odd 2026-11-01_10:00:00Z", cap, ours)])
+        first = runs_of(cap, content)
+        self.assertEqual([run.name for run in first], ["odd"])
+        first.clear()
+        self.assertEqual(len(runs_of(cap, bytes(bytearray(content)))), 1)
+        self.assertEqual(asked, [content])
+        self.assertRaises(DirectoryError, runs_of, cap, b"no directory")
+        self.assertRaises(DirectoryError, runs_of, cap, b"no directory")
 
     def test_directories_that_cannot_be(self) -> None:
         """What a list says, which others may have written, is no path for sure."""

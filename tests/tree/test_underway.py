@@ -1,4 +1,4 @@
-"""What of a tree is under way: few files at first, until it is known whether they are many."""
+"""What of a tree is under way: some files at first, until it is known whether they are many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.flow.depth import FEW, FIRST, MANY, Appetite
 from pipegrid.transfer.put.many import SMALL_BYTES
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree.underway import UNDECIDED_S, UnderWay
+from pipegrid.tree.underway import SOME, UNDECIDED_S, UnderWay
 
 
 class UndecidedTests(SynchronousTestCase):
@@ -53,32 +53,38 @@ class UndecidedTests(SynchronousTestCase):
 
     def test_few_are_all(self) -> None:
         """They begin as soon as nothing more is to come, and nobody prepares for anything."""
-        self.meet(FEW + 10)
-        self.assertEqual(len(self.waiting), FEW)
+        self.meet(SOME + 10)
+        self.assertEqual(len(self.waiting), SOME)
         self.under_way.all_met()
-        self.assertEqual(len(self.waiting), FEW + 10)
+        self.assertEqual(len(self.waiting), SOME + 10)
         self.assertEqual(self.expected, [])
 
     def test_many(self) -> None:
         """The servers are told when so many small ones have been met, and each time that more come."""
         self.meet(30, SMALL_BYTES + 1)
         self.meet(MANY - 1)
-        self.assertEqual((len(self.waiting), self.expected), (FEW, []))
+        self.assertEqual((len(self.waiting), self.expected), (SOME, []))
         self.appetite = Appetite.FEW  # as servers say who prepare
         self.meet(1)
-        self.assertEqual((len(self.waiting), self.expected), (FEW, [MANY]))
+        self.assertEqual((len(self.waiting), self.expected), (SOME, [MANY]))
+        for waiting in self.waiting[: SOME - FEW]:
+            waiting.callback(None)
+        self.assertEqual(len(self.waiting), SOME)
+        self.waiting[SOME - FEW].callback(None)
+        self.assertEqual(len(self.waiting), SOME + 1)
         self.appetite = Appetite.COUNTED
-        self.waiting[0].callback(None)
-        self.assertEqual(len(self.waiting), FIRST + 1)
+        self.waiting[SOME].callback(None)
+        ended = SOME - FEW + 2
+        self.assertEqual(len(self.waiting), FIRST + ended)
         self.meet(MANY)
         self.assertEqual(self.expected, [MANY, MANY])
 
     def test_a_slow_walk(self) -> None:
         """It is not waited for longer than connections take."""
-        self.meet(FEW + 5)
+        self.meet(SOME + 5)
         self.clock.advance(UNDECIDED_S)
         self.meet(1)
-        self.assertEqual(len(self.waiting), FEW + 6)
+        self.assertEqual(len(self.waiting), SOME + 6)
 
     def test_questions(self) -> None:
         """What only looks does not wait, and says nothing of what will be stored."""

@@ -94,7 +94,8 @@ class Node:
     One node, which runs while it is wanted.
 
     Args:
-        directory: made unless it is there; its log is beside it.
+        directory: made unless it is there; its log is beside it, and what it has for a moment within it: each
+            answer of a storage server is a temporary file.
         settings: of ``tahoe.cfg``.
     """
 
@@ -102,6 +103,8 @@ class Node:
         self.directory = directory
         self._process: subprocess.Popen[bytes] | None = None
         (directory / "private").mkdir(parents=True, exist_ok=True)
+        self._temporary = directory / "tmp"
+        self._temporary.mkdir(exist_ok=True)
         (directory / "tahoe.cfg").write_text(settings)
         (directory / "tahoe-client.tac").touch()  # tells what kind of node it is
 
@@ -122,6 +125,7 @@ class Node:
         with open(self.directory.with_suffix(".log"), "ab") as log:
             self._process = subprocess.Popen(
                 [TAHOE, "run", str(self.directory)],
+                env=os.environ | {"TMPDIR": str(self._temporary)},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

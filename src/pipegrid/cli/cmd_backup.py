@@ -84,12 +84,15 @@ def command(
     called = named or os.path.basename(os.path.abspath(source)) or "root"
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.trees import root_of
         from pipegrid.tree.backup.retention import Retention
         from pipegrid.tree.backup.run import BackupOptions, Backups
 
         retention = Retention(keep_last, keep_daily, keep_weekly)
-        archives = None if path is None else root_of(grid, path)
+        archives = None
+        if path is not None:
+            from pipegrid.cli.trees import root_of
+
+            archives = root_of(grid, path)
         options = BackupOptions(
             made_anew, chosen.one_file_system, retention, archives, named is not None
         )
@@ -103,13 +106,17 @@ def command(
 
 def _place_of(given: tuple[str, ...]) -> tuple[str | None, str | None]:
     """Return the path on the grid that ``--as`` gives, and the name: one without a colon."""
-    from pipegrid.tree.paths import has_path
-
-    paths = [each for each in given if has_path(each) or each.strip().startswith("URI:")]
+    paths = [each for each in given if ":" in each and _is_path(each)]
     names = [each for each in given if each not in paths]
     if len(paths) > 1 or len(names) > 1:
         raise usage_error("give one NAME and one ALIAS:PATH with --as")
     return paths[0] if paths else None, names[0] if names else None
+
+
+def _is_path(text: str) -> bool:
+    from pipegrid.tree.paths import has_path  # for which connections to servers are not to wait
+
+    return has_path(text) or text.strip().startswith("URI:")
 
 
 async def _run(

@@ -78,11 +78,16 @@ def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
     put_off()  # before Twisted
     one_heap()  # before there are threads
     ahead = _dial(invocation) if isinstance(job, GridJob) else None
+    from pipegrid.cli import classcode
     from pipegrid.cli.app import start_job
 
-    return _run_reactor(
-        lambda reactor: start_job(job, invocation, reactor, ahead=ahead), invocation
-    )
+    methods = classcode.begin()  # before there are classes
+    try:
+        return _run_reactor(
+            lambda reactor: start_job(job, invocation, reactor, ahead=ahead), invocation
+        )
+    finally:
+        methods.keep()
 
 
 def _parse(

@@ -37,6 +37,10 @@ _READ_ONLY = "ro."
 _MAX_LENGTH_DIGITS = 12
 _ZERO = ord("0")
 
+_JSON = json.JSONEncoder(
+    allow_nan=False
+)  # ``dumps`` makes one for each entry, as long as it takes to use it
+
 
 @attrs.frozen
 class Child:
@@ -153,7 +157,7 @@ def _pack_entry(name: str, child: Child) -> bytes:
             "give a cap of an immutable file or directory"
         )
     try:
-        metadata = json.dumps(child.metadata, allow_nan=False).encode("ascii")
+        metadata = _JSON.encode(child.metadata).encode("ascii")
         fields = (name.encode("utf-8"), str(cap).removeprefix(_IMMUTABLE).encode("utf-8"))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(

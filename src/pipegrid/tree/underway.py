@@ -29,9 +29,11 @@ MAX_BYTES = 8 << 20
 """As for many files that are stored at once: at 3-of-10 this fills a line of 2 Gbit/s at 100 ms."""
 
 UNDECIDED_S = 0.25
+SOME = 8
 """
-So long few are stored before many, or all, are known: connections take as long to be made, and a walk less
-for as many.
+So long no more than some are stored before many, or all, are known: connections take as long to be made, and
+a walk less for as many. With four, ten servers on two cores had done with them before all of a thousand files
+were met, of which ten had changed.
 """
 
 _HELD_PART = 4
@@ -160,8 +162,8 @@ class UnderWay(Generic[P]):
         if not work.stores:
             return True
         appetite = self._appetite()
-        if appetite is Appetite.COUNTED and self._is_undecided():
-            appetite = Appetite.FEW
+        if appetite is Appetite.COUNTED and self._is_undecided() and self._storing >= SOME:
+            return False
         return self._depth.allows(self._storing, appetite)
 
     def _is_undecided(self) -> bool:

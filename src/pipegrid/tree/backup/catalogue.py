@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -107,6 +108,11 @@ def runs_of(cap: DirectoryCap, content: bytes) -> list[BackupRun]:
     Raises:
         DirectoryError: it is no directory, or there is something in it and no run.
     """
+    return list(_runs_of(cap, content))
+
+
+@lru_cache(maxsize=2)  # one run of a backup asks six times
+def _runs_of(cap: DirectoryCap, content: bytes) -> tuple[BackupRun, ...]:
     entries = unpack(cap, content, ListingLimits(MAX_BYTES)).entries
     runs = []
     for entry in entries:
@@ -133,7 +139,7 @@ def runs_of(cap: DirectoryCap, content: bytes) -> list[BackupRun]:
         raise DirectoryError(
             "this directory is no catalogue of backups; to fetch it use 'pipegrid get -r'"
         )
-    return sorted(runs, key=lambda run: (run.time, run.name))
+    return tuple(sorted(runs, key=lambda run: (run.time, run.name)))
 
 
 def shown_time(seconds: float) -> str:

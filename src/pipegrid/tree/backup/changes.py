@@ -83,8 +83,10 @@ def is_unchanged(recorded: Recorded, found: os.stat_result) -> bool:
 
 def is_due(cap: str, checked_s: float, now_s: float) -> bool:
     """Return whether something has to be looked for, which was found whole at a time (since 1970)."""
+    age_s = now_s - checked_s
+    if 0 <= age_s <= SOONEST_S:
+        return False  # nearly all of them, each time
     digest = hashlib.sha256(cap.encode("ascii", "replace")).digest()
     spread = int.from_bytes(digest[:4], "big") / (1 << 32)
-    age_s = now_s - checked_s
     # A clock that was set back must not make objects fresh for years.
     return age_s < -_DAY_S or age_s > SOONEST_S + (LATEST_S - SOONEST_S) * spread

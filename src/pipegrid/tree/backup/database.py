@@ -85,7 +85,7 @@ class Database(Memory):
     ) -> None:
         self._path = path
         self._context = hashlib.sha256(b"pipegrid backup" + context).digest()[:16]
-        self._root = os.fsencode(root)
+        self._above = os.path.join(os.fsencode(root), b"")
         self._now = now
         self._say = say
         self._read_only = read_only
@@ -229,7 +229,7 @@ class Database(Memory):
         return Remembered(cap, due)
 
     def _key(self, path: str) -> bytes:
-        return os.path.join(self._root, os.fsencode(path))
+        return self._above + os.fsencode(path)
 
     def _digest(self, packed: bytes) -> bytes:
         return hashlib.sha256(self._context + packed).digest()
