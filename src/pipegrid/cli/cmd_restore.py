@@ -116,9 +116,11 @@ def _directory_of_one(place: PathEnd) -> DirectoryCap:
 
 def _is_cap(text: str) -> bool:
     """Return whether an argument is a cap or begins with an alias that is there, and is no path in a run."""
-    bare = text.strip()
+    from pipegrid.core.pasted import as_pasted
+
+    bare = as_pasted(text)
     if bare.startswith("URI:") or ":" not in bare:
         return bare.startswith("URI:")
-    from pipegrid.cli.files import aliases_here
+    from pipegrid.cli.files import begins_with_alias
 
-    return bare.partition(":")[0] in aliases_here()
+    return begins_with_alias(bare)
