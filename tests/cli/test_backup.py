@@ -57,7 +57,7 @@ class CommandTests(ProcessTestCase):
         self.assertEqual(sorted(os.listdir(self.home / "part")), ["file", "run.sh"])
 
     def test_one_file(self) -> None:
-        """Comes back alone, into a directory that may be there, with mode and time; so do a link and an odd name."""
+        """Comes back alone, into a directory that may be there, with mode and time; so do links."""
         self.write("a/run.sh")
         (self.source / "a/run.sh").chmod(0o750)
         os.utime(self.source / "a/run.sh", ns=(1, 10**18 + 1))
@@ -215,6 +215,9 @@ class CommandTests(ProcessTestCase):
             "pipegrid: pipe: left out: it is a named pipe, which has no content to store\n", err
         )
         self.assertIn("1 file (200 B) in 1 directory", err)
+        for command in (("put", "-r"), ("backup",)):
+            _, err = self.run_command(*command, "src/good", status=1)
+            self.assertIn("src/good is no directory; 'pipegrid put' without -r stores a file", err)
         _, err = self.run_command("-q", "put", "-r", "--exclude", "*.tmp", "src", status=1)
         self.assertEqual(
             err, "pipegrid: pipe: left out: it is a named pipe, which has no content to store\n"

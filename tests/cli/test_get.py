@@ -41,7 +41,7 @@ class GetTests(SynchronousTestCase):
         self.assertFalse(os.path.exists("-"))
 
     def test_caps_from_mails_and_browsers(self) -> None:
-        """A cap in quotation marks, broken over two lines, or in the address of a gateway's page serves as it is."""
+        """A cap in quotation marks, broken over lines, or in the address of a gateway's page will do."""
         for text in (
             f'"{CAP}"',
             f"{CAP[:12]}\n{CAP[12:]}",

@@ -761,7 +761,7 @@ class CancellationTests(DownloadTestCase):
         self.check(self.make)
 
     def test_a_browser_that_has_left(self) -> None:
-        """Whoever cancels a get for a request of Twisted's web server, once its client is gone, is told of that."""
+        """Who cancels a get for a request of Twisted's web server, whose client is gone, is told of that."""
         self.make()
         request: Any = Request(DummyChannel(), False)
         started: Deferred[Any] = self.world.grid.get(self.file.cap, request)

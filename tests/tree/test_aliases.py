@@ -68,7 +68,7 @@ class AliasFileTests(SynchronousTestCase):
         self.assertEqual(self.path.read_text(), f"one: {caps[1]}\n")
 
     def test_one_name_in_two_forms(self) -> None:
-        """However a keyboard or a file system composes a letter, it is the same alias, and stands there once."""
+        """However a keyboard or a file system composes a letter: it is one alias, and stands there once."""
         composed, apart = "caf\u00e9", "cafe\u0301"
         add_alias(self.home, apart, CAP)
         self.assertEqual(read_aliases(self.home), {composed: CAP})

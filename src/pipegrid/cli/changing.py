@@ -38,6 +38,20 @@ def is_on_grid(text: str) -> bool:
     return begins_with_alias(bare) or not os.path.lexists(text)
 
 
+def alias_meant(text: str) -> str:
+    """
+    Return the alias that an argument names without its colon, if there is no file of that name; or nothing.
+
+    Raises:
+        UsageError: the aliases cannot be read.
+    """
+    from pipegrid.cli.files import begins_with_alias
+
+    meant = f"{text.strip()}:"
+    there = ":" in text or "/" in text or os.path.lexists(text)
+    return meant if not there and begins_with_alias(meant) else ""
+
+
 @attrs.frozen
 class Spot:
     """

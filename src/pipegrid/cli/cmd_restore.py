@@ -97,7 +97,7 @@ def _directory_of_one(place: PathEnd) -> DirectoryCap:
     Return the cap of a directory, held by that cap, with nothing in it but what a path leads to.
 
     Raises:
-        CapError: nothing is known that reads this, or it can change, as nothing does that a backup has stored.
+        CapError: nothing is known that reads this, or it can change, and no backup has stored it.
     """
     from pipegrid.cli.trees import check_known
     from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap

@@ -1,9 +1,9 @@
 """
 Caps as they come out of mails and browsers: quoted, broken over lines, or in the address of a gateway's page.
 
-What they stand for is never in doubt, since nothing else begins like a cap, and a path ``http://`` has an empty
-name in it. Nobody is asked at such an address; the cap in it is all that counts. What is not understood stays
-as it is, for whoever reads caps to complain of.
+What they stand for is never in doubt, since nothing else begins like a cap, and a path ``http://`` has an
+empty name in it. Nobody is asked at such an address; the cap in it is all that counts. What is not understood
+stays as it is, for whoever reads caps to complain of.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def as_pasted(text: str) -> str:
     """
     Return a cap or path without what only carried it here.
 
-    These go: blanks and quotation marks around it, marks of quoted mail before it, ends of lines within the cap
-    (in names behind it they stay), a gateway's address before it, and with that, or in ``URI%3A``, percent signs.
+    These go: blanks and quotation marks around it, marks of quoted mail before it, ends of lines within the
+    cap (in names behind it they stay), a gateway's address before it, and with that, or in ``URI%3A``,
+    percent signs.
     """
     text = text.strip()
     if text.startswith(CAP_STARTS):

@@ -211,7 +211,11 @@ class TreeUpload:
     def _walk_failed(self, failure: Failure) -> None:
         self._batch = None
         error = failure.value
-        if isinstance(error, OSError):
+        if isinstance(error, NotADirectoryError):
+            error = SourceError(
+                f"{printable(self._root)} is no directory; 'pipegrid put' without -r stores a file"
+            )
+        elif isinstance(error, OSError):
             error = SourceError(f"cannot read {printable(self._root)}: {error.strerror}")
         self._error = error
         self._wake()

@@ -143,8 +143,8 @@ class Download:
                     await self._changed.wait(self._wait_s())
                     self._lose_patience()
         except BaseException:
-            # The caller's object is free again whatever happened, and hears of the first error only: a request
-            # whose client has left fails at being let go of.
+            # The caller's object is free again whatever happened, and hears of the first error only: a
+            # request whose client has left fails at being let go of.
             with suppress(Exception):
                 self._sink.finish()
             raise
