@@ -131,9 +131,9 @@ class SurroundingsTests(ProcessTestCase):
             _, err = self.run_so(write_there, *words, status=1)
             told = "pipegrid: cannot write to standard output: No space left on device\n"
             self.assertEqual(err, told, words)
-        for status, words in ((2, ("--json", "nonsense")), (1, ("--json", "put", "nothing"))):
-            _, err = self.run_so(write_there, *words, status=status)
-            self.assertIn("cannot write to standard output", err, words)
+        for status, asked in ((2, "nonsense"), (1, "backups")):
+            _, err = self.run_so(write_there, "--json", asked, status=status)
+            self.assertIn("cannot write to standard output", err, asked)
             self.assertNotIn("ignored", err)
 
     def test_no_file_takes_the_place_of_a_standard_stream(self) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid.cli.options import F, all_of, as_one, byte_rate
+from pipegrid.cli.options import F, all_of, as_one
+from pipegrid.cli.sizes import byte_rate
 
 if TYPE_CHECKING:
     from pipegrid.cli.mirroring import Fetching
