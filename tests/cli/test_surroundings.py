@@ -131,7 +131,7 @@ class SurroundingsTests(ProcessTestCase):
             _, err = self.run_so(write_there, *words, status=1)
             told = "pipegrid: cannot write to standard output: No space left on device\n"
             self.assertEqual(err, told, words)
-        for status, asked in ((2, "nonsense"), (1, "backups")):
+        for status, asked in ((2, "nonsense"), (1, "status")):
             _, err = self.run_so(write_there, "--json", asked, status=status)
             self.assertIn("cannot write to standard output", err, asked)
             self.assertNotIn("ignored", err)
