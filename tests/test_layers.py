@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "speedtest": _SERVERS | _CLIENTS | {"http11", "grid", "links", "simulation"},
     "buildbot": {"errors", "speedtest"},
     "cli": _SERVERS | _CLIENTS | {"grid", "tree", "speedtest", "mirror"},
+    "__main__": {"cli"},
 }
 
 PURE = {

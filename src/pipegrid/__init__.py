@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pipegrid.core.caps import Cap, parse_cap
+    from pipegrid.core.caps import Cap, ChkCap, LitCap, parse_cap
     from pipegrid.core.mutable.edits import Link, Rename, Unlink
     from pipegrid.core.params import Params
     from pipegrid.errors import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from pipegrid.flow.autowindow import AutoWindow
     from pipegrid.flow.pipeline import Pipeline
+    from pipegrid.grid.creation import create_local
     from pipegrid.http11 import PipelinedAgent
     from pipegrid.mirror.mirror import Mirror
     from pipegrid.transfer.mutable.written import CreateResult, WriteResult
@@ -66,11 +67,13 @@ _HOMES = {
     "Cap": "pipegrid.core.caps",
     "CheckResult": "pipegrid.transfer.results",
     "Child": "pipegrid.tree.directory",
+    "ChkCap": "pipegrid.core.caps",
     "CreateResult": "pipegrid.transfer.mutable.written",
     "Directory": "pipegrid.tree.directory",
     "GetResult": "pipegrid.transfer.results",
     "Grid": "pipegrid.tree.facade",
     "Link": "pipegrid.core.mutable.edits",
+    "LitCap": "pipegrid.core.caps",
     "Mirror": "pipegrid.mirror.mirror",
     "Params": "pipegrid.core.params",
     "Pipeline": "pipegrid.flow.pipeline",
@@ -81,6 +84,7 @@ _HOMES = {
     "RepairResult": "pipegrid.transfer.results",
     "Unlink": "pipegrid.core.mutable.edits",
     "WriteResult": "pipegrid.transfer.mutable.written",
+    "create_local": "pipegrid.grid.creation",
     "parse_cap": "pipegrid.core.caps",
 }
 
@@ -92,6 +96,7 @@ __all__ = [
     "CheckResult",
     "Child",
     "ChildExists",
+    "ChkCap",
     "ConflictingWrite",
     "CorruptionError",
     "CreateResult",
@@ -101,6 +106,7 @@ __all__ = [
     "Grid",
     "GridError",
     "Link",
+    "LitCap",
     "Mirror",
     "NoSpace",
     "NoSuchChild",
@@ -133,6 +139,7 @@ __all__ = [
     "WriteResult",
     "WrongSecret",
     "__version__",
+    "create_local",
     "parse_cap",
 ]
 

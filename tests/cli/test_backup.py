@@ -56,6 +56,40 @@ class CommandTests(ProcessTestCase):
         self.run_command("restore", catalogue, "a", "-o", "part")
         self.assertEqual(sorted(os.listdir(self.home / "part")), ["file", "run.sh"])
 
+    def test_one_file(self) -> None:
+        """Comes back alone, into a directory that may be there, with mode and time; so do links."""
+        self.write("a/run.sh")
+        (self.source / "a/run.sh").chmod(0o750)
+        os.utime(self.source / "a/run.sh", ns=(1, 10**18 + 1))
+        os.symlink("run.sh", self.source / "a/link")
+        with open(os.fsencode(self.source) + b"/caf\xe9", "wb") as file:
+            file.write(b"odd")
+        self.run_command("backup", "src")
+        target = self.home / "here"
+        target.mkdir(0o700)
+        (target / "other").touch()
+        _, err = self.run_command("restore", "a/run.sh", "-o", "here")
+        self.assertIn("1 file fetched (200 B)", err)
+        self.assertEqual((target / "run.sh").read_bytes(), (self.source / "a/run.sh").read_bytes())
+        found = os.stat(target / "run.sh")
+        self.assertEqual((found.st_mode & 0o777, found.st_mtime_ns), (0o750, 10**18 + 1))
+        self.assertEqual(os.stat(target).st_mode & 0o777, 0o700)
+        self.run_command("restore", "/a/link", "-o", "here")
+        self.assertEqual(os.readlink(target / "link"), "run.sh")
+        catalogue = json.loads(self.run_command("backups", "--json")[0])["cap"]
+        names = self.run_command("ls", catalogue)[0].splitlines()
+        (odd,) = [name for name in names if name != "a/"]
+        self.run_command("restore", odd, "-o", "here")
+        self.assertTrue(os.path.lexists(os.fsencode(target) + b"/caf\xe9"))
+        (target / "run.sh").write_bytes(b"mine")
+        _, err = self.run_command("restore", "a/run.sh", "-o", "here", status=1)
+        self.assertIn("here/run.sh is another file already", err)
+        self.assertEqual((target / "run.sh").read_bytes(), b"mine")
+        self.run_command("restore", "a/run.sh", "-o", "here", "-f")
+        self.assertEqual((target / "run.sh").read_bytes(), (self.source / "a/run.sh").read_bytes())
+        _, err = self.run_command("restore", "a/nothing", "-o", "here", status=2)
+        self.assertIn("there is no 'nothing'", err)
+
     def test_one_cap(self) -> None:
         """Is printed after each run, reads, and is enough on a new machine, which can go on with the list."""
         self.write("a", 1000)
@@ -181,6 +215,9 @@ class CommandTests(ProcessTestCase):
             "pipegrid: pipe: left out: it is a named pipe, which has no content to store\n", err
         )
         self.assertIn("1 file (200 B) in 1 directory", err)
+        for command in (("put", "-r"), ("backup",)):
+            _, err = self.run_command(*command, "src/good", status=1)
+            self.assertIn("src/good is no directory; 'pipegrid put' without -r stores a file", err)
         _, err = self.run_command("-q", "put", "-r", "--exclude", "*.tmp", "src", status=1)
         self.assertEqual(
             err, "pipegrid: pipe: left out: it is a named pipe, which has no content to store\n"

@@ -7,11 +7,15 @@ import os
 import stat
 import subprocess
 import sys
-from io import BytesIO
+from contextlib import redirect_stdout
+from io import BytesIO, StringIO
+from pathlib import Path
 
+import click
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.outcome import ExitStatus, sentence
+from pipegrid.cli.sizes import byte_rate, byte_size
 from pipegrid.errors import (
     CapError,
     CorruptionError,
@@ -129,7 +133,15 @@ class UsageTests(SynchronousTestCase):
         """What is wrong is said, and where help is."""
         for arguments, words in (
             (("put",), "Missing argument"),
-            (("fetch",), "No such command 'fetch'"),
+            (
+                ("fetch",),
+                "No such command 'fetch'; did you mean 'pipegrid get'? See 'pipegrid --help'",
+            ),
+            (("pt", "x"), "did you mean 'pipegrid put'?"),
+            (("create-alias", "home"), "did you mean 'pipegrid alias create'?"),
+            (("alias", "lst"), "did you mean 'pipegrid alias list'?"),
+            (("xyzzy",), "No such command 'xyzzy'; see"),
+            (("put", "--limit-rate", "1Mbit/s", "x"), "no number of bytes a second, such as 500kB"),
             (("put", "--segment-size", "many", "x"), "'many' is not a size"),
             (("put", "--segment-size", "0", "x"), "'0' is not a size"),
             (("put", "--convergence", "not!", "x"), "base32"),
@@ -145,6 +157,29 @@ class UsageTests(SynchronousTestCase):
             self.assertIn("--help", run.stderr)
             self.assertEqual(run.stderr.count("\n"), 1)
 
+    def test_sizes(self) -> None:
+        """Units as programs and people write them, with a fraction or not; a rate may say of what."""
+        for text, size in (("131072", 131072), ("1.5M", 3 << 19), ("0.5kB", 500), ("2 KiB", 2048)):
+            self.assertEqual(byte_size(text), size)
+            self.assertEqual(byte_rate(f"{text}/s"), size)
+        for text in ("0.0M", "1,5M", "1.M", "-1", "1e6", "1.2345M", "0.5", "1/s"):
+            self.assertRaises(click.BadParameter, byte_size, text)
+
+    def test_an_alias_without_its_colon(self) -> None:
+        """What is no local file, and an alias, is asked back about before anything is done."""
+        home = Path(self.mktemp())
+        (home / "private").mkdir(parents=True)
+        (home / "private" / "aliases").write_text("home: URI:DIR2-LIT:\n")
+        for words in (
+            ("put", __file__, "home"),
+            ("cp", __file__, "home"),
+            ("cp", "home", __file__),
+        ):
+            run = Run("-d", str(home), *words)
+            self.assertEqual(self.successResultOf(run.finished), 2, words)
+            self.assertIn("there is no file 'home'; did you mean 'home:'?", run.stderr)
+            self.assertEqual(run.grid.seen, [])
+
     def test_key_options_exclude_each_other(self) -> None:
         """A random key and a convergence secret are one too many."""
         for command in (("put", "x"), ("encode", "x", "--shares", "y")):
@@ -155,6 +190,21 @@ class UsageTests(SynchronousTestCase):
 
 class HelpTests(SynchronousTestCase):
     """What ``--help`` says."""
+
+    def test_a_command_for_it(self) -> None:
+        """``help``, and ``help`` of a command, are what other programs have."""
+        for asked, meant in (
+            (("help",), ("--help",)),
+            (("help", "put"), ("put", "--help")),
+            (("help", "alias", "add"), ("alias", "add", "--help")),
+        ):
+            shown = []
+            for words in (asked, meant):
+                with redirect_stdout(StringIO()) as stdout:  # click writes past the console
+                    self.assertEqual(self.successResultOf(Run(*words).finished), 0)
+                shown.append(stdout.getvalue())
+            self.assertIn("Usage: ", shown[0])
+            self.assertEqual(*shown)
 
     def help(self, *arguments: str) -> str:
         """Return the help with each text on one line."""

@@ -40,6 +40,20 @@ class GetTests(SynchronousTestCase):
             self.assertEqual(run.raw.getvalue(), DATA)
         self.assertFalse(os.path.exists("-"))
 
+    def test_caps_from_mails_and_browsers(self) -> None:
+        """A cap in quotation marks, broken over lines, or in the address of a gateway's page will do."""
+        for text in (
+            f'"{CAP}"',
+            f"{CAP[:12]}\n{CAP[12:]}",
+            "http://127.0.0.1:3456/uri/" + CAP.replace(":", "%3A"),
+        ):
+            run = Run("get", text)
+            self.assertEqual(self.successResultOf(run.finished), 0, run.stderr)
+            self.assertEqual(run.raw.getvalue(), DATA)
+        run = Run("get", "http://127.0.0.1:3456/statistics")
+        self.assertEqual(self.successResultOf(run.finished), 2)
+        self.assertIn("there is no cap in this address", run.stderr)
+
     def test_output_appears_when_whole(self) -> None:
         """While the download runs, there is no file of that name; afterwards nothing else."""
         grid = FakeGrid(hold=True)

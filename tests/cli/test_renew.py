@@ -98,6 +98,7 @@ class RenewTests(SynchronousTestCase):
         self.assertRegex(run.objects[0]["storage_index"], "^[a-z2-7]{26}$")
         chk = {"cap": TEXT, "size": 1000, "required_shares": 2, "total_shares": 3}
         literal = {"cap": "URI:LIT:nbswy3dp", "storage_index": None, "size": 5}
+        literal |= {"required_shares": None, "total_shares": None}
         first = dict(run.objects[0])
         del first["storage_index"]
         self.assertEqual([first, run.objects[1]], [chk, literal])

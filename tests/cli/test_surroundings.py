@@ -103,6 +103,39 @@ class SurroundingsTests(ProcessTestCase):
             _, err = self.run_so(lambda: os.close(1), "-q", *words, status=1)
             self.assertEqual(err.count("standard output is closed"), 1, words)
 
+    def test_as_a_module(self) -> None:
+        """``python -m pipegrid`` is the same program, wherever its script was put."""
+        for words in ([], ["--version"]):
+            found = [
+                subprocess.run(
+                    [sys.executable, "-m", name, *words],
+                    env=self.environment,
+                    capture_output=True,
+                    timeout=TIMEOUT_S,
+                    check=False,
+                )
+                for name in ("pipegrid", "pipegrid.cli")
+            ]
+            self.assertEqual(found[0].stdout, found[1].stdout)
+            self.assertEqual(found[0].returncode, 0 if words else 2)
+
+    def test_help_on_a_full_disk(self) -> None:
+        """It says where it could not be written."""
+        full = os.open("/dev/full", os.O_WRONLY)
+        self.addCleanup(os.close, full)
+
+        def write_there() -> None:
+            os.dup2(full, 1)
+
+        for words in (("--help",), ("put", "--help"), ("--version",)):
+            _, err = self.run_so(write_there, *words, status=1)
+            told = "pipegrid: cannot write to standard output: No space left on device\n"
+            self.assertEqual(err, told, words)
+        for status, asked in ((2, "nonsense"), (1, "status")):
+            _, err = self.run_so(write_there, "--json", asked, status=status)
+            self.assertIn("cannot write to standard output", err, asked)
+            self.assertNotIn("ignored", err)
+
     def test_no_file_takes_the_place_of_a_standard_stream(self) -> None:
         """What a library writes to one that was closed is in no share, and goes to no client."""
         code = (

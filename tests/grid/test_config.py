@@ -229,9 +229,13 @@ class LoadTests(ConfigTestCase):
         self.assertEqual(local.directory, self.directory / "100%")
 
     def test_wrong_settings(self) -> None:
-        """Every complaint names the file and the setting."""
+        """Every complaint names the file and the setting, and if it is about one, its line."""
         for text, *words in (
-            ("[client]\nshares.needed = three\n", "[client] shares.needed", "'three'"),
+            ("[client]\nshares.needed = three\n", ".cfg:2: [client] shares.needed", "'three'"),
+            ("[client]\n\nask_first = perhaps\n", ".cfg:3: [client] ask_first is 'perhaps'"),
+            ("# x\n[client]\nforce_foolscap = perhaps\n", ".cfg:3: [client] force_foolscap must"),
+            ("[client]\nsegment_size = 128KiB\n", ".cfg:2: ", "of bytes, such as 131072"),
+            ("[local]\ndirectory =\n", ".cfg:2: [local] directory names none"),
             ("[client]\nshares.needed = -1\n", "[client] shares.needed", "'-1'"),
             ("[client]\nshares.needed = 0\n", "[client]", "0 of 10"),
             ("[client]\nshares.needed = 11\n", "[client]", "11 of 10"),
@@ -299,6 +303,8 @@ class LoadTests(ConfigTestCase):
         path = self.directory / "private" / "servers.yaml"
         for text, words in (
             ("storage:\n  a: [\n", "servers.yaml: line 3: "),
+            ("storage:\n\ta: {}\n", "servers.yaml: line 2: found character"),
+            ("storage:\n\ta: {}\n", "(is it a tab? YAML wants blanks); mend it by hand"),
             (
                 "# x\nstorages: {}\n",
                 "servers.yaml:2: 'storages' is not read (did you mean storage?)",
@@ -319,8 +325,12 @@ class LoadTests(ConfigTestCase):
 
     def test_not_text(self) -> None:
         """A file of another kind."""
-        self.path.write_bytes(b"\xff\xfe\x00")
-        self.assert_refused(lambda: load(self.directory), self.path, "cannot understand")
+        for data, line in ((b"\xff\xfe\x00", 1), (b"[node]\nnickname = caf\xe9\n", 2)):
+            self.path.write_bytes(data)
+            self.assert_refused(
+                lambda: load(self.directory),
+                f"cannot understand {self.path}: line {line}: it is no UTF-8 text; mend it by hand",
+            )
 
     def test_no_grid_directory(self) -> None:
         """Missing, a file, or without configuration: make one."""
@@ -410,7 +420,7 @@ class HomeDirectoryTests(ConfigTestCase):
         """A user whom nobody knows is named."""
         self.assert_refused(
             partial(self.place, "~nobody-has-this-name/x"),
-            "pipegrid.cfg: [local] directory is '~nobody-has-this-name/x'",
+            "pipegrid.cfg:2: [local] directory is '~nobody-has-this-name/x'",
             "nobody knows where the home directory ~nobody-has-this-name is",
         )
 

@@ -8,8 +8,12 @@ from io import BytesIO, RawIOBase
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectionLost
 from twisted.internet.interfaces import IConsumer, IPushProducer
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.server import Request
+from twisted.web.test.requesthelper import DummyChannel
 from zope.interface import implementer
 
 import tests.transfer.world
@@ -755,6 +759,16 @@ class CancellationTests(DownloadTestCase):
     def test_a_small_file(self) -> None:
         """Whatever has come so far."""
         self.check(self.make)
+
+    def test_a_browser_that_has_left(self) -> None:
+        """Who cancels a get for a request of Twisted's web server, whose client is gone, is told of that."""
+        self.make()
+        request: Any = Request(DummyChannel(), False)
+        started: Deferred[Any] = self.world.grid.get(self.file.cap, request)
+        request.notifyFinish().addErrback(lambda _: started.cancel())
+        request.connectionLost(Failure(ConnectionLost()))
+        self.failureResultOf(started, CancelledError)
+        self.assert_nothing_left()
 
     def test_a_large_file_with_every_trouble(self) -> None:
         """With servers down, silent and lying, damage and lost streams."""

@@ -18,6 +18,7 @@ from pipegrid.cli.outcome import status_of
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.tree import aliases
 from pipegrid.tree.aliases import add_alias, read_aliases, remove_alias
+from pipegrid.tree.paths import parse_here
 from tests import vectors
 from tests.locks import failing_locks
 
@@ -65,6 +66,19 @@ class AliasFileTests(SynchronousTestCase):
         self.assertEqual(remove_alias(self.home, "two", told.append), caps[1])
         self.assertEqual(told, [caps[1], caps[0], caps[2]])
         self.assertEqual(self.path.read_text(), f"one: {caps[1]}\n")
+
+    def test_one_name_in_two_forms(self) -> None:
+        """However a keyboard or a file system composes a letter: it is one alias, and stands there once."""
+        composed, apart = "caf\u00e9", "cafe\u0301"
+        add_alias(self.home, apart, CAP)
+        self.assertEqual(read_aliases(self.home), {composed: CAP})
+        self.assertEqual(parse_here(f"{apart}:a", self.home), (CAP, ("a",)))
+        self.assertRaises(UsageError, add_alias, self.home, apart, CAP)
+        self.path.write_text(f"{apart}: {CAP}\n")  # another program's
+        self.assertEqual(parse_here(f"{composed}:a", self.home), (CAP, ("a",)))
+        self.assertRaises(UsageError, add_alias, self.home, composed, CAP)
+        remove_alias(self.home, composed)
+        self.assertEqual(self.path.read_bytes(), b"")
 
     def test_recorded(self) -> None:
         """Lines are read as Tahoe-LAFS reads them; what we add, it finds behind them, and they stay."""

@@ -17,6 +17,7 @@ from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, f
 from pipegrid.cli.options import common_options
 from pipegrid.cli.outcome import ExitStatus, Interrupted
 from pipegrid.cli.plain import COMPLETION
+from pipegrid.errors import SinkError
 from pipegrid.version import __version__
 
 if TYPE_CHECKING:
@@ -63,6 +64,25 @@ class LazyGroup(CommandGroup):
 
     homes = {name: (f"cmd_{name.replace('-', '_')}", "command") for name in COMMANDS}
 
+    elsewhere = {
+        "add": "put",
+        "add-alias": "alias add",
+        "create-alias": "alias create",
+        "deep-check": "check -r",
+        "delete": "rm",
+        "download": "get",
+        "fetch": "get",
+        "list": "ls",
+        "list-aliases": "alias list",
+        "rename": "mv",
+        "snapshots": "backups",
+        "store": "put",
+        "unlink": "rm",
+        "upload": "put",
+        "verify": "check --verify",
+        "version": "--version",
+    }
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; no arguments at all get the help, on stderr, as they ask for nothing."""
         if (
@@ -71,6 +91,8 @@ class LazyGroup(CommandGroup):
             invocation: Invocation = ctx.obj
             invocation.console.say(ctx.get_help())
             ctx.exit(ExitStatus.USAGE)
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
         return super().parse_args(ctx, args)
 
 
@@ -112,6 +134,12 @@ def parse(
         outcome: Any = pipegrid.main(
             args=list(arguments), prog_name="pipegrid", standalone_mode=False, obj=invocation
         )
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is not None or isinstance(error, FileNotFoundError):  # for no directory
+            raise
+        raise SinkError(f"cannot write to standard output: {error.strerror}") from error  # the help
     except click.Abort:  # Ctrl-C, while caps were read from a terminal or a pipe
         raise Interrupted from None
     if isinstance(outcome, int):  # the status of --help and --version

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from pipegrid.core.caps import Cap, DirectoryCap
+from pipegrid.core.pasted import CAP_STARTS, as_pasted
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
 
@@ -26,15 +27,29 @@ def is_on_grid(text: str) -> bool:
     Raises:
         UsageError: the aliases cannot be read.
     """
-    from pipegrid.cli.files import aliases_here
+    from pipegrid.cli.files import begins_with_alias
     from pipegrid.tree.paths import names_alias
 
-    bare = text.strip()
-    if bare.startswith(("URI:", "ro.URI:", "imm.URI:")):
+    bare = as_pasted(text)
+    if bare.startswith(CAP_STARTS):
         return not os.path.lexists(text)
     if not names_alias(bare):
         return False
-    return bare.partition(":")[0] in aliases_here() or not os.path.lexists(text)
+    return begins_with_alias(bare) or not os.path.lexists(text)
+
+
+def alias_meant(text: str) -> str:
+    """
+    Return the alias that an argument names without its colon, if there is no file of that name; or nothing.
+
+    Raises:
+        UsageError: the aliases cannot be read.
+    """
+    from pipegrid.cli.files import begins_with_alias
+
+    meant = f"{text.strip()}:"
+    there = ":" in text or "/" in text or os.path.lexists(text)
+    return meant if not there and begins_with_alias(meant) else ""
 
 
 @attrs.frozen

@@ -40,10 +40,12 @@ def add(name: str, cap: str) -> OfflineJob:
 
     def work(console: Console) -> int:
         from pipegrid.core.caps import parse_cap
+        from pipegrid.core.pasted import as_pasted
         from pipegrid.tree.aliases import add_alias, checked_name
 
-        add_alias(directory, name, cap)
-        console.json_result({"alias": checked_name(name), "cap": str(parse_cap(cap.strip()))})
+        text = as_pasted(cap)
+        add_alias(directory, name, text)
+        console.json_result({"alias": checked_name(name), "cap": str(parse_cap(text))})
         return ExitStatus.DONE
 
     return OfflineJob(work)
@@ -119,7 +121,7 @@ def remove(name: str) -> OfflineJob:
     directory = _configured()
 
     def work(console: Console) -> int:
-        from pipegrid.tree.aliases import ROOT_NAME, read_aliases, remove_alias
+        from pipegrid.tree.aliases import ROOT_NAME, as_written, read_aliases, remove_alias
 
         def show(cap: str) -> None:
             console.result(cap, {"alias": name.removesuffix(":"), "cap": cap})
@@ -127,7 +129,7 @@ def remove(name: str) -> OfflineJob:
         # Before it is forgotten: if it cannot be printed, the alias is what is left.
         remove_alias(directory, name, show)
         bare = name.strip().removesuffix(":")
-        if bare in read_aliases(directory):
+        if as_written(bare, read_aliases(directory)) is not None:
             path = directory / "private" / ROOT_NAME
             console.say(f"pipegrid: '{bare}' stands for the directory of {path} now")
         return ExitStatus.DONE

@@ -51,12 +51,15 @@ def command(arguments: tuple[str, ...], recursive: bool, force: bool) -> GridJob
         raise usage_error(EMPTY_NAME)
     if "-" in arguments:
         raise usage_error("standard input and output are for 'put' and 'cat'; cp copies files")
-    from pipegrid.cli.changing import is_on_grid
+    from pipegrid.cli.changing import alias_meant, is_on_grid
 
     *sources, target = arguments
     on_grid = [is_on_grid(source) for source in sources]
     to_grid = is_on_grid(target)
     if not (to_grid or all(on_grid)):
+        meant = next(filter(None, map(alias_meant, arguments)), "")
+        if meant:
+            raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
         raise usage_error(
             f"'{printable(sources[on_grid.index(False)])}' and the target are both local files; one of them "
             "has to be on the grid: ALIAS:some/path or CAP/some/path"

@@ -9,7 +9,8 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation, OfflineJob
-from pipegrid.cli.options import byte_size, cap_file_option, checked_caps, common_options
+from pipegrid.cli.options import cap_file_option, checked_caps, common_options
+from pipegrid.cli.sizes import byte_size
 
 if TYPE_CHECKING:
     from pipegrid.disk.partfile import PartFile

@@ -148,6 +148,11 @@ def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], st
         raise usage_error(
             "put -r has no PATH; 'pipegrid cp -r' copies a directory to a place on the grid"
         )
+    if len(files) > 1 and destination is None and not recursive:
+        from pipegrid.cli.changing import alias_meant
+
+        if meant := alias_meant(files[-1]):  # before the others are stored
+            raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
     return (files if destination is None else files[:-1]), destination
 
 

@@ -12,7 +12,9 @@ from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
 
 if TYPE_CHECKING:
+    from pipegrid.core.caps import Cap, DirectoryCap
     from pipegrid.tree.facade import Grid
+    from pipegrid.tree.paths import PathEnd
 
 
 @click.command(name="restore")
@@ -43,7 +45,8 @@ def command(
     """
     Bring back a directory that was backed up, or what lies at PATH in it.
 
-    CAP is what 'backup' printed; it is enough, on any machine that reaches the servers. ALIAS:some/path where
+    A file or link at PATH comes into DIR under its own name; of a directory, all that is in it does. CAP is
+    what 'backup' printed; it is enough, on any machine that reaches the servers. ALIAS:some/path where
     'backup --as' keeps archives serves as well. Without it, a run of this client's backups is restored. What
     is there already and has not changed is not fetched again, and nothing is removed.
     """
@@ -66,7 +69,6 @@ def command(
         from pipegrid.cli.treeget import fetch_tree
         from pipegrid.core.caps import DirectoryCap
         from pipegrid.core.text import printable
-        from pipegrid.errors import UsageError
         from pipegrid.tree.backup.catalogue import chosen
         from pipegrid.tree.paths import resolve
 
@@ -79,25 +81,46 @@ def command(
         lacking = f"; {run.left_out} left out when it was stored" if run.left_out else ""
         console.say(f"pipegrid: {printable(run.name)} as of {run.time}{host}{lacking}")
         metadata_json = json.dumps(run.metadata).encode()
-        root = run.cap
+        root: Cap | None = run.cap
         if names:
             place = await resolve(grid, run.cap, names)
-            if not isinstance(place.cap, DirectoryCap):
-                raise UsageError(
-                    f"{printable('/'.join(names))} is a file: fetch its directory, or use 'get' with the cap "
-                    "that 'backups --json' tells, and the path behind it"
-                )
             root, metadata_json = place.cap, place.metadata_json
+            if not isinstance(root, DirectoryCap):  # as if it were alone in its directory
+                root, metadata_json = _directory_of_one(place), b"{}"
         return await fetch_tree(grid, console, root, output, metadata_json, force, paranoid)
 
     return GridJob(work)
 
 
+def _directory_of_one(place: PathEnd) -> DirectoryCap:
+    """
+    Return the cap of a directory, held by that cap, with nothing in it but what a path leads to.
+
+    Raises:
+        CapError: nothing is known that reads this, or it can change, and no backup has stored it.
+    """
+    from pipegrid.cli.trees import check_known
+    from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
+    from pipegrid.core.directory import Child, pack_immutable
+    from pipegrid.core.text import printable
+    from pipegrid.errors import CapError
+    from pipegrid.tree.listing import metadata_of
+
+    cap = check_known(place).cap
+    if cap is None or isinstance(cap, MutableCap):
+        path = printable("/".join(place.names))
+        raise CapError(f"{path} is no file of a backup: it can change; fetch its directory")
+    child = Child(place.names[-1], cap, metadata_of(place.metadata_json))
+    return DirectoryCap(LitCap(pack_immutable([child])))
+
+
 def _is_cap(text: str) -> bool:
     """Return whether an argument is a cap or begins with an alias that is there, and is no path in a run."""
-    bare = text.strip()
+    from pipegrid.core.pasted import as_pasted
+
+    bare = as_pasted(text)
     if bare.startswith("URI:") or ":" not in bare:
         return bare.startswith("URI:")
-    from pipegrid.cli.files import aliases_here
+    from pipegrid.cli.files import begins_with_alias
 
-    return bare.partition(":")[0] in aliases_here()
+    return begins_with_alias(bare)

@@ -10,8 +10,9 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
-from pipegrid.cli.options import byte_size, common_options, kept_duration
+from pipegrid.cli.options import common_options, kept_duration
 from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.sizes import byte_size
 
 if TYPE_CHECKING:
     from pipegrid.grid.serving import ServerDirectory

@@ -31,14 +31,14 @@ def command(caps: CapArguments) -> OfflineJob:
 
         for file in without_paths(named_files(console, *caps, keepable)):
             index = storage_index_text(file.cap) or None
+            coded = None if isinstance(file.cap, (LitCap, MutableCap)) else file.cap
             fields: dict[str, Any] = {
                 **identity(file),
                 "storage_index": index,
                 "size": None if isinstance(file.cap, MutableCap) else file.cap.size,
+                "required_shares": None if coded is None else coded.required_shares,
+                "total_shares": None if coded is None else coded.total_shares,
             }
-            if not isinstance(file.cap, (LitCap, MutableCap)):
-                fields["required_shares"] = file.cap.required_shares
-                fields["total_shares"] = file.cap.total_shares
             console.result(index or "-", fields)
         return 0
 

@@ -24,6 +24,7 @@ from pipegrid.core.caps import (
     MutableCap,
     parse_cap,
 )
+from pipegrid.core.pasted import as_pasted
 from pipegrid.errors import CapError, UsageError, naming
 from pipegrid.reactor.together import few_at_a_time
 
@@ -124,7 +125,8 @@ def named_files(
 
 
 def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> NamedFile[C]:
-    if "/" in text or not text.lstrip().startswith("URI:"):
+    text = as_pasted(text)
+    if "/" in text or not text.startswith("URI:"):
         from pipegrid.tree.paths import has_path, names_alias, parse
 
         if has_path(text):
@@ -132,7 +134,7 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
             cap = parse_cap(root)
             if names and isinstance(cap, DirectoryCap):
                 # Nobody knows yet what is there; an empty file stands for it.
-                return NamedFile(text.strip(), cast(C, LitCap(b"")), name or names[-1], names, root)
+                return NamedFile(text, cast(C, LitCap(b"")), name or names[-1], names, root)
             if names:
                 raise CapError(
                     "the cap before the path is not that of a directory; leave the path out, or give the "
@@ -166,6 +168,19 @@ def aliases_here() -> dict[str, str]:
     from pipegrid.tree.aliases import read_aliases
 
     return read_aliases(client_directory())
+
+
+def begins_with_alias(text: str) -> bool:
+    """
+    Return whether text begins with an alias of this directory, and a colon behind it.
+
+    Raises:
+        UsageError: the aliases cannot be read.
+    """
+    from pipegrid.tree.aliases import as_written
+
+    alias, found, _ = text.partition(":")
+    return bool(found) and as_written(alias, aliases_here()) is not None
 
 
 def client_directory() -> Path:

@@ -14,12 +14,30 @@ class CommandGroup(click.Group):
     homes: Mapping[str, tuple[str, str]] = {}
     """Commands that are imported when they are named: the module in this package, and what it is there."""
 
+    elsewhere: Mapping[str, str] = {}
+    """What other programs call commands, and what those are called here."""
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; where no command is named, an error names them (click's own is all of the help)."""
         if not args and not ctx.resilient_parsing:
             names = self.list_commands(ctx)
             raise click.UsageError(f"say which: {', '.join(names[:-1])} or {names[-1]}", ctx)
         return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is named first; where there is none, the error says which may be meant."""
+        name = args[0]
+        if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        from difflib import get_close_matches  # only mistakes need it
+
+        near = self.elsewhere.get(name) or next(
+            iter(get_close_matches(name, self.list_commands(ctx), 1)), None
+        )
+        hint = "" if near is None else f"; did you mean '{ctx.command_path} {near}'?"
+        raise click.UsageError(f"No such command '{name}'{hint}", ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), *self.homes]

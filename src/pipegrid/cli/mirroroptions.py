@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid.cli.options import F, all_of, as_one, byte_size
+from pipegrid.cli.options import F, all_of, as_one
+from pipegrid.cli.sizes import byte_rate
 
 if TYPE_CHECKING:
     from pipegrid.cli.mirroring import Fetching
@@ -48,7 +49,7 @@ unsigned_option = click.option(
 def _fetching(limit_rate: str | None, **options: Any) -> Fetching:
     from pipegrid.cli.mirroring import Fetching
 
-    limit = None if limit_rate is None else byte_size(limit_rate)
+    limit = None if limit_rate is None else byte_rate(limit_rate)
     return Fetching(limit_bytes_per_s=limit, **options)
 
 

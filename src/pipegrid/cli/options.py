@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +10,7 @@ import click
 
 from pipegrid.cli.completing import grid_path
 from pipegrid.cli.job import Invocation
+from pipegrid.cli.sizes import byte_rate, byte_size
 from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,24 +23,6 @@ MIN_MEMORY_BYTES = 8 << 20
 """A few segments of one MiB, coded: less would not get on."""
 
 EMPTY_NAME = "the name is empty; perhaps a variable is not set"
-
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", 1):
-    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
-
-
-def byte_size(text: str) -> int:
-    """
-    Return a number of bytes: ``131072``, ``128KiB``, ``1MiB``; ``K`` is ``KiB``, ``kB`` is 1000.
-
-    Raises:
-        click.BadParameter: it is none, or zero.
-    """
-    match = re.fullmatch(r"\s*([0-9]{1,15})\s*([A-Za-z]*)\s*", text)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None or int(match[1]) == 0:
-        raise click.BadParameter(f"{text!r} is not a size such as 131072, 128KiB or 1MiB")
-    return int(match[1]) * unit
 
 
 def kept_duration(text: str) -> int:
@@ -298,7 +280,7 @@ limit_options = all_of(
     _noted(
         "limit_rate",
         "--limit-rate",
-        type=byte_size,
+        type=byte_rate,
         metavar="SIZE",
         help="Send at most SIZE a second, and receive as much, over all connections.",
     ),

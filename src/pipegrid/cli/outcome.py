@@ -162,7 +162,8 @@ def _usage_sentence(error: click.UsageError) -> str:
         text = text.replace(clicks, ours)
     if error.ctx is None:
         return text
-    return f"{text}; see '{error.ctx.command_path} --help'"
+    link = " See" if text.endswith("?") else "; see"
+    return f"{text}{link} '{error.ctx.command_path} --help'"
 
 
 def unreadable(path: str, error: OSError) -> SourceError:

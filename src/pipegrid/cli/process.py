@@ -18,6 +18,7 @@ from pipegrid.cli.later import put_off, tls_put_off
 from pipegrid.cli.outcome import ExitStatus, Interrupted
 from pipegrid.cli.plain import plain_job
 from pipegrid.disk.patience import end_waiting
+from pipegrid.errors import SinkError
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.reactor.monotonic import make_monotonic
 from pipegrid.reactor.standstill import pass_over_stops
@@ -58,7 +59,11 @@ def run_process(
     except KeyboardInterrupt:  # while caps were read from a pipe or a terminal
         return console.complain(Interrupted())
     except Exception as error:
-        return failure(error, console)
+        status = failure(error, console)
+        if isinstance(error, SinkError):  # of the help, which click has written past the console
+            _forget_stdout()
+            return status
+        return _flush(console, status)
     if isinstance(job, OfflineJob):
         calm_collector()
         status = job.run(console)

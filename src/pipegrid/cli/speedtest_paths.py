@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from pipegrid.cli.job import GridJob, Invocation
-from pipegrid.cli.options import byte_size, common_options
+from pipegrid.cli.options import common_options
 from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.sizes import byte_size
 from pipegrid.cli.speedtest_run import SpeedTestJob
 
 

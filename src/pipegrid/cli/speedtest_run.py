@@ -11,8 +11,9 @@ import click
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, told
-from pipegrid.cli.options import byte_size, common_options
+from pipegrid.cli.options import common_options
 from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.sizes import byte_size
 
 if TYPE_CHECKING:
     from pipegrid.core.params import Params

@@ -45,7 +45,7 @@ from pipegrid.grid.homes import (
 )
 from pipegrid.grid.introducers import Introducers, load_introducers
 from pipegrid.grid.servers import StaticServers, load_static_servers
-from pipegrid.grid.spelling import check_settings, ini_problem
+from pipegrid.grid.spelling import SettingsFile, check_settings, ini_problem
 from pipegrid.transfer.put.elsewhere import AskFirst
 from pipegrid.transfer.put.elsewhere import ask_first as parse_ask_first
 
@@ -150,13 +150,13 @@ def load(directory: Path | str) -> GridConfig:
         nickname=nickname_of(parser),
         caches=caches,
         state=state_directory() / caches[0].name if is_tahoe and caches else None,
-        force_foolscap=_flag(parser, path, "client", "force_foolscap", False),
-        foolscap_beside=is_tahoe or _flag(parser, path, "client", "foolscap_beside", True),
-        ask_first="auto" if is_tahoe else _ask_first(parser, path),
+        force_foolscap=_flag(parser, "client", "force_foolscap", False),
+        foolscap_beside=is_tahoe or _flag(parser, "client", "foolscap_beside", True),
+        ask_first="auto" if is_tahoe else _ask_first(parser),
     )
 
 
-def read_config(directory: Path) -> tuple[Path, configparser.ConfigParser]:
+def read_config(directory: Path) -> tuple[Path, SettingsFile]:
     """
     Return the directory's configuration file, and what is in it.
 
@@ -168,10 +168,9 @@ def read_config(directory: Path) -> tuple[Path, configparser.ConfigParser]:
     if is_tahoe:
         path = directory / TAHOE_CONFIG_NAME
     # Tahoe-LAFS lets an option be given twice, and Windows editors begin files with a mark.
-    parser = configparser.ConfigParser(interpolation=None, strict=not is_tahoe)
     try:
         text = io.StringIO(read_file(path).decode("utf-8-sig"), newline=None).read()
-        parser.read_string(text, str(path))
+        parser = SettingsFile(path, text, strict=not is_tahoe)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{directory} is not a grid directory: it has no {CONFIG_NAME}; make one with "
@@ -188,7 +187,7 @@ def read_config(directory: Path) -> tuple[Path, configparser.ConfigParser]:
     return path, parser
 
 
-def nickname_of(parser: configparser.ConfigParser) -> str:
+def nickname_of(parser: SettingsFile) -> str:
     """Return what the directory's owner is called; perhaps nothing."""
     return parser.get("node", "nickname", fallback="").strip()
 
@@ -200,22 +199,23 @@ def _or_warning(load: Callable[[], T], empty: Callable[..., T]) -> T:
         return empty(warnings=(str(error),))
 
 
-def old_introducer(parser: configparser.ConfigParser) -> str | None:
+def old_introducer(parser: SettingsFile) -> str | None:
     """Return the introducer that configurations of old name, if any."""
     text = parser.get("client", "introducer.furl", fallback="").strip()
     return text if text not in ("", "None") else None
 
 
-def _preferred(parser: configparser.ConfigParser) -> frozenset[str]:
+def _preferred(parser: SettingsFile) -> frozenset[str]:
     texts = parser.get("client", "peers.preferred", fallback="").split(",")
     return frozenset(text.strip() for text in texts if text.strip())
 
 
-def _ask_first(parser: configparser.ConfigParser, path: Path) -> AskFirst:
+def _ask_first(parser: SettingsFile) -> AskFirst:
     try:
         return parse_ask_first(parser.get("client", "ask_first", fallback="auto").strip())
     except UsageError as error:
-        raise UsageError(f"{path}: [client] {error}") from None
+        where = parser.at("client", "ask_first").removesuffix("ask_first")  # which the error names
+        raise UsageError(f"{where}{error}") from None
 
 
 def _caches(node: Path) -> tuple[Path, ...]:
@@ -228,13 +228,13 @@ def _caches(node: Path) -> tuple[Path, ...]:
     return own / digest, node / "private"
 
 
-def _encoding(parser: configparser.ConfigParser, path: Path) -> tuple[Params, int]:
+def _encoding(parser: SettingsFile, path: Path) -> tuple[Params, int]:
     numbers = (
-        _number(parser, path, "client", "shares.needed", 3),
-        _number(parser, path, "client", "shares.total", 10),
-        _number(parser, path, "client", "segment_size", DEFAULT_SEGMENT_BYTES),
+        _number(parser, "client", "shares.needed", 3),
+        _number(parser, "client", "shares.total", 10),
+        _number(parser, "client", "segment_size", DEFAULT_SEGMENT_BYTES),
     )
-    happy = _number(parser, path, "client", "shares.happy", min(7, numbers[1]))
+    happy = _number(parser, "client", "shares.happy", min(7, numbers[1]))
     try:
         params = Params(*numbers)
         check_happy(happy, params)
@@ -243,16 +243,16 @@ def _encoding(parser: configparser.ConfigParser, path: Path) -> tuple[Params, in
     return params, happy
 
 
-def _local(parser: configparser.ConfigParser, path: Path, directory: Path) -> LocalGrid | None:
+def _local(parser: SettingsFile, path: Path, directory: Path) -> LocalGrid | None:
     if not parser.has_section("local"):
         return None
     durability = parser.get("local", "durability", fallback="batch")
     if durability not in DURABILITIES:
         raise UsageError(
-            f"{path}: [local] durability is {durability!r}; it must be one of "
+            f"{parser.at('local', 'durability')} is {durability!r}; it must be one of "
             f"{', '.join(DURABILITIES)}"
         )
-    servers = _number(parser, path, "local", "servers", DEFAULT_SERVERS)
+    servers = _number(parser, "local", "servers", DEFAULT_SERVERS)
     try:
         check_servers(servers)
     except UsageError as error:
@@ -262,9 +262,13 @@ def _local(parser: configparser.ConfigParser, path: Path, directory: Path) -> Lo
     try:
         keep_unfinished_s = parse_kept(kept) if kept else None
     except ValueError as error:
-        raise UsageError(f"{path}: [local] keep_unfinished is {kept!r}; {error}") from None
+        where = parser.at("local", "keep_unfinished")
+        raise UsageError(f"{where} is {kept!r}; {error}") from None
     durable = DURABILITIES[durability]
-    place = expanded(storage, directory, f"{path}: [local] directory")
+    where = parser.at("local", "directory")
+    if not storage.strip():
+        raise UsageError(f"{where} names none; write one, such as 'storage', or leave the line out")
+    place = expanded(storage, directory, where)
     return LocalGrid(place, servers, durable, keep_unfinished_s)
 
 
@@ -284,22 +288,21 @@ def check_happy(happy: int, params: Params) -> None:
         )
 
 
-def _number(
-    parser: configparser.ConfigParser, path: Path, section: str, option: str, default: int
-) -> int:
+def _number(parser: SettingsFile, section: str, option: str, default: int) -> int:
     text = parser.get(section, option, fallback=str(default)).strip()
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise UsageError(f"{path}: [{section}] {option} is {text!r}; it must be a whole number")
+        of_what = " of bytes, such as 131072" if option == "segment_size" else ""
+        raise UsageError(
+            f"{parser.at(section, option)} is {text!r}; it must be a whole number{of_what}"
+        )
     return int(text)
 
 
-def _flag(
-    parser: configparser.ConfigParser, path: Path, section: str, option: str, otherwise: bool
-) -> bool:
+def _flag(parser: SettingsFile, section: str, option: str, otherwise: bool) -> bool:
     try:
         return parser.getboolean(section, option, fallback=otherwise)
     except ValueError:
-        raise UsageError(f"{path}: [{section}] {option} must be true or false") from None
+        raise UsageError(f"{parser.at(section, option)} must be true or false") from None
 
 
 def _secret(path: Path, length: int | None, is_tahoe: bool) -> bytes:

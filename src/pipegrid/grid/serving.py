@@ -19,7 +19,6 @@ cannot be done as it is said there is refused, never guessed: shares might be re
 
 from __future__ import annotations
 
-import configparser
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -36,6 +35,7 @@ from pipegrid.grid.durations import parse_kept
 from pipegrid.grid.homes import TAHOE_CONFIG_NAME, expanded, is_configured
 from pipegrid.grid.introducers import load_introducers
 from pipegrid.grid.servers import read_bounded
+from pipegrid.grid.spelling import SettingsFile
 from pipegrid.server.identity import load_furl
 from pipegrid.server.serve import ServeSettings
 from pipegrid.storage.expiry import Expiry
@@ -97,7 +97,7 @@ def load(directory: Path) -> ServerDirectory:
 class _Reader:
     """Reads one file. Every error names it, the section and the option."""
 
-    def __init__(self, directory: Path, path: Path, parser: configparser.ConfigParser) -> None:
+    def __init__(self, directory: Path, path: Path, parser: SettingsFile) -> None:
         self.warnings: list[str] = []
         self._directory = directory
         self._path = path
@@ -191,7 +191,7 @@ class _Reader:
         return tuple(found)
 
     def _place(self, text: str, section: str, option: str) -> Path:
-        return expanded(text, self._directory, f"{self._path}: [{section}] {option}")
+        return expanded(text, self._directory, self._parser.at(section, option))
 
     def _text(self, option: str, section: str = "storage") -> str:
         return self._parser.get(section, option, fallback="").strip()
@@ -214,7 +214,7 @@ class _Reader:
             raise self._wrong("storage", option, f"is {text!r}; {error}") from None
 
     def _wrong(self, section: str, option: str, what: str) -> UsageError:
-        return UsageError(f"{self._path}: [{section}] {option} {what}")
+        return UsageError(f"{self._parser.at(section, option)} {what}")
 
 
 def parse_size(text: str) -> int:

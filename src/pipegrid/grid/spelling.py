@@ -61,6 +61,36 @@ _SECTION = re.compile(r"\[(?P<name>[^\]]+)\]")
 _SETTING = re.compile(r"(?P<name>[^\s:=#;\[][^:=]*?)\s*[:=]")
 
 
+class SettingsFile(configparser.ConfigParser):
+    """
+    What a configuration says, and in which line.
+
+    Args:
+        path: what it is called in errors.
+        text: all of it.
+        strict: nothing may be said twice.
+
+    Raises:
+        configparser.Error: it makes no sense.
+    """
+
+    def __init__(self, path: Path, text: str, strict: bool) -> None:
+        super().__init__(interpolation=None, strict=strict)
+        self._called = str(path)
+        self.read_string(text, self._called)
+        self._said_in = {
+            (section, self.optionxform(setting)): number
+            for number, section, setting in settings_in(text)
+            if setting is not None
+        }
+
+    def at(self, section: str, option: str) -> str:
+        """Return how an error about a setting begins: file, line, section and name."""
+        number = self._said_in.get((section, self.optionxform(option)))
+        line = "" if number is None else f":{number}"
+        return f"{self._called}{line}: [{section}] {option}"
+
+
 def check_settings(path: Path, parser: configparser.ConfigParser, text: str) -> None:
     """
     Look at every name in a ``pipegrid.cfg``.
@@ -156,11 +186,15 @@ def yaml_problem(error: Exception) -> str:
     problem = getattr(error, "problem", None)
     if mark is None or not problem:
         return (str(error).splitlines() or ["no YAML"])[0]
-    return f"line {mark.line + 1}: {problem}"
+    hint = " (is it a tab? YAML wants blanks)" if "cannot start any token" in problem else ""
+    return f"line {mark.line + 1}: {problem}{hint}"
 
 
 def ini_problem(error: Exception) -> str:
     """Return where and what is wrong in an INI file, on one line."""
+    if isinstance(error, UnicodeDecodeError):
+        line = error.object[: error.start].count(b"\n") + 1
+        return f"line {line}: it is no UTF-8 text"
     first_line = (str(error).splitlines() or ["no text"])[0].rstrip(".")
     number = getattr(error, "lineno", None)
     if number is None and getattr(error, "errors", None):

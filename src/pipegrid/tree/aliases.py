@@ -3,7 +3,8 @@ Names that stand for directories: Tahoe-LAFS's ``private/aliases``, which both p
 
 A line is ``NAME: CAP``; of several with one name the last counts. Lines that say nothing understood, and
 comments, stay as they are when an alias is added or removed. ``private/root_dir.cap``, which old gateways
-have, is ``tahoe`` unless the file says otherwise.
+have, is ``tahoe`` unless the file says otherwise. One name may be composed or not, as keyboards and file
+systems have it: it is one alias, and written composed (NFC).
 
 Source: the reference on trees, section 2.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +61,14 @@ def read_aliases(directory: Path) -> dict[str, str]:
         if root:
             found[DEFAULT] = root
     return found
+
+
+def as_written(name: str, aliases: Mapping[str, str]) -> str | None:
+    """Return an alias as the file spells it, which may be otherwise composed; None if there is none."""
+    if name in aliases:
+        return name
+    composed = unicodedata.normalize("NFC", name)
+    return next((each for each in aliases if unicodedata.normalize("NFC", each) == composed), None)
 
 
 def add_alias(directory: Path, name: str, cap: str) -> None:
@@ -108,8 +118,10 @@ def remove_alias(
     with _locked(directory):
         path = directory / "private" / FILE_NAME
         aliases = read_aliases(directory)
-        if name not in aliases:
+        written = as_written(name, aliases)
+        if written is None:
             raise unknown_alias(name, aliases)
+        name = written
         data = _read(path)
         kept = [line for line in data.splitlines(keepends=True) if not _names(line, name)]
         if len(b"".join(kept)) == len(data):
@@ -133,7 +145,7 @@ def checked_name(text: str) -> str:
     Raises:
         UsageError: nobody could use it.
     """
-    name = text.strip().removesuffix(":")
+    name = unicodedata.normalize("NFC", text.strip().removesuffix(":"))
     bad = not name or not name.isprintable() or any(each in name for each in " :/\\")
     if bad or name.startswith(("#", "-", ".")) or name in ("URI", "ro.URI", "imm.URI"):
         raise UsageError(
@@ -151,7 +163,7 @@ def check_free(directory: Path, name: str) -> None:
     Raises:
         UsageError: there is such an alias.
     """
-    if name in read_aliases(directory):
+    if as_written(name, read_aliases(directory)) is not None:
         raise UsageError(
             f"there is an alias '{printable(name)}' already; take another name, or remove it first with "
             "'pipegrid alias remove'"

@@ -23,13 +23,12 @@ import attrs
 
 from pipegrid.core.caps import Cap, DirectoryCap, UnknownCap, as_cap
 from pipegrid.core.filecaps import unknown_kind
+from pipegrid.core.pasted import CAP_STARTS, as_pasted
 from pipegrid.core.text import printable
 from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.reactor.together import Waiters
-from pipegrid.tree.aliases import read_aliases, unknown_alias
+from pipegrid.tree.aliases import as_written, read_aliases, unknown_alias
 from pipegrid.tree.listing import Entry, Kind, ListingLimits, ReadsFiles, kind_of, read_listing
-
-_CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
 
 KEPT_BYTES = 32 << 20
 """Memory that directories may take which a ``PathFinder`` keeps; what comes later is read for each path."""
@@ -63,7 +62,7 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
     Take a path apart.
 
     Args:
-        text: spaces around it count for nothing.
+        text: what only carried it here counts for nothing; see ``core.pasted``.
         aliases: names of directories, and their caps.
 
     Returns:
@@ -72,8 +71,8 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
     Raises:
         UsageError: there is an empty name in it, or no such alias.
     """
-    text = text.strip(" \t\r\n")
-    if text.startswith(_CAP_STARTS):
+    text = as_pasted(text)
+    if text.startswith(CAP_STARTS):
         root, found, rest = text.partition(":./")
         if not found or "/" in root:
             root, found, rest = text.partition("/")
@@ -83,15 +82,21 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
     alias, found, rest = text.partition(":")
     if not found or "/" in alias or not alias:
         meant = text.partition("/")[0] if aliases else ""
-        hint = f"did you mean '{printable(meant)}:'?" if aliases and meant in aliases else ""
+        known = bool(aliases) and as_written(meant, aliases or {}) is not None
+        hint = f"did you mean '{printable(meant)}:'?" if known else ""
         raise UsageError(
             f"'{_short(text)}' does not begin with a cap or an alias; "
             + (hint or "a path is written ALIAS:some/path or CAP/some/path")
         )
     aliases = aliases or {}
-    if alias not in aliases:
+    written = as_written(alias, aliases)
+    if written is None and rest.startswith("//"):
+        raise UsageError(
+            f"there is no cap in this address of {alias}; give the cap, which begins with URI:"
+        )
+    if written is None:
         raise unknown_alias(alias, aliases)
-    return aliases[alias], names_of(rest)
+    return aliases[written], names_of(rest)
 
 
 def parse_here(text: str, directory: Path) -> tuple[str, tuple[str, ...]]:
@@ -101,7 +106,8 @@ def parse_here(text: str, directory: Path) -> tuple[str, tuple[str, ...]]:
     Raises:
         UsageError: it is no path, there is no such alias, or the aliases cannot be read.
     """
-    needed = not text.strip().startswith(_CAP_STARTS)
+    text = as_pasted(text)
+    needed = not text.startswith(CAP_STARTS)
     return parse(text, read_aliases(directory) if needed else None)
 
 
@@ -123,16 +129,17 @@ def names_of(path: str) -> tuple[str, ...]:
 
 def has_path(text: str) -> bool:
     """Return whether text is more than a cap: one with names behind it, or an alias."""
-    if text.strip().startswith(_CAP_STARTS):
+    text = as_pasted(text)
+    if text.startswith(CAP_STARTS):
         return "/" in text
     return names_alias(text)
 
 
 def names_alias(text: str) -> bool:
     """Return whether text begins as ``ALIAS:some/path`` does; there need be no such alias."""
-    text = text.strip()
+    text = as_pasted(text)
     alias, found, _ = text.partition(":")
-    return bool(found and alias) and "/" not in alias and not text.startswith(_CAP_STARTS)
+    return bool(found and alias) and "/" not in alias and not text.startswith(CAP_STARTS)
 
 
 async def resolve(

@@ -15,6 +15,8 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
 from pipegrid.core.params import Params
+from pipegrid.core.text import printable
+from pipegrid.errors import SourceError
 from pipegrid.flow.depth import Appetite
 from pipegrid.grid.grid import Grid
 from pipegrid.transfer.progress import Progress
@@ -214,3 +216,11 @@ class NoStore:
     def close(self) -> Deferred[Any]:
         """Do nothing; fires at once, as no check is under way."""
         return succeed(None)
+
+
+def unreadable_root(root: object, error: OSError) -> SourceError:
+    """Return the error for a tree whose own directory cannot be read, perhaps since it is a file."""
+    called = printable(str(root))
+    if isinstance(error, NotADirectoryError):
+        return SourceError(f"{called} is no directory; 'pipegrid put' without -r stores a file")
+    return SourceError(f"cannot read {called}: {error.strerror}")

@@ -41,7 +41,7 @@ from pipegrid.tree.memory import Memory, Remembered
 from pipegrid.tree.metadata import entry_metadata, entry_name
 from pipegrid.tree.plan import DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.selection import TreeSelection
-from pipegrid.tree.store import GridFiles, Source, StoresFiles
+from pipegrid.tree.store import GridFiles, Source, StoresFiles, unreadable_root
 from pipegrid.tree.underway import MAX_BYTES, UnderWay
 from pipegrid.tree.uploaded import OnItsWay, TreeCounts, TreeReports, TreeResult, TreeTally, path_of
 
@@ -212,7 +212,7 @@ class TreeUpload:
         self._batch = None
         error = failure.value
         if isinstance(error, OSError):
-            error = SourceError(f"cannot read {printable(self._root)}: {error.strerror}")
+            error = unreadable_root(self._root, error)
         self._error = error
         self._wake()
 

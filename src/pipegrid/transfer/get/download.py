@@ -24,7 +24,6 @@ from pipegrid.core.decoder import Decoder
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.segmentjob import SegmentJob, SegmentResult
 from pipegrid.disk.partfile import PartFile
-from pipegrid.errors import SinkError
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.get.earlier import Earlier
 from pipegrid.transfer.get.openreaders import OpenReaders
@@ -144,8 +143,9 @@ class Download:
                     await self._changed.wait(self._wait_s())
                     self._lose_patience()
         except BaseException:
-            # The caller's object is free again whatever happened, and hears of the first error only.
-            with suppress(SinkError, BrokenPipeError):
+            # The caller's object is free again whatever happened, and hears of the first error only: a
+            # request whose client has left fails at being let go of.
+            with suppress(Exception):
                 self._sink.finish()
             raise
         finally:
