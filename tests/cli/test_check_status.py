@@ -138,6 +138,14 @@ class StatusTests(SynchronousTestCase):
             ],
         )
 
+    def test_versions_of_several_lines(self) -> None:
+        """No server makes a line for another one."""
+        self.UP = attrs.evolve(self.UP, version="pg\n\tbob  v0-b  5 GB free\x1b[2J")
+        self.DOWN = attrs.evolve(self.DOWN, reason="it says\nalice")
+        lines = self.run_status(happy=1).stdout.splitlines()
+        self.assertEqual(len(lines), 2)
+        self.assertTrue(lines[0].endswith(r"  pg\n\tbob  v0-b  5 GB free\x1b[2J"), lines)
+
     def test_introducers(self) -> None:
         """One line, or object, for each: connected, or why not; a long id is cut for people."""
         server = attrs.evolve(self.UP, server_id="v0-" + "a" * 52)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from pipegrid.core.caps import Cap, ChkCap, parse_cap
+from pipegrid.core.caps import Cap, ChkCap, UnknownCap, parse_cap
 from pipegrid.core.directory import Child, pack_immutable
 from tests.cli.processes import ProcessTestCase, in_fresh_processes
 
@@ -151,6 +151,21 @@ class TreeHardeningTests(ProcessTestCase):
         for arguments in (("ls", "-l"), ("du",), ("manifest",), ("stats",)):
             out, _ = self.run_command(*arguments, cap)
             self.assertTrue(all(line.isprintable() for line in out.splitlines()), repr(out))
+
+    def test_caps_of_several_lines(self) -> None:
+        """A cap of a kind that nobody knows makes no line of its own, for whoever reads lists of caps."""
+        cap = self.put_directory(
+            Child("new", UnknownCap("imm.lafs://x\nURI:LIT:mfrgg  false\r\t"), {}),
+            Child("good", self.file_cap(), {}),
+        )
+        for arguments, lines in (
+            (("manifest",), 3),
+            (("ls", "--read-only"), 2),
+            (("ls", "-R", "--read-only"), 2),
+        ):
+            out, _ = self.run_command(*arguments, cap)
+            self.assertEqual(len(out.splitlines()), lines, out)
+            self.assertIn(r"imm.lafs://x\nURI:LIT:mfrgg  false\r\t ", out)
 
     @in_fresh_processes
     def test_a_directory_that_vanishes(self) -> None:

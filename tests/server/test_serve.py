@@ -222,14 +222,16 @@ class SettingsTests(SynchronousTestCase):
         self.assertRaises(UsageError, location.where, "i2p:c.i2p:82", None)
 
     def test_one_server_a_directory(self) -> None:
-        """Two servers never have one directory; the first one's end frees it. No other user writes there."""
+        """Two servers never have one directory; the first one's end frees it. A new one is private."""
         storage = Path(self.mktemp())
         self.addCleanup(os.umask, os.umask(0))
         lock = locked(storage)
-        self.assertEqual(storage.stat().st_mode & 0o022, 0)
+        self.assertEqual(stat.S_IMODE(storage.stat().st_mode), 0o700)
         self.assertRaises(UsageError, storagelock.lock_storage, storage)
         os.close(lock)
+        storage.chmod(0o750)  # as its owner likes
         os.close(locked(storage))
+        self.assertEqual(stat.S_IMODE(storage.stat().st_mode), 0o750)
 
     def test_a_lock_that_is_removed(self) -> None:
         """Who has just opened a file that is removed then makes another: it would be the lock of nobody."""

@@ -44,8 +44,7 @@ class ManyLeasesTests(StoreTestCase):
         header = containers.parse_header(file)
         records = containers.parse_leases(file[containers.leases_offset(header, len(file)) :])
         self.assertEqual(len(records), header.lease_count)
-        mutable = [each.renew for each in all_leases(self.final(1).read_bytes()) if each.owner]
-        return [each.renew for each in records], mutable
+        return [each.renew for each in records], self.renewers_of_mutable()
 
     def expected(self, *numbers: int) -> list[bytes]:
         """Return the stored form of the secrets of clients."""
@@ -56,6 +55,30 @@ class ManyLeasesTests(StoreTestCase):
         for number in range(1, MAX):
             self.now += 1
             self.store.add_lease(SI, lease(number))
+
+    def test_a_number_that_is_damaged(self) -> None:
+        """Of a share of a gigabyte most would count as leases, and be read at once. It stays as it is."""
+        path = self.final(0)
+        os.truncate(path, 1 << 30)
+        with path.open("r+b") as file:
+            file.seek(containers.LEASE_COUNT_OFFSET)
+            file.write((10**7).to_bytes(4, "big"))
+        read = os.pread
+
+        def read_little(fd: int, length: int, offset: int) -> bytes:
+            self.assertLess(length, 1 << 20)
+            return read(fd, length, offset)
+
+        self.patch(os, "pread", read_little)
+        with self.assertRaisesRegex(ServerRefused, "claims 10000000 leases"):
+            self.store.add_lease(SI, lease(5))
+        self.assertFalse(leases.remove_if_expired(str(path), NOW + 10 * LEASE_DURATION_S))
+        self.assertEqual(path.stat().st_size, 1 << 30)
+        self.assertEqual(len(self.renewers_of_mutable()), 2)
+
+    def renewers_of_mutable(self) -> list[bytes]:
+        """Return the stored renew secrets of the mutable share alone."""
+        return [each.renew for each in all_leases(self.final(1).read_bytes()) if each.owner]
 
     def test_as_many_as_there_may_be(self) -> None:
         """256 clients have theirs on shares of either kind, and all of them can renew it."""

@@ -19,7 +19,7 @@ from pipegrid.transfer.peers import Means
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.settings import DownloadSettings
 from tests.inline_workers import InlineWorkers
-from tests.transfer.world import RTT, Told, World, content
+from tests.transfer.world import RTT, Line, Told, World, content
 
 
 class CheckTests(SynchronousTestCase):
@@ -190,6 +190,28 @@ class CheckTests(SynchronousTestCase):
         self.ring[0].bytes_per_s = 8192.0  # a chunk in 8 s, all in two minutes
         self.assertTrue(self.check(True).healthy)
         self.assertGreater(self.took, 100.0)
+
+    def test_a_stream_that_brings_next_to_nothing(self) -> None:
+        """A byte now and then is no silence, and would take hours: it is given up while others get on."""
+        self.make()
+        self.drip(self.ring[3])
+        result = self.check(True)
+        self.assertEqual(result.unreachable, [self.ring[3].name])
+        self.assertEqual(set(result.good_shares), {0, 1, 2, *range(4, 10)})
+        self.assertLessEqual(self.took, 2 * 16.0 + 1)
+        self.assertRegex(result.reasons[self.ring[3].name], r" sent no more than 3 bytes in 16 s$")
+
+    def test_a_slow_line_is_no_servers_fault(self) -> None:
+        """All streams share it: as long as none is much faster, all are waited for."""
+        self.make(300_000)
+        for line in self.ring:
+            line.bytes_per_s, line.chunk_bytes = 500.0, 1000
+        self.assertTrue(self.check(True).healthy)
+        self.assertGreater(self.took, 200.0)
+
+    def drip(self, line: Line) -> None:
+        """Have a server send a byte of a stream every eight seconds."""
+        line.bytes_per_s, line.chunk_bytes = 0.125, 1
 
     def test_bugs(self) -> None:
         """An error that is no server's ends the check as it is."""

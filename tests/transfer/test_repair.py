@@ -207,6 +207,15 @@ class PlacementTests(RepairTestCase):
         self.assertEqual(result.after.unreachable, sorted(line.name for line in self.ring[:3]))
         self.assert_identical()
 
+    def test_a_server_that_brings_next_to_nothing(self) -> None:
+        """A byte now and then keeps no repair from ending: its share is made again, for another server."""
+        self.make()
+        self.ring[3].bytes_per_s, self.ring[3].chunk_bytes = 0.125, 1
+        result = self.repair()
+        self.assertEqual(list(result.uploaded), [3])
+        self.assertNotEqual(result.uploaded[3], self.ring[3].name)
+        self.assertLessEqual(self.took, 60.0)
+
     def test_full_servers(self) -> None:
         """Room is found before a byte is sent of a large share; a full server keeps what it has."""
         self.make(100_000, world=World(12), missing=(0, 1, 2))

@@ -104,6 +104,7 @@ class Line(StoresApart):
         lets_go: writes whose sender allows it are let go of in the next turn.
         let_go: those that were, and are not answered.
         stream_limit: bytes after which a stream loses its connection.
+        chunk_bytes: of a stream, at a time.
         calls: operations that arrived, in order, with the time.
         sent_bytes, delivered_bytes: of writes that arrived, and of reads and streams.
     """
@@ -131,6 +132,7 @@ class Line(StoresApart):
         self.let_go: dict[Deferred[Any], None] = {}
         self.vanished: set[Deferred[Any]] = set()
         self.stream_limit: int | None = None
+        self.chunk_bytes = CHUNK_BYTES
         self.calls: list[tuple[float, str]] = []
         self.sent_bytes = 0
         self.delivered_bytes = 0
@@ -446,7 +448,7 @@ class Pump:
             return
         self._pumping = True
         if self._line.bytes_per_s:
-            length = min(CHUNK_BYTES, len(self._data) - self._at)
+            length = min(self._line.chunk_bytes, len(self._data) - self._at)
             self._line.clock.callLater(self._line.transmit(1, length), self._timed_chunk)
             return
         while self._flowing():
@@ -464,7 +466,7 @@ class Pump:
 
     def _chunk(self) -> None:
         limit = self._line.stream_limit
-        chunk = self._data[self._at : self._at + CHUNK_BYTES]
+        chunk = self._data[self._at : self._at + self._line.chunk_bytes]
         if limit is not None and self._at + len(chunk) > limit:
             self.failed(Failure(self._line.lost()))
             return

@@ -11,6 +11,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import reading_options
 from pipegrid.cli.outcome import ExitStatus
+from pipegrid.core.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -114,7 +115,12 @@ def _shower(
 
     def named(path: Sequence[str], place: PathEnd) -> str:
         name = shown_path(path) + ("/" if place.kind == "directory" else "")
-        return f"{'-' if place.cap is None else place.cap} {name}" if read_only else name
+        # One of a kind that nobody knows may be any text, of several lines.
+        return (
+            f"{'-' if place.cap is None else printable(str(place.cap))} {name}"
+            if read_only
+            else name
+        )
 
     def show(path: Sequence[str], place: PathEnd) -> tuple[str, dict[str, Any]]:
         place = readable(place)

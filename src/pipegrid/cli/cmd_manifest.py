@@ -10,6 +10,7 @@ from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import reading_options, usage_error
+from pipegrid.core.text import printable
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
@@ -55,7 +56,9 @@ def command(path: str, verifier: bool, storage_index: bool) -> GridJob:
             }
             name = "/".join(met.path)
             kind = "storage-index" if storage_index else "verifycap" if verifier else "cap"
-            shown: str = fields[kind]
+            shown = printable(
+                fields[kind]
+            )  # of a kind that nobody knows it may be any text, of several lines
             told = console.json and not isinstance(met, Found)  # with its error
             if shown and not told:
                 line = shown if storage_index or not name else as_line(shown, name)

@@ -11,6 +11,7 @@ from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import amount
+from pipegrid.core.text import printable
 
 if TYPE_CHECKING:
     from pipegrid.grid import Grid
@@ -56,10 +57,11 @@ def command() -> GridJob:
 def _line(server: ServerStatus) -> str:
     who = f"{server.nickname}  {_short(server.server_id)}  {server.protocol}  {server.address}"
     if not server.reachable:
-        return f"{who}  unreachable: {server.reason}"
+        return printable(f"{who}  unreachable: {server.reason}")
     rtt = "" if server.rtt_s is None else f"{server.rtt_s * 1000:.1f} ms  "
     version = server.version or "unknown version"
-    return f"{who}  {rtt}{amount(server.available_bytes)} free  {version}"
+    # A server that has lines in its version would make some for others here.
+    return printable(f"{who}  {rtt}{amount(server.available_bytes)} free  {version}")
 
 
 def _short(server_id: str) -> str:
@@ -71,4 +73,4 @@ def _introducer_line(introducer: IntroducerStatus) -> str:
     who = f"introducer {introducer.name}  {introducer.address}"
     if introducer.connected:
         return f"{who}  connected, {introducer.servers} servers announced"
-    return f"{who}  not connected: {introducer.reason}"
+    return printable(f"{who}  not connected: {introducer.reason}")

@@ -1,23 +1,24 @@
 """
 What the server counts, for Prometheus.
 
-The counters themselves are plain numbers where the work is done; they are looked at only when asked for.
+The counters themselves are plain numbers where the work is done; they are looked at only when asked for, on
+the reactor's thread, which alone changes them. Who may ask, and how often, is ``metricspage``'s business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.twisted import MetricsResource
-from twisted.web.resource import Resource
-from twisted.web.server import Site
+from twisted.internet.interfaces import IReactorTime
 
+from pipegrid.errors import ServerRefused
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.server.gbs.site import GbsSite
+from pipegrid.server.metricspage import MetricsFactory
 from pipegrid.storage.store import ShareStore
 
 
@@ -44,20 +45,19 @@ class StorageCollector(Collector):
         yield _gauge("connections", "Open connections.", len(self._server.connections))
         yield _gauge("commits", "Shares that wait to become durable.", self._service.commits)
         yield _gauge("unfinished_uploads", "Unfinished uploads.", self._store.upload_count)
-        room = self._store.available_bytes()
-        if room is not None:
-            yield _gauge("available_bytes", "Room for shares.", room)
+        with suppress(ServerRefused):  # of a disk that fails all else is told
+            room = self._store.available_bytes()
+            if room is not None:
+                yield _gauge("available_bytes", "Room for shares.", room)
 
 
-def metrics_site(server: GbsSite, service: GbsService, store: ShareStore) -> Any:
+def metrics_page(
+    clock: IReactorTime, server: GbsSite, service: GbsService, store: ShareStore
+) -> MetricsFactory:
     """Return what to listen with; ``/metrics`` is the page."""
     registry = CollectorRegistry()
     registry.register(StorageCollector(server, service, store))
-    root = Resource()
-    root.putChild(b"metrics", MetricsResource(registry))
-    site = Site(root)
-    site.log = lambda request: None  # type: ignore[method-assign]  # nobody wants a line for each look
-    return site
+    return MetricsFactory(clock, lambda: generate_latest(registry))
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

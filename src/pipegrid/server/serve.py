@@ -187,11 +187,11 @@ class StorageNode:
             self.furl = str(furl)
             identity.keep_furl(self.settings.directory, furl)
             if self.settings.metrics is not None:
-                from pipegrid.server.metrics import metrics_site
+                from pipegrid.server.metrics import metrics_page
 
                 text = endpoint_text(self.settings.metrics, "127.0.0.1")
-                site = metrics_site(self._server, service, self._store)
-                metrics = await self._listen(text, site)
+                page = metrics_page(self._reactor, self._server, service, self._store)
+                metrics = await self._listen(text, page)
                 self.metrics_port = getattr(metrics.getHost(), "port", None)
             if self.settings.introducers:
                 self._announce(who.tub_id, nurls if self.settings.announce_nurls else [])

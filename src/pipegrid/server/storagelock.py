@@ -33,7 +33,8 @@ def lock_storage(storage: Path, read_only: bool = False) -> int | None:
     """
     path = storage / "serve.lock"
     try:
-        make_directory(storage)
+        # Mutable shares hold the secret that changes them, as the format has it: nobody else may read them.
+        make_directory(storage, 0o700)
         fd = disk.open_locked(str(path), os.O_RDWR | os.O_CREAT, mode=0o600)
     except disk.CannotLock as error:
         raise UsageError(f"cannot lock {path}: {error.strerror}; choose another disk") from error

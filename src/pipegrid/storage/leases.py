@@ -28,6 +28,9 @@ from pipegrid.storage.leaserecords import MAX_LEASES, HasRoom
 from pipegrid.storage.sharedata import data_bytes
 from pipegrid.wire.messages import LeaseSecrets
 
+MOST_READ = 1 << 16
+"""Far more leases than any server ever kept on a share, and 4.5 MiB; what claims more is damaged."""
+
 
 def renew(path: str, owner: int, secrets: LeaseSecrets, now: float, has_room: HasRoom) -> bool:
     """
@@ -103,10 +106,13 @@ def remove_if_expired(path: str, now: float) -> bool:
 
 
 def _read(fd: int) -> tuple[containers.ContainerHeader, int, bytes]:
-    """Return the header, where the lease records begin, and those."""
+    """Return the header, where the lease records begin, and those; ValueError if nobody has so many."""
     file_bytes = os.fstat(fd).st_size
     header = containers.parse_header(os.pread(fd, containers.HEADER_BYTES, 0))
     begin = containers.HEADER_BYTES + data_bytes(fd, header, file_bytes)
+    # A number that was damaged can make gigabytes of data count as records.
+    if file_bytes - begin > MOST_READ * containers.LEASE_BYTES:
+        raise ValueError(f"a share file that claims {header.lease_count} leases")
     return header, begin, os.pread(fd, file_bytes - begin, begin)
 
 

@@ -36,6 +36,7 @@ from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.streamed import StreamConsumer
 from pipegrid.transfer.underway import RequestsUnderWay
 from pipegrid.transfer.watch import Watch
+from pipegrid.transfer.worth import Streams, StreamWorth
 
 _SHARES_AT_ONCE = 3
 _SMALL_SHARE_BYTES = 1 << 18
@@ -100,6 +101,7 @@ class Check:
         self._given = cap
         self._verify = verify
         self._silence_s = silence_s
+        self._streams = Streams(means.clock, silence_s)
         self._verified = 0
         self._report = ProgressReport(progress, 0)
         self._ring = ring(self._cap.storage_index, means.peers)
@@ -287,8 +289,9 @@ class Check:
     async def _verify_share(self, number: int, peer: Peer) -> list[CorruptionError]:
         """Return what is wrong with one share."""
         verifier = ShareVerifier(self._cap, number)
-        watch = Watch(self._clock, self._silence_s)
-        feeder = _Feeder(verifier, self._workers, watch.sign)
+        worth = self._streams.begin()
+        watch = Watch(self._clock, self._silence_s, worth=worth)
+        feeder = _Feeder(verifier, self._workers, watch.sign, worth)
         longest = _longest_share(self._cap.size, self._cap.required_shares)
         try:
             stream = peer.server.stream(self._cap.storage_index, number, 0, longest, feeder)
@@ -313,11 +316,16 @@ class _Feeder(StreamConsumer):
     """Feeds one share's stream to its verifier in a worker, chunk by chunk, in order."""
 
     def __init__(
-        self, verifier: ShareVerifier, workers: CpuWorkers, sign: Callable[[], None]
+        self,
+        verifier: ShareVerifier,
+        workers: CpuWorkers,
+        sign: Callable[[], None],
+        worth: StreamWorth,
     ) -> None:
         self._verifier = verifier
         self._workers = workers
         self._sign = sign
+        self._worth = worth
         self._paused = False
         self._queue: list[bytes] = []
         self._queued_bytes = 0
@@ -328,10 +336,12 @@ class _Feeder(StreamConsumer):
 
     def write(self, data: bytes) -> None:
         self._sign()
+        self._worth.came(len(data))
         self._queue.append(data)
         self._queued_bytes += len(data)
         if self._queued_bytes >= _HELD_BYTES and self._producer is not None and not self._paused:
             self._paused = True
+            self._worth.hold()
             self._producer.pauseProducing()
         if self._queued_bytes >= _CHUNK_BYTES:
             self._feed()
@@ -376,6 +386,7 @@ class _Feeder(StreamConsumer):
         self._sign()  # while we held it back, the server could give none
         if self._paused and self._producer is not None:
             self._paused = False
+            self._worth.go_on()
             self._producer.resumeProducing()
         if self._ended or self._queued_bytes >= _CHUNK_BYTES:
             self._feed()

@@ -461,6 +461,30 @@ class HostileTests(ServerTestCase):
         ):
             self.assertEqual(self.refused(data).status, 400, data[:60])
 
+    def test_codings_that_nobody_knows(self) -> None:
+        """Who sends a packed body means other bytes than would be kept; what follows is not looked at."""
+        self.statuses(allocate({0}, 4))
+        lines = [*upload_header(), b"Content-Range: bytes 0-3/*"]
+        path = gbs_http.share_path(SI, 0)
+        for coding in (
+            b"gzip, chunked",
+            b"chunked, chunked",
+            b"x",
+            b"gzip\r\nTransfer-Encoding: chunked",
+        ):
+            packed = head("PATCH", path, *lines, b"Transfer-Encoding: " + coding)
+            reply = self.refused(packed + b"4\r\n0123\r\n0\r\n\r\n" + VERSION)
+            self.assertIn(reply.status, (400, 501), coding)
+        self.assertEqual(self.statuses(read(0)), [404])
+
+    def test_chunks_over_http10(self) -> None:
+        """It has none: what passes such a request on sees its end elsewhere, so the connection ends."""
+        old = head(
+            "GET", gbs_http.VERSION_PATH, b"Transfer-Encoding: chunked", b"Connection: keep-alive"
+        )
+        old = old.replace(b"HTTP/1.1", b"HTTP/1.0")
+        self.assertEqual(self.refused(old + b"0\r\n\r\n" + VERSION).status, 400)
+
     def test_upgrades(self) -> None:
         """Who wants to speak another protocol gets an answer in this one, and the end."""
         upgrade = head("GET", gbs_http.VERSION_PATH, b"Connection: upgrade", b"Upgrade: h2c")

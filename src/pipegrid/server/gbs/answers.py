@@ -35,6 +35,7 @@ _REASONS = {
     416: b"Range Not Satisfiable",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
+    501: b"Not Implemented",
     503: b"Service Unavailable",
     507: b"Insufficient Storage",
 }

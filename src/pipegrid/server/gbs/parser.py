@@ -179,6 +179,11 @@ class RequestParser:
             head.content_length = int(value)
         elif name == b"transfer-encoding":
             head.content_length = None
+            if value.strip().lower() != b"chunked":
+                self._give_up(
+                    answers.text(501, "a body comes as it is, or in chunks"),
+                    "it sends a body in a coding that this server does not know",
+                )
 
     def on_headers_complete(self) -> None:
         head, self._head = self._head, None
@@ -188,6 +193,12 @@ class RequestParser:
         head.method = parser.get_method()
         head.keep_alive = parser.should_keep_alive()
         head.http10 = parser.get_http_version() == "1.0"
+        if head.http10 and head.content_length is None:
+            # What does not know chunks, and passed it on, sees its end elsewhere (RFC 9112, 6.1).
+            self._give_up(
+                answers.text(400, "HTTP/1.0 knows no chunks"), "it sends chunks over HTTP/1.0"
+            )
+            return
         head.locate()
         self._body_left = head.content_length or 0
         self._chunks = self._chunked_bytes = 0
