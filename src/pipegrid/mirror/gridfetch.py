@@ -23,6 +23,7 @@ from pipegrid.core.directory import unpack_immutable
 from pipegrid.errors import CapError, PipegridError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.directories import hash_file
+from pipegrid.mirror.folding import HeldPlaces, kept_first
 from pipegrid.mirror.lists import lines_of, read_list
 from pipegrid.mirror.manifest import begin_manifest
 from pipegrid.mirror.mirror import Mirror
@@ -164,14 +165,19 @@ class GridFetch:
     async def _missing(self, entries: Iterable[Wanted]) -> list[Wanted]:
         report = self.report
         missing = []
-        ahead = iter(entries)
+        folds, is_right = self._destination.folds, self._destination.is_there
+        ahead = await self._mirror.run(lambda: iter(list(kept_first(entries, folds, is_right))))
+        places = HeldPlaces(folds)
         while chunk := list(islice(ahead, LOOKED_AT_ONCE)):
             for each, is_there in zip(
                 chunk, await self._mirror.run(self._look, chunk), strict=True
             ):
                 report.wanted_files += 1
                 report.wanted_bytes += each.size or 0
-                if is_there:
+                why = places.refusal(each)
+                if why is not None:
+                    report.fail(each.path, why)
+                elif is_there:
                     report.present_files += 1
                     report.present_bytes += each.size or 0
                 else:

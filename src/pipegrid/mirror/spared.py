@@ -20,6 +20,7 @@ from pipegrid.errors import UsageError
 from pipegrid.mirror import compressed
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, read_release
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.folding import holder
 from pipegrid.mirror.indexes import by_hash
 from pipegrid.mirror.manifest import read_manifest
 from pipegrid.mirror.selecting import HELD, READ, Index, base_of, named_by, names_packages
@@ -133,8 +134,8 @@ def remove_others(
     """
     others = list(destination.others(frozenset(kept)))
     if others:  # only then it is worth it to read what others name
-        stay = set(spared.names(others))
-        others = [path for path in others if path not in stay]
+        stays = holder(spared.names(others), destination.folds)
+        others = [path for path in others if not stays(path)]
     for path in () if dry_run else others:
         destination.delete(path)
     return others
