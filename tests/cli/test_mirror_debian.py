@@ -31,6 +31,7 @@ from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
 from pipegrid.disk import files as disk
 from tests.mirror.archive import BINARY, SUITE, Archive, Signer, check_readers
+from tests.mirror.flatarchive import FlatArchive
 from tests.mirror.rpmarchive import RpmArchive
 from tests.mirror.unchanged import look_of
 
@@ -42,7 +43,7 @@ class Files(Resource):
 
     isLeaf = True
 
-    def __init__(self, archive: Archive | RpmArchive) -> None:
+    def __init__(self, archive: Archive | FlatArchive | RpmArchive) -> None:
         super().__init__()
         self.archive = archive
         self.asked: list[str] = []
@@ -68,7 +69,7 @@ class DebianCase(TestCase):
         self.signer = Signer()
         self.addCleanup(self.signer.close)
 
-    def serve(self, archive: Archive) -> str:
+    def serve(self, archive: Any) -> str:
         """Start a web server; returns its URL."""
         self.archive = archive
         self.server = Files(archive)
@@ -330,8 +331,15 @@ class DebianTests(DebianCase):
         return Deferred.fromCoroutine(self._test_two_at_once())
 
 
-class AptTests(DebianCase):
-    """apt reads the result."""
+class AptCase(DebianCase):
+    """
+    apt reads the result.
+
+    Attributes:
+        source: what follows the URL in its list of sources.
+    """
+
+    source = "sid main"
 
     def build(self) -> dict[str, bytes]:
         """Two real packages."""
@@ -353,15 +361,29 @@ class AptTests(DebianCase):
             made[f"pool/main/p/{name}/{name}_1~rc1_amd64.deb"] = out.read_bytes()
         return made
 
-    def apt(self, *arguments: str) -> str:
-        """Run apt-get with directories of its own."""
-        root = Path("apt").absolute() / self.id()
+    async def apt_gets(self, form: str, *packages: str) -> list[bytes]:
+        """
+        Have apt-get, which knows nothing yet, read the indexes, and fetch packages; returns these.
+
+        Args:
+            form: of the indexes. Unpacked ones it reads from servers and by ``copy:``; by ``file:`` it takes
+                them for wrong ones of the packed form.
+        """
+        self.apt_root = Path(self.mktemp()).absolute()
+        scheme = "copy" if form == "unpacked" else "file"
+        await deferToThread(self.apt, scheme, "update", "--error-on=any")
+        out = await deferToThread(self.apt, scheme, "download", *packages)
+        return sorted(path.read_bytes() for path in out.iterdir())
+
+    def apt(self, scheme: str, *arguments: str) -> Path:
+        """Run apt-get with directories of its own; returns where it downloads to."""
+        root = self.apt_root
         for name in ("state/lists/partial", "cache/archives/partial", "etc/preferences.d", "out"):
             (root / name).mkdir(parents=True, exist_ok=True)
         for name in ("status", "apt.conf"):
             (root / name).touch()
         (root / "sources.list").write_text(
-            f"deb [signed-by={self.signer.keyring} arch=amd64] file://{self.dest} sid main\n"
+            f"deb [signed-by={self.signer.keyring} arch=amd64] {scheme}:{self.dest} {self.source}\n"
         )
         for path in (Path(self.signer.home), Path(self.signer.keyring)):
             path.chmod(0o755)
@@ -388,7 +410,11 @@ class AptTests(DebianCase):
         )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertNotIn("W:", done.stderr)
-        return str(root / "out")
+        return root / "out"
+
+
+class AptTests(AptCase):
+    """In the form in which it reads most archives."""
 
     async def _test_apt(self) -> None:
         packages = self.build()
@@ -396,11 +422,8 @@ class AptTests(DebianCase):
         for form in ("packed", "unpacked"):
             status, _, err = await self.run_command(*self.arguments("--indexes", form))
             self.assertEqual(status, 0, err)
-            await deferToThread(self.apt, "update", "--error-on=any")
-            out = await deferToThread(self.apt, "download", "pg-one", "pg-two")
-            self.assertEqual(
-                sorted(path.read_bytes() for path in Path(out).iterdir()), sorted(packages.values())
-            )
+            got = await self.apt_gets(form, "pg-one", "pg-two")
+            self.assertEqual(got, sorted(packages.values()))
 
     def test_apt(self) -> Deferred[None]:
         """``apt-get update`` and ``apt-get download`` work from the result, in either form."""

@@ -54,6 +54,7 @@ class DebianCase(SynchronousTestCase):
         delete: bool = False,
         dry_run: bool = False,
         now: datetime = NOW,
+        ignores_dates: bool = False,
         mirror: dict[str, Any] | None = None,
         **selection: Any,
     ) -> DebianOutcome:
@@ -64,7 +65,7 @@ class DebianCase(SynchronousTestCase):
         made = world.mirror(dry_run=dry_run, **(mirror or {}))
         try:
             chosen = Selection(**{"suites": ("sid",), "components": ("main",), **selection})
-            archive = DebianArchive(made, chosen, keys, now)
+            archive = DebianArchive(made, chosen, keys, now, ignores_dates)
             outcome: DebianOutcome = run(
                 world.clock,
                 Deferred.fromCoroutine(archive.sync(delete, dry_run)),
@@ -656,6 +657,30 @@ class RefusalTests(DebianCase):
         world.hosts[0].answer = lambda path: None
         world.hosts[0].files = {}
         self.refused("has no dists/sid/InRelease", keys=keys)
+
+    def test_dates(self) -> None:
+        """One that has expired, or is of the future by more than an hour, is for who asks for it."""
+        for now, words in (
+            (
+                NOW + timedelta(days=30),
+                "is stale: it was valid until 2026-03-07 12:10 UTC (--ignore-d",
+            ),
+            (
+                NOW - timedelta(days=1, minutes=51),
+                "is of 2026-02-28 12:10 UTC, which is in the future; look at the clock of this machine",
+            ),
+        ):
+            world = self.make(Archive(), hosts=2)
+            self.refused(words, now=now)
+            self.sync(now=now, ignores_dates=True)
+            self.assertEqual(world.found(), self.expected(BINARY + ".xz", BINARY + ".gz"))
+        self.make(Archive())
+        self.sync(now=NOW - timedelta(days=1, minutes=49))
+        first = self.archive.files
+        self.publish()
+        self.sync()
+        self.world.hosts[0].files = first
+        self.refused("older than what is here", ignores_dates=True)
 
     def test_a_release_file_without_end(self) -> None:
         """It is given up at eight megabytes."""

@@ -26,6 +26,7 @@ from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, wanted
 from pipegrid.transfer.results import CheckResult
 from tests.inline_workers import InlineWorkers
 from tests.mirror.archive import sha
+from tests.mirror.folded import fold_cases
 
 FILES = {
     "pool/a/a 1.deb": b"a" * 100,
@@ -294,6 +295,19 @@ class FetchTests(GridCase):
             self.assertEqual(self.found(self.back), {})
         fetch, _ = self.fetch(self.tree([good]), self.back)
         self.assertIn("no directory in the grid has it", fetch.report.failed[0][1])
+
+    def test_names_that_are_one_here(self) -> None:
+        """The second file of two that would be one is named, and does not get the first one's place."""
+        files = {"a/x": b"first" * 20, "a/X": b"other" * 20, "b": b"b" * 100}
+        self.write(files)
+        cap = self.store()
+        fold_cases(self, os.path.abspath(self.back) + "/")
+        for _ in range(2):
+            fetch, _ = self.fetch(cap, self.back, delete=True)
+            ((path, why),) = fetch.report.failed
+            self.assertEqual(path, "a/X")
+            self.assertIn("it would be the same file as 'a/x'", why)
+            self.assertEqual(self.found(self.back), {path: files[path] for path in ("a/x", "b")})
 
     def test_hostile_trees(self) -> None:
         """Caps that are none, lists that lead out or name twice: one sentence, and nothing is written."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,20 @@ def look_of(directory: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def _is_device(path: Any) -> bool:
+    """Whether this is such as /dev/null, which one may write to; files may be below /dev as well."""
+    try:
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
 def make_read_only(test: SynchronousTestCase | TestCase, code: int = errno.EROFS) -> None:
     """Have the disk refuse to be written to, as one that is mounted so, or another user's."""
     really = os.open
 
     def open_to_read(path: Any, flags: int, *args: Any, **options: Any) -> int:
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and not str(path).startswith("/dev/"):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and not _is_device(path):
             raise OSError(code, os.strerror(code), path)
         return really(path, flags, *args, **options)
 

@@ -73,7 +73,12 @@ def list_command(
 
 @command.command(name="debian")
 @click.argument("dest", type=click.Path())
-@click.option("--suite", "suites", multiple=True, help="Such as sid; several if given again.")
+@click.option(
+    "--suite",
+    "suites",
+    multiple=True,
+    help="Such as sid; several if given again. That of a flat archive ends in a slash: / or its directory.",
+)
 @click.option(
     "--component",
     "components",
@@ -92,6 +97,11 @@ def list_command(
 @keyring_option(f"Keys of who may have signed it. Without it {DEBIAN_KEYRING}, if there is one.")
 @from_grid_option
 @unsigned_option
+@click.option(
+    "--ignore-dates",
+    is_flag=True,
+    help="Believe release files that have expired, as those of frozen suites, or are of the future.",
+)
 @click.option(
     "--indexes",
     type=click.Choice(["packed", "unpacked", "zstd"]),
@@ -116,6 +126,7 @@ def debian_command(
     source: bool,
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
+    ignore_dates: bool,
     from_grid: str | None,
     indexes: str,
     diffs: bool,
@@ -143,6 +154,7 @@ def debian_command(
         "diffs": diffs,
         "also": also,
         "indexes": indexes,
+        "ignore_dates": ignore_dates,
     }
     return debian_job(dest, options, keyrings, allow_unsigned, fetching)
 

@@ -27,8 +27,11 @@ Keep = Callable[["Report"], Awaitable[dict[str, Any]]]
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-SELECTING = ("suites", "components", "architectures", "source", "diffs", "also", "indexes")
-"""The options of ``mirror debian`` that say what of the archive is wanted."""
+SELECTING = (
+    *("suites", "components", "architectures", "source", "diffs", "also", "indexes"),
+    "ignore_dates",
+)
+"""The options of ``mirror debian`` that say what of the archive is wanted, and how old it may be."""
 
 _LISTED = ("suites", "components", "architectures")
 
@@ -55,7 +58,8 @@ def debian_job(
             also=options["also"],
             indexes=options["indexes"],
         )
-        archive = DebianArchive(mirror, selection, Keys(rings, allow_unsigned))
+        keys = Keys(rings, allow_unsigned)
+        archive = DebianArchive(mirror, selection, keys, ignores_dates=options["ignore_dates"])
         outcome = await archive.sync(fetching.delete, fetching.dry_run)
         for path in outcome.lacking:
             console.detail(f"no mirror has {printable(path)}")

@@ -66,6 +66,7 @@ FLAGS = {
     "--allow-unsigned": "allow_unsigned",
     "--source": "source",
     "--diffs": "diffs",
+    "--ignore-dates": "ignore_dates",
 }
 COMMON = ("--json", "-q", "--quiet")
 """Of these; they may stand before the command, too."""
@@ -107,6 +108,7 @@ DEBIAN: Values = {
     "allow_unsigned": False,
     "indexes": "packed",
     "diffs": False,
+    "ignore_dates": False,
     "also": (),
 }
 """The same of ``mirror debian``."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
+from os.path import join
 from typing import NamedTuple
 
 from pipegrid.mirror.wanted import DIGEST_BYTES, BadEntry, Wanted, check_path, shown, wanted
@@ -163,7 +164,8 @@ def read_release(data: bytes, name: str) -> Release:
     files = {
         path: wanted(path, size, each)
         for path, (size, each) in hashes.items()
-        if DIGEST_BYTES.keys() & each.keys()
+        # What begins with a dot is of scripts that list all there is; apt finds no index by it.
+        if DIGEST_BYTES.keys() & each.keys() and not path.startswith("./")
     }
     architectures = tuple(found.get("Architectures", "").split())
     within = found.get("No-Support-for-Architecture-all", "").split()
@@ -246,6 +248,7 @@ def sources(blocks: Iterable[bytes], name: str) -> Iterator[Wanted]:
         directory = found.get("Directory")
         if directory is None:
             raise BadEntry(f"a source in {name} has no directory")
+        directory = "" if directory == "." else directory.removeprefix("./")
         files: dict[str, tuple[int, dict[str, bytes | str]]] = {}
         for field, algorithm in (
             ("Checksums-Sha256", "sha256"),
@@ -266,7 +269,7 @@ def sources(blocks: Iterable[bytes], name: str) -> Iterator[Wanted]:
                     raise BadEntry(f"{name} gives two sizes for {shown(match[3])}")
                 known[1][algorithm] = match[1]
         for file, (size, hashes) in files.items():
-            path = file if directory == "." else f"{directory.removeprefix('./')}/{file}"
+            path = join(directory, file)
             yield wanted(path, size, hashes)
 
 

@@ -14,11 +14,11 @@ hash, readers find the old ones so, as long as nothing is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from hashlib import sha256
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror import compressed
@@ -41,12 +41,22 @@ from pipegrid.mirror.selecting import (
     names_packages,
 )
 from pipegrid.mirror.spared import Spared, kept_apart, remove_others
-from pipegrid.mirror.suites import OWN, OwnNames, Suite, Suites, own_files, unsigned_part
+from pipegrid.mirror.suites import (
+    OWN,
+    OwnNames,
+    Suite,
+    Suites,
+    canonical,
+    own_files,
+    unsigned_part,
+)
 from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, shown
 
 if TYPE_CHECKING:
     from pipegrid.mirror.early import AnyMirror
+
+T = TypeVar("T")
 
 __all__ = ["DebianArchive", "DebianOutcome", "Selection", "names_by_hash"]
 
@@ -78,22 +88,35 @@ class DebianArchive:
     Args:
         mirror: where it is fetched from and kept.
         now: for the dates of release files.
+        ignores_dates: believe a suite that has expired, or is of the future; none older than what is here.
 
     Raises:
-        UsageError: a suite, component or architecture cannot be one.
+        UsageError: a suite, component or architecture cannot be one, or all suites are flat, and have no
+            components.
     """
 
     def __init__(
-        self, mirror: AnyMirror, selection: Selection, keys: Keys, now: datetime | None = None
+        self,
+        mirror: AnyMirror,
+        selection: Selection,
+        keys: Keys,
+        now: datetime | None = None,
+        ignores_dates: bool = False,
     ) -> None:
         if not selection.suites:
             raise UsageError("give a suite, such as sid")
-        for name in (*selection.suites, *selection.components, *selection.architectures):
-            _check_name(name)
+        names = [_checked_name(name, canonical) for name in selection.suites]
+        for name in (*selection.components, *selection.architectures):
+            _checked_name(name, check_path)
+        if selection.components and all(name.endswith("/") for name in names):
+            raise UsageError(
+                f"the suite {names[0]} is flat, as all that end in a slash, and has no components; give none"
+            )
         self._mirror = mirror
         self._destination = mirror.destination
         self._selection = selection
-        self._suites = Suites(mirror, keys, now)
+        self._suites = Suites(mirror, keys, now, ignores_dates)
+        self._names = list(dict.fromkeys(names))
 
     async def sync(self, delete: bool = False, dry_run: bool = False) -> DebianOutcome:
         """
@@ -108,7 +131,7 @@ class DebianArchive:
             BadEntry: an index names what may not be.
             UsageError: what another run keeps here of a suite would not fit its release file any more.
         """
-        suites = [await self._suites.find(suite) for suite in self._selection.suites]
+        suites = [await self._suites.find(name) for name in self._names]
         indexes = [each for suite in suites for each in indexes_of(suite, self._selection)]
         apart = await self._mirror.run(kept_apart, self._destination, suites, indexes)
         outcome = DebianOutcome()
@@ -169,7 +192,7 @@ class DebianArchive:
     def _unpacked(self, index: Index) -> Unpacked:
         """In the thread: look what there is to make an index of."""
         suite, target = index.suite, index.forms[0]
-        base = target.path.removeprefix(f"{suite.directory}/")
+        base = suite.within(target.path)
         named = suite.release.files
         patches = named.get(f"{base}.diff/Index")
         have = None
@@ -197,11 +220,14 @@ class DebianArchive:
     def _contents(self, indexes: Sequence[Index]) -> Iterator[Wanted]:
         """Yield what the indexes name; a file may be named several times."""
         count = 0
-        own = OwnNames({each.suite.directory: each.suite for each in indexes}.values())
+        own = OwnNames(
+            {each.suite.directory: each.suite for each in indexes}.values(),
+            (form for index in indexes for form in index.forms),
+        )
         for index in indexes:
             for each in named_by(self._destination, index):
                 if index.kind != "patches":
-                    own.check(each.path, index.path)
+                    own.check(each, index.path)
                 count += 1
                 if count > MAX_NAMED:
                     raise BadEntry(f"the indexes name more than {MAX_NAMED} files; no archive does")
@@ -239,7 +265,7 @@ class DebianArchive:
             for path in (
                 *before,
                 *(path + compressed.ENDING for path in before),
-                *(f"{suite.directory}/{name}" for name in OWN),
+                *map(suite.place, OWN),
             ):
                 if path not in kept and base_of(path) not in stays:
                     destination.delete(path)
@@ -254,13 +280,13 @@ def _further(indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[Wanted
         yield Wanted(path, len(data), "sha256", sha256(data).digest())
 
 
-def _check_name(name: str) -> None:
+def _checked_name(name: str, check: Callable[[str], T]) -> T:
     try:
-        check_path(name)
+        return check(name)
     except BadEntry:
         raise UsageError(
-            f"{shown(name)} is no suite, component or architecture that can be mirrored; flat archives"
-            " can not, either"
+            f"{shown(name)} is no suite, component or architecture that can be mirrored; the suite of a flat"
+            " archive ends in a slash, such as ./"
         ) from None
 
 
@@ -282,8 +308,9 @@ def _names_by_hash(suites: Sequence[Suite], indexes: Sequence[Index]) -> Iterato
         if suite.before is None or not suite.before.by_hash:
             continue
         for form in suite.before.files.values():
-            old = by_hash(f"{suite.directory}/{form.path}", form)
-            if old is not None and f"{suite.directory}/{form.path}" in kept:
+            place = suite.place(form.path)
+            old = by_hash(place, form)
+            if old is not None and place in kept:
                 yield old
 
 
@@ -296,14 +323,18 @@ def names_by_hash(destination: Destination, entries: Sequence[Wanted]) -> Iterat
     """
     for own in entries:
         directory, _, name = own.path.rpartition("/")
-        if name not in ("InRelease", "Release") or not own.path.startswith("dists/"):
+        if name not in ("InRelease", "Release"):
             continue
         data = destination.read(f"{STAGED}/{own.path}", MAX_RELEASE_BYTES)
         if data is None:
             data = destination.read(own.path, MAX_RELEASE_BYTES)
-        release = read_release(unsigned_part(data or b""), own.path)
+        try:
+            release = read_release(unsigned_part(data or b""), own.path)
+        except BadEntry:  # beside an index there may be one that says what is in that
+            continue
+        suite = Suite(directory, release, {}, None)
         for each in entries if release.by_hash else ():
-            named = release.files.get(each.path.removeprefix(f"{directory}/"))
+            named = release.files.get(suite.within(each.path))
             other = by_hash(each.path, each)
             if other is not None and named is not None and named.digest == each.digest:
                 yield each.path, other

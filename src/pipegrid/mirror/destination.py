@@ -25,6 +25,7 @@ from pipegrid.mirror.directories import (
     make_directory,
     read_at,
 )
+from pipegrid.mirror.folding import holder
 from pipegrid.mirror.glance import Glance
 from pipegrid.mirror.seen import Seen
 from pipegrid.mirror.verified import Verified, is_noted_at
@@ -48,9 +49,11 @@ class Destination:
     Attributes:
         manifest: path of what the last complete run wanted.
         unnoted_files: as of ``Report``; see ``unchanged``.
+        folds: the file system takes names for one that differ in case; see ``folding``.
     """
 
     device = unnoted_files = 0
+    folds = False
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
@@ -77,6 +80,7 @@ class Destination:
     def _begin(self, lock: str) -> bool:
         self.device = os.fstat(self._directories.root).st_dev
         self._hidden = make_directory(self._directories.root, HIDDEN)
+        self.folds = self._directories.folds(HIDDEN)
         self._incoming = make_directory(self._hidden, "incoming")
         self._lock = disk.open_locked(lock, os.O_RDWR | os.O_CREAT)
         return self._lock is not None
@@ -201,14 +205,13 @@ class Destination:
         """
         if staged:
             path = f"{STAGED}/{path}"
-        above, _, last = path.rpartition("/")
-        directory = self._directories.directory(above, make=True)
+        directory, last = self._directories.place(path, make=True)
         assert directory is not None
         try:
             os.rename(name, last, src_dir_fd=self._incoming, dst_dir_fd=directory)
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
             raise self._directories.in_the_way(path, "a directory") from error
-        return self.where(above)
+        return self.where(os.path.dirname(path))
 
     def release(self, paths: Iterable[str]) -> None:
         """
@@ -358,8 +361,9 @@ class Destination:
 
     def others(self, kept: frozenset[str], below: str = "") -> Iterator[str]:
         """Yield the paths of files that are not among those to be kept; links and devices as well."""
+        holds = holder(kept, self.folds)
         for path in self._directories.files(below, HIDDEN):
-            if path not in kept:
+            if not holds(path):
                 yield path
 
     def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> list[str]:
@@ -387,14 +391,4 @@ class Destination:
         except OSError as error:
             raise self.error(error, f"be rid of {shown(path)}") from error
         self._verified.forget(path)
-        above = os.path.dirname(path)
-        while above and above != HIDDEN:
-            parent = self._directories.directory(os.path.dirname(above), make=False)
-            if parent is None:
-                break
-            self._directories.forget(above)
-            try:
-                os.rmdir(os.path.basename(above), dir_fd=parent)
-            except OSError:
-                break
-            above = os.path.dirname(above)
+        self._directories.prune(os.path.dirname(path), HIDDEN)

@@ -69,6 +69,23 @@ class Directories:
         if fd is not None:
             os.close(fd)
 
+    def prune(self, path: str, stays: str) -> None:
+        """Remove a directory that is empty, and those above that are empty then; but for one."""
+        while path and path != stays:
+            parent, name = self.place(path, make=False)
+            if parent is None:
+                break
+            self.forget(path)
+            try:
+                os.rmdir(name, dir_fd=parent)
+            except OSError:
+                break
+            path = os.path.dirname(path)
+
+    def folds(self, name: str) -> bool:
+        """Return whether what is called so in the root is called so in letters of the other case as well."""
+        return self.root >= 0 and is_same(name, self.root, name.swapcase(), self.root)
+
     def place(self, path: str, make: bool) -> tuple[int | None, str]:
         """Return the descriptor of the directory that a path is in, as ``directory``, and its last part."""
         above, _, name = path.rpartition("/")

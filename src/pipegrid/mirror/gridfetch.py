@@ -23,10 +23,13 @@ from pipegrid.core.directory import unpack_immutable
 from pipegrid.errors import CapError, PipegridError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.directories import hash_file
+from pipegrid.mirror.folding import HeldPlaces, kept_first
 from pipegrid.mirror.lists import lines_of, read_list
 from pipegrid.mirror.manifest import begin_manifest
 from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.report import Report
+from pipegrid.mirror.selecting import base_of
+from pipegrid.mirror.suites import OWN
 from pipegrid.mirror.sync import LOOKED_AT_ONCE
 from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, shown
 from pipegrid.reactor.together import together
@@ -35,8 +38,14 @@ FETCHED_AT_ONCE = 16
 MAX_LIST_BYTES = 256 << 20
 MAX_DIRECTORY_BYTES = 64 << 20
 
-INDEXES = ("dists/", "repodata/")
-"""What begins so is not to be seen before the files that it names."""
+_INDEXES = ("dists/", "repodata/")
+
+
+def is_index(path: str) -> bool:
+    """Return whether this is not to be seen before the files that it names."""
+    name = path.rpartition("/")[2]  # those of flat suites are anywhere
+    return path.startswith(_INDEXES) or name in OWN or base_of(name) in ("Packages", "Sources")
+
 
 T = TypeVar("T")
 
@@ -113,7 +122,7 @@ class GridFetch:
             caps = await self._find(top, missing)
             await self._mirror.run(begin_manifest, self._destination)
             for staged in (False, True):
-                part = [each for each in missing if each.path.startswith(INDEXES) == staged]
+                part = [each for each in missing if is_index(each.path) == staged]
                 await self._each(part, lambda each, s=staged: self._keep(each, caps, s, progress))  # type: ignore[misc]
                 if report.failed_files:
                     return []
@@ -135,7 +144,7 @@ class GridFetch:
         """In the thread: show the indexes; by further names first."""
         for path, other in self._others(entries):
             self._destination.link(path, other)
-        indexes = [each.path for each in entries if each.path.startswith(INDEXES)]
+        indexes = [each.path for each in entries if is_index(each.path)]
         self._destination.release(indexes)
 
     # What there should be, and what is there.
@@ -156,14 +165,19 @@ class GridFetch:
     async def _missing(self, entries: Iterable[Wanted]) -> list[Wanted]:
         report = self.report
         missing = []
-        ahead = iter(entries)
+        folds, is_right = self._destination.folds, self._destination.is_there
+        ahead = await self._mirror.run(lambda: iter(list(kept_first(entries, folds, is_right))))
+        places = HeldPlaces(folds)
         while chunk := list(islice(ahead, LOOKED_AT_ONCE)):
             for each, is_there in zip(
                 chunk, await self._mirror.run(self._look, chunk), strict=True
             ):
                 report.wanted_files += 1
                 report.wanted_bytes += each.size or 0
-                if is_there:
+                why = places.refusal(each)
+                if why is not None:
+                    report.fail(each.path, why)
+                elif is_there:
                     report.present_files += 1
                     report.present_bytes += each.size or 0
                 else:

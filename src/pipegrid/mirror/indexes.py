@@ -15,7 +15,7 @@ costs more bytes than the packed index, or if anything of it is wrong, the packe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os.path import dirname
+from os.path import dirname, join
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.mirror import compressed
@@ -66,8 +66,7 @@ def by_hash(path: str, file: Wanted) -> str | None:
     """Return where archives that have indexes by hash have this one."""
     if file.algorithm != "sha256":
         return None
-    above = dirname(path)
-    return f"{above}/by-hash/SHA256/{file.digest.hex()}"
+    return join(dirname(path), "by-hash", "SHA256", file.digest.hex())
 
 
 async def update(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.folding import HeldPlaces
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
 
@@ -111,10 +112,11 @@ class Look:
         self._doubt = doubt
         self._staged = staged
         self._takes_up = takes_up
+        self._places = HeldPlaces(destination.folds)
         self._leftovers = destination.leftovers()
 
     def missing(self, chunk: list[Wanted]) -> list[Wanted]:
-        """Return what is not there, or not right."""
+        """Return what is not there, or not right, and can be kept."""
         destination, doubt, staged = self._destination, self._doubt, self._staged
         leftovers = self._leftovers
         report = self._report
@@ -123,6 +125,10 @@ class Look:
             size = each.size or 0
             report.wanted_files += 1
             report.wanted_bytes += size
+            why = self._places.refusal(each)
+            if why is not None:
+                report.fail(each.path, why)
+                continue
             there = destination.is_there(each, doubt.next(), staged)
             if not there and leftovers and self._takes_up:
                 left = leftovers.pop(each.digest, None)

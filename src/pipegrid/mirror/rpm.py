@@ -17,6 +17,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from pipegrid.mirror.folding import holder
 from pipegrid.mirror.manifest import keep_manifest, noting
 from pipegrid.mirror.obtain import obtain
 from pipegrid.mirror.present import checked
@@ -228,8 +229,9 @@ class RpmRepository:
         if others and before is not None and before.primary.file != found.repomd.primary.file:
             with suppress(BadEntry, MirrorError, OSError):  # that one is of no use to anybody
                 if destination.is_there(before.primary.file):
-                    stay = {each.path for each in self._contents(before)}
-                    others = [path for path in others if path not in stay]
+                    named = (each.path for each in self._contents(before))
+                    stays = holder(named, destination.folds)
+                    others = [path for path in others if not stays(path)]
         for path in () if dry_run else others:
             destination.delete(path)
         return others

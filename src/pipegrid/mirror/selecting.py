@@ -35,7 +35,8 @@ class Selection(NamedTuple):
     What of an archive is wanted.
 
     Attributes:
-        suites: such as ``sid`` or ``bookworm/updates``.
+        suites: such as ``sid`` or ``bookworm/updates``; flat ones end in ``/``, and have neither components
+            nor architectures.
         components: such as ``main``; empty: all that the release names.
         architectures: of binary packages, such as ``amd64``.
         with_sources: sources, too.
@@ -83,7 +84,7 @@ class Index:
 
 
 def below(suite: Suite, file: Wanted) -> Wanted:
-    path = f"{suite.directory}/{file.path}"
+    path = suite.place(file.path)
     remote = by_hash(path, file) if suite.release.by_hash else None
     return file.but(path=path, remote=remote)
 
@@ -112,7 +113,9 @@ def indexes_of(suite: Suite, selection: Selection) -> Iterator[Index]:
     """
     release = suite.release
     seen: set[str] = set()
-    for kind, base in _chosen(release, selection):
+    for kind, base in (
+        _chosen_flat(release, selection) if suite.is_flat else _chosen(release, selection)
+    ):
         index = _index(suite, kind, base, selection)
         if index.path in seen:
             continue
@@ -147,6 +150,17 @@ def _chosen(
             yield "packages", apart
         if selection.with_sources:
             yield "sources", f"{component}/source/Sources"
+
+
+def _chosen_flat(
+    release: Release, selection: Selection
+) -> Iterator[tuple[Literal["packages", "sources"], str]]:
+    """Yield what a flat suite has: packages, and sources if it has any; one of them it must have."""
+    sources_too = selection.with_sources and _is_named(release, "Sources")
+    if not sources_too or _is_named(release, "Packages"):
+        yield "packages", "Packages"
+    if sources_too:
+        yield "sources", "Sources"
 
 
 def _place_of_component(release: Release, component: str) -> str:
@@ -202,15 +216,11 @@ def _index(
     named = suite.release.files
     endings = [ending for ending in READ if base + ending in named]
     if not endings:
-        raise MirrorError(
-            f"the release file of {suite.directory} names no {base}; it has the components"
-            f" {' '.join(suite.release.components)} and the architectures"
-            f" {' '.join(suite.release.architectures)}"
-        )
+        raise MirrorError(_not_named(suite, base))
     if selection.indexes != "packed":
         if base not in named:
             raise MirrorError(
-                f"the release file of {suite.directory} does not tell the hash of {base} unpacked,"
+                f"the release file of {suite.shown_name} does not tell the hash of {base} unpacked,"
                 " so that nobody could use it; keep indexes packed"
             )
         held = [""]
@@ -222,6 +232,16 @@ def _index(
     if largest > MAX_INDEX_BYTES:
         raise BadEntry(f"{base} is said to have {largest} bytes, which no index has")
     return Index(suite, kind, forms, size)
+
+
+def _not_named(suite: Suite, base: str) -> str:
+    told = f"the release file of {suite.shown_name} names no {base}"
+    if suite.is_flat:
+        return f"{told}, so that apt could not use it, either; is it that of a flat archive?"
+    return (
+        f"{told}; it has the components {' '.join(suite.release.components)} and the architectures"
+        f" {' '.join(suite.release.architectures)}"
+    )
 
 
 def named_by(destination: Destination, index: Index) -> Iterator[Wanted]:

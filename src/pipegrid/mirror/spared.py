@@ -18,12 +18,13 @@ from typing import Literal
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror import compressed
-from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
+from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, read_release
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.folding import holder
 from pipegrid.mirror.indexes import by_hash
 from pipegrid.mirror.manifest import read_manifest
 from pipegrid.mirror.selecting import HELD, READ, Index, base_of, named_by, names_packages
-from pipegrid.mirror.suites import Suite, unsigned_part
+from pipegrid.mirror.suites import OWN, Suite, unsigned_part
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
 
 _OF_INDEXES = ("binary-", "source")
@@ -53,19 +54,25 @@ def kept_apart(
                 continue
             if last is None:
                 last = _kept_by_last_run(destination)
-            if f"{suite.directory}/{base}" in last and not last.isdisjoint(chosen):
+            if suite.place(base) in last and not last.isdisjoint(chosen):
                 continue
             named = suite.release.files
             if any(named.get(form.path) != form for form in here):
-                path = f"{suite.directory}/{here[0].path}"
-                raise UsageError(
-                    f"{destination.path} also holds {path}, which the new release file changes; have its"
-                    " component and architecture mirrored in the same run, or remove"
-                    f" {os.path.dirname(path)} if it is to go"
-                )
-            placed = [form.but(path=f"{suite.directory}/{form.path}") for form in here]
+                raise _would_be_wrong(destination, suite, here[0].path)
+            placed = [form.but(path=suite.place(form.path)) for form in here]
             found.append(Index(suite, _kind(base), placed))
     return found
+
+
+def _would_be_wrong(destination: Destination, suite: Suite, name: str) -> UsageError:
+    path = suite.place(name)
+    together, gone = "component and architecture", os.path.dirname(path)
+    if suite.is_flat and names_packages(name):
+        together, gone = "sources" if "Sources" in name else "packages", path
+    return UsageError(
+        f"{destination.path} also holds {path}, which the new release file changes; have its"
+        f" {together} mirrored in the same run, or remove {gone} if it is to go"
+    )
 
 
 def _kept_by_last_run(destination: Destination) -> set[str]:
@@ -84,7 +91,7 @@ def _bases(suite: Suite, chosen: set[str]) -> dict[str, list[Wanted]]:
     for path, form in suite.before.files.items() if suite.before is not None else ():
         if names_packages(path):
             base = base_of(path)
-            if f"{suite.directory}/{base}" not in chosen:
+            if suite.place(base) not in chosen:
                 found.setdefault(base, []).append(form)
     return {
         base: forms
@@ -97,11 +104,11 @@ def _forms_here(
     destination: Destination, suite: Suite, base: str, forms: Iterable[Wanted]
 ) -> list[Wanted]:
     """Return which forms of an index are here; of one that was compressed here, what is in it."""
-    if not os.path.isdir(destination.where(f"{suite.directory}/{os.path.dirname(base)}")):
+    if not os.path.isdir(destination.where(os.path.dirname(suite.place(base)))):
         return []
     here = []
     for form in forms:
-        placed = form.but(path=f"{suite.directory}/{form.path}")
+        placed = form.but(path=suite.place(form.path))
         if destination.is_there(placed) or (
             form.path == base and compressed.find(destination, placed, staged=False) is not None
         ):
@@ -127,8 +134,8 @@ def remove_others(
     """
     others = list(destination.others(frozenset(kept)))
     if others:  # only then it is worth it to read what others name
-        stay = set(spared.names(others))
-        others = [path for path in others if path not in stay]
+        stays = holder(spared.names(others), destination.folds)
+        others = [path for path in others if not stays(path)]
     for path in () if dry_run else others:
         destination.delete(path)
     return others
@@ -172,14 +179,16 @@ class Spared:
             # With all that is beside it, where the component is not of this run.
             component = _component_of(index.path)
             above = os.path.dirname(index.path) if component in own else component
-            yield from (path for path in paths if path.startswith(f"{above}/"))
+            if index.suite.is_flat:
+                yield from _forms_of(index, paths)
+            else:
+                yield from (path for path in paths if path.startswith(f"{above}/"))
             yield from self._named(index)
         stay = {suite.directory for suite in self._suites}
-        for directory, release in self._other_suites(paths):
-            stay.add(directory)
-            below = [path for path in paths if path.startswith(directory + "/")]
+        for suite in self._other_suites(paths):
+            stay.add(suite.directory)
+            below = _belonging(suite, paths)
             yield from below
-            suite = Suite(directory, release, {}, None)
             for index in _indexes_of(suite, below):
                 yield from self._named(index)
                 for old in self._by_hash(index, below):
@@ -201,7 +210,7 @@ class Spared:
         if before is None or not before.by_hash or index.kind not in ("packages", "sources"):
             return None
         for form in index.forms:
-            old = before.files.get(form.path.removeprefix(f"{suite.directory}/"))
+            old = before.files.get(suite.within(form.path))
             name = None if old is None else by_hash(form.path, old)
             if old is None or name is None:
                 continue
@@ -213,13 +222,14 @@ class Spared:
 
     def _by_hash(self, index: Index, paths: Iterable[str]) -> Iterator[Index]:
         """Yield the last indexes of before that are beside one, by hash: a generation in all its forms."""
-        above = f"{os.path.dirname(index.path)}/by-hash/"
+        above = os.path.join(os.path.dirname(index.path), "by-hash", "")
         now = {form.digest.hex() for form in index.suite.release.files.values()}
         old = [
             path for path in paths if path.startswith(above) and path.rpartition("/")[2] not in now
         ]
         old.sort(key=lambda path: -os.lstat(self._destination.where(path)).st_mtime_ns)
-        for path in old[: len(HELD)]:
+        # Those of a flat suite's packages and sources are together; what is none of this kind says so.
+        for path in old[: 2 * len(HELD) if index.suite.is_flat else len(HELD)]:
             yield Index(index.suite, index.kind, [Wanted(path, None, "sha256", b"")])
 
     def _named(self, index: Index) -> Iterator[str]:
@@ -232,24 +242,56 @@ class Spared:
         except (BadEntry, OSError) as error:
             raise _unreadable(path, error) from error
 
-    def _other_suites(self, paths: Iterable[str]) -> Iterator[tuple[str, Release]]:
+    def _other_suites(self, paths: Sequence[str]) -> Iterator[Suite]:
         """Yield the suites that are not of this run, each once, by their release files."""
         own = {suite.directory for suite in self._suites}
         for path in paths:
             above, _, name = path.rpartition("/")
-            if name not in ("InRelease", "Release") or not path.startswith("dists/"):
+            if name not in ("InRelease", "Release") or above in own:
                 continue
-            if above in own:
-                continue
+            is_flat = not path.startswith("dists/")
             data = self._destination.read(path, MAX_RELEASE_BYTES)
             try:
                 release = read_release(unsigned_part(data or b""), path)
             except BadEntry as error:
                 if os.path.basename(above).startswith(_OF_INDEXES):
                     continue
+                if is_flat and not any(
+                    names_packages(each) and os.path.dirname(each) == above for each in paths
+                ):
+                    continue  # no suite, but a file that happens to be called so
                 raise _unreadable(path, error) from error
             own.add(above)
-            yield above, release
+            yield Suite(above, release, {}, None, is_flat)
+
+
+def _belonging(suite: Suite, paths: Iterable[str]) -> list[str]:
+    """Return what belongs to another run's suite, but for what its indexes name."""
+    if not suite.is_flat:
+        return [path for path in paths if path.startswith(f"{suite.directory}/")]
+    found = []
+    for path in paths:
+        if path == suite.place(suite.within(path)):
+            name = suite.within(path)
+            base = base_of(name)
+            if (
+                name in OWN
+                or name in suite.release.files
+                or base in ("Packages", "Sources")
+                or name.startswith(("by-hash/", "Packages.diff/", "Sources.diff/"))
+            ):
+                found.append(path)
+    return found
+
+
+def _forms_of(index: Index, paths: Iterable[str]) -> Iterator[str]:
+    """Yield what is there of a flat suite's index: its forms, and these by hash."""
+    base = base_of(index.path)
+    named = index.suite.release.files.values()
+    by_hashes = {by_hash(index.path, form) for form in named}
+    for path in paths:
+        if path in by_hashes or (names_packages(path) and base_of(path) == base):
+            yield path
 
 
 def _component_of(path: str) -> str:

@@ -1,31 +1,83 @@
 """
 The suites of a Debian archive, by their release files: fetched from a mirror, believed if they are signed.
+
+A suite whose name ends in a slash is flat: its release file and its indexes are in one directory, that of its
+name, and no component is. What they name is below the archive all the same, as with any suite.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.trust import Keys, check_signature, signed_content
-from pipegrid.mirror.wanted import BadEntry, MirrorError, place_of, shown
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, place_of, shown
 
 if TYPE_CHECKING:
     from pipegrid.mirror.early import AnyMirror
 
 MAX_SIGNATURE_BYTES = 1 << 20
 
+MAX_AHEAD = timedelta(hours=1)
+"""
+How far an archive's clock may be ahead of ours. apt takes ten seconds, but what it refuses now it reads a
+minute later. With a clock that is further behind nobody could tell what has expired.
+"""
+
 
 class Suite(NamedTuple):
-    """One suite as one mirror has it, and as it was here: release files by name, and what they say."""
+    """
+    One suite as one mirror has it, and as it was here: release files by name, and what they say.
+
+    Attributes:
+        directory: below the archive; "": the archive itself.
+        is_flat: it has no components.
+    """
 
     directory: str
     release: Release
     files: dict[str, bytes]
     before: Release | None
+    is_flat: bool = False
+
+    @property
+    def shown_name(self) -> str:
+        """How it is called in sentences."""
+        return self.directory or "./"
+
+    def place(self, path: str) -> str:
+        """Return where in the archive a path is that its release file names."""
+        return f"{self.directory}/{path}" if self.directory else path
+
+    def within(self, path: str) -> str:
+        """Return how its release file names a path of the archive."""
+        return path.removeprefix(f"{self.directory}/") if self.directory else path
+
+
+def canonical(suite: str) -> str:
+    """
+    Return the one name of a suite; a flat one may be called in several ways, as in apt's list of sources.
+
+    Raises:
+        BadEntry: it cannot be one.
+    """
+    if not suite.endswith("/"):
+        check_path(suite)
+        return suite
+    parts = [part for part in suite.split("/") if part not in ("", ".")]
+    if parts:
+        check_path("/".join(parts))
+    return "/".join((*(parts or "."), ""))
+
+
+def _directory_of(suite: str) -> str:
+    """Return where the release file of a suite is, by its one name."""
+    if suite.endswith("/"):
+        return suite.rstrip("/") if suite != "./" else ""
+    return f"dists/{suite}"
 
 
 OWN = ("Release", "Release.gpg", "InRelease")
@@ -35,6 +87,11 @@ OWN = ("Release", "Release.gpg", "InRelease")
 _PACKAGE = re.compile(r".+\.(?:[udt]?deb|dsc|tar|tar\.[a-z0-9]+|diff\.gz|asc)")
 """What ends so can be a package or a part of a source; no index or release file does."""
 
+_INDEX = re.compile(
+    r"(?:.*/)?(?:(?:in)?release(?:\.gpg)?|(?:packages|sources)(?:\.(?:xz|gz|zst|bz2|diff/.*))?|by-hash/.*)"
+)
+"""What is called so outside of ``dists`` belongs to a flat suite, perhaps to one that another run keeps."""
+
 
 class OwnNames:
     """
@@ -42,31 +99,40 @@ class OwnNames:
 
     Args:
         suites: that one run mirrors; others may be in the same archive.
+        kept: what of them it keeps. The release file of a flat suite may name packages as well.
     """
 
-    def __init__(self, suites: Iterable[Suite]) -> None:
+    def __init__(self, suites: Iterable[Suite], kept: Iterable[Wanted]) -> None:
         self._named = {
-            place_of(f"{suite.directory}/{path}")
-            for suite in suites
-            for path in suite.release.files
+            place_of(suite.place(path)) for suite in suites for path in suite.release.files
         }
+        self._kept = {place_of(each.path): each for each in kept}
 
-    def check(self, path: str, index: str) -> None:
+    def check(self, file: Wanted, index: str) -> None:
         """
         Raises:
             BadEntry: ``index`` names a package that is called so.
         """
-        if path.startswith("pool/") or place_of(path.partition("/")[0]) != "dists":
+        path = file.path
+        if path.startswith("pool/") and path.endswith(".deb"):  # most are
             return
         place = place_of(path)
-        if place in self._named or _PACKAGE.fullmatch(place) is None:
+        is_package = _PACKAGE.fullmatch(place) is not None
+        if place.partition("/")[0] == "dists":
+            wrong = place in self._named or not is_package
+        elif is_package:
+            other = self._kept.get(place, file)
+            wrong = (other.path, other.digest) != (path, file.digest)
+        else:
+            wrong = place in self._named or _INDEX.fullmatch(place) is not None
+        if wrong:
             raise BadEntry(
                 f"{index} names the package {shown(path)}, where only indexes and release files may be"
             )
 
 
 def own_files(suite: Suite) -> dict[str, bytes]:
-    return {f"{suite.directory}/{name}": suite.files[name] for name in OWN if name in suite.files}
+    return {suite.place(name): suite.files[name] for name in OWN if name in suite.files}
 
 
 def _check_not_older(before: Release | None, release: Release, name: str) -> None:
@@ -79,6 +145,21 @@ def _check_not_older(before: Release | None, release: Release, name: str) -> Non
         raise MirrorError(
             f"{name} is of {release.date:%Y-%m-%d %H:%M:%S}, older than what is here, of"
             f" {before.date:%Y-%m-%d %H:%M:%S}"
+        )
+
+
+def _check_dates(release: Release, now: datetime, name: str) -> None:
+    """Raise MirrorError for one that has expired, or is of the future."""
+    until, date = release.valid_until, release.date
+    if until is not None and until < now:
+        raise MirrorError(
+            f"{name} is stale: it was valid until {until.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
+            " (--ignore-dates mirrors it nevertheless)"
+        )
+    if date is not None and date > now + MAX_AHEAD:
+        raise MirrorError(
+            f"{name} is of {date.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC, which is in the future; look"
+            " at the clock of this machine (--ignore-dates mirrors it nevertheless)"
         )
 
 
@@ -104,13 +185,21 @@ class Suites:
 
     Args:
         now: for the dates of release files.
+        ignores_dates: as of ``DebianArchive``.
     """
 
-    def __init__(self, mirror: AnyMirror, keys: Keys, now: datetime | None) -> None:
+    def __init__(
+        self,
+        mirror: AnyMirror,
+        keys: Keys,
+        now: datetime | None = None,
+        ignores_dates: bool = False,
+    ) -> None:
         self._mirror = mirror
         self._destination = mirror.destination
         self._keys = keys
         self._now = now or datetime.now(timezone.utc)
+        self._ignores_dates = ignores_dates
 
     async def find(self, suite: str) -> Suite:
         """
@@ -136,28 +225,27 @@ class Suites:
             return None
 
     async def _ask(self, number: int, suite: str) -> Suite:
-        directory = f"dists/{suite}"
+        directory = _directory_of(suite)
+        prefix = directory and f"{directory}/"
         answers = await self._mirror.small_files(number).fetch_all(
             (
-                (f"{directory}/InRelease", MAX_RELEASE_BYTES),
-                (f"{directory}/Release", MAX_RELEASE_BYTES),
-                (f"{directory}/Release.gpg", MAX_SIGNATURE_BYTES),
+                (f"{prefix}InRelease", MAX_RELEASE_BYTES),
+                (f"{prefix}Release", MAX_RELEASE_BYTES),
+                (f"{prefix}Release.gpg", MAX_SIGNATURE_BYTES),
             )
         )
         found = {path.rpartition("/")[2]: data for path, data in answers.items()}
         url = self._mirror.url(number)
-        content, files, name = await self._mirror.run(self._believe, found, directory, url)
+        content, files, name = await self._mirror.run(self._believe, found, prefix, url)
         release = read_release(content, name)
-        if release.valid_until is not None and release.valid_until < self._now:
-            raise MirrorError(
-                f"{name} is stale: it was valid until {release.valid_until:%Y-%m-%d %H:%M} UTC"
-            )
-        before = await self._mirror.run(self._before, directory)
+        if not self._ignores_dates:
+            _check_dates(release, self._now, name)
+        before = await self._mirror.run(self._before, prefix)
         _check_not_older(before, release, name)
-        return Suite(directory, release, files, before)
+        return Suite(directory, release, files, before, suite.endswith("/"))
 
     def _believe(
-        self, found: dict[str, bytes], directory: str, url: str
+        self, found: dict[str, bytes], prefix: str, url: str
     ) -> tuple[bytes, dict[str, bytes], str]:
         """
         In the thread: return what is signed, the files that say so, and the name of the one that is read.
@@ -166,7 +254,7 @@ class Suites:
         """
         keys = self._keys
         inline, plain = found.get("InRelease"), found.get("Release")
-        name = f"{directory}/InRelease of {url}"
+        name = f"{prefix}InRelease of {url}"
         content = None
         if inline is not None:
             content = (
@@ -176,7 +264,7 @@ class Suites:
             )
         if plain is not None and (content is None or _says_the_same(plain, content)):
             if content is None:
-                name = f"{directory}/Release of {url}"
+                name = f"{prefix}Release of {url}"
             try:
                 self._check_plain(plain, found.get("Release.gpg"), name)
             except MirrorError:
@@ -190,7 +278,7 @@ class Suites:
         if content is None:
             content = plain
         if content is None:
-            raise MirrorError(f"{url} has no {directory}/InRelease and no Release")
+            raise MirrorError(f"{url} has no {prefix}InRelease and no Release")
         return content, found, name
 
     def _check_plain(self, plain: bytes, signature: bytes | None, name: str) -> None:
@@ -200,10 +288,10 @@ class Suites:
             raise MirrorError(f"{name} is not signed; nothing of it was used")
         check_signature(plain, signature, self._keys.keyrings, name)
 
-    def _before(self, directory: str) -> Release | None:
+    def _before(self, prefix: str) -> Release | None:
         """In the thread: return what the release file says that is here."""
         for own in ("InRelease", "Release"):
-            data = self._destination.read(f"{directory}/{own}", MAX_RELEASE_BYTES)
+            data = self._destination.read(prefix + own, MAX_RELEASE_BYTES)
             if data is not None:
                 try:
                     return read_release(unsigned_part(data), own)

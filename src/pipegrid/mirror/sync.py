@@ -17,6 +17,7 @@ from twisted.internet.interfaces import IDelayedCall
 
 from pipegrid.disk.commit import Policy
 from pipegrid.mirror.address import Address
+from pipegrid.mirror.folding import kept_first
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.present import Entry, checked
 from pipegrid.mirror.report import Report
@@ -111,7 +112,8 @@ class Sync:
         if work.all_read:
             files = ()
         self._watcher = self._clock.callLater(WATCH_S, self._watch)
-        entries = checked(files)
+        destination = work.destination
+        entries = kept_first(checked(files), destination.folds, destination.is_there)
         while chunk := list(islice(entries, LOOKED_AT_ONCE)):
             missing = await self._workers.run(self._look, chunk)
             if options.dry_run:

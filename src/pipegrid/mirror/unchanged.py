@@ -56,6 +56,7 @@ class UnchangedDestination(Destination):
         self._verified = self._unnoted = _Verified(os.path.join(hidden, "verified.sqlite"), seen)
 
     def _begin(self, lock: str) -> bool:
+        self.folds = self._directories.folds(HIDDEN)
         try:
             self._lock = disk.open_locked(lock, os.O_RDONLY, shared=True)
         except OSError:

@@ -7,12 +7,13 @@ It is begun by a sprint, where that can be, and brought to its end by ``mirror.M
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
 from pipegrid.mirror.address import Address
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.folding import kept_first
 from pipegrid.mirror.plan import Plan
 from pipegrid.mirror.present import Doubt, Entry, Look, checked
 from pipegrid.mirror.report import Report, Tally
@@ -56,6 +57,7 @@ class Work:
         self._doubt = doubt
         self._takes_up = takes_up
         self._look: Look | None = None
+        self._told = 0
         self._now = now
         self._began_s = now()
 
@@ -123,9 +125,13 @@ class Work:
         if jobs > 1:
             self._share(files, jobs, run, stopped)
         else:
-            run(self.plan, self.report.tallies, stopped, checked(files))
+            run(self.plan, self.report.tallies, stopped, self._entries(files))
         self.all_read = True
         return self.plan.is_idle and not stopped()
+
+    def _entries(self, files: Iterable[Entry]) -> Iterator[Wanted]:
+        destination = self.destination
+        return kept_first(checked(files), destination.folds, destination.is_there)
 
     def _share(
         self,
@@ -138,7 +144,7 @@ class Work:
         from pipegrid.mirror.sprint.shared import Helpers, parts_of  # which few need
 
         missing: list[Wanted] = []
-        entries = checked(files)
+        entries = self._entries(files)
         while chunk := list(islice(entries, LOOKED_AT_ONCE)):
             missing += self.look.missing(chunk)
             if stopped():
@@ -169,7 +175,9 @@ class Work:
         report.fetched_bytes = plan.done_bytes + self.would_bytes
         report.retries = plan.retries
         report.elapsed_s = self._now() - self._began_s
-        for errand in plan.failed[report.failed_files :]:
+        failed = plan.failed[self._told :]
+        self._told += len(failed)
+        for errand in failed:
             reasons = errand.reasons or {}
             why = "; ".join(
                 f"{self.addresses[number].url}: {reason}" for number, reason in reasons.items()
