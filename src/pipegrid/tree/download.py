@@ -37,8 +37,8 @@ from pipegrid.tree.claimed import ClaimedNames
 from pipegrid.tree.downloading import FetchesFiles, GetTreeLimits, TreeGetResult
 from pipegrid.tree.home import Home, failed
 from pipegrid.tree.incoming import IncomingDirectory, Unread
-from pipegrid.tree.incomingfile import FileFetcher, IncomingFile
-from pipegrid.tree.later import Later
+from pipegrid.tree.incomingfile import FileFetcher, WantedFile
+from pipegrid.tree.later import KeptForLater
 from pipegrid.tree.metadata import Kept, restored
 from pipegrid.tree.names import local_name
 from pipegrid.tree.unread import UnreadDirectories
@@ -102,7 +102,7 @@ class TreeGet:
         self._woken: Waiters[None] = Waiters()
         waiting = waiting or (lambda why: None)
         self._fetcher = FileFetcher(grid, workers, force)
-        self._later: Later[Path, tuple[IncomingFile, Exception]] = Later(
+        self._later: KeptForLater[Path, tuple[WantedFile, Exception]] = KeptForLater(
             grid.clock, lambda: self._woken.fire(None), waiting
         )
         self._unread = UnreadDirectories(grid.clock, self._woken, waiting)
@@ -313,9 +313,9 @@ class TreeGet:
             self._is_here(met.path, "present", size or 0)
             return
         parent.unfinished += 1
-        await self._begin(IncomingFile(met.path, cap, size, parent, path, standing, kept))
+        await self._begin(WantedFile(met.path, cap, size, parent, path, standing, kept))
 
-    async def _begin(self, file: IncomingFile) -> None:
+    async def _begin(self, file: WantedFile) -> None:
         """Begin to fetch a file when there is room for it."""
         budget = self._small if file.is_small else self._large
         lent = await budget.borrow(FILE_BYTES + (file.size or 0) if file.is_small else 1)
@@ -336,13 +336,13 @@ class TreeGet:
 
         running.addBoth(ended)
 
-    async def _fetch(self, file: IncomingFile) -> None:
+    async def _fetch(self, file: WantedFile) -> None:
         how, size = await self._fetcher.fetch(file, self._counting())
         self.result.fetched_bytes += size if how == "fetched" else 0
         self.result.second_tries += self._later.succeeded(file.path)
         self._is_here(file.path, how, size)
 
-    def _fetched(self, file: IncomingFile, began_s: float, outcome: Failure | None) -> None:
+    def _fetched(self, file: WantedFile, began_s: float, outcome: Failure | None) -> None:
         """A file has come to its end; what is cut off, or nobody foresaw, ends all."""
         error = None if outcome is None else outcome.value
         if isinstance(error, OSError):
@@ -359,7 +359,7 @@ class TreeGet:
         elif not again or not self._later.keeps(file.path, (file, error), error, began_s):
             self._give_up(file, error)
 
-    def _give_up(self, file: IncomingFile, error: Exception) -> None:
+    def _give_up(self, file: WantedFile, error: Exception) -> None:
         self._later.ended(file.path)
         self._fail(file.path, error)
         self._ended_in(file.parent)

@@ -150,29 +150,14 @@ class Trees:
 
         check_kind(directory, (str, os.PathLike), "where a tree goes", "a path")
         check_kind(metadata_json, bytes, "what the entry of a directory says", "bytes")
-        for name, call in (
-            ("progress", progress),
-            ("problem", problem),
-            ("done", done),
-            ("waiting", waiting),
-        ):
+        told: Any = {"progress": progress, "problem": problem, "done": done, "waiting": waiting}
+        for name, call in told.items():
             check_callable(call, name)
         check_kind(limits, (GetTreeLimits, type(None)), "what a get may take", "a GetTreeLimits")
-        get = TreeGet(
-            self._grid,
-            self._workers,
-            as_cap(cap),
-            os.fspath(directory),
-            metadata_json=metadata_json,
-            force=force,
-            paranoid=paranoid,
-            progress=progress,
-            problem=problem,
-            done=done,
-            limits=limits or bounded(self._grid.limits),
-            into=into,
-            waiting=waiting,
-        )
+        how: Any = {"metadata_json": metadata_json, "force": force, "paranoid": paranoid}
+        bounds = limits or bounded(self._grid.limits)
+        how = {**how, **told, "limits": bounds, "into": into}
+        get = TreeGet(self._grid, self._workers, as_cap(cap), os.fspath(directory), **how)
         return await get.run()
 
     @started

@@ -25,7 +25,7 @@ How = Literal["fetched", "present"]
 
 
 @attrs.frozen(eq=False)
-class IncomingFile:
+class WantedFile:
     """
     A file that is to come.
 
@@ -66,7 +66,7 @@ class FileFetcher:
         self._workers = workers
         self._force = force
 
-    async def fetch(self, file: IncomingFile, progress: Progress | None) -> tuple[How, int]:
+    async def fetch(self, file: WantedFile, progress: Progress | None) -> tuple[How, int]:
         """
         Have it there; returns how it came, and its size.
 
@@ -101,7 +101,7 @@ class FileFetcher:
             part.leave()  # and keep what is in it for another time
         return "fetched", result.size
 
-    async def _is_same(self, file: IncomingFile) -> bool:
+    async def _is_same(self, file: WantedFile) -> bool:
         home, cap = file.parent.there, file.cap
         if isinstance(cap, LitCap):
             return target.holds(home, file.place, cap.data)

@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 K = TypeVar("K")
 
 
-class Later(Generic[T, K]):
+class KeptForLater(Generic[T, K]):
     """
     Keeps something (``K``) for each place (``T``) of a tree.
 
@@ -84,7 +84,7 @@ class Later(Generic[T, K]):
         return lost
 
     def close(self) -> None:
-        """Wake nobody any more."""
+        """Let the pause, if there is one, end without waking anybody; for the end of the run."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
 

@@ -58,7 +58,7 @@ def reopened(walk: LocalWalk, path: str, why: str) -> io.FileIO:
         raise SourceError(f"{reason}, {why}") from error
 
 
-class Sending:
+class TreeSending:
     """
     Gives to the store, and asks it, for one tree.
 
@@ -86,7 +86,7 @@ class Sending:
     async def put(
         self, place: TreeNode, source: Source, size: int, cap_known: Callable[[ChkCap], None]
     ) -> ChkCap | LitCap:
-        """Store something; as ``StoresFiles.put``."""
+        """Store something, and count it; returns its cap, and raises what ``StoresFiles.put`` does."""
         sending = OnItsWay(self._reports, self._counts, size)
 
         def progress(done: int, total: int) -> None:

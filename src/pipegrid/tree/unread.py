@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.reactor.together import Waiters
 from pipegrid.tree.incoming import Unread
-from pipegrid.tree.later import Later
+from pipegrid.tree.later import KeptForLater
 from pipegrid.tree.secondtry import MOST, wants_servers
 from pipegrid.tree.walk import Path
 
@@ -23,7 +23,7 @@ class UnreadDirectories:
 
     Args:
         woken: fired when a pause is over.
-        waiting: see ``Later``.
+        waiting: see ``KeptForLater``.
 
     Attributes:
         is_reading: the end has come, and they are read.
@@ -36,7 +36,9 @@ class UnreadDirectories:
         self._woken = woken
         self._unread: list[Unread] = []
         self._path: Path | None = None
-        self._later: Later[Path, Unread] = Later(clock, lambda: woken.fire(None), waiting)
+        self._later: KeptForLater[Path, Unread] = KeptForLater(
+            clock, lambda: woken.fire(None), waiting
+        )
 
     def keeps(self, one: Unread) -> bool:
         """A directory could not be read; returns whether that is tried again."""

@@ -29,12 +29,12 @@ from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree.later import Later
+from pipegrid.tree.later import KeptForLater
 from pipegrid.tree.localwalk import DirectoryBegun, DirectoryEnded, LeftOut, LocalWalk, Met
 from pipegrid.tree.memory import Memory, Remembered
 from pipegrid.tree.metadata import entry_metadata, entry_name
 from pipegrid.tree.plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
-from pipegrid.tree.sending import Sending, Unsent, reopened
+from pipegrid.tree.sending import TreeSending, Unsent, reopened
 from pipegrid.tree.store import Source, StoresFiles
 from pipegrid.tree.underway import UnderWay
 from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult, TreeTally, path_of
@@ -89,10 +89,12 @@ class TreeUpload:
         self._under_way: UnderWay[TreeNode] = UnderWay(
             self._ended, limits or Limits(), clock.seconds, lambda: store.appetite, store.expect
         )
-        self._sending = Sending(
+        self._sending = TreeSending(
             store, self._memory, self.counts, self._reports, self._under_way, self._wake
         )
-        self._later: Later[TreeNode, Unsent] = Later(clock, self._wake, self._reports.waiting)
+        self._later: KeptForLater[TreeNode, Unsent] = KeptForLater(
+            clock, self._wake, self._reports.waiting
+        )
         self._stored = self._failures = 0
         self._error: BaseException | None = None
         self._waiter: Deferred[None] | None = None
