@@ -1,13 +1,13 @@
 """
 How much memory trees of many small files take, and how many files a second come and go.
 
-    python -m misc.soak.manyfiles [--files 100000] [--directory DIR]
+    python -m misc.soak.manyfiles [--files 100000] [--a-directory 100] [--largest 2000] [--directory DIR]
 
-Makes files of 20 B to 2 kB, a hundred to a directory, on an embedded grid in DIR (removed afterwards), and
-runs ``backup`` (twice), ``put -r``, ``get -r`` (twice), ``check -r`` and ``restore`` on them, as processes of
-their own; beside them ``cp -r`` on the same disk. What came back is compared, byte for byte. One JSON line
-each, with the memory at every fifth of the time, which shows whether it grows. The target of 200 MiB counts
-the client and the ten servers, which are one process there.
+Makes files of 20 B to 2 kB, so many to a directory, on an embedded grid in DIR (removed afterwards). Runs
+``backup`` (twice), ``put -r``, ``get -r`` (twice), ``check -r``, ``renew -r``, ``restore``, ``ls -R``,
+``du``, ``stats`` and ``manifest`` on them, as processes of their own; beside them ``cp -r`` on the same disk.
+What came back is compared, byte for byte. One JSON line each, with the memory at every fifth of the time,
+which shows whether it grows. The target of 200 MiB counts client and servers, which are one process there.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MIB = 1 << 20
 
 
-def make_files(root: Path, count: int) -> None:
-    """Write them; the same ones every time."""
+def make_files(root: Path, count: int, a_directory: int, largest: int) -> None:
+    """Write them, so many to a directory and a hundred directories in one; the same ones every time."""
     random = Random(1)
     for number in range(count):
-        directory = root / f"{number // 10_000}/{number // 100}"
-        if number % 100 == 0:
+        which = number // a_directory
+        directory = root / f"{which // 100}/{which}"
+        if number % a_directory == 0:
             directory.mkdir(parents=True)
         size = random.randrange(20, 80) if number % 3 else random.randrange(80, 2000)
-        (directory / f"file{number}").write_bytes(random.randbytes(size))
+        (directory / f"file{number}").write_bytes(random.randbytes(min(size, largest)))
 
 
 def measured(arguments: Sequence[str], client: Path, output: Path) -> dict[str, Any]:
@@ -101,20 +102,23 @@ def main() -> int:
     """Measure; the status is 1 if something failed, took more memory than it may, or came back otherwise."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--files", type=int, default=100_000)
+    parser.add_argument("--a-directory", type=int, default=100, help="files in each directory")
+    parser.add_argument("--largest", type=int, default=2000, help="bytes of a file, at most")
     parser.add_argument("--directory", type=Path, default=None)
     options = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="pipegrid-manyfiles-", dir=options.directory))
     failed = False
     try:
         source, output, client = home / "source", home / "output", home / "client"
-        make_files(source, options.files)
+        shape = {"files": options.files, "a_directory": options.a_directory}
+        make_files(source, options.files, options.a_directory, options.largest)
 
         def run(what: str, *arguments: str, ours: bool = True) -> str:
             nonlocal failed
             program = [sys.executable, "-m", "pipegrid.cli", "-q"] if ours else []
             took = measured([*program, *arguments], client, output)
             took["files_per_s"] = round(options.files / max(float(took["seconds"]), 0.01))
-            print(json.dumps({"command": what, "files": options.files, **took}), flush=True)
+            print(json.dumps({"command": what, **shape, **took}), flush=True)
             failed |= took["status"] != 0 or (ours and float(took["max_rss_mib"]) > MAX_RSS_MIB)
             return output.read_text("utf-8").strip()
 
@@ -125,6 +129,9 @@ def main() -> int:
         run("get -r", "get", "-r", cap, "-o", str(home / "got"))
         run("get -r, all there", "get", "-r", cap, "-o", str(home / "got"))
         run("check -r", "check", "-r", cap)
+        run("renew -r", "renew", "-r", cap)
+        for words in (("ls", "-R"), ("du",), ("stats",), ("manifest",)):
+            run(" ".join(words), *words, cap)
         run("restore", "restore", "-o", str(home / "back"))
         for each in ("got", "back"):
             same = same_trees(source, home / each)

@@ -133,12 +133,14 @@ class UnhappyError(GridError):
     Attributes:
         reached: servers of happiness that were reached; or shares that were stored.
         wanted: servers of happiness that the caller wanted; or shares that it takes.
+        absent: servers that were out of reach, or did not answer in time; with them it may be enough.
     """
 
-    def __init__(self, message: str, reached: int, wanted: int) -> None:
+    def __init__(self, message: str, reached: int, wanted: int, absent: int = 0) -> None:
         super().__init__(message)
         self.reached = reached
         self.wanted = wanted
+        self.absent = absent
 
 
 class NotEnoughSharesError(GridError):
@@ -148,12 +150,14 @@ class NotEnoughSharesError(GridError):
     Attributes:
         found: distinct good shares that were found.
         needed: distinct shares that any reader needs (k).
+        absent: servers that were out of reach, or did not answer in time; they may have more.
     """
 
-    def __init__(self, message: str, found: int, needed: int) -> None:
+    def __init__(self, message: str, found: int, needed: int, absent: int = 0) -> None:
         super().__init__(message)
         self.found = found
         self.needed = needed
+        self.absent = absent
 
 
 class UncoordinatedWriteError(GridError):
@@ -243,6 +247,11 @@ class ConflictingWrite(ServerRefused):
 
 class ServerProtocolError(ServerError):
     """The server answered with something that is not the protocol; do not trust it further."""
+
+
+def is_absence(error: BaseException | None) -> bool:
+    """Whether a server that failed so is not in reach, or too busy, and may do the same later."""
+    return isinstance(error, (ServerUnreachable, ServerTimeout, Overloaded))
 
 
 class CorruptionError(PipegridError):

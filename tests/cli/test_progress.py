@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.progress import Progress
-from pipegrid.cli.treeput import reports_of
+from pipegrid.cli.treeput import counts_of, reports_of
 from pipegrid.grid.creation import create_local
 from pipegrid.tree.uploaded import TreeCounts
 from tests.cli.pty import TerminalTestCase
@@ -78,6 +78,27 @@ class RateTests(SynchronousTestCase):
             reports.sending(TreeCounts(bytes=100_000_000, unchanged_bytes=70_000_000), 2_000_000)
             self.assertIn("72.0M/100M", self.last_shown())
             self.assertIn("70 MB found", self.last_shown())
+
+    def test_servers_that_are_waited_for(self) -> None:
+        """The bar says so, with a sentence beside it, until they are in reach."""
+        with Progress(Console(None, None, self.stderr), "backup") as progress:
+            reports = reports_of(Console(None, None, self.stderr), progress)
+            self.now_s += 1
+            reports.waiting("too few servers are in reach")
+            self.assertIn("pipegrid: too few servers are in reach\n", self.stderr.getvalue())
+            reports.progress(TreeCounts(bytes=100_000_000, sent_bytes=70_000_000))
+            self.assertIn("backup: waiting for servers", self.last_shown())
+            self.now_s += 1
+            reports.waiting(None)
+            reports.progress(TreeCounts(bytes=100_000_000, sent_bytes=71_000_000))
+            self.assertIn("pipegrid: goes on\n", self.stderr.getvalue())
+            self.assertNotIn("waiting", self.last_shown())
+
+    def test_a_second_try(self) -> None:
+        """The summary says what came at one, and nothing if nothing did."""
+        self.assertNotIn("second", counts_of(TreeCounts(files=3)))
+        said = counts_of(TreeCounts(files=3, second_tries=2, left_out=1))
+        self.assertIn("; 2 at a second try, with servers back in reach; 1 left out", said)
 
 
 class BarTests(TerminalTestCase):

@@ -28,8 +28,8 @@ from pipegrid.tree import underway, unfinished
 from pipegrid.tree.backup.run import BackupOptions, Backups
 from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.facade import Trees
-from pipegrid.tree.upload import NOTES_NAME
 from pipegrid.tree.uploaded import TreeReports
+from pipegrid.tree.uploading import NOTES_NAME
 from tests.scratch import scratch_directory
 from tests.simulation.grid_world import GridWorld
 

@@ -28,6 +28,15 @@ class ManyFilesTests(SynchronousTestCase):
         self.assertEqual(done.returncode, 0, done.stderr.decode())
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         commands = ["cp -r", "backup", "backup, nothing changed", "put -r", "get -r"]
-        commands += ["get -r, all there", "check -r", "restore"]
+        commands += [
+            "get -r, all there",
+            "check -r",
+            "renew -r",
+            "ls -R",
+            "du",
+            "stats",
+            "manifest",
+        ]
+        commands += ["restore"]
         self.assertEqual([line["command"] for line in lines if "command" in line], commands)
         self.assertEqual([line["same"] for line in lines if "same" in line], [True, True])

@@ -19,8 +19,8 @@ from pipegrid.tree.backup import changes
 from pipegrid.tree.facade import Trees
 from pipegrid.tree.localwalk import Met
 from pipegrid.tree.unfinished import NoUnfinishedPut, UnfinishedPut, unfinished_put
-from pipegrid.tree.upload import NOTES_NAME
 from pipegrid.tree.uploaded import TreeReports, TreeResult
+from pipegrid.tree.uploading import NOTES_NAME
 from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up

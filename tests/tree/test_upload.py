@@ -19,8 +19,8 @@ from pipegrid.transport.gbs.bundles import GbsBundles
 from pipegrid.tree import underway
 from pipegrid.tree.metadata import restored
 from pipegrid.tree.store import GridFiles
-from pipegrid.tree.upload import tree_upload
 from pipegrid.tree.uploaded import TreeReports, TreeResult
+from pipegrid.tree.uploading import tree_upload
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld

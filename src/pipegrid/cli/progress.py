@@ -160,6 +160,7 @@ class Progress:
         self._sums = Sums()
         self._bar: Any = None
         self._shown_s = 0.0
+        self._waits = ""
 
     @property
     def is_wanted(self) -> bool:
@@ -173,6 +174,12 @@ class Progress:
     def upload(self, size: int | None) -> OneTransfer:
         """Return what an upload reports to, which counts bytes of shares; its file has ``size`` bytes."""
         return OneTransfer(self._show, size)
+
+    def waits(self, waits: bool) -> None:
+        """Say, or say no more, that nothing moves because too few servers are in reach."""
+        self._waits = ": waiting for servers" if waits else ""
+        if self._bar is not None:
+            self._describe(self._verb, self._bar.postfix or "")
 
     def _show(self, before: Sums, after: Sums) -> None:
         sums, bar = self._sums, self._bar
@@ -198,6 +205,7 @@ class Progress:
             bar.refresh()
 
     def _describe(self, text: str, postfix: str) -> None:
+        text += self._waits
         if (text, postfix) != (self._bar.desc, self._bar.postfix or ""):
             self._bar.set_description_str(text, refresh=False)
             self._bar.set_postfix_str(postfix, refresh=False)

@@ -68,6 +68,7 @@ async def fetch_tree(
     """
     from pipegrid.cli.progress import Progress
     from pipegrid.cli.trees import shown_path
+    from pipegrid.cli.waiting import waiting_of
 
     statuses: set[ExitStatus] = set()
 
@@ -91,6 +92,7 @@ async def fetch_tree(
             problem=problem,
             done=done,
             into=into,
+            waiting=waiting_of(console, progress),
         )
     _tell(console, directory, result)
     return one_status(statuses)
@@ -99,6 +101,7 @@ async def fetch_tree(
 def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
     """Tell what is there now, and what is not."""
     from pipegrid.cli.render import amount, plural
+    from pipegrid.cli.waiting import at_a_second_try
 
     fields = {
         "directory": directory,
@@ -108,6 +111,7 @@ def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
         "links": result.links,
         "size": result.size,
         "fetched_bytes": result.fetched_bytes,
+        "second_tries": result.second_tries,
         "failed": result.failed,
     }
     if console.json:
@@ -116,6 +120,8 @@ def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
         there = f", {result.present} were there" if result.present else ""
         links = f", {plural(result.links, 'link')}" if result.links else ""
         left_out = f"; {result.failed} left out" if result.failed else ""
+        if result.second_tries:
+            left_out = f"; {at_a_second_try(result.second_tries)}{left_out}"
         fetched = (
             f"{plural(result.files, 'file')} fetched ({amount(result.fetched_bytes)}){there}{links}"
         )

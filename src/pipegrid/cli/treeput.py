@@ -134,6 +134,7 @@ def _text_of(path: str) -> str:
 
 def reports_of(console: Console, progress: Any) -> TreeReports:
     """Return what tells of what is left out, a line each, and moves the bar."""
+    from pipegrid.cli.waiting import waiting_of
     from pipegrid.tree.uploaded import TreeReports
 
     def left_out(path: str, why: str) -> None:
@@ -141,8 +142,9 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
         console.fault(f"pipegrid: {printable(path)}: left out: {printable(why)}")
         console.json_result({"path": path, "error": why, "exit_status": int(ExitStatus.FAILED)})
 
+    waiting = waiting_of(console, progress)
     if not progress.is_wanted:
-        return TreeReports(left_out)
+        return TreeReports(left_out, waiting=waiting)
     bar = progress.upload(None)
     sending_bytes = 0
 
@@ -157,12 +159,13 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
         if more > 0:  # else what is stored is told next
             moved(counts)
 
-    return TreeReports(left_out, moved, sending)
+    return TreeReports(left_out, moved, sending, waiting)
 
 
 def counts_of(counts: TreeCounts) -> str:
     """Return in a few words what was met, sent and left out."""
     from pipegrid.cli.render import amount, plural
+    from pipegrid.cli.waiting import at_a_second_try
 
     directories = plural(counts.directories, "directory", "directories")
     sent_directories = plural(counts.sent_directories, "directory", "directories")
@@ -171,6 +174,8 @@ def counts_of(counts: TreeCounts) -> str:
     if counts.unleased:
         checked += f", {counts.unleased} of them without leases, which too few servers gave"
     left_out = f"; {counts.left_out} left out" if counts.left_out else ""
+    if counts.second_tries:
+        left_out = f"; {at_a_second_try(counts.second_tries)}{left_out}"
     return (
         f"{plural(counts.files, 'file')} ({amount(counts.bytes)}) in {directories}{links}; sent "
         f"{plural(counts.sent_files, 'file')} and {sent_directories} "

@@ -359,7 +359,7 @@ class Repair:
         if isinstance(result, Failure):
             if not result.check(ServerError, CancelledError):
                 result.raiseException()
-            self._lanes.peer_failed(peer, str(result.value))
+            self._lanes.peer_failed(peer, result.value)
             return
         self._renewed.add(peer)
         for lane in self._lanes.open:

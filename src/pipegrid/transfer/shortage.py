@@ -20,6 +20,7 @@ def too_few_shares(
     servers: int,
     reasons: Mapping[str, str],
     was_any: bool,
+    absent: int = 0,
 ) -> NotEnoughSharesError:
     """
     Return the error.
@@ -29,6 +30,7 @@ def too_few_shares(
         servers: how many there are.
         reasons: server to the sentence that says why it was of no use.
         was_any: some server has had a share, good or not, or could not be asked.
+        absent: servers that were out of reach.
     """
     because = told_once(reasons)
     if not found and not reasons and not was_any:
@@ -43,7 +45,7 @@ def too_few_shares(
             f"but {needed} {are} needed{f' ({because})' if because else ''}; "
             "try again when more servers work"
         )
-    return NotEnoughSharesError(text, found, needed)
+    return NotEnoughSharesError(text, found, needed, absent)
 
 
 def told_once(reasons: Mapping[str, str], most: int = _TOLD_REASONS) -> str:

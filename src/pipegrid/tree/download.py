@@ -10,8 +10,9 @@ file; one that has its size alone, or all of them with ``paranoid``, is compared
 segment for segment, and checked against the hashes to which the cap leads, for which a round trip and the
 hashes are fetched.
 
-**What fails** is told with its path, and stops nothing else. Directories get their modes and times when all
-in them has ended; links are made just before, since no file is then written there any more.
+**What fails** is told with its path, and stops nothing else; for want of servers it is tried once more
+(``secondtry``). Directories get their modes and times when all in them has ended; links are made just before,
+since no file is then written there any more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
@@ -33,14 +36,13 @@ from pipegrid.tree import target
 from pipegrid.tree.claimed import ClaimedNames
 from pipegrid.tree.downloading import FetchesFiles, GetTreeLimits, TreeGetResult
 from pipegrid.tree.home import Home, failed
-from pipegrid.tree.incoming import IncomingDirectory
+from pipegrid.tree.incoming import IncomingDirectory, Unread
+from pipegrid.tree.incomingfile import FileFetcher, WantedFile
+from pipegrid.tree.later import KeptForLater
 from pipegrid.tree.metadata import Kept, restored
 from pipegrid.tree.names import local_name
+from pipegrid.tree.unread import UnreadDirectories
 from pipegrid.tree.walk import Found, Path, Unreadable, walk
-
-SMALL_BYTES = 1 << 20
-"""Files up to this are held in memory whole."""
-
 
 FILE_BYTES = 32 << 10
 """What even an empty file counts as: objects of its download. So at most 512 are on their way."""
@@ -61,6 +63,7 @@ class TreeGet:
         problem: told what was left out, and why.
         done: told of each file or link that is there now: path, ``fetched``, ``present`` or ``link``, bytes.
         into: see ``target.begin_tree``.
+        waiting: see ``TreeReports``.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class TreeGet:
         done: Callable[[Path, str, int], None] | None = None,
         limits: GetTreeLimits | None = None,
         into: Home | None = None,
+        waiting: Callable[[str | None], None] | None = None,
     ) -> None:
         self._grid = grid
         self._workers = workers
@@ -95,7 +99,13 @@ class TreeGet:
         self._large = Budget(self._limits.large_at_once)
         self._jobs = Budget(self._limits.jobs)
         self._running: set[Deferred[None]] = set()
-        self._one_ended: Waiters[None] = Waiters()
+        self._woken: Waiters[None] = Waiters()
+        waiting = waiting or (lambda why: None)
+        self._fetcher = FileFetcher(grid, workers, force)
+        self._later: KeptForLater[Path, tuple[WantedFile, Exception]] = KeptForLater(
+            grid.clock, lambda: self._woken.fire(None), waiting
+        )
+        self._unread = UnreadDirectories(grid.clock, self._woken, waiting)
         self._bug: BaseException | None = None
         self._stack: list[IncomingDirectory] = []
         self._folds = False
@@ -112,30 +122,71 @@ class TreeGet:
             SinkError: the target cannot be made.
             PipegridError: the root cannot be read.
         """
-        tree = walk(
-            self._grid,
-            self._cap,
-            all_paths=True,
-            metadata_json=self._metadata_json,
-            limits=self._limits.walk,
-            listing=self._limits.listing,
-        )
         try:
-            with tree:
-                async for met in tree:
-                    self._leave_down_to(len(met.path))
-                    await self._meet(met)
-                    if self._bug is not None:
-                        break
-            while self._running and self._bug is None:
-                await self._one_ended.wait()
+            await self._walk(self._cap, self._metadata_json, ())
+            self._leave_down_to(0)
+            await self._catch_up(at_end=True)
+            if self._bug is None:
+                await self._unread.read(self._walk_again, self._stays_unread)
             if self._bug is not None:
                 raise self._bug
         except BaseException:
             await self._stop()
             raise
-        self._leave_down_to(0)
+        finally:
+            self._later.close()
         return self.result
+
+    async def _walk(self, cap: Cap, metadata_json: bytes, base: Path) -> None:
+        """Meet a directory, whose path is ``base``, and all that is below."""
+        bounds: Any = {"limits": self._limits.walk, "listing": self._limits.listing}
+        with walk(self._grid, cap, all_paths=True, metadata_json=metadata_json, **bounds) as tree:
+            async for met in tree:
+                if base:
+                    met = attrs.evolve(met, path=(*base, *met.path))
+                self._leave_down_to(len(met.path))
+                await self._meet(met)
+                if base and isinstance(met, Found):
+                    self.result.second_tries += self._unread.is_read(met.path)
+                await self._catch_up()
+                if self._bug is not None:
+                    break
+
+    # What is tried a second time.
+
+    async def _catch_up(self, at_end: bool = False) -> None:
+        """Begin what is to be tried again now; return when something new may begin, or nothing is left."""
+        later = self._later
+        while self._bug is None and (at_end or later.has_any):
+            again = later.next(at_end and not self._running)
+            for _, (file, error) in later.take_lost():
+                self._give_up(file, error)
+            if again is not None:
+                await self._begin(again[1][0])
+            elif later.tries.waiting or (at_end and self._running):
+                await self._woken.wait()
+            else:
+                return
+
+    async def _walk_again(self, one: Unread) -> bool:
+        """Walk through a directory that could not be read before; returns whether nobody made a mistake."""
+        self._stack = [one.parent]
+        assert one.met.cap is not None
+        await self._walk(one.met.cap, one.met.metadata_json, one.met.path)
+        self._leave_down_to(0)
+        await self._catch_up(at_end=True)
+        return self._bug is None
+
+    def _could_not_read(self, one: Unread) -> None:
+        """A directory could not be read; perhaps it can later."""
+        if self._unread.keeps(one):
+            one.parent.unfinished += 1
+        else:
+            self._fail(one.met.path, one.met.error)
+
+    def _stays_unread(self, one: Unread) -> None:
+        self._fail(one.met.path, one.met.error)
+        self._ended_in(one.parent)
 
     async def _stop(self) -> None:
         running = list(self._running)
@@ -151,7 +202,7 @@ class TreeGet:
             if parent is None:
                 raise met.error
             if parent.path is not None:
-                self._fail(met.path, met.error)
+                self._could_not_read(Unread(met, parent))
             return
         if parent is None and met.kind != "directory":
             text = "this is the cap of a file, and this fetches directories; fetch it with Grid.get"
@@ -261,93 +312,57 @@ class TreeGet:
             target.restore_mode_and_time(parent.there, path, kept)
             self._is_here(met.path, "present", size or 0)
             return
-        small = size is not None and size <= SMALL_BYTES
-        budget = self._small if small else self._large
-        lent = await budget.borrow(FILE_BYTES + (size or 0) if small else 1)
-        await self._jobs.borrow(1)
         parent.unfinished += 1
-        fetching = self._fetch(met.path, cap, size, parent.there, path, standing, kept)
-        running = begun(fetching, self._grid.clock)
+        await self._begin(WantedFile(met.path, cap, size, parent, path, standing, kept))
+
+    async def _begin(self, file: WantedFile) -> None:
+        """Begin to fetch a file when there is room for it."""
+        budget = self._small if file.is_small else self._large
+        lent = await budget.borrow(FILE_BYTES + (file.size or 0) if file.is_small else 1)
+        await self._jobs.borrow(1)
+        began_s = self._grid.clock.seconds()
+        running = begun(self._fetch(file), self._grid.clock)
         self._running.add(running)
 
         def ended(outcome: Failure | None) -> None:
             try:
-                self._fetched(met.path, path, parent, outcome)
+                self._fetched(file, began_s, outcome)
             except BaseException as error:  # of whoever is told; nobody else would hear of it
                 self._bug = self._bug or error
             self._running.discard(running)
             budget.give_back(lent)
             self._jobs.give_back(1)
-            self._one_ended.fire(None)
+            self._woken.fire(None)
 
         running.addBoth(ended)
 
-    def _fetched(
-        self, path: Path, place: str, parent: IncomingDirectory, outcome: Failure | None
-    ) -> None:
+    async def _fetch(self, file: WantedFile) -> None:
+        how, size = await self._fetcher.fetch(file, self._counting())
+        self.result.fetched_bytes += size if how == "fetched" else 0
+        self.result.second_tries += self._later.succeeded(file.path)
+        self._is_here(file.path, how, size)
+
+    def _fetched(self, file: WantedFile, began_s: float, outcome: Failure | None) -> None:
         """A file has come to its end; what is cut off, or nobody foresaw, ends all."""
         error = None if outcome is None else outcome.value
         if isinstance(error, OSError):
-            error = failed("write", place, error)
+            error = failed("write", file.place, error)
         if error is not None and not isinstance(error, PipegridError):
             raise error
         try:
-            parent.claim(place)
+            file.parent.claim(file.place)
         except PipegridError as other:  # which is why
             error = other
-        if error is not None:
-            self._fail(path, error)
-        self._ended_in(parent)
+        again = error is not None and not self._unread.is_reading
+        if error is None:
+            self._ended_in(file.parent)
+        elif not again or not self._later.keeps(file.path, (file, error), error, began_s):
+            self._give_up(file, error)
 
-    async def _fetch(
-        self,
-        path: Path,
-        cap: Cap,
-        size: int | None,
-        home: Home,
-        place: str,
-        standing: target.Standing,
-        kept: Kept,
-    ) -> None:
-        home.check()  # before bytes are fetched for nothing
-        if standing in ("same", "perhaps"):
-            if await self._is_same(cap, home, place):
-                target.restore_mode_and_time(home, place, kept)
-                self._is_here(path, "present", size or 0)
-                return
-            if not self._force:
-                raise target.in_the_way(place)
-        replace = standing != "missing"
-        got = size
-        if size is not None and size <= SMALL_BYTES:
-            data = cap.data if isinstance(cap, LitCap) else await self._grid.read(cap)
-            await self._workers.run(target.write_whole, home, place, data, replace, kept)
-        else:
-            target.room_for(os.path.dirname(place), size or 0)
-            part = target.TreePart(home, place, replace, kept)
-            try:
-                result = await self._grid.get(cap, part, progress=self._counting())
-                got = result.size
-                # ``Grid.get`` publishes parts that it has opened, and those it is given.
-                if not part.closed:
-                    await self._workers.run(part.publish)
-            finally:
-                part.leave()  # and keep what is in it for another time
-        assert got is not None
-        self.result.fetched_bytes += got
-        self._is_here(path, "fetched", got)
-
-    async def _is_same(self, cap: Cap, home: Home, place: str) -> bool:
-        if isinstance(cap, LitCap):
-            return target.holds(home, place, cap.data)
-        there = target.FileThere(home, place)
-        try:
-            await self._grid.get(cap, there)
-        except target.Differs:
-            return False
-        finally:
-            there.close()
-        return True
+    def _give_up(self, file: WantedFile, error: Exception) -> None:
+        self._later.ended(file.path)
+        self._fail(file.path, error)
+        self._ended_in(file.parent)
 
     def _counting(self) -> Progress | None:
         if self._progress is None:

@@ -48,6 +48,7 @@ class TreeGetResult:
         directories, links: that are there now.
         size: bytes of files that were fetched or there.
         fetched_bytes: of the former.
+        second_tries: files that came, and directories that were read, when servers were in reach again.
         failed: how many objects were left out; each was told.
     """
 
@@ -57,6 +58,7 @@ class TreeGetResult:
     links: int = 0
     size: int = 0
     fetched_bytes: int = 0
+    second_tries: int = 0
     failed: int = 0
 
 

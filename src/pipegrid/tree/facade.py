@@ -118,6 +118,7 @@ class Trees:
         done: Callable[[tuple[str, ...], str, int], None] | None = None,
         limits: GetTreeLimits | None = None,
         into: Home | None = None,
+        waiting: Callable[[str | None], None] | None = None,
     ) -> TreeGetResult:
         """
         Fetch a directory with all that is in it; what is there already is not fetched again.
@@ -135,6 +136,8 @@ class Trees:
             done: called with the path of a file or link, ``fetched``, ``present`` or ``link``, and its size.
             into: the directory that it is made in, or itself: nothing is written outside of that, whatever
                 comes into its place.
+            waiting: called with a sentence when too few servers are in reach, so that nothing more begins,
+                and with None when it goes on.
 
         Raises (through the Deferred):
             CapError: not the cap of a directory.
@@ -147,23 +150,14 @@ class Trees:
 
         check_kind(directory, (str, os.PathLike), "where a tree goes", "a path")
         check_kind(metadata_json, bytes, "what the entry of a directory says", "bytes")
-        for name, call in (("progress", progress), ("problem", problem), ("done", done)):
+        told: Any = {"progress": progress, "problem": problem, "done": done, "waiting": waiting}
+        for name, call in told.items():
             check_callable(call, name)
         check_kind(limits, (GetTreeLimits, type(None)), "what a get may take", "a GetTreeLimits")
-        get = TreeGet(
-            self._grid,
-            self._workers,
-            as_cap(cap),
-            os.fspath(directory),
-            metadata_json=metadata_json,
-            force=force,
-            paranoid=paranoid,
-            progress=progress,
-            problem=problem,
-            done=done,
-            limits=limits or bounded(self._grid.limits),
-            into=into,
-        )
+        how: Any = {"metadata_json": metadata_json, "force": force, "paranoid": paranoid}
+        bounds = limits or bounded(self._grid.limits)
+        how = {**how, **told, "limits": bounds, "into": into}
+        get = TreeGet(self._grid, self._workers, as_cap(cap), os.fspath(directory), **how)
         return await get.run()
 
     @started
@@ -195,8 +189,8 @@ class Trees:
         """
         from pipegrid.tree.selection import TreeSelection
         from pipegrid.tree.unfinished import unfinished_put
-        from pipegrid.tree.upload import tree_upload
         from pipegrid.tree.uploaded import TreeReports
+        from pipegrid.tree.uploading import tree_upload
 
         check_kind(directory, (str, os.PathLike), "a directory that is stored", "a path")
         check_kind(

@@ -7,7 +7,7 @@ import attrs
 from pipegrid.tree.claimed import ClaimedNames
 from pipegrid.tree.home import Home
 from pipegrid.tree.metadata import Kept
-from pipegrid.tree.walk import Path
+from pipegrid.tree.walk import Path, Unreadable
 
 
 @attrs.define(eq=False)
@@ -40,3 +40,11 @@ class IncomingDirectory:
     def claim(self, path: str) -> None:
         """Give what stands at a path in it to the entry of that name; see ``ClaimedNames``."""
         self.taken.claim(self.there, path)
+
+
+@attrs.frozen
+class Unread:
+    """A directory of the tree that could not be read, and the local one that it comes into."""
+
+    met: Unreadable
+    parent: IncomingDirectory

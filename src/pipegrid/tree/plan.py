@@ -108,11 +108,13 @@ class TreePlan:
     Attributes:
         root_cap: when the root is settled, its cap.
         root_failed: it cannot be stored.
+        held_entries: of directories that the walk has left, and that are not settled.
     """
 
     def __init__(self) -> None:
         self.root_cap: Cap | None = None
         self.root_failed = False
+        self.held_entries = 0
         self._ready: deque[DirectoryNode] = deque()
 
     @property
@@ -153,6 +155,7 @@ class TreePlan:
     def leave(self, directory: DirectoryNode) -> None:
         """The walk has met all that is in it."""
         directory.left = True
+        self.held_entries += len(directory.entries)
         directory.namesakes.clear()
         self._look_at(directory)
 
@@ -191,13 +194,14 @@ class TreePlan:
             if place.failed:
                 return
             place.failed = True
-            place.entries.clear()
+            self._forget_entries(place)
         parent = place.parent
         if parent is None:
             self.root_failed = True
             return
         if parent.failed:
             return
+        self.held_entries -= parent.left
         if parent.entries.pop(place.name).cap is None:
             parent.unknown -= 1
         if parent.packed:
@@ -212,7 +216,30 @@ class TreePlan:
                 return directory, _children(directory)
         return None
 
+    def is_lost(self, place: TreeNode) -> bool:
+        """Whether something, or a directory that it is in, was said to have failed."""
+        at: TreeNode | None = place
+        while at is not None:
+            if isinstance(at, DirectoryNode) and at.failed:
+                return True
+            at = at.parent
+        return False
+
+    def again(self, directory: DirectoryNode) -> list[Child]:
+        """
+        Return what is to be packed of a directory that could not be stored, and was not said to have failed.
+        """
+        assert directory.sending
+        assert not directory.unknown
+        directory.dirty = False
+        return _children(directory)
+
     # Within.
+
+    def _forget_entries(self, directory: DirectoryNode) -> None:
+        if directory.left:
+            self.held_entries -= len(directory.entries)
+        directory.entries.clear()
 
     def _expect(self, parent: DirectoryNode, name: str, metadata: dict[str, Any]) -> None:
         assert not parent.left
@@ -240,7 +267,7 @@ class TreePlan:
                 return
             if directory.unsettled:
                 return
-            directory.entries.clear()
+            self._forget_entries(directory)
             parent = directory.parent
             if parent is None:
                 self.root_cap = directory.cap

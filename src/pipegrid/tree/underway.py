@@ -67,6 +67,9 @@ class UnderWay(Generic[P]):
         seconds: tells the time.
         appetite: how many small files the servers bear.
         expect: told how many small ones are about to be stored, where they are many.
+
+    Attributes:
+        held: nothing begins but what is to begin at once.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class UnderWay(Generic[P]):
         self._most_objects = min(MAX_OBJECTS, limits.jobs or MAX_OBJECTS)
         held = limits.memory_bytes
         self._most_bytes = MAX_BYTES if held is None else min(MAX_BYTES, held // _HELD_PART)
-        self._beginning = False
+        self.held = self._beginning = False
         self._later: deque[_Work[P]] = deque()
         self._depth = Depth(self._most_objects)
         self._storing = 0
@@ -101,8 +104,18 @@ class UnderWay(Generic[P]):
         """Whether anything more may come."""
         return len(self._weights) < self._most_objects and self.weight_bytes < self._most_bytes
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, or waits to begin."""
+        return not self._weights
+
     def begin(
-        self, size: int, coroutine: Coroutine[Any, Any, None], place: P, stores: bool = True
+        self,
+        size: int,
+        coroutine: Coroutine[Any, Any, None],
+        place: P,
+        stores: bool = True,
+        at_once: bool = False,
     ) -> None:
         """
         Take in a piece of work; it begins now, or when the limits allow.
@@ -110,11 +123,16 @@ class UnderWay(Generic[P]):
         Args:
             size: bytes of plaintext.
             stores: it is to store something; else it looks whether something is stored.
+            at_once: it begins before others, and also while they are held.
         """
         assert place not in self._weights
         self._weights[place] = 0
         self.weigh(place, size)
-        self._later.append(_Work(place, coroutine, size, stores))
+        work = _Work(place, coroutine, size, stores)
+        if at_once:
+            self._start(work)
+            return
+        self._later.append(work)
         if stores and size <= SMALL_BYTES:
             self._met_small += 1
             if self._met_small % MANY == 0:
@@ -146,17 +164,25 @@ class UnderWay(Generic[P]):
             return  # something ended at once
         self._beginning = True
         while self._later and self._may_begin(self._later[0]):
-            work = self._later.popleft()
-            self._storing += work.stores
-            work.began_s = self._seconds()
-            running = Deferred.fromCoroutine(work.coroutine)
-            if not running.called:
-                self.running[work.place] = running
-            running.addBoth(self._ended, work)
+            self._start(self._later.popleft())
         self._beginning = False
 
+    def hold(self, held: bool) -> None:
+        """Let nothing begin but what is to begin at once; or let it again."""
+        if held != self.held:
+            self.held = held
+            self._begin_more()
+
+    def _start(self, work: _Work[P]) -> None:
+        self._storing += work.stores
+        work.began_s = self._seconds()
+        running = Deferred.fromCoroutine(work.coroutine)
+        if not running.called:
+            self.running[work.place] = running
+        running.addBoth(self._ended, work)
+
     def _may_begin(self, work: _Work[P]) -> bool:
-        if self._jobs is not None and len(self.running) >= self._jobs:
+        if self.held or (self._jobs is not None and len(self.running) >= self._jobs):
             return False
         # Questions are many to a message, whatever the server.
         if not work.stores:

@@ -31,7 +31,7 @@ from pipegrid.grid.grid import Grid
 from pipegrid.tree.backup.database import Database
 from pipegrid.tree.localwalk import Met
 from pipegrid.tree.memory import Memory, Remembered
-from pipegrid.tree.upload import NOTES_NAME
+from pipegrid.tree.uploading import NOTES_NAME
 
 WRITTEN_AFTER_S = 1.0
 MAX_UNWRITTEN = 100

@@ -8,78 +8,45 @@ which is when they are coded; so a tree of any depth takes a round trip and its 
 *stored*: ``plan`` says when that is all. What cannot be read or stored is told, and left out; the rest goes
 on.
 
-What may be under way at a time: ``underway``.
+What may be under way at a time: ``underway``. What fails for want of servers: ``secondtry``.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, is_literal_size
 from pipegrid.core.directory import Child, directory_cap, pack_immutable
 from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
-from pipegrid.grid.grid import Grid
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree.localwalk import (
-    DirectoryBegun,
-    DirectoryEnded,
-    LeftOut,
-    LocalWalk,
-    Met,
-    own_directories,
-)
+from pipegrid.tree.later import KeptForLater
+from pipegrid.tree.localwalk import DirectoryBegun, DirectoryEnded, LeftOut, LocalWalk, Met
 from pipegrid.tree.memory import Memory, Remembered
 from pipegrid.tree.metadata import entry_metadata, entry_name
-from pipegrid.tree.plan import DirectoryNode, TreeNode, TreePlan
-from pipegrid.tree.selection import TreeSelection
-from pipegrid.tree.store import GridFiles, Source, StoresFiles, unreadable_root
-from pipegrid.tree.underway import MAX_BYTES, UnderWay
-from pipegrid.tree.uploaded import OnItsWay, TreeCounts, TreeReports, TreeResult, TreeTally, path_of
+from pipegrid.tree.plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
+from pipegrid.tree.sending import TreeSending, Unsent, reopened
+from pipegrid.tree.store import Source, StoresFiles, unreadable_root
+from pipegrid.tree.underway import UnderWay
+from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult, TreeTally, path_of
 
 GIVE_UP = 10
-"""When so many objects could not be stored, and none could, the grid is at fault and not the files."""
-
-NOTES_NAME = "unfinished-trees"
-"""Where a client notes what was stored of trees, below what it remembers; see ``unfinished``."""
+"""
+When so many objects could not be stored, and none could (ever, or since servers were waited for in vain), the
+grid is at fault and not the files.
+"""
 
 _LARGE_DIRECTORY = 1000
 """Entries from which packing is left to a thread: a millisecond has some 50."""
-
-
-def tree_upload(
-    grid: Grid,
-    path: str | os.PathLike[str],
-    selection: TreeSelection | None = None,
-    one_file_system: bool = False,
-    reports: TreeReports | None = None,
-    options: Mapping[str, Any] | None = None,
-    memory: Memory | None = None,
-) -> TreeUpload:
-    """Return the upload of a directory with all that is in it; ``options`` are those of ``Grid.put``."""
-    root = os.fspath(path)
-    local = grid.config.local
-    walk = LocalWalk(
-        root,
-        selection=selection or TreeSelection(),
-        one_file_system=one_file_system,
-        without=own_directories(
-            *([] if local is None else [local.directory]),
-            *(cache / NOTES_NAME for cache in grid.config.caches[:1]),
-        ),
-        know=(memory or Memory()).file,
-    )
-    store = GridFiles(grid, **(options or {}))
-    means = grid.workers, grid.clock.seconds
-    return TreeUpload(*means, walk, store, root, reports, memory, grid.limits)
 
 
 class TreeUpload:
@@ -97,7 +64,7 @@ class TreeUpload:
     def __init__(
         self,
         workers: CpuWorkers,
-        seconds: Callable[[], float],
+        clock: IReactorTime,
         walk: LocalWalk,
         store: StoresFiles,
         root: str,
@@ -106,7 +73,7 @@ class TreeUpload:
         limits: Limits | None = None,
     ) -> None:
         self._workers = workers
-        self._seconds = seconds
+        self._clock = clock
         self._walk = walk
         self._store = store
         self._root = root
@@ -120,7 +87,13 @@ class TreeUpload:
         self._batch: Deferred[Any] | None = None
         self._walked = False
         self._under_way: UnderWay[TreeNode] = UnderWay(
-            self._ended, limits or Limits(), seconds, lambda: store.appetite, store.expect
+            self._ended, limits or Limits(), clock.seconds, lambda: store.appetite, store.expect
+        )
+        self._sending = TreeSending(
+            store, self._memory, self.counts, self._reports, self._under_way, self._wake
+        )
+        self._later: KeptForLater[TreeNode, Unsent] = KeptForLater(
+            clock, self._wake, self._reports.waiting
         )
         self._stored = self._failures = 0
         self._error: BaseException | None = None
@@ -134,7 +107,7 @@ class TreeUpload:
             SourceError: the root cannot be read.
             GridError: the grid takes nothing.
         """
-        began_s = self._seconds()
+        began_s = self._clock.seconds()
         try:
             while not (self._plan.done and not self._under_way.running):
                 if self._error is not None:
@@ -148,6 +121,7 @@ class TreeUpload:
             await self._stop()
             raise
         finally:
+            self._later.close()
             self._walk.close()
         self._store.close()
         if not isinstance(self._plan.root_cap, DirectoryCap):
@@ -155,7 +129,7 @@ class TreeUpload:
                 f"cannot store the directory {printable(self._root)} itself, though perhaps all that is in "
                 "it; what was said before tells why"
             )
-        elapsed_s = self._seconds() - began_s
+        elapsed_s = self._clock.seconds() - began_s
         return TreeResult(self._plan.root_cap, self._root_metadata, self.counts, elapsed_s)
 
     async def _stop(self) -> None:
@@ -169,7 +143,12 @@ class TreeUpload:
 
     def _go_on(self) -> bool:
         """Begin one thing that can begin now; return whether there was one."""
-        if not self._under_way.has_room:
+        waiting = self._later.tries.waiting
+        has_room = self._under_way.has_room
+        if self._later.has_any and (waiting or has_room) and self._begin_again(False):
+            return True
+        self._under_way.hold(self._later.tries.waiting)
+        if self._under_way.held or not has_room:
             return False
         ready = self._plan.take_ready()
         if ready is not None:
@@ -180,7 +159,28 @@ class TreeUpload:
             self._batch = self._workers.run(self._walk.batch)
             self._batch.addCallbacks(self._take, self._walk_failed)
             return True
-        return False
+        return self._walked and self._under_way.is_idle and self._begin_again(True)
+
+    def _begin_again(self, at_end: bool) -> bool:
+        """Begin a second try, or tell what is given up; returns whether there was either."""
+        again = self._later.next(at_end)
+        lost = self._later.take_lost()
+        for each, why in lost:
+            self._lose(each, why.path, why.error)
+            self._failures = 0  # what comes next is to show whether it is as hopeless
+        if again is None:
+            return bool(lost)
+        place, kept = again
+        if self._plan.is_lost(place):
+            self._later.ended(place)
+            return True
+        if isinstance(place, DirectoryNode):
+            size, work = place.bytes, self._store_directory(place, self._plan.again(place))
+        else:
+            assert kept.met is not None
+            size, work = kept.size, self._store_once_more(place, kept.met)
+        self._under_way.begin(size, work, place, at_once=True)
+        return True
 
     # What the walk meets.
 
@@ -275,14 +275,15 @@ class TreeUpload:
     # What is stored.
 
     async def _store_file(self, place: TreeNode, met: Met, source: Source, size: int) -> None:
+        began_s = self._clock.seconds()
         try:
-            cap = await self._put(place, source, size, partial(self._plan.known, place))
+            cap = await self._sending.put(place, source, size, partial(self._plan.known, place))
             if isinstance(source, io.FileIO) and not met.is_same(os.fstat(source.fileno())):
                 raise SourceError(
                     "it changed while it was read; store it again when nobody writes to it"
                 )
         except PipegridError as error:
-            self._lose(place, met.path, error)
+            self._failed(place, Unsent(met.path, error, met), began_s)
             return
         finally:
             if isinstance(source, io.FileIO):
@@ -290,24 +291,35 @@ class TreeUpload:
         self.counts.sent_files += met.link is None and not isinstance(cap, LitCap)
         if met.link is None:
             self._memory.file_stored(met, cap)
+        self._came_through(place)
         self._plan.stored(place, cap)
 
     async def _check_file(self, place: TreeNode, met: Met, known: Remembered) -> None:
         self.counts.checked += 1
-        if await self._is_whole(known):
+        if await self._sending.is_whole(known):
             self.counts.unchanged_bytes += met.found.st_size
+            self._came_through(place, stored=False)
             self._plan.stored(place, known.cap)
             return
+        await self._store_once_more(place, met, "and its shares are missing")
+
+    async def _store_once_more(
+        self, place: TreeNode, met: Met, why: str = "and too few servers were in reach before"
+    ) -> None:
+        """Store something that the walk has met earlier; ``why`` it is of no use if it is gone."""
+        if met.link is not None:
+            await self._store_file(place, met, met.link, len(met.link))
+            return
         try:
-            file = await self._workers.run(self._walk.open, met.path)
-        except OSError as error:
-            reason = "it vanished" if error.errno == 2 else f"it cannot be read: {error.strerror}"
-            self._lose(place, met.path, SourceError(f"{reason}, and its shares are missing"))
+            file = await self._workers.run(reopened, self._walk, met.path, why)
+        except SourceError as error:
+            self._lose(place, met.path, error)
             return
         await self._store_file(place, met, file, met.found.st_size)
 
     async def _store_directory(self, directory: DirectoryNode, children: list[Child]) -> None:
         path = path_of(directory)
+        began_s = self._clock.seconds()
         try:
             if len(children) < _LARGE_DIRECTORY:
                 packed = pack_immutable(children)
@@ -325,61 +337,49 @@ class TreeUpload:
             if known is not None:
                 self._plan.known(directory, directory_cap(known.cap))
                 self.counts.checked += known.due
-                if not known.due or await self._is_whole(known):
+                if not known.due or await self._sending.is_whole(known):
+                    self._came_through(directory, stored=False)
                     self._plan.stored(directory, directory_cap(known.cap))
                     return
-            cap = await self._put(directory, packed, len(packed), tell)
+            cap = await self._sending.put(directory, packed, len(packed), tell)
         except PipegridError as error:
-            self._lose(directory, path, error)
+            self._failed(directory, Unsent(path, error), began_s)
             return
         self.counts.sent_directories += 1
         assert isinstance(cap, ChkCap)
         self._memory.directory_stored(packed, cap)
+        self._came_through(directory)
         self._plan.stored(directory, directory_cap(cap))
 
-    async def _is_whole(self, known: Remembered) -> bool:
-        """Look for something on the grid; whatever is wrong with it is mended by storing it again."""
-        try:
-            health = await self._store.check(known.cap)
-        except PipegridError:
-            return False
-        if health.whole and health.leased:
-            self._memory.checked(known.cap)
-        self.counts.unleased += health.whole and not health.leased
-        return health.whole
+    def _came_through(self, place: TreeNode, stored: bool = True) -> None:
+        """Servers have taken something, or (not ``stored``) have it from before."""
+        self._stored += stored
+        self._failures = 0
+        self.counts.second_tries += self._later.succeeded(place)
 
-    async def _put(
-        self, place: TreeNode, source: Source, size: int, cap_known: Callable[[ChkCap], None]
-    ) -> ChkCap | LitCap:
-        sending = OnItsWay(self._reports, self.counts, size)
-
-        def progress(done: int, total: int) -> None:
-            sending.is_at(done, total)
-            if self._under_way.weigh(place, size * (total - done) // max(1, total)):
-                self._wake()
-
-        def known(cap: ChkCap) -> None:
-            cap_known(cap)
-            self._wake()
-
-        try:
-            cap = await self._store.put(
-                source, size, known, progress if size > MAX_BYTES // 8 else None
-            )
-        finally:
-            sending.end()
-        self._stored += 1
-        self.counts.sent_bytes += 0 if isinstance(cap, LitCap) else size
-        return cap
+    def _failed(self, place: TreeNode, kept: Unsent, began_s: float) -> None:
+        """Something could not be stored now; perhaps it can later."""
+        is_probe = self._later.tries.is_probe(place)
+        has_room = self._plan.held_entries <= MAX_ENTRIES
+        if has_room and self._later.keeps(place, kept, kept.error, began_s):
+            if not is_probe:
+                self._count_failure(kept.error)
+            self._under_way.hold(self._later.tries.waiting)
+        else:
+            self._lose(place, kept.path, kept.error)
 
     def _lose(self, place: TreeNode, path: str, error: PipegridError) -> None:
         """Something could not be stored."""
+        self._later.ended(place)
         self._leave_out(path, str(error))
-        self._failures += isinstance(error, GridError)
-        if self._failures >= GIVE_UP and not self._stored:
-            self._error = error
+        self._count_failure(error)
         self._tally.lost(place)
         self._plan.failed(place)
+
+    def _count_failure(self, error: PipegridError) -> None:
+        self._failures += isinstance(error, GridError)
+        if self._failures >= GIVE_UP and (not self._stored or self._later.tries.given_up):
+            self._error = error
 
     def _leave_out(self, path: str, why: str) -> None:
         self.counts.left_out += 1

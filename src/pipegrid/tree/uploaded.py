@@ -29,6 +29,7 @@ class TreeCounts:
         unchanged_bytes: of files that an earlier run has stored, and that were not sent again.
         checked: known objects that were looked for on the grid, and were found whole or stored again.
         unleased: those of them that are whole, and to which too few servers gave leases.
+        second_tries: objects that were stored, or found, when servers were in reach again.
         left_out: files, directories and whatever else is not in the tree, or only in part.
     """
 
@@ -42,6 +43,7 @@ class TreeCounts:
     unchanged_bytes: int = 0
     checked: int = 0
     unleased: int = 0
+    second_tries: int = 0
     left_out: int = 0
 
 
@@ -131,11 +133,14 @@ class TreeReports:
         progress: called when something is stored, and when more was met.
         sending: called with how many bytes more servers have acknowledged of files that are not stored yet;
             less than nothing when one is stored, or will not be.
+        waiting: called with a sentence when too few servers are in reach, so that nothing more begins, and
+            with None when it goes on.
     """
 
     left_out: Callable[[str, str], None] = lambda path, why: None
     progress: Callable[[TreeCounts], None] = lambda counts: None
     sending: Callable[[TreeCounts, int], None] = lambda counts, more: None
+    waiting: Callable[[str | None], None] = lambda why: None
 
 
 class OnItsWay:

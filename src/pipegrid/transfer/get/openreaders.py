@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.fit import CapFit
-from pipegrid.errors import CorruptionError, ServerError
+from pipegrid.errors import CorruptionError, ServerError, is_absence
 from pipegrid.transfer.get.readers import ShareFeed
 from pipegrid.transfer.get.search import ShareSearch
 from pipegrid.transfer.get.tactics import Tactics
@@ -82,6 +82,7 @@ class OpenReaders:
         self._damaged_in_use = False
         self._reported_corrupt = 0
         self._reasons: dict[str, str] = {}
+        self._absent: set[str] = set()  # of those, who were out of reach or silent
 
     # Questions.
 
@@ -135,6 +136,7 @@ class OpenReaders:
             if not answer.check(ServerError, CancelledError):
                 answer.raiseException()
             self._reasons.setdefault(peer.name, str(answer.value))
+            self._note_absence(peer, answer.value)
             self._search.failed(peer)
             for reader in list(self.open.values()):
                 if reader.peer is peer:
@@ -179,7 +181,12 @@ class OpenReaders:
                 self._search.failed(reader.peer)
             if reader.error is not None and reader.state != "missing":
                 self._reasons[reader.peer.name] = str(reader.error)
+                self._note_absence(reader.peer, reader.error)
             self.close(reader)
+
+    def _note_absence(self, peer: Peer, error: BaseException | None) -> None:
+        if is_absence(error):
+            self._absent.add(peer.name)
 
     # Damage, and who takes the place of those that are gone.
 
@@ -284,7 +291,8 @@ class OpenReaders:
         servers = len(self._ring)
         needed = self._cap.required_shares
         was_any = self._search.has_found_any or bool(self._decoder.corrupt)
-        raise too_few_shares("get", found, needed, servers, self._reasons, was_any)
+        absent = len(self._absent)
+        raise too_few_shares("get", found, needed, servers, self._reasons, was_any, absent)
 
     # The end.
 
@@ -304,10 +312,12 @@ class OpenReaders:
             name = reader.peer.name
             if reader.waiting and not reader.paused and is_silent(reader.peer):
                 self._reasons[name] = f"{name} was silent for {silence_s:g} s"
+                self._absent.add(name)
                 reader.close("failed")
         for question, peer in list(self._questions.items()):
             if is_silent(peer):
                 self._reasons[peer.name] = f"{peer.name} was silent for {silence_s:g} s"
+                self._absent.add(peer.name)
                 question.cancel()
 
     def let_go(self) -> None:

@@ -62,7 +62,7 @@ class News:
             if not isinstance(answer.result, Failure):
                 self._allocated(answer.result, answer)
             elif answer.result.check(ServerError, CancelledError):
-                self._lanes.peer_failed(answer.peer, str(answer.result.value))
+                self._lanes.peer_failed(answer.peer, answer.result.value)
             else:
                 answer.result.raiseException()
         return bool(answers)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.interfaces import IReactorTime
 
-from pipegrid.errors import NoSuchShare, ServerError
+from pipegrid.errors import NoSuchShare, ServerError, ServerTimeout, is_absence
 from pipegrid.reactor.wakeup import Wakeup
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.pace import is_silent
@@ -36,12 +36,14 @@ class OpenLanes:
         open: those that have not ended.
         ended: the others; writes of theirs may be unanswered still.
         reasons: nickname of a server to what went wrong there, if anything did.
+        absent: those of them that were out of reach, or did not answer in time.
     """
 
     def __init__(self, plan: UploadPlan[Peer], silence_s: float) -> None:
         self.open: list[ShareWay] = []
         self.ended: list[ShareWay] = []
         self.reasons: dict[str, str] = {}
+        self.absent: set[str] = set()
         self._plan = plan
         self._forgetting: set[Deferred[None]] = set()
         self._silence_s = silence_s
@@ -51,9 +53,10 @@ class OpenLanes:
         self._plan.sending(lane.share_number, lane.peer)
         self.open.append(lane)
 
-    def peer_failed(self, peer: Peer, reason: str) -> None:
+    def peer_failed(self, peer: Peer, error: BaseException | None) -> None:
         """A server is gone, and with it all that was on its way there."""
-        self.reasons[peer.name] = reason
+        self.reasons[peer.name] = str(error)
+        self._note_absence(peer.name, error)
         self._plan.failed(peer)
         for lane in self.open:
             if lane.peer is peer:
@@ -76,9 +79,8 @@ class OpenLanes:
         for lane in self.open:
             lane.resolve_doubt()
             if is_silent(lane, now, self._silence_s):
-                self.peer_failed(
-                    lane.peer, f"{lane.peer.name} was silent for {self._silence_s:g} s"
-                )
+                silent = f"{lane.peer.name} was silent for {self._silence_s:g} s"
+                self.peer_failed(lane.peer, ServerTimeout(silent))
         ended = [lane for lane in self.open if lane.ended]
         if ended:
             self.open = [lane for lane in self.open if not lane.ended]
@@ -98,6 +100,11 @@ class OpenLanes:
             self.reasons.setdefault(server, str(error))
         else:
             self.reasons[server] = str(error)
+        self._note_absence(server, error)
+
+    def _note_absence(self, server: str, error: BaseException | None) -> None:
+        if is_absence(error):
+            self.absent.add(server)
 
     def let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
         """

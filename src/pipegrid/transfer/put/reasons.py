@@ -93,6 +93,7 @@ def not_spread(
     reasons: Mapping[str, str],
     full: Mapping[str, str],
     contended: bool,
+    absent: int = 0,
 ) -> UnhappyError:
     """
     Return the error of a file that could not be spread over enough servers.
@@ -103,6 +104,7 @@ def not_spread(
         reasons: nickname of a server to what went wrong there.
         full: the same of those that have no room.
         contended: whether somebody else seems to be storing it.
+        absent: servers that were out of reach.
     """
     why = said_once({**reasons, **full}) or "too few accepted it"
     named: tuple[str, ...] = ()
@@ -117,9 +119,9 @@ def not_spread(
             f"cannot store {file_name}: only {stored} of its shares could be stored, and it takes "
             f"{required_shares} to get it back ({why}); {advice}"
         )
-        return naming(UnhappyError(text, stored, required_shares), *named)
+        return naming(UnhappyError(text, stored, required_shares, absent), *named)
     text = (
         f"cannot store {file_name}: its shares reached only {reached} of the {happy} servers wanted "
         f"({why}); {advice}"
     )
-    return naming(UnhappyError(text, reached, happy), *named)
+    return naming(UnhappyError(text, reached, happy, absent), *named)

@@ -283,6 +283,7 @@ class Upload:
             reasons=self._lanes.reasons,
             full=self._refusals.explained,
             contended=self.contended,
+            absent=len(self._lanes.absent),
         )
 
     def _open_lanes(self, placement: dict[int, Peer]) -> None:

@@ -97,7 +97,7 @@ class Storing:
         )
         upload = TreeUpload(
             self._grid.workers,
-            self._grid.clock.seconds,
+            self._grid.clock,
             walk,
             store,
             self._directory,

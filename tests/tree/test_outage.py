@@ -1,0 +1,229 @@
+"""Servers go away in the middle of a tree, and come back: the tree is whole all the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.caps import Cap, DirectoryCap
+from pipegrid.errors import GridError, UnhappyError
+from pipegrid.grid.grid import Grid
+from pipegrid.transfer.settings import Limits
+from pipegrid.tree.secondtry import FIRST_WAIT_S, WAIT_S
+from pipegrid.tree.upload import GIVE_UP
+from pipegrid.tree.uploaded import TreeReports, TreeResult
+from pipegrid.tree.uploading import tree_upload
+from tests.tree.test_download import TreeTestCase
+
+OUTAGE_S = 70.0
+
+
+class OutageTestCase(TreeTestCase):
+    """A directory of a few files in directories within one another; two things are under way at a time."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.source = self.scratch / "source"
+        random = Random(1)
+        for path in ("a/b/one", "a/b/two", "a/three", "c/four", "c/five", "six", "seven"):
+            file = self.source / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(random.randbytes(1000 + len(path)))
+        os.symlink("a/b/" + "n" * 60, self.source / "link")
+        self.client.grid._limits = Limits(jobs=2)
+        self.left_out: list[str] = []
+        self.said: list[str | None] = []
+
+    def servers_go(self, count: int = 10, for_s: float | None = OUTAGE_S) -> None:
+        """Stop so many servers, for so long."""
+        for server in self.world.servers[:count]:
+            server.host.crash()
+            if for_s is not None:
+                self.world.clock.callLater(for_s, server.host.restart)
+
+    def before(self, name: str, number: int, act: Callable[[], None]) -> None:
+        """Do something right before the grid is asked to do this for the so manieth time."""
+        real, calls = getattr(Grid, name), 0
+
+        def counted(grid: Grid, *args: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                act()
+            return real(grid, *args, **options)
+
+        self.patch(Grid, name, counted)
+
+    def put_tree(self) -> TreeResult:
+        """Store the directory."""
+        reports = TreeReports(
+            lambda path, why: self.left_out.append(path), waiting=self.said.append
+        )
+        upload = tree_upload(self.client.grid, self.source, reports=reports)
+        return self.world.run(Deferred.fromCoroutine(upload.run()))
+
+    def fetch(self, cap: Cap) -> Any:
+        """Fetch a tree, and return what it left out."""
+        return self.world.run(self.trees.get_tree(cap, self.target, waiting=self.said.append))
+
+    def same(self) -> bool:
+        """Whether what was fetched is what there was, modes and times included."""
+
+        def described(root: Any) -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for path in sorted(root.rglob("*")):
+                status = path.lstat()
+                what = (
+                    path.read_bytes()
+                    if path.is_file()
+                    else os.readlink(path)
+                    if path.is_symlink()
+                    else 0
+                )
+                found[str(path.relative_to(root))] = (what, status.st_mode, status.st_mtime_ns)
+            return found
+
+        return described(self.source) == described(self.target)
+
+
+class PutTests(OutageTestCase):
+    """What is stored in spite of it."""
+
+    def test_at_any_moment(self) -> None:
+        """Whatever is sent when the servers go, a file, a link or any directory, comes at a second try."""
+        whole = self.put_tree()
+        self.assertEqual((whole.counts.second_tries, self.said), (0, []))
+        sent = whole.counts.sent_files + whole.counts.sent_directories + 1  # the link
+        self.assertEqual(sent, 12)
+        for number in range(2, sent + 1):
+            with self.subTest(number=number):
+                for each in self.source.rglob("*"):  # other contents, or all would be there
+                    if each.is_file() and not each.is_symlink():
+                        each.write_bytes(each.read_bytes() + b"%d" % number)
+                self.said.clear()
+                self.before("put", number, self.servers_go)
+                result = self.put_tree()
+                self.assertEqual(self.left_out, [])
+                self.assertIn(result.counts.second_tries, range(1, 5))
+                self.assertGreater(result.elapsed_s, OUTAGE_S)
+                self.assertEqual(len(self.said), 2)
+                self.assertRegex(self.said[0] or "", "waited for, up to (2|10) minutes")
+                self.assertIsNone(self.said[1])
+                again = self.put_tree()
+                self.assertEqual(again.cap, result.cap)
+                self.assertEqual(again.counts.sent_bytes, result.counts.sent_bytes)
+                self.assertEqual(again.counts.files, result.counts.files)
+        self.assertEqual(self.fetch(result.cap).failed, 0)
+        self.assertTrue(self.same())
+
+    def test_too_few_servers(self) -> None:
+        """It is the same when some are left, but not enough; a rest that is enough needs no second try."""
+        self.before("put", 4, lambda: self.servers_go(4))
+        self.assertGreater(self.put_tree().counts.second_tries, 0)
+        self.assertEqual(self.left_out, [])
+
+    def test_what_is_gone_by_then(self) -> None:
+        """A file that vanished, or changed, is left out with that reason; all else is there."""
+
+        def go() -> None:
+            self.servers_go()
+            (self.source / "six").unlink(missing_ok=True)
+            (self.source / "seven").write_bytes(b"another")
+
+        self.before("put", 1, go)
+        result = self.put_tree()
+        self.assertIn(result.counts.left_out, (1, 2))
+        self.assertLessEqual(set(self.left_out), {"six", "seven"})
+        self.assertEqual(result.counts.files + result.counts.left_out, 7)
+
+    def test_servers_that_stay_away(self) -> None:
+        """After ten minutes all is given up, and the error is that of the grid."""
+        self.before("put", 4, lambda: self.servers_go(for_s=None))
+        began_s = self.world.clock.seconds()
+        with self.assertRaises(GridError):
+            self.put_tree()
+        self.assertGreater(self.world.clock.seconds() - began_s, WAIT_S - 30)
+        self.assertLess(self.world.clock.seconds() - began_s, WAIT_S + 180)
+
+    def test_servers_that_were_never_there(self) -> None:
+        """Who begins without a network is told so soon, or after two minutes if there is little to store."""
+        self.servers_go(for_s=None)
+        began_s = self.world.clock.seconds()
+        with self.assertRaises(GridError):
+            self.put_tree()
+        self.assertLess(self.world.clock.seconds() - began_s, FIRST_WAIT_S + 90)
+        for number in range(GIVE_UP * 3):
+            (self.source / f"more{number}").write_bytes(b"%d" % number * 500)
+        self.client.grid._limits = Limits()
+        began_s = self.world.clock.seconds()
+        with self.assertRaises(UnhappyError):
+            self.put_tree()
+        self.assertLess(self.world.clock.seconds() - began_s, 60)
+
+    def test_full_servers(self) -> None:
+        """What servers refuse is not tried again."""
+        for server in self.world.servers[:6]:
+            server.free_bytes = 0
+        with self.assertRaises(GridError):
+            self.put_tree()
+        self.assertEqual(self.said, [])
+
+
+class GetTests(OutageTestCase):
+    """What is fetched in spite of it."""
+
+    def stored(self) -> DirectoryCap:
+        """Store the tree."""
+        cap = self.put_tree().cap
+        self.client.grid._limits = Limits()
+        return cap
+
+    def test_files(self) -> None:
+        """Files that were asked for when servers went come at a second try; directories keep times."""
+        cap = self.stored()
+        files = 7
+        for number in range(1, files + 1):
+            with self.subTest(number=number):
+                reads = 4 + number  # after the directories
+                self.before("read", reads, self.servers_go)
+                result = self.fetch(cap)
+                self.assertEqual((result.failed, result.files, result.links), (0, files, 1))
+                self.assertTrue(self.same())
+                for path in sorted(self.target.rglob("*"), reverse=True):
+                    path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def test_directories(self) -> None:
+        """A directory that could not be read is read at the end, with all in it."""
+        cap = self.stored()
+        for number in (2, 3, 4):
+            with self.subTest(number=number):
+                self.before("read", number, self.servers_go)
+                result = self.fetch(cap)
+                self.assertEqual((result.failed, result.files, result.directories), (0, 7, 4))
+                self.assertGreater(result.second_tries, 0)
+                self.assertTrue(self.same())
+                for path in sorted(self.target.rglob("*"), reverse=True):
+                    path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def test_servers_that_stay_away(self) -> None:
+        """Then what did not come is named, and the rest is there."""
+        cap = self.stored()
+        self.before("read", 8, lambda: self.servers_go(for_s=None))
+        problems: list[tuple[str, ...]] = []
+        result = self.world.run(
+            self.trees.get_tree(
+                cap,
+                self.target,
+                problem=lambda path, error: problems.append(path),
+                waiting=self.said.append,
+            )
+        )
+        self.assertEqual(result.failed, len(problems))
+        self.assertEqual(result.failed + result.files, 7)
+        self.assertGreater(result.failed, 0)
+        for server in self.world.servers:
+            server.host.restart()
