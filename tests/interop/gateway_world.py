@@ -9,8 +9,10 @@ server is stopped, so that one of the other kind can be started on it.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -139,6 +141,26 @@ class Server:
         process, self._process = self._process, None
         if process is not None:
             process.stop()
+
+    def pause(self) -> None:
+        """Let a node of Tahoe-LAFS's stand still."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.kill(int((self.directory / "running.process").read_text().split()[0]), number)
+
+    def is_reached_by(self, gateway: Gateway) -> bool:
+        """Return whether a gateway says that it is connected to it."""
+        found = json.loads(gateway.request("GET", "?t=json"))["servers"]
+        return any(
+            each["nodeid"] == self.server_id
+            and each["connection_status"].casefold().startswith("connected")
+            for each in found
+        )
 
     @property
     def furl(self) -> str:

@@ -7,13 +7,16 @@ from twisted.internet.defer import Deferred
 from tests.interop import mutable_matrix
 
 
-class MutableTests(mutable_matrix.TurnsTestCase):
+class MutableTests(mutable_matrix.MatrixTestCase):
     """Either writes, both read, over both protocols."""
 
+    timeout = 1500
+    kind = "few"
     sizes: tuple[int, ...] = (0,)
     large = 300_000
-    kinds = ("tahoe", "pipegrid", "tahoe")
+    encodings = ((2, 3, 3),)
+    thinned = False
 
     def test_two_of_three(self) -> Deferred[None]:
         """One share on each server."""
-        return Deferred.fromCoroutine(self.take_turns((2, 3, 3)))
+        return Deferred.fromCoroutine(self.check_all())
