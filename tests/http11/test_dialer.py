@@ -170,7 +170,7 @@ class SecondAttemptTests(DialerCase):
         uploads = UploadConnection(clock, endpoints, "alice", self.limits, patience_s=20.0)
         owners: tuple[HostPool | UploadConnection, ...] = pool, uploads
         for owner in owners:
-            d: Deferred[Any] = owner.request(get("/a"))  # type: ignore[assignment]
+            d: Deferred[Any] = owner.request(get("/a"))
             self.network.connected(0)
             closed = owner.close()
             self.failureResultOf(d)
