@@ -162,6 +162,23 @@ class SecondAttemptTests(DialerCase):
         self.assertEqual(self.network.tries, 4)
         self.assert_nothing_left()
 
+    def test_closing_waits_for_what_is_given_up(self) -> None:
+        """Who closes a pool or uploads hears when the last transport is gone, usable or not."""
+        clock: Any = self.clock
+        endpoints: Any = lambda: self.network  # noqa: E731
+        pool = HostPool(clock, endpoints, "alice", self.limits)
+        uploads = UploadConnection(clock, endpoints, "alice", self.limits, patience_s=20.0)
+        owners: tuple[HostPool | UploadConnection, ...] = pool, uploads
+        for owner in owners:
+            d: Deferred[Any] = owner.request(get("/a"))
+            self.network.connected(0)
+            closed = owner.close()
+            self.failureResultOf(d)
+            self.assertNoResult(closed)
+            self.network.turn()
+            self.successResultOf(closed)
+        self.assert_nothing_left()
+
 
 class FailedAttemptTests(DialerCase):
     """An attempt that fails."""
