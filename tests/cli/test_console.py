@@ -79,6 +79,22 @@ class ConsoleTests(SynchronousTestCase):
         self.assertTrue(console.results.abandoned)
         self.assertLess(made[0], 3000)
 
+    def test_numbers_that_json_has_not(self) -> None:
+        """As an entry of a directory may say them: every reader of JSON understands the line."""
+        out = io.BytesIO()
+        console = Console(None, out, io.StringIO())
+        console.json = True
+        no, yes = float("nan"), {"c": 1.5, "d": -0.0, "e": None}
+        console.result(
+            "", {"m": {"a": [float("inf"), -float("inf"), 2, no], "b": (no, "x\x1b"), **yes}}
+        )
+
+        def refuse(text: str) -> None:
+            self.fail(f"{text} is no JSON")
+
+        found = json.loads(out.getvalue(), parse_constant=refuse)
+        self.assertEqual(found, {"m": {"a": [None, None, 2, None], "b": [None, "x\x1b"], **yes}})
+
     def test_lines_of_json(self) -> None:
         """They are those of ``json``, which is not loaded for plain ones."""
         plain: list[dict[str, Any]] = [{}, {"a": 1}, {"path": "/a b/c'd", "n": -(1 << 70), "e": ""}]

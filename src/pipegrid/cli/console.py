@@ -10,6 +10,7 @@ import io
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from math import isfinite
 
 from pipegrid.cli.outcome import ExitStatus, sentence, status_of
 from pipegrid.cli.plainjson import plain_json
@@ -277,10 +278,23 @@ def _json_line(fields: dict[str, Any]) -> bytes:
     import json  # which some never need, and others not before the end
 
     try:
+        text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # an entry of a directory may say 1e999, or NaN, which is no JSON
+        fields = _finite(fields)
         text = json.dumps(fields, ensure_ascii=False)
+    try:
         if not text.isprintable():  # a terminal obeys more than JSON has escapes for
             text = json.dumps(fields)
         line = text.encode("utf-8")
     except UnicodeEncodeError:  # a byte 0xff that is no text becomes the lone surrogate \udcff
         line = json.dumps(fields).encode("ascii")
     return line + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    """Return the same with null for numbers that JSON has not."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
