@@ -116,6 +116,15 @@ class DirectoryTests(ProcessTestCase):
         self.assertRegex(self.run_command("storage-index", self.tree)[0], "^[a-z2-7]{26}$")
         self.refused("storage-index", "home:tree", said="known to the grid only")
 
+    def test_aliases_of_paths(self) -> None:
+        """An alias is of a cap: of a path it is said where to get that. A slash behind a cap says nothing."""
+        self.refused(
+            "alias", "add", "part", "home:tree", said="'pipegrid mkdir PATH' prints the cap"
+        )
+        self.refused("alias", "add", "part", f"{self.tree}/a", said="this is a path")
+        self.run_command("alias", "add", "part", f"{self.tree}/")
+        self.assertEqual(self.run_command("ls", "part:"), self.run_command("ls", self.tree))
+
     def test_paths_where_no_grid_is_asked(self) -> None:
         """``decode`` refuses a path; it once put an empty file in the place of another."""
         self.run_command("encode", "src/file", "--shares", "shares")

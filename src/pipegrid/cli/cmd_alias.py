@@ -41,9 +41,16 @@ def add(name: str, cap: str) -> OfflineJob:
     def work(console: Console) -> int:
         from pipegrid.core.caps import parse_cap
         from pipegrid.core.pasted import as_pasted
+        from pipegrid.errors import UsageError
         from pipegrid.tree.aliases import add_alias, checked_name
+        from pipegrid.tree.paths import has_path
 
-        text = as_pasted(cap)
+        text = as_pasted(cap).removesuffix("/")
+        if has_path(text):
+            raise UsageError(
+                "an alias stands for the cap of a directory, and this is a path; 'pipegrid mkdir PATH' "
+                "prints the cap, if the directory can be changed"
+            )
         add_alias(directory, name, text)
         console.json_result({"alias": checked_name(name), "cap": str(parse_cap(text))})
         return ExitStatus.DONE
