@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import lzma
 import random
@@ -18,6 +19,7 @@ REPOMD = "repodata/repomd.xml"
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": lambda data: gzip.compress(data, mtime=0),
     ".xz": lzma.compress,
+    ".bz2": bz2.compress,
     ".zst": zstandard.ZstdCompressor().compress,
     "": bytes,
 }

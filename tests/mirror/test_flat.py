@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 from typing import Any
 
 from pipegrid.errors import UsageError
@@ -242,6 +243,26 @@ class TogetherTests(FlatCase):
             self.assertEqual(
                 {path.split("/")[0] for path in self.world.found()}, {"dists", "pool"}, form
             )
+
+    def test_a_generation_in_all_its_forms(self) -> None:
+        """What old indexes of packages and sources name stays; by hash they are in one directory."""
+
+        def publish() -> None:
+            self.sub.further = {
+                "Packages.xz": lzma.compress(self.sub.packages_text()),
+                "Sources.xz": lzma.compress(self.sub.sources_text()),
+            }
+            self.sub.publish()
+            self.merge()
+            self.sync_flat("sub/", with_sources=True)
+
+        publish()
+        del self.sub.pool[min(self.sub.pool)]
+        self.sub.source = {"s_2.dsc": b"other"}
+        publish()
+        before = self.world.found()
+        self.sync(delete=True)
+        self.assertLessEqual(before.keys(), self.world.found().keys())
 
     def test_in_one_run(self) -> None:
         """Components are those of the suites that have any."""

@@ -13,7 +13,9 @@ from pipegrid.mirror.unchanged import UnchangedDestination
 from pipegrid.mirror.wanted import Wanted
 from tests.mirror.archive import Archive
 from tests.mirror.folded import fold_cases
+from tests.mirror.rpmarchive import RpmArchive
 from tests.mirror.test_debian import DebianCase
+from tests.mirror.test_rpm import RpmCase
 from tests.mirror.world import MirrorWorld
 
 
@@ -88,6 +90,21 @@ class ListTests(SynchronousTestCase):
         found.append(destination.folds)
         destination.close()
         self.assertEqual(found, [False, False, True, True, False])
+
+
+class RepositoryTests(RpmCase):
+    """``mirror rpm``."""
+
+    def test_deletion(self) -> None:
+        """What the indexes of before name stays for a generation, in whatever letters it lies there."""
+        world = self.make(RpmArchive(count=3))
+        fold_cases(self, os.path.abspath(world.directory) + "/")
+        self.assertEqual(self.sync(delete=True).removed, [])
+        gone = self.archive.packages.pop()
+        self.publish()
+        self.assertEqual(self.sync(delete=True).removed, [])
+        self.publish()
+        self.assertIn(gone.path.lower(), self.sync(delete=True).removed)
 
 
 class DebianTests(DebianCase):

@@ -168,8 +168,48 @@ class PrimaryTests(SynchronousTestCase):
             self.refused("where only indexes may be", path=path)
         self.refused("where only indexes may be", path="repo\u200bdata/x")
         self.assertEqual(len(primary(Made("a", b"data", path="repodata-old/a.rpm"))), 1)
-        self.refused("(xml:base 'http://b.example/')", further='xml:base="http://b.example/" ')
         self.refused("has a character", path="a\\b")
+
+    def test_bases(self) -> None:
+        """A package is below the repository's own URLs, where its base says, and nowhere else."""
+        urls = ("http://a.example/epel", "https://b.example:8443/x/")
+
+        def path(base: str) -> str:
+            archive = RpmArchive(count=0)
+            archive.packages = [Made("p", b"p", path="P/p.rpm", further=f'xml:base="{base}" ')]
+            (found,) = packages([archive.primary()], "primary.xml", urls)
+            return found.file.path
+
+        for base, above in (
+            ("", ""),
+            ("./", ""),
+            ("pool", "pool/"),
+            ("./pool/a/", "pool/a/"),
+            ("http://a.example/epel", ""),
+            ("http://a.example/epel/", ""),
+            ("http://a.example/epel/9", "9/"),
+            ("https://b.example:8443/x/y/", "y/"),
+        ):
+            self.assertEqual(path(base), f"{above}P/p.rpm")
+        for base in (
+            "http://b.example/",
+            "http://a.example/",
+            "http://a.example/epel-old/",
+            "https://a.example/epel/",
+            "http://a.example:8080/epel/",
+            "//a.example/epel/",
+            "/epel/",
+            "file:///epel/",
+            "file:epel",
+        ):
+            error = self.assertRaises(BadEntry, path, base)
+            self.assertIn("where nobody said that it may be fetched from", str(error))
+        for base in ("../", "pool/../..", "http://a.example/epel/../other", "a//b", "pool/./"):
+            error = self.assertRaises(BadEntry, path, base)
+            self.assertIn("not to be trusted", str(error))
+        for base in ("repodata", "http://a.example/epel/repodata/", "Repodata/x"):
+            error = self.assertRaises(BadEntry, path, base)
+            self.assertIn("where only indexes may be", str(error))
 
     def test_hashes(self) -> None:
         """Weaker hashes than SHA-256, and what is none, are refused by name."""

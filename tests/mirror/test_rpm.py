@@ -97,6 +97,55 @@ class OrdinaryTests(RpmCase):
             self.assertEqual(set(world.hosts[0].requests), {REPOMD, REPOMD + ".asc"})
             self.assertEqual(os.listdir(world.directory / HIDDEN / "incoming"), [])
 
+    def test_bases(self) -> None:
+        """A package whose base is a mirror's own URL is where that leads; one elsewhere ends the run."""
+        archive = RpmArchive(count=2)
+        base = 'xml:base="http://m1/archive/pool/" '
+        made = archive.add("elsewhere", further=base)
+        archive.publish()
+        archive.files[f"pool/{made.path}"] = archive.files.pop(made.path)
+        world = self.make(archive, hosts=2)
+        self.sync()
+        self.assertEqual(world.found(), archive.files)
+        self.assertEqual(self.sync(delete=True).removed, [])
+        world = self.make(archive)
+        found = self.assertRaises(BadEntry, self.sync)
+        self.assertIn("elsewhere (xml:base 'http://m1/archive/pool/')", str(found))
+        self.assertEqual({p for p in world.found() if "repodata" in p}, set())
+
+    def test_what_large_repositories_have(self) -> None:
+        """Tags, and indexes of many kinds and forms, some of one kind: all are kept as they are."""
+        archive = RpmArchive(count=3)
+        rows = [
+            "<tags><content>binary</content><repo>x</repo>"
+            '<distro cpeid="cpe:/o:x:x:42">X 42</distro></tags>'
+        ]
+        further = {}
+        for kind, name in (
+            ("primary_zck", "primary.xml.zck"),
+            ("primary_db", "primary.sqlite.bz2"),
+            ("modules", "modules.yaml.xz"),
+            ("group_gz", "comps.xml.gz"),
+            ("updateinfo", "updateinfo.xml.bz2"),
+            ("license", "license-1.tar.gz"),
+            ("license", "license-2.tar.gz"),
+        ):
+            data = f"{kind} {name}".encode()
+            further[f"repodata/{sha(data)}-{name}"] = data
+            header = f'<header-checksum type="sha256">{sha(b"h")}</header-checksum>'
+            rows.append(
+                f'<data type="{kind}"><checksum type="sha256">{sha(data)}</checksum>{header}'
+                f'<location href="repodata/{sha(data)}-{name}"/><timestamp>1700000000.5</timestamp>'
+                f"<size>{len(data)}</size><header-size>1</header-size>"
+                "<database_version>10</database_version></data>"
+            )
+        archive.data_xml = "".join(rows)
+        archive.publish()
+        archive.files.update(further)
+        world = self.make(archive)
+        self.sync(delete=True)
+        self.assertEqual(world.found(), archive.files)
+
     def test_what_is_the_same(self) -> None:
         """``repomd.xml`` stays as old as it is while it says the same: readers ask whether it has changed."""
         world = self.make(RpmArchive())
@@ -196,8 +245,8 @@ class OrdinaryTests(RpmCase):
             planned.append(each)
             add(plan, each)
 
-        def watched(blocks: Any, name: str) -> Any:
-            for number, each in enumerate(packages(blocks, name)):
+        def watched(blocks: Any, *rest: Any) -> Any:
+            for number, each in enumerate(packages(blocks, *rest)):
                 if number == 999:
                     at_the_last.append(len(planned))
                 yield each

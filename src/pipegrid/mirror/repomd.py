@@ -7,7 +7,7 @@ Sources: createrepo's documentation; what librepo and zypp read of both.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pipegrid.mirror.rpmversion import MAX_VERSION_CHARS, RpmVersion
@@ -94,17 +94,18 @@ def read_repomd(data: bytes, name: str) -> Repomd:
     return Repomd(reader.revision, reader.timestamp, tuple(reader.found))
 
 
-def packages(blocks: Iterable[bytes], name: str) -> Iterator[Package]:
+def packages(blocks: Iterable[bytes], name: str, urls: Sequence[str] = ()) -> Iterator[Package]:
     """
     Yield the packages that a ``primary`` names, while it is being read.
 
     Args:
         blocks: its bytes, unpacked, in pieces of any size.
+        urls: where the repository is. Packages whose ``xml:base`` leads below one are where that leads.
 
     Raises:
         BadEntry: it is none, or names a package whose path, size or hash is refused.
     """
-    reader = _PrimaryReader(name)
+    reader = _PrimaryReader(name, urls)
     parser = XmlParser(reader, name)
     for block in blocks:
         parser.feed(block)
@@ -118,8 +119,9 @@ def packages(blocks: Iterable[bytes], name: str) -> Iterator[Package]:
 class _Entry:
     """What stands in one ``data`` or ``package``: texts by element, and attributes by element."""
 
-    def __init__(self, document: str) -> None:
+    def __init__(self, document: str, urls: Sequence[str] = ()) -> None:
         self.document = document
+        self._urls = urls
         self.texts: dict[str, str] = {}
         self.attributes: dict[str, Mapping[str, str]] = {}
 
@@ -135,13 +137,14 @@ class _Entry:
         path = location.get("href")
         if path is None:
             raise BadEntry(f"{self.document} has an entry without a location")
-        base = location.get("xml:base")
-        if base is not None:
+        base = location.get("xml:base", "")
+        above = _within(base, self._urls)
+        if above is None:
             raise BadEntry(
                 f"{self.document} has {shown(path)} elsewhere (xml:base {shown(base)}), where nobody"
                 " said that it may be fetched from"
             )
-        return path.removeprefix("./")
+        return above + path.removeprefix("./")
 
     def size(self, text: str | None) -> int:
         """Return a size that must be there."""
@@ -156,6 +159,20 @@ class _Entry:
             raise BadEntry(f"{self.document} does not tell the hash of {shown(self.path())}")
         value = self.texts.get(checksum, "").strip()
         return wanted(self.path(), size, {_HASHES.get(kind, kind): value})
+
+
+def _within(base: str, urls: Sequence[str]) -> str | None:
+    """Return where below a repository an ``xml:base`` leads, "" or ending in a slash; None: elsewhere."""
+    base = base.strip()
+    if base and not base.endswith("/"):
+        base += "/"
+    if ":" not in base and base[:1] != "/":  # of repositories that can be moved
+        return base.removeprefix("./")
+    for url in urls:
+        url = url.rstrip("/") + "/"
+        if base.startswith(url):
+            return base[len(url) :]
+    return None
 
 
 class _RepomdReader:
@@ -227,9 +244,10 @@ class _PrimaryReader:
     _TEXTS = frozenset(("name", "arch", "checksum"))
     _OTHERS = frozenset(("version", "size", "location"))
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, urls: Sequence[str]) -> None:
         self.found: list[Package] = []
         self._name = name
+        self._urls = urls
         self._entry: _Entry | None = None
 
     def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
@@ -245,7 +263,7 @@ class _PrimaryReader:
                 self._entry.open(name, attributes)
         elif depth == 2:
             if name == "package" and attributes.get("type", "rpm") == "rpm":
-                self._entry = _Entry(self._name)
+                self._entry = _Entry(self._name, self._urls)
         elif name != "metadata":
             raise BadEntry(f"{self._name} is no primary; it has {shown(name)} in place of metadata")
         return False

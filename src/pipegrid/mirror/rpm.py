@@ -193,7 +193,8 @@ class RpmRepository:
             each for each in places if not each.startswith("repodata/")
         }  # where no package may be
         blocks = _opened(self._destination.staged_path(path), primary)
-        for count, each in enumerate(packages(blocks, path)):
+        urls = [self._mirror.url(number) for number in range(self._mirror.count)]
+        for count, each in enumerate(packages(blocks, path, urls)):
             if count >= MAX_NAMED:
                 raise BadEntry(f"{path} names more than {MAX_NAMED} packages; no repository does")
             if places and place_of(each.file.path) in places:
