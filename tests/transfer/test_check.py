@@ -177,6 +177,25 @@ class CheckTests(SynchronousTestCase):
         self.assertEqual(result.unreachable, sorted([self.ring[3].name, self.ring[4].name]))
         self.assertEqual(set(result.good_shares), {0, 1, 2, 5, 6, 7, 8, 9})
 
+    def test_servers_that_are_lost_for_a_moment(self) -> None:
+        """On a line full of what is verified connections fail: they are tried once more at the end."""
+        self.make()
+        line = self.ring[3]
+        line.stream_limit = 100
+        lost = line.lost
+
+        def lose() -> Any:
+            line.stream_limit = None
+            return lost()
+
+        self.patch(line, "lost", lose)
+        result = self.check(True)
+        self.assertIsNone(line.stream_limit)
+        self.assertEqual((result.unreachable, result.reasons), ([], {}))
+        self.assertEqual(
+            {n: len(homes) for n, homes in result.good_shares.items()}, dict.fromkeys(range(10), 1)
+        )
+
     def test_servers_that_answer_everybody_else(self) -> None:
         """They are not waited for without end."""
         self.make()

@@ -5,7 +5,7 @@ As many servers are asked at once as the file has shares, and a healthy file is 
 shares are known on as many servers: nobody else is asked, unless one has none of them, or takes longer than
 the others by far. Otherwise all are, in waves (``waves``). Verification streams a few shares at once
 through the verifier, never holding more than a few chunks of each; what it finds wrong makes it look for
-other copies.
+other copies. A server that was lost meanwhile is asked once more: the line was full of all that.
 
 **The cap.** With the first questions two servers are asked for the UEB of the share that they should
 have. If it is not what the cap says, others tell whether a share is damaged or the cap is wrong
@@ -25,10 +25,16 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.fit import CapFit
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.verifier import ShareVerifier
-from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, ServerRefused
+from pipegrid.errors import (
+    CorruptionError,
+    NoSuchShare,
+    ServerError,
+    ServerRefused,
+    ServerUnreachable,
+)
 from pipegrid.reactor.together import few_at_a_time
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.found import FoundShares, judge, ueb_in, ueb_place
+from pipegrid.transfer.found import FoundShares, judge, longest_share, ueb_in, ueb_place
 from pipegrid.transfer.get.waves import MORE_QUESTIONS, Waves
 from pipegrid.transfer.peers import Means, Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
@@ -65,11 +71,6 @@ _AT_ONCE_BYTES = _SMALL_SHARE_BYTES + (1 << 16)
 What is no longer is verified where it comes, within a fraction of a millisecond: of a small share all. For
 threads hundreds of objects that are looked at together would have more jobs than may wait.
 """
-
-
-def _longest_share(size: int, required_shares: int) -> int:
-    """Return what no honest share exceeds: each block may bring three hashes of 32 bytes, doubled."""
-    return 200 * (size // required_shares + 1) + (1 << 20)
 
 
 class Check:
@@ -112,6 +113,7 @@ class Check:
         self._fit = CapFit(self._cap)
         self._sampled_bytes = 0
         self._seen: set[tuple[int, Peer]] = set()
+        self._lost: dict[Peer, None] | None = {}
         self.found = FoundShares()
 
     async def run(self) -> CheckResult:
@@ -129,9 +131,10 @@ class Check:
             while True:
                 if self._verify:
                     await self._verify_copies()
-                if self._waves.exhausted or self._is_whole():
+                if not (self._waves.exhausted or self._is_whole()):
+                    await self._ask_until(lambda: False)
+                elif not (self._verify and await self._ask_again()):
                     return self.judge()
-                await self._ask_until(lambda: False)
         finally:
             self._requests.cancel()
 
@@ -176,9 +179,21 @@ class Check:
             self._answered_s = self._clock.seconds()
         self.found.answered.append(peer)
         for number in numbers:
-            self.found.holders.setdefault(number, []).append(peer)
+            if (number, peer) not in self._seen:
+                self.found.holders.setdefault(number, []).append(peer)
+
+    async def _ask_again(self) -> bool:
+        """Ask servers once more to which no connection could be had, or was lost; whether there are any."""
+        again, self._lost = self._lost or {}, None
+        for peer in again:
+            self.found.unreachable = [each for each in self.found.unreachable if each != peer.name]
+            self.found.reasons.pop(peer.name, None)
+        await few_at_a_time(_UEBS_AT_ONCE, [partial(self._ask, peer) for peer in again])
+        return bool(again)
 
     def _note_unreachable(self, peer: Peer, error: ServerError) -> None:
+        if self._lost is not None and isinstance(error, ServerUnreachable):
+            self._lost[peer] = None
         self.found.unreachable.append(peer.name)
         self.found.reasons.setdefault(peer.name, str(error))
 
@@ -274,6 +289,7 @@ class Check:
         except ServerError as error:
             self._note_unreachable(peer, error)
             self.found.holders[number].remove(peer)
+            self._seen.discard((number, peer))
             if peer in self.found.answered:
                 self.found.answered.remove(peer)
         else:
@@ -292,7 +308,7 @@ class Check:
         worth = self._streams.begin()
         watch = Watch(self._clock, self._silence_s, worth=worth)
         feeder = _Feeder(verifier, self._workers, watch.sign, worth)
-        longest = _longest_share(self._cap.size, self._cap.required_shares)
+        longest = longest_share(self._cap.size, self._cap.required_shares)
         try:
             stream = peer.server.stream(self._cap.storage_index, number, 0, longest, feeder)
             await watch.answer(stream, peer)

@@ -86,3 +86,8 @@ def ueb_in(data: bytes, length_bytes: int) -> bytes:
     length = int.from_bytes(data[:length_bytes], "big")
     packed = data[length_bytes : length_bytes + length]
     return packed if len(packed) == length <= ueb.MAX_UEB_BYTES else b""
+
+
+def longest_share(size: int, required_shares: int) -> int:
+    """Return what no honest share exceeds: each block may bring three hashes of 32 bytes, doubled."""
+    return 200 * (size // required_shares + 1) + (1 << 20)

@@ -14,6 +14,7 @@ from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.allocations import Allocations
 from pipegrid.transfer.put.asking import Asking
 from pipegrid.transfer.put.elsewhere import Elsewhere
+from pipegrid.transfer.put.fullservers import FullServers
 from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.refusals import Refusals
@@ -52,6 +53,7 @@ def new_parts(
     happy: int,
     settings: UploadSettings,
     elsewhere: Elsewhere,
+    full: FullServers,
     began_s: float,
     changed: Callable[[], None],
     reports: PutReports,
@@ -72,7 +74,7 @@ def new_parts(
         plan,
         OpenLanes(plan, settings.silence_s),
         allocations,
-        Refusals(means.clock, index, share_bytes, changed),
+        Refusals(means.clock, index, share_bytes, changed, full),
         Asking(elsewhere, plan, allocations, share_bytes, began_s, settings.grace_s),
         Whereabouts(plan, total, share_bytes, reports.progress, reports.found),
     )

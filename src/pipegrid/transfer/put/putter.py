@@ -25,6 +25,7 @@ from pipegrid.transfer.peers import Means, ring
 from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.codingline import DEPTH
 from pipegrid.transfer.put.elsewhere import Elsewhere
+from pipegrid.transfer.put.fullservers import FullServers, refusal
 from pipegrid.transfer.put.keynotes import KeyNote, KeyNotes
 from pipegrid.transfer.put.keys import convergent_key, random_key
 from pipegrid.transfer.put.source import BytesSource, FileSource, Source, SourceLike, open_source
@@ -79,6 +80,7 @@ class Putter:
         self._say = say
         self._tidied = notes is None
         self._elsewhere = elsewhere or Elsewhere()
+        self._full = FullServers()
         self._overdue = Overdue(clock, settings.grace_s)
         self._turns = Turns(clock, _FILES_PER_TURN)
         self._descriptors = Budget(_OPEN_FILES)
@@ -194,8 +196,10 @@ class Putter:
                     "when nobody writes to it"
                 )
 
+        await self._refuse_early(source, geometry, key, happy)
         outcome = await self._put_whole(source, geometry, key, happy, reports)
         if isinstance(outcome, PutResult):
+            self._full.took(outcome.shares_placed.values())
             return outcome
         begun = outcome
         for wait_s in (*_CONTENTION_WAITS_S, None):
@@ -209,12 +213,15 @@ class Putter:
                 settings=self._settings,
                 check_source=check_source,
                 elsewhere=self._elsewhere,
+                full=self._full,
                 reports=reports,
                 begun=begun,
             )
             begun = None
             try:
-                return await upload.run()
+                stored = await upload.run()
+                self._full.took(stored.shares_placed.values())
+                return stored
             except UnhappyError:
                 if not upload.contended or wait_s is None:
                     raise
@@ -223,6 +230,29 @@ class Putter:
                 raise
             await deferLater(self._clock, wait_s)
         raise AssertionError("the last round returns or raises")
+
+    async def _refuse_early(
+        self, source: Source, geometry: Geometry, key: bytes, happy: int
+    ) -> None:
+        """
+        Raises:
+            UnhappyError: too many servers are known to be full.
+        """
+        index, peers = hashes.storage_index(key), self._means.peers
+        share_bytes = wholeshares.share_bytes(geometry)
+        full = self._full.among(peers, share_bytes, self._clock.seconds())
+        if full:
+            error = await refusal(
+                self._clock,
+                full,
+                peers,
+                storage_index=index,
+                file_name=source.name,
+                happy=happy,
+                required_shares=geometry.required_shares,
+            )
+            if error is not None:
+                raise error
 
     async def _put_whole(
         self,

@@ -19,6 +19,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import NoSpace, ServerError
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put import reasons
+from pipegrid.transfer.put.fullservers import FullServers
 from pipegrid.wire.messages import ServerVersion
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class Refusals:
 
     Args:
         changed: called when all that were asked have answered.
+        full: told of those that have no room.
 
     Attributes:
         contended: whether somebody else stores the same file at this moment, as far as they tell.
@@ -45,6 +47,7 @@ class Refusals:
         storage_index: bytes,
         share_bytes: int,
         changed: Callable[[], None],
+        full: FullServers,
     ) -> None:
         self.contended = False
         self.explained: dict[str, str] = {}
@@ -52,6 +55,7 @@ class Refusals:
         self._storage_index = storage_index
         self._share_bytes = share_bytes
         self._changed = changed
+        self._known_full = full
         self._shares: dict[Peer, set[int]] = {}
         self._full: set[Peer] = set()
         self._asked: set[Peer] = set()
@@ -64,7 +68,7 @@ class Refusals:
         self._shares.setdefault(peer, set()).add(share_number)
         if isinstance(error, NoSpace):
             self._full.add(peer)
-            self.explained[peer.name] = str(error)
+            self._explain(peer, str(error))
         else:
             self.explained.setdefault(peer.name, reasons.not_told(peer.name))
 
@@ -98,9 +102,13 @@ class Refusals:
     def _told_version(self, version: ServerVersion, peer: Peer) -> None:
         room = version.available_bytes
         if room is not None and room < self._share_bytes:
-            self.explained[peer.name] = reasons.no_room(peer.name, room, self._share_bytes)
+            self._explain(peer, reasons.no_room(peer.name, room, self._share_bytes))
         elif peer not in self._full:
             self.contended = True
+
+    def _explain(self, peer: Peer, reason: str) -> None:
+        self.explained[peer.name] = reason
+        self._known_full.refused(peer, self._share_bytes, reason, self._clock.seconds())
 
     def _told_shares(self, there: frozenset[int], peer: Peer) -> None:
         self._lists.append((peer, there))

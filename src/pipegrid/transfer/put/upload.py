@@ -28,6 +28,7 @@ from pipegrid.transfer.peers import Means, Peer
 from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.codingline import CodingLine
 from pipegrid.transfer.put.elsewhere import Elsewhere
+from pipegrid.transfer.put.fullservers import FullServers
 from pipegrid.transfer.put.news import News
 from pipegrid.transfer.put.pace import TICK_S, Pace
 from pipegrid.transfer.put.parts import new_parts
@@ -55,6 +56,7 @@ class Upload:
         check_source: awaited before the last bytes are sent; raises SourceError if the source has
             changed since the key was made.
         elsewhere: what puts of this client have found; told of this one's end.
+        full: told of servers that have no room.
         begun: what ``WholePut`` has begun, and did not end; it has told the cap.
 
     What somebody else stores at the same time (``contended``) a later try finds.
@@ -72,6 +74,7 @@ class Upload:
         settings: UploadSettings,
         check_source: Callable[[], Coroutine[Any, Any, None]],
         elsewhere: Elsewhere,
+        full: FullServers,
         reports: PutReports,
         begun: Begun | None = None,
     ) -> None:
@@ -95,6 +98,7 @@ class Upload:
             happy=happy,
             settings=settings,
             elsewhere=elsewhere,
+            full=full,
             began_s=self._started,
             changed=self._changed.fire,
             reports=reports,
