@@ -15,7 +15,7 @@ TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
 BUILDBOT_VENV := .venv-buildbot
 MIRROR_VENV := .venv-mirror-peers
 
-INTEROP := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace round_trips storing_again)
+INTEROP := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace gateway_returns round_trips storing_again)
 
 # All that is installed in an environment but libraries' own tests, which are half of it and which nobody runs. One file or
 # the other is for other Pythons and cannot be compiled, which `pip` does not mind either.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.mutable.geometry import Format
@@ -12,10 +15,10 @@ from pipegrid.errors import NotEnoughSharesError, ServerTimeout
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.transfer.watch import Watch
 from pipegrid.transport.gbs.requests import GbsRequests
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets
+from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 from pipegrid.wire.nurl import Nurl
 from tests.transfer.mutable_world import MutableWorld
-from tests.transfer.world import content
+from tests.transfer.world import RTT, Line, content
 
 SILENCE_S = 60.0
 SIZE = 3_000_000
@@ -64,13 +67,74 @@ class SlowLineTests(SynchronousTestCase):
         self.assertEqual(world.leftovers(), [])
 
 
+class Queueing(Line):
+    """A line to a server that carries out writes late, whether anybody still waits or not."""
+
+    late_s = 30.0
+
+    def read_test_write(
+        self,
+        storage_index: bytes,
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        reads: Sequence[tuple[int, int]] = (),
+    ) -> Deferred[SlotResult]:
+        """Answer looks at once."""
+        ask = super().read_test_write
+        if not changes:
+            return ask(storage_index, secrets, changes, reads)
+        answer: Deferred[SlotResult] = Deferred()
+
+        def tell(result: Any) -> None:
+            if not answer.called:
+                answer.callback(result)
+
+        done: Deferred[Any] = deferLater(self.clock, self.late_s, lambda: None)
+        done.addCallback(lambda _: ask(storage_index, secrets, changes, reads))
+        done.addBoth(tell)
+        return answer
+
+
+class StragglerTests(SynchronousTestCase):
+    """A server with which a request is when a write is done takes its share after that."""
+
+    def setUp(self) -> None:
+        self.world = MutableWorld()
+        self.cap = self.world.create()
+        self.lines = list(self.world.lines)
+        self.lines[4] = self.world.special_line(Queueing, 4)
+        began_s = self.world.clock.seconds()
+        ours = self.world.client(lines=self.lines)
+        written = self.world.run(ours.overwrite(self.cap, b"ours"))
+        self.assertEqual(len(written.placed), 9)
+        self.assertIn("much slower", written.reasons[self.lines[4].name])
+        self.arrives_s = began_s + 1.5 * RTT + Queueing.late_s  # it was looked for first
+
+    def test_what_comes_is_what_was_written(self) -> None:
+        """Then all of them have it; nothing else is under way, and nothing is left."""
+        self.assertEqual(
+            {n: len(held) for n, held in self.world.versions(self.cap).items()}, {1: 1, 2: 9}
+        )
+        self.world.clock.advance(Queueing.late_s + 10)
+        self.assertEqual(len(self.world.versions(self.cap)[2]), 10)
+        self.assertEqual(self.world.leftovers(), [])
+
+    def test_between_the_look_and_the_write_of_another_one(self) -> None:
+        """The other one is refused there, and writes again; nobody is told of an uncoordinated write."""
+        clock = self.world.clock
+        clock.advance(self.arrives_s - RTT - clock.seconds())
+        theirs = self.world.run(self.world.client().overwrite(self.cap, b"theirs"))
+        self.assertEqual(theirs.attempts, 2)
+        self.assertEqual(self.world.read(self.cap), b"theirs")
+        self.assertEqual([len(held) for held in self.world.versions(self.cap).values()], [10])
+        self.assertEqual(self.world.leftovers(), [])
+
+
 class BoundTests(SynchronousTestCase):
     """What is allowed."""
 
     def test_a_watch_asks_how_much_longer(self) -> None:
         """It ends when neither the silence nor what is under way explains it any more."""
-        from twisted.internet.defer import Deferred
-
         clock, more = HeapClock(), [30.0]
         watch = Watch(clock, 10.0, lambda: more[0])
         call: Deferred[None] = Deferred()

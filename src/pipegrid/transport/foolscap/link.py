@@ -42,6 +42,12 @@ MAX_SHARE_NUMBER = 255
 READ_PIECE_BYTES = 16 << 20
 """Longer reads are several calls: a message is in memory as a whole, at both ends."""
 
+SLOWEST_BYTES_PER_S = 2000
+"""
+Of a line that is still waited for, as over HTTPS: the answer to a message of megabytes comes when all of it
+has arrived, or comes as a whole itself; until then nothing is heard.
+"""
+
 _excerpt = partial(excerpt, characters=160)
 
 # By the last part of an exception's name: that of our own servers, and those of Tahoe-LAFS 1.20.0.
@@ -97,7 +103,7 @@ class FoolscapLink:
         self._storage: Any = None
         self._connecting: Deferred[Any] | None = None
         self._waiting: Waiters[Any] = Waiters()
-        self._owed = 0
+        self._owed = self._owed_bytes = 0
         self.heard_s = -math.inf
         self._timer = Alarm(clock, self._look)
         self._closed = False
@@ -125,11 +131,19 @@ class FoolscapLink:
             self._connecting.addCallbacks(self._connected, self._failed)
         return waiting
 
-    def call(self, reference: Any, method: str, *arguments: Any) -> Deferred[Any]:
-        """Call a method of something at the server; fails with ``ServerError``s only."""
-        self._owe()
+    def call(
+        self, reference: Any, method: str, *arguments: Any, share_bytes: int = 0
+    ) -> Deferred[Any]:
+        """
+        Call a method of something at the server; fails with ``ServerError``s only.
+
+        Args:
+            share_bytes: of share data in it, or in its answer, if these may be many: it may take longer by
+                what they need.
+        """
+        self._owe(share_bytes)
         answer = call_remote(reference, method, *arguments)
-        answer.addBoth(self._answered)
+        answer.addBoth(self._answered, share_bytes)
         return answer.addErrback(self._explained, method)
 
     def close(self) -> Deferred[Any]:
@@ -194,21 +208,24 @@ class FoolscapLink:
 
     # Patience.
 
-    def _owe(self) -> None:
+    def _owe(self, share_bytes: int) -> None:
         self._owed += 1
+        self._owed_bytes += share_bytes
         if self._owed == 1:
             self.heard_s = self._clock.seconds()
             self._timer.set(self._timeout_s)
 
-    def _answered(self, result: Any) -> Any:
+    def _answered(self, result: Any, share_bytes: int) -> Any:
         self._owed -= 1
+        self._owed_bytes -= share_bytes
         self.heard_s = self._clock.seconds()
         if not self._owed:
             self._timer.stop()
         return result
 
     def _look(self) -> None:
-        left_s = self.heard_s + self._timeout_s - self._clock.seconds()
+        patience_s = self._timeout_s + self._owed_bytes / SLOWEST_BYTES_PER_S
+        left_s = self.heard_s + patience_s - self._clock.seconds()
         if left_s > 0:
             self._timer.set(left_s)
             return

@@ -55,6 +55,7 @@ class FoolscapSlots:
             (secrets.write_enabler, secrets.lease.renew, secrets.lease.cancel),
             {number: _vectors(change) for number, change in changes.items()},
             list(reads),
+            share_bytes=sum(len(data) for each in changes.values() for _, data in each.writes),
         )
         return SlotResult(bool(success), self._checked(data, reads))
 
@@ -62,7 +63,12 @@ class FoolscapSlots:
         """Read from shares; no numbers mean all of them."""
         storage = await self._link.storage()
         data = await self._link.call(
-            storage, "slot_readv", storage_index, list(numbers), list(reads)
+            storage,
+            "slot_readv",
+            storage_index,
+            list(numbers),
+            list(reads),
+            share_bytes=len(numbers) * sum(length for _, length in reads),
         )
         return self._checked(data, reads)
 
