@@ -217,7 +217,7 @@ class CommandTests(ProcessTestCase):
         self.assertIn("1 file (200 B) in 1 directory", err)
         for command in (("put", "-r"), ("backup",)):
             _, err = self.run_command(*command, "src/good", status=1)
-            self.assertIn("src/good is no directory; 'pipegrid put' without -r stores a file", err)
+            self.assertIn("src/good is no directory; 'pipegrid put' alone stores a file", err)
         _, err = self.run_command("-q", "put", "-r", "--exclude", "*.tmp", "src", status=1)
         self.assertEqual(
             err, "pipegrid: pipe: left out: it is a named pipe, which has no content to store\n"

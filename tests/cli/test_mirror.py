@@ -360,7 +360,7 @@ class MirrorTests(TestCase):
                     "--limit-rate",
                     "x",
                 ],
-                "not a size",
+                "no number of bytes a second",
             ),
         ):
             status, out, err = await self.run_command(*arguments)

@@ -146,7 +146,7 @@ class PutTests(SynchronousTestCase):
             self.assertEqual(tuple(options[name] for name in names), expected)
 
     def test_sizes(self) -> None:
-        """Bytes, powers of 1024 with and without the i, and thousands as physicists count."""
+        """Bytes, powers of 1024 with and without the i, thousands as physicists count, and fractions."""
         for text, size in (
             ("131072", 131072),
             ("128KiB", 131072),
@@ -156,10 +156,11 @@ class PutTests(SynchronousTestCase):
             ("128kB", 128_000),
             ("1MB", 1_000_000),
             ("7B", 7),
+            ("1.5M", 3 << 19),
         ):
             run = Run("put", self.paths[0], "--segment-size", text)
             self.assertEqual(run.grid.seen[0][1]["params"].max_segment_bytes, size, text)
-        for text in ("", "-1", "0", "1.5M", "1X", "K", "1" * 16):
+        for text in ("", "-1", "0", "1,5M", "1.M", "1X", "K", "1" * 16):
             run = Run("put", self.paths[0], "--segment-size", text)
             self.assertEqual((self.successResultOf(run.finished), run.grid.seen), (2, []))
 
