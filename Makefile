@@ -165,7 +165,7 @@ fuzz: $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m misc.fuzz --seconds $(or $(SECONDS),600)
 
-# All of what `make test` does a little of: some hour and a half, and 2 GB of memory for all the processes.
+# All of what `make test` does a little of: some hour and a half, and 2 GB of memory for all the processes. CELLS: mutable_matrix.
 interop: $(INSTALLED) $(TAHOE_VENV)/.installed
 	TAHOE=$(TAHOE) timeout 7200 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_interop $(INTEROP)
 	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.restarts $(if $(SEED),--seed $(SEED))
