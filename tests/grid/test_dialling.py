@@ -120,7 +120,7 @@ class DialTests(SynchronousTestCase):
             self.assertEqual(list(ahead._on_their_way), [("127.0.0.1", port)])
 
     def test_without_files_or_threads(self) -> None:
-        """Nothing is made ahead; the command goes on as long as it can."""
+        """Nothing is made ahead, nor stays open of it; the command goes on as long as it can."""
         directory = Path(self.mktemp())
         (directory / "private").mkdir(parents=True)
         (directory / SERVERS_NAME).write_text(entry(1, "127.0.0.1", 9), "ascii")
@@ -137,7 +137,9 @@ class DialTests(SynchronousTestCase):
             (threading.Thread, "start", refuse_threads),
         ):
             patched = self.patch(place, name, refusal)
+            before = set(os.listdir("/dev/fd"))
             self.assertIs(dial(directory), None)
+            self.assertLessEqual(set(os.listdir("/dev/fd")), before)
             patched.restore()
 
     def test_before_all_else(self) -> None:
