@@ -46,6 +46,13 @@ def program() -> str:
     return name.strip()
 
 
+def copied() -> list[str]:
+    """Return what of the source the container is built from, and so the wheel in it."""
+    text = CONTAINER.read_text().replace("\\\n", " ")
+    lines = [line.split() for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE)]
+    return [word for words in lines if not words[0].startswith("--from") for word in words[:-1]]
+
+
 def job(arguments: list[str]) -> object:
     """Return what a command line asks for."""
     return parse(arguments, Console(None, io.BytesIO(), io.StringIO()))[1]
@@ -150,13 +157,10 @@ class ContainerTests(SynchronousTestCase):
         return re.findall(rf"^{name} (.*)$", self.text, re.MULTILINE)
 
     def test_what_is_copied_exists(self) -> None:
-        """All that the build needs is there, and nothing else is taken from the outside."""
-        copied = [line.split() for line in self.instructions("COPY") if "--from" not in line]
-        sources = [word for words in copied for word in words[:-1]]
-        self.assertEqual(
-            sorted(sources), ["LICENSE", "README.md", "pyproject.toml", "setup.cfg", "src"]
-        )
-        for source in sources:
+        """Nothing else is taken from the outside; ``tests.cli.test_manpage`` builds the wheel from it."""
+        expected = ["LICENSE", "README.md", "man", "pyproject.toml", "setup.cfg", "src"]
+        self.assertEqual(sorted(copied()), expected)
+        for source in copied():
             self.assertTrue((ROOT / source).exists(), source)
 
     def test_what_it_runs(self) -> None:

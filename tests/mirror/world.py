@@ -59,6 +59,12 @@ def ok(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
     return b"HTTP/1.1 %s\r\n%sContent-Length: %d\r\n\r\n%s" % (status, lines, len(body), body)
 
 
+def as_written(path: Path) -> tuple[int, ...]:
+    """What the file system says of a file, but for when it was last read, which a look at it may change."""
+    found = path.stat()
+    return found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 class HostProtocol(Protocol):
     """One connection to a mirror."""
 

@@ -25,6 +25,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 Address = tuple[str, int]
@@ -119,14 +120,19 @@ class Ahead:
     def __init__(self, addresses: Iterable[Address], context: ssl.SSLContext) -> None:
         self._lock = threading.Lock()
         self._closed = False
-        self._selector = selectors.DefaultSelector()  # here, where one that cannot be had is told
-        self._told, self._tell = socket.socketpair()
-        self._told.setblocking(False)
         self._on_their_way: dict[Address, _Connecting] = {}
-        for address in list(dict.fromkeys(addresses))[:MOST]:
-            self._begin(context, address)
-        self._thread = threading.Thread(target=self._run, name="ahead", daemon=True)
-        self._thread.start()
+        with ExitStack() as unless_begun:  # where files or threads run out, none of them stays open
+            # Here, where one that cannot be had is told.
+            self._selector = unless_begun.enter_context(selectors.DefaultSelector())
+            self._told, self._tell = map(unless_begun.enter_context, socket.socketpair())
+            self._told.setblocking(False)
+            for address in list(dict.fromkeys(addresses))[:MOST]:
+                self._begin(context, address)
+            for it in self._on_their_way.values():
+                unless_begun.enter_context(it.socket)
+            self._thread = threading.Thread(target=self._run, name="ahead", daemon=True)
+            self._thread.start()
+            unless_begun.pop_all()
 
     def take(self, address: Address, ready: Ready) -> bool:
         """

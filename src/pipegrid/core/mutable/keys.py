@@ -41,6 +41,9 @@ MAX_PRIVATE_KEY_BYTES = 1280
 
 MIN_PRIVATE_KEY_BYTES = 1024
 
+# How PKCS#8 of any RSA key goes on after its four bytes of tag and length: a version, and the algorithm.
+_PKCS8_RSA = bytes.fromhex("020100300d06092a864886f70d0101010500")
+
 # SubjectPublicKeyInfo of RSA-2048: all but the modulus is fixed, so size and exponent are checked as bytes.
 _RSA = bytes.fromhex("300d06092a864886f70d0101010500")
 _PUBLIC_SHAPES = {
@@ -180,7 +183,7 @@ def load_signing_key(der: bytes, proven: bool = False) -> SigningKey:
     wrong = UsageError(
         f"this is not a private key of RSA with {KEY_BITS} bits in PKCS#8 form; give another"
     )
-    if not MIN_PRIVATE_KEY_BYTES <= len(der) <= MAX_PRIVATE_KEY_BYTES:
+    if not MIN_PRIVATE_KEY_BYTES <= len(der) <= MAX_PRIVATE_KEY_BYTES or not _is_whole(der):
         raise wrong
     try:
         key = load_der_private_key(der, None, unsafe_skip_rsa_key_validation=proven)
@@ -258,6 +261,12 @@ def open_signing_key(encrypted: bytes, cap: MutableCap, share_number: int) -> Si
 
 def _writekey(der: bytes) -> bytes:
     return _WRITEKEY.hash(der)[:KEY_BYTES]
+
+
+def _is_whole(der: bytes) -> bool:
+    """Say whether these bytes begin as a private key, and end where they say; old libraries do not ask."""
+    tag, length, rest = der[:2], int.from_bytes(der[2:4], "big"), der[4:]
+    return tag == b"\x30\x82" and length == len(rest) and rest.startswith(_PKCS8_RSA)
 
 
 def _is_coherent(key: RSAPrivateKey) -> bool:
