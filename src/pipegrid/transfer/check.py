@@ -17,9 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from twisted.internet.defer import Deferred, execute
-from twisted.python.failure import Failure
-
 from pipegrid.core import layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.fit import CapFit
@@ -33,19 +30,17 @@ from pipegrid.errors import (
     ServerUnreachable,
 )
 from pipegrid.reactor.together import few_at_a_time
-from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.found import FoundShares, judge, longest_share, ueb_in, ueb_place
 from pipegrid.transfer.get.waves import MORE_QUESTIONS, Waves
 from pipegrid.transfer.peers import Means, Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.results import CheckResult
-from pipegrid.transfer.streamed import StreamConsumer
 from pipegrid.transfer.underway import RequestsUnderWay
+from pipegrid.transfer.verifierfeed import SMALL_SHARE_BYTES, VerifierFeed
 from pipegrid.transfer.watch import Watch
-from pipegrid.transfer.worth import Streams, StreamWorth
+from pipegrid.transfer.worth import Streams
 
 _SHARES_AT_ONCE = 3
-_SMALL_SHARE_BYTES = 1 << 18
 _SMALL_SHARES_AT_ONCE = 32
 """Of small shares more are read at once: they cost round trips, not memory."""
 
@@ -62,15 +57,6 @@ took, and at least so much more.
 
 _MAX_OFFSET = 1 << 60
 """No share is longer."""
-
-_CHUNK_BYTES = 1 << 19
-_HELD_BYTES = 1 << 20
-
-_AT_ONCE_BYTES = _SMALL_SHARE_BYTES + (1 << 16)
-"""
-What is no longer is verified where it comes, within a fraction of a millisecond: of a small share all. For
-threads hundreds of objects that are looked at together would have more jobs than may wait.
-"""
 
 
 class Check:
@@ -274,7 +260,7 @@ class Check:
 
     @property
     def _is_small(self) -> bool:
-        return self._cap.size // self._cap.required_shares <= _SMALL_SHARE_BYTES
+        return self._cap.size // self._cap.required_shares <= SMALL_SHARE_BYTES
 
     async def _verify_copy(self, number: int, peer: Peer) -> None:
         try:
@@ -307,7 +293,7 @@ class Check:
         verifier = ShareVerifier(self._cap, number)
         worth = self._streams.begin()
         watch = Watch(self._clock, self._silence_s, worth=worth)
-        feeder = _Feeder(verifier, self._workers, watch.sign, worth)
+        feeder = VerifierFeed(verifier, self._workers, watch.sign, worth)
         longest = longest_share(self._cap.size, self._cap.required_shares)
         try:
             stream = peer.server.stream(self._cap.storage_index, number, 0, longest, feeder)
@@ -326,86 +312,3 @@ class Check:
     def judge(self) -> CheckResult:
         """Return what follows from what was found."""
         return judge(self._given, self.found)
-
-
-class _Feeder(StreamConsumer):
-    """Feeds one share's stream to its verifier in a worker, chunk by chunk, in order."""
-
-    def __init__(
-        self,
-        verifier: ShareVerifier,
-        workers: CpuWorkers,
-        sign: Callable[[], None],
-        worth: StreamWorth,
-    ) -> None:
-        self._verifier = verifier
-        self._workers = workers
-        self._sign = sign
-        self._worth = worth
-        self._paused = False
-        self._queue: list[bytes] = []
-        self._queued_bytes = 0
-        self._running: Deferred[None] | None = None
-        self._drained: Deferred[None] | None = None
-        self._ended = self._given_up = False
-        self._bug: Failure | None = None
-
-    def write(self, data: bytes) -> None:
-        self._sign()
-        self._worth.came(len(data))
-        self._queue.append(data)
-        self._queued_bytes += len(data)
-        if self._queued_bytes >= _HELD_BYTES and self._producer is not None and not self._paused:
-            self._paused = True
-            self._worth.hold()
-            self._producer.pauseProducing()
-        if self._queued_bytes >= _CHUNK_BYTES:
-            self._feed()
-
-    async def drained(self) -> None:
-        """Return when the verifier has seen every byte of the stream."""
-        self._ended = True
-        self._feed()
-        while self._running is not None:
-            self._drained = Deferred()
-            await self._drained
-        if self._bug is not None:
-            self._bug.raiseException()
-
-    def give_up(self) -> None:
-        """Nothing more is verified: what is in a worker ends by itself, and nobody waits for it."""
-        self._given_up = True
-        self._queue.clear()
-
-    def _feed(self) -> None:
-        if self._running is not None or not self._queue or self._given_up:
-            return
-        size = self._queued_bytes
-        chunks, self._queue, self._queued_bytes = self._queue, [], 0
-        if size <= _AT_ONCE_BYTES:
-            self._running = execute(self._feed_chunks, chunks)
-        else:
-            self._running = self._workers.run(self._feed_chunks, chunks)
-        self._running.addErrback(self._note_bug).addCallback(self._fed)
-
-    def _note_bug(self, failure: Failure) -> None:
-        self._bug = failure
-
-    def _feed_chunks(self, chunks: list[bytes]) -> None:
-        for chunk in chunks:
-            self._verifier.feed(chunk)
-
-    def _fed(self, _result: None) -> None:
-        self._running = None
-        if self._given_up:
-            return
-        self._sign()  # while we held it back, the server could give none
-        if self._paused and self._producer is not None:
-            self._paused = False
-            self._worth.go_on()
-            self._producer.resumeProducing()
-        if self._ended or self._queued_bytes >= _CHUNK_BYTES:
-            self._feed()
-        if self._drained is not None and self._running is None:
-            waiter, self._drained = self._drained, None
-            waiter.callback(None)
