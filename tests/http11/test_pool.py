@@ -254,6 +254,24 @@ class NoConnectionTests(PoolCase):
         self.assertEqual(self.bodies(first + second), [b"GET /a", b"GET /b", b"GET /c"])
         self.assertEqual(len(self.network.connections), 1)
 
+    def test_the_only_connection_is_lost_after_another_could_not_be_had(self) -> None:
+        """As when a host goes away: what was asked is tried anew, and whoever waits hears of the end."""
+        for is_back in (False, True):
+            self.make()
+            asked = self.ask("/a", expected_response_bytes=10**6)
+            self.turn()
+            self.network.refuse = ConnectionRefusedError()
+            asked += self.ask("/b", "/c", expected_response_bytes=10**6)
+            if is_back:
+                self.network.refuse = None
+            self.network.connections[0].lose()
+            if is_back:
+                self.network.serve()
+                self.assertEqual(self.bodies(asked), [b"GET /a", b"GET /b", b"GET /c"])
+            else:
+                for each in asked:
+                    self.failureResultOf(each, RequestNotSent, RequestMaybeProcessed)
+
     def paused(self) -> Consumer:
         """Return the reader of a long answer, which has paused the only connection."""
         reader = Consumer()

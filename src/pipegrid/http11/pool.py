@@ -254,15 +254,18 @@ class HostPool:
 
     def _no_connection(self, error: BaseException) -> None:
         """An attempt failed. If it was the only hope, everything that waits fails."""
-        self._may_grow = False
-        # One that is held up may stay so for as long as its reader likes.
-        if self._connecting or not all(connection.held_up for connection in self._connections):
+        self._may_grow = self._has_no_hope()
+        if not self._may_grow:
             return
-        self._may_grow = True
         sentence = not_connected(self._server, error)
         waiting, self._waiting = self._waiting, deque()
         for exchange in waiting:
             _fail(exchange, sentence)
+
+    def _has_no_hope(self) -> bool:
+        """Whether nothing is answered any more on what there is, or comes."""
+        # One that is held up may stay so for as long as its reader likes.
+        return not self._connecting and all(each.held_up for each in self._connections)
 
     # Connections tell.
 
@@ -290,6 +293,8 @@ class HostPool:
     ) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
+        if self._has_no_hope():
+            self._may_grow = True  # else nobody would try again, and what waits would wait for ever
         now = self._clock.seconds()
         pipelining_failed = self.record.lost(loss, connection.answered_behind, now)
         if not loss.announced:
