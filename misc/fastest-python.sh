@@ -15,7 +15,7 @@ class Pair:
     def swap(self):
         return Pair(self.right, self.left)
 pair = Pair([1], {"a": 2})
-print(int(1e9 * min(timeit.repeat(lambda: [pair.swap() for _ in range(1000)], number=20, repeat=5))))
+print(int(1e9 * min(timeit.repeat(lambda: [pair.swap() for _ in range(1000)], number=4, repeat=25))))
 ' 2>/dev/null || echo 0
 }
 
