@@ -69,7 +69,7 @@ class ProcessTests(SynchronousTestCase):
     @property
     def files(self) -> list[Path]:
         """What was kept, and what is left of writing it."""
-        return sorted(self.prefix.rglob("attrs.*.code*"))
+        return sorted(self.prefix.rglob("*attrs.*.code*"))
 
     def test_the_second_compiles_nothing(self) -> None:
         """Its classes are the same, whatever Python's hashes are in it."""

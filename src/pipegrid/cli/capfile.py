@@ -21,6 +21,7 @@ from typing import BinaryIO, NamedTuple
 
 from pipegrid.cli.outcome import printable, unreadable
 from pipegrid.cli.stdin import read_whole
+from pipegrid.core.pasted import CAP_STARTS
 from pipegrid.errors import SourceError, UsageError
 
 MAX_BYTES = 16 << 20
@@ -127,7 +128,7 @@ def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
 def _cap_of(line: str) -> str:
     """Return the cap or path with which a line begins."""
     cap = line.split(maxsplit=1)[0]
-    if "/" not in cap and cap.startswith(("URI:", "ro.URI:", "imm.URI:")):
+    if "/" not in cap and cap.startswith(CAP_STARTS):
         return cap
     return _BEHIND_A_PATH.split(line, 1)[0]
 

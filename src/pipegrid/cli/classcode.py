@@ -70,16 +70,15 @@ class ClassCode:
         self._new = False
         pieces = {**self._read(), **self._pieces}  # other processes have met other classes
         body = marshal.dumps(pieces if len(pieces) <= MOST else self._pieces)
-        beside = f"{self._path}.{os.getpid()}"
+        from pathlib import Path  # for this few commands write, none of which waits for it
+
+        from pipegrid.disk.replacing import replace_file
+
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            try:
-                with open(beside, "xb") as file:
-                    file.write(self._mark + _check(body) + body)
-                os.replace(beside, self._path)
-            except OSError:
-                os.unlink(beside)
-                raise
+            mode = os.stat(__file__).st_mode & 0o666 | 0o200  # as Python's own bytecode has it
+            data = self._mark + _check(body) + body
+            replace_file(Path(self._path), data, mode=mode, durable=False)
 
     def _read(self) -> dict[bytes, bytes]:
         try:

@@ -37,9 +37,8 @@ _READ_ONLY = "ro."
 _MAX_LENGTH_DIGITS = 12
 _ZERO = ord("0")
 
-_JSON = json.JSONEncoder(
-    allow_nan=False
-)  # ``dumps`` makes one for each entry, as long as it takes to use it
+# ``dumps`` makes one for each entry, which takes as long as to use it.
+_JSON = json.JSONEncoder(allow_nan=False)
 
 
 @attrs.frozen

@@ -20,6 +20,7 @@ from click.shell_completion import CompletionItem
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation
+from pipegrid.core.pasted import CAP_STARTS
 from pipegrid.errors import UsageError
 from pipegrid.grid.homes import default_directory, is_configured
 
@@ -30,8 +31,6 @@ LIMIT_S = 2.0
 MAX_NAMES = 300
 MAX_DIRECTORY_BYTES = 4 << 20
 """Some 10,000 entries."""
-
-_CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
 
 
 def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
@@ -46,7 +45,7 @@ def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
         return [] if "/" in text else aliases(invocation, text)
     cut = text.rfind("/") + 1 or text.index(":") + 1
     head, begun = text[:cut], unicodedata.normalize("NFC", text[cut:])
-    if head.startswith(_CAP_STARTS) and "/" not in head:
+    if head.startswith(CAP_STARTS) and "/" not in head:
         return []
     home = _home(invocation)
     if not is_configured(home):
@@ -60,7 +59,7 @@ def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
 def anywhere(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
     """Return what may follow on a grid or this machine; what looks like no alias is left to the shell."""
     here = [CompletionItem(text, type="file")]
-    if text.startswith(_CAP_STARTS):
+    if text.startswith(CAP_STARTS):
         return on_grid(invocation, text) or here
     if "/" in text.partition(":")[0]:
         return here
