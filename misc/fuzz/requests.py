@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import httptools
+from tests.descriptors import left_open, open_files
 from twisted.internet.defer import Deferred, execute
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.task import Clock
@@ -329,7 +330,7 @@ def run(data: bytes) -> None:
     root = Path(tempfile.mkdtemp(prefix="pipegrid-fuzz-", dir=scratch))
     errors = _Errors()
     globalLogPublisher.addObserver(errors)
-    files = _open_files()
+    files = open_files()
     try:
         session = _Session(root)
         try:
@@ -341,7 +342,7 @@ def run(data: bytes) -> None:
         globalLogPublisher.removeObserver(errors)
         shutil.rmtree(root)
     errors.raise_first()
-    assert _open_files() == files, "a file is left open"
+    assert not (left := left_open(files)), f"open still: {left[:5]}"
 
 
 def _play(session: _Session, data: bytes) -> None:
@@ -447,13 +448,6 @@ def _store(root: Path) -> ShareStore:
         upload.write(0, [data])
         upload.publish()
     return store
-
-
-def _open_files() -> int:
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return 0
 
 
 def seeds() -> dict[str, bytes]:

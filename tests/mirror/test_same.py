@@ -18,6 +18,7 @@ from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.same import glimpse
 from pipegrid.mirror.seen import Rows
 from pipegrid.mirror.verify import verify, verify_rest
+from tests.descriptors import left_open, open_files
 from tests.mirror.test_seen import ROW_BYTES, SeenCase, all_same
 
 
@@ -33,10 +34,10 @@ class SameTests(SeenCase):
 
     def look_both(self) -> tuple[int, int] | None:
         """Look in one process and in two, which find the same; nothing is left open, and nothing changed."""
-        before = os.listdir("/proc/self/fd"), self.tree()
+        files, before = open_files(), self.tree()
         found = all_same(str(self.dest), False)
         self.assertEqual(all_same(str(self.dest), True), found)
-        self.assertEqual((os.listdir("/proc/self/fd"), self.tree()), before)
+        self.assertEqual((left_open(files), self.tree()), ([], before))
         self.assertEqual(self.asked, 0)
         return found
 
@@ -185,9 +186,9 @@ class SameTests(SeenCase):
             raise BlockingIOError
 
         self.patch(os, "fork", fork)
-        before = os.listdir("/proc/self/fd")
+        before = open_files()
         self.assertIsNone(all_same(str(self.dest), True))
-        self.assertEqual(os.listdir("/proc/self/fd"), before)
+        self.assertEqual(left_open(before), [])
 
 
 class RowsTests(SeenCase):

@@ -19,6 +19,7 @@ from pipegrid.mirror.sprint import store as store_module
 from pipegrid.mirror.sprint.store import SprintStore
 from pipegrid.mirror.verified import ATTRIBUTE, proof
 from pipegrid.mirror.wanted import MirrorError, Wanted
+from tests.descriptors import left_open, open_files
 
 
 class Recording(Disk):
@@ -100,12 +101,12 @@ class StoreTests(SynchronousTestCase):
     def test_many_wait_behind_a_slow_disk(self) -> None:
         """Whatever gathers while the disk is busy is one group, of which one file only is open."""
         store = self.store()
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_files()
         self.disk.go.clear()
         self.add(store, "first")
         store.work(idle=True)
         self.add(store, *(f"a{number}" for number in range(1500)))
-        self.assertLess(len(os.listdir("/proc/self/fd")) - before, 10)
+        self.assertLess(len(open_files() - before), 10)
         self.disk.go.set()
         self.finish(store)
         self.assertEqual((len(self.told), len(self.disk.named)), (1501, 3))
@@ -125,7 +126,7 @@ class StoreTests(SynchronousTestCase):
         for fails in range(3):
             self.dest = Path(self.mktemp())
             self.told.clear()
-            before = len(os.listdir("/proc/self/fd"))
+            before = open_files()
             store = self.store(fails=fails)
             with self.assertRaises(MirrorError) as caught:
                 for name in "abc":
@@ -137,7 +138,7 @@ class StoreTests(SynchronousTestCase):
             self.assertEqual(len(self.told), max(fails - 1, 0))
             store.close()
             store.destination.close()
-            self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+            self.assertEqual(left_open(before), [])
 
     def test_ended_in_the_middle(self) -> None:
         """What has no name yet is removed, what has one stays."""

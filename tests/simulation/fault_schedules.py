@@ -49,6 +49,7 @@ from pipegrid.transfer.put import batch, elsewhere
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from tests.core.simple_encoder import Encoded, encode
+from tests.descriptors import left_open, open_files
 from tests.simulation.grid_world import (
     CONVERGENCE,
     LIES,
@@ -56,7 +57,7 @@ from tests.simulation.grid_world import (
     GridWorld,
     StorageHost,
 )
-from tests.simulation.strictness import open_files, watched
+from tests.simulation.strictness import watched
 
 LIMIT_S = 4000.0
 """Within this a put or a get must have ended: several times all patience one behind the other."""
@@ -626,8 +627,8 @@ def perform(schedule: Schedule, tell: Callable[[Performance], None] | None = Non
         outcome = _perform(schedule, tell)
     if logged:
         raise Broken("logged: " + "\n".join(logged[:5]))
-    if open_files() > files:
-        raise Broken(f"{open_files() - files} files are open still")
+    if left := left_open(files):
+        raise Broken(f"open still: {left[:5]}")
     return outcome
 
 

@@ -47,9 +47,10 @@ from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.settings import MutableSettings
 from pipegrid.transport.gbs.settings import GbsSettings
 from tests.core.mutable.support import key
+from tests.descriptors import left_open, open_files
 from tests.scratch import scratch_directory
 from tests.simulation.mutable_work import KINDS, Broken, Work
-from tests.simulation.strictness import open_files, watched
+from tests.simulation.strictness import watched
 from tests.transport.gbs_world import PORT, GbsWorld, InlineCpu
 
 LIMIT_S = 1500.0
@@ -200,8 +201,8 @@ def perform(schedule: Schedule) -> Outcome:
         shutil.rmtree(root, ignore_errors=True)
     if logged:
         raise Broken("logged: " + "\n".join(logged[:5]))
-    if open_files() > files:
-        raise Broken(f"{open_files() - files} files are open still")
+    if left := left_open(files):
+        raise Broken(f"open still: {left[:5]}")
     return outcome
 
 

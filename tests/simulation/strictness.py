@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -45,11 +44,3 @@ def watched() -> Iterator[list[str]]:
         gc.unfreeze()
         globalLogPublisher.removeObserver(observer)
         sys.unraisablehook = hook
-
-
-def open_files() -> int:
-    """Return how many files this process has open, or 0 if nothing here tells."""
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return 0

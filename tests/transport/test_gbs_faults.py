@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from random import Random
 from typing import Any
 
@@ -13,8 +12,8 @@ from pipegrid.core.params import Params
 from pipegrid.errors import GridError
 from pipegrid.simulation.driver import leaks
 from pipegrid.simulation.faults import FaultPlan
+from tests.descriptors import left_open, open_files
 from tests.scratch import scratch_path
-from tests.simulation.strictness import open_files
 from tests.transport.contract import SECRETS, SI
 from tests.transport.gbs_world import CLIENT, GbsWorld, make_grid
 
@@ -78,7 +77,6 @@ class CrashTests(SynchronousTestCase):
     def test_its_files_are_closed(self) -> None:
         """The share that it was sending, too, although nobody tells its connections of the end."""
         world = GbsWorld(scratch_path(self), bytes_per_s=1_000_000)
-        gc.collect()  # or what other tests have left is closed in the middle of this one
         files = open_files()
         server = world.connect()
         size = 1 << 20
@@ -91,6 +89,6 @@ class CrashTests(SynchronousTestCase):
         connections = world.servers[0].factory.connections
         self.assertEqual(sum(each._order.streams for each in connections), 1)
         world.servers[0].host.crash()
-        self.assertEqual(open_files(), files)
+        self.assertEqual(left_open(files), [])
         world.run(server.disconnect())
         world.close()

@@ -28,6 +28,7 @@ from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult, bounded
 from pipegrid.tree.facade import Trees
 from pipegrid.tree.home import Home
 from pipegrid.tree.metadata import Kept
+from tests.descriptors import left_open, open_files
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import CLIENT, GridWorld
@@ -674,13 +675,13 @@ class HostileTreeTests(TreeTestCase):
         """None is left open, whatever fails."""
         cap = self.directory({"d": {"f": b"f" * 100, "l": (b"x", kept(link="x"))}, "sub": {}})
         self.get(cap)
-        count = len(os.listdir("/proc/self/fd"))
+        before = open_files()
         self.get(cap)
         self.get(self.directory({"sub": b"in the way", "new": b"n" * 200}))
         with patch.object(PartFile, "_open_part", side_effect=OSError(28, "No space left")):
             self.get(self.directory({"newer": b"n" * 300}))
         self.assertIn("newer", self.problems)
-        self.assertEqual(len(os.listdir("/proc/self/fd")), count)
+        self.assertEqual(left_open(before), [])
 
     def test_a_target_that_goes_while_it_runs(self) -> None:
         """Nothing more is fetched for it."""

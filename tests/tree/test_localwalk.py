@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.tree import localwalk
 from pipegrid.tree.localwalk import DirectoryBegun, DirectoryEnded, LeftOut, LocalWalk, Met
 from pipegrid.tree.selection import TreeSelection
+from tests.descriptors import left_open, open_files
 
 
 def everything(walk: LocalWalk) -> list[Any]:
@@ -200,7 +201,7 @@ class LocalWalkTests(SynchronousTestCase):
 
     def test_depth(self) -> None:
         """A tree deeper than descriptors go is met whole, and its directories are let go of."""
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_files()
         depth = 3 * localwalk._OPEN_LEVELS
         path = "/".join(["d"] * depth)
         self.write(path + "/file")
@@ -210,7 +211,7 @@ class LocalWalkTests(SynchronousTestCase):
         self.assertEqual(seen.count("-"), depth + 1)
         self.assertEqual(sum(each.endswith("z") for each in seen), depth - 1)
         self.assertFalse([each for each in seen if each.startswith("!")])
-        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+        self.assertEqual(left_open(before), [])
 
     def test_too_deep(self) -> None:
         """Deeper than readers go is named."""

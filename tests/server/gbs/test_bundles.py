@@ -23,6 +23,7 @@ from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.messages import Allocation, UploadSecrets
+from tests.descriptors import left_open, open_files
 from tests.server.gbs.support import (
     AUTHORIZATION,
     VERSION,
@@ -858,7 +859,7 @@ class HostileTests(BundleTestCase):
         """Of a bundle whose end does not come nothing is begun, and no file is open."""
         request = bundle([make_upload(file, {0: b"abcd" * 100}) for file in range(20)])
         start = request.index(b"\r\n\r\n") + 4
-        open_files = set(os.listdir("/proc/self/fd"))
+        before = open_files()
         for length in (start, start + 1, (start + len(request)) // 2, len(request) - 1):
             connection, transport = self.connect()
             connection.dataReceived(request[:length])
@@ -868,7 +869,7 @@ class HostileTests(BundleTestCase):
             self.settle()
             self.assertEqual(self.service._held_bytes, 0)
             self.assertEqual((self.files(), self.store.upload_count), ({}, 0))
-            self.assertEqual(set(os.listdir("/proc/self/fd")), open_files)
+            self.assertEqual(left_open(before), [])
 
     def test_in_pieces(self) -> None:
         """However its bytes are cut, a bundle is carried out once, at its end."""
