@@ -335,14 +335,14 @@ class FaultTests(UpkeepTestCase):
     def test_random_faults(self) -> None:
         """Every object has an outcome, and afterwards all can be made whole."""
         for seed in range(12):
-            self.store(60)
+            self.store(20)
             self.empty(seed % 10)
             names = [server.name for server in self.world.servers]
             plan = FaultPlan.random(seed, [self.client.name], names, 1.0, 3.0, faults=6)
             plan.apply(self.world.network)
             running = self.client.grid.check_many(self.caps, repair=True, add_lease=True)
             outcomes = self.world.run(running)
-            self.assertEqual(len(outcomes), 60, str(plan))
+            self.assertEqual(len(outcomes), 20, str(plan))
             for one in outcomes:
                 if isinstance(one, Failure):
                     self.assertIsInstance(one.value, PipegridError, str(plan))
