@@ -151,13 +151,22 @@ class NotEnoughSharesError(GridError):
         found: distinct good shares that were found.
         needed: distinct shares that any reader needs (k).
         absent: servers that were out of reach, or did not answer in time; they may have more.
+        absent_shares: how many more those have, where every server has its part of all.
     """
 
-    def __init__(self, message: str, found: int, needed: int, absent: int = 0) -> None:
+    def __init__(
+        self,
+        message: str,
+        found: int,
+        needed: int,
+        absent: int = 0,
+        absent_shares: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.found = found
         self.needed = needed
         self.absent = absent
+        self.absent_shares = absent if absent_shares is None else absent_shares
 
 
 class UncoordinatedWriteError(GridError):

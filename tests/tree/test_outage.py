@@ -12,7 +12,10 @@ from twisted.internet.defer import Deferred
 from pipegrid.core.caps import Cap, DirectoryCap
 from pipegrid.errors import GridError, UnhappyError
 from pipegrid.grid.grid import Grid
+from pipegrid.reactor.together import begun
 from pipegrid.transfer.settings import Limits
+from pipegrid.tree.directory import Directory, create_directory
+from pipegrid.tree.downloading import GetTreeLimits
 from pipegrid.tree.secondtry import FIRST_WAIT_S, WAIT_S
 from pipegrid.tree.upload import GIVE_UP
 from pipegrid.tree.uploaded import TreeReports, TreeResult
@@ -20,6 +23,7 @@ from pipegrid.tree.uploading import tree_upload
 from tests.tree.test_download import TreeTestCase
 
 OUTAGE_S = 70.0
+SIZES = ("large", 100), ("small", 5)
 
 
 class OutageTestCase(TreeTestCase):
@@ -208,6 +212,39 @@ class GetTests(OutageTestCase):
                 self.assertTrue(self.same())
                 for path in sorted(self.target.rglob("*"), reverse=True):
                     path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def made(self) -> Directory:
+        """Make a directory that can be changed."""
+        made: Directory = self.world.run(
+            begun(create_directory(self.client.grid), self.world.clock)
+        )
+        return made
+
+    def test_mutable_directories(self) -> None:
+        """They are read at the end, as those are that do not change."""
+        above, below = (self.made() for _ in range(2))
+        self.world.run(below.link("file", self.put(b"f" * 100)))
+        self.world.run(above.link("mutable", below.cap))
+        self.before("read", 2, self.servers_go)
+        result = self.fetch(above.cap)
+        self.assertEqual((result.failed, result.files, result.second_tries), (0, 1, 1))
+
+    def test_files_that_live_in_their_caps(self) -> None:
+        """They come without servers, so that they show nothing of these: nothing new begins all the same."""
+        tree = {
+            f"{number:02}{kind}": kind.encode() * size
+            for number in range(20)
+            for kind, size in SIZES
+        }
+        cap = self.directory(tree)
+        self.before("read", 3, self.servers_go)
+        fetching = self.trees.get_tree(
+            cap, self.target, limits=GetTreeLimits(jobs=1), waiting=self.said.append
+        )
+        result = self.world.run(fetching)
+        self.assertEqual((result.failed, result.files), (0, 40))
+        self.assertEqual(result.second_tries, 1)
+        self.assertEqual(len(self.said), 2)
 
     def test_servers_that_stay_away(self) -> None:
         """Then what did not come is named, and the rest is there."""

@@ -7,7 +7,14 @@ from random import Random
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NotEnoughSharesError, SourceError, UnhappyError
-from pipegrid.tree.secondtry import FIRST_WAIT_S, PAUSES_S, WAIT_S, SecondTries, wants_servers
+from pipegrid.tree.secondtry import (
+    FIRST_WAIT_S,
+    PAUSES_S,
+    STRAGGLERS_S,
+    WAIT_S,
+    SecondTries,
+    wants_servers,
+)
 
 
 class WorthTests(SynchronousTestCase):
@@ -20,6 +27,10 @@ class WorthTests(SynchronousTestCase):
         self.assertFalse(wants_servers(UnhappyError("", 7, 7)))
         self.assertTrue(wants_servers(NotEnoughSharesError("", 2, 3, absent=1)))
         self.assertFalse(wants_servers(NotEnoughSharesError("", 2, 3)))
+        self.assertFalse(
+            wants_servers(NotEnoughSharesError("", 0, 3, absent=2))
+        )  # not with these either
+        self.assertTrue(wants_servers(NotEnoughSharesError("", 0, 3, absent=2, absent_shares=4)))
         self.assertFalse(wants_servers(SourceError()))
 
 
@@ -77,6 +88,21 @@ class SecondTriesTests(SynchronousTestCase):
         self.assertFalse(self.tries.waiting)
         self.assertEqual({self.tries.next(now_s + 1), self.tries.next(now_s + 1)}, {"a", "b"})
         self.assertIsNone(self.tries.next(now_s + 1))
+
+    def test_stragglers(self) -> None:
+        """What was on its way when servers went ends no wait, and uses nobody's second try up."""
+        self.tries.succeeded("other", 1.0)
+        for each in "ab":
+            self.assertTrue(self.tries.failed(each, 2.0, 10.0))
+        self.tries.succeeded("straggler", 10.0 + STRAGGLERS_S - 0.1)
+        self.assertTrue(self.tries.waiting)
+        self.assertEqual(self.tries.next(15.0), "a")
+        self.assertTrue(self.tries.failed("a", 15.0, 15.2))
+        self.tries.succeeded("one that took long", 16.0)  # servers are there, it says
+        self.assertFalse(self.tries.waiting)
+        self.assertEqual([self.tries.next(16.0), self.tries.next(16.0)], ["b", "a"])
+        self.assertTrue(self.tries.failed("b", 16.0, 17.0))  # and were not: nothing has come since
+        self.assertTrue(self.tries.waiting)
 
     def test_patience_ends(self) -> None:
         """Then all is given up, and nothing is kept before something comes through again."""

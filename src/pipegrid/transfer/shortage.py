@@ -21,6 +21,7 @@ def too_few_shares(
     reasons: Mapping[str, str],
     was_any: bool,
     absent: int = 0,
+    absent_shares: int | None = None,
 ) -> NotEnoughSharesError:
     """
     Return the error.
@@ -31,6 +32,7 @@ def too_few_shares(
         reasons: server to the sentence that says why it was of no use.
         was_any: some server has had a share, good or not, or could not be asked.
         absent: servers that were out of reach.
+        absent_shares: see ``NotEnoughSharesError``.
     """
     because = told_once(reasons)
     if not found and not reasons and not was_any:
@@ -45,7 +47,7 @@ def too_few_shares(
             f"but {needed} {are} needed{f' ({because})' if because else ''}; "
             "try again when more servers work"
         )
-    return NotEnoughSharesError(text, found, needed, absent)
+    return NotEnoughSharesError(text, found, needed, absent, absent_shares)
 
 
 def told_once(reasons: Mapping[str, str], most: int = _TOLD_REASONS) -> str:

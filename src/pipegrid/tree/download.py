@@ -339,7 +339,10 @@ class TreeGet:
     async def _fetch(self, file: WantedFile) -> None:
         how, size = await self._fetcher.fetch(file, self._counting())
         self.result.fetched_bytes += size if how == "fetched" else 0
-        self.result.second_tries += self._later.succeeded(file.path)
+        if isinstance(file.cap, LitCap):
+            self._later.ended(file.path)  # no server was asked
+        else:
+            self.result.second_tries += self._later.succeeded(file.path)
         self._is_here(file.path, how, size)
 
     def _fetched(self, file: WantedFile, began_s: float, outcome: Failure | None) -> None:

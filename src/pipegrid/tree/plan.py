@@ -25,8 +25,8 @@ from typing import Any
 
 import attrs
 
-from pipegrid.core.caps import Cap
-from pipegrid.core.directory import Child
+from pipegrid.core.caps import Cap, ChkCap
+from pipegrid.core.directory import Child, directory_cap
 
 MAX_ENTRIES = 200_000
 MAX_DIRECTORY_BYTES = 60 << 20
@@ -160,6 +160,10 @@ class TreePlan:
         self._look_at(directory)
 
     # What becomes of it.
+
+    def bytes_known(self, directory: DirectoryNode, cap: ChkCap) -> None:
+        """The cap of a directory's bytes is known; see ``known``."""
+        self.known(directory, directory_cap(cap))
 
     def known(self, place: TreeNode, cap: Cap) -> None:
         """The cap of something is known; it is not stored yet. Telling it again changes nothing."""

@@ -39,12 +39,17 @@ FIRST_WAIT_S = 120.0
 PAUSES_S = (5.0, 10.0, 20.0, 30.0)
 """Between tries; the last one again and again."""
 
+STRAGGLERS_S = PAUSES_S[0]
+"""So long what comes through does not end a wait; a probe that does ends it at any time."""
+
 
 def wants_servers(error: Exception) -> bool:
     """Whether it failed for servers that were out of reach alone: with these it might have come through."""
     if isinstance(error, UnhappyError):
         return error.absent > 0 and error.reached + error.absent >= error.wanted
-    return isinstance(error, NotEnoughSharesError) and error.absent > 0
+    if isinstance(error, NotEnoughSharesError):
+        return error.absent > 0 and error.found + error.absent_shares >= error.needed
+    return False
 
 
 class SecondTries(Generic[T]):
@@ -101,11 +106,13 @@ class SecondTries(Generic[T]):
 
     def succeeded(self, what: T, now_s: float) -> bool:
         """Something came through; returns whether that was a second try."""
-        second = what == self._probe or what in self._again
+        probe = self._probe
+        second = what == probe or what in self._again
         self._forget(what)
         self._good_s = now_s
         self.given_up = False
-        if self.waiting:
+        # What was on its way when servers went may still come, and says nothing of what is asked next.
+        if self.waiting and (what == probe or now_s - self._began_s >= STRAGGLERS_S):
             self._end_wait(now_s)
         return second
 
@@ -121,7 +128,7 @@ class SecondTries(Generic[T]):
             self._kept.append(what)  # another one may fare better
             self._pause(now_s)
             return True
-        others_came = self._good_s is not None and self._good_s >= began_s
+        others_came = self._good_s is not None and self._good_s > began_s
         second = what in self._again
         self._forget(what)
         if self.given_up or len(self._kept) >= self._most or (second and others_came):

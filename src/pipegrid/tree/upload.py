@@ -330,17 +330,17 @@ class TreeUpload:
                 self._plan.stored(directory, directory_cap(LitCap(packed)))
                 return
 
-            def tell(cap: ChkCap) -> None:
-                self._plan.known(directory, directory_cap(cap))
-
             known = self._memory.directory(packed)
             if known is not None:
-                self._plan.known(directory, directory_cap(known.cap))
+                self._plan.bytes_known(directory, known.cap)
                 self.counts.checked += known.due
                 if not known.due or await self._sending.is_whole(known):
-                    self._came_through(directory, stored=False)
+                    if known.due:  # else no server was asked
+                        self._came_through(directory, stored=False)
+                    self._later.ended(directory)
                     self._plan.stored(directory, directory_cap(known.cap))
                     return
+            tell = partial(self._plan.bytes_known, directory)
             cap = await self._sending.put(directory, packed, len(packed), tell)
         except PipegridError as error:
             self._failed(directory, Unsent(path, error), began_s)

@@ -10,6 +10,7 @@ How many shares are read, what is asked of each and how long it is waited for is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -292,7 +293,8 @@ class OpenReaders:
         needed = self._cap.required_shares
         was_any = self._search.has_found_any or bool(self._decoder.corrupt)
         absent = len(self._absent)
-        raise too_few_shares("get", found, needed, servers, self._reasons, was_any, absent)
+        theirs = absent * math.ceil(self._cap.total_shares / max(servers, 1))
+        raise too_few_shares("get", found, needed, servers, self._reasons, was_any, absent, theirs)
 
     # The end.
 

@@ -41,6 +41,7 @@ def unreadable(found: ShareMap, k: int) -> NotEnoughSharesError:
         f"needed{silent}{_wrong(found)}; try again when more servers can be reached, or check the cap",
         most,
         needed,
+        len(found.failed),
     )
 
 
