@@ -4,10 +4,12 @@ How much memory trees of many small files take, and how many files a second come
     python -m misc.soak.manyfiles [--files 100000] [--a-directory 100] [--largest 2000] [--directory DIR]
 
 Makes files of 20 B to 2 kB, so many to a directory, on an embedded grid in DIR (removed afterwards). Runs
-``backup`` (twice), ``put -r``, ``get -r`` (twice), ``check -r``, ``renew -r``, ``restore``, ``ls -R``,
-``du``, ``stats`` and ``manifest`` on them, as processes of their own; beside them ``cp -r`` on the same disk.
-What came back is compared, byte for byte. One JSON line each, with the memory at every fifth of the time,
-which shows whether it grows. The target of 200 MiB counts client and servers, which are one process there.
+``backup`` (twice), ``put -r``, ``get -r`` (twice, and once more when a third is gone), ``check -r``, the
+same with ``--verify``, ``renew -r``, ``restore``, ``ls -R``, ``du``, ``stats`` and ``manifest`` on them, as
+processes of their own; beside them ``cp -r`` on the same disk. Then some of each hundred files are changed,
+moved, removed, new, or merely touched: they are backed up, and the newest run, the first one, and one file of
+that are restored. What came back is compared, byte for byte. One JSON line each, with the memory at every
+fifth of the time, which shows whether it grows. The target of 200 MiB counts client and servers, one process.
 """
 
 from __future__ import annotations
@@ -45,6 +47,28 @@ def make_files(root: Path, count: int, a_directory: int, largest: int) -> None:
             directory.mkdir(parents=True)
         size = random.randrange(20, 80) if number % 3 else random.randrange(80, 2000)
         (directory / f"file{number}").write_bytes(random.randbytes(min(size, largest)))
+
+
+def change_files(root: Path) -> None:
+    """Of each hundred files change one, touch one, remove one, move one, and make one that is new."""
+    random = Random(2)
+    files = sorted(each for each in root.rglob("file*") if each.is_file())
+    for first in range(0, len(files), 100):
+        changed, touched, removed, moved = random.sample(files[first : first + 100], 4)
+        changed.write_bytes(random.randbytes(random.randrange(20, 2000)))
+        os.utime(touched)
+        removed.unlink()
+        moved.rename(root / "0" / f"moved{first}")
+        changed.with_name(f"new{first}").write_bytes(random.randbytes(500))
+
+
+def remove_a_third(root: Path) -> None:
+    """Remove every third file, and cut the one behind it off, as a run that was killed may leave it."""
+    for number, each in enumerate(sorted(root.rglob("file*"))):
+        if number % 3 == 0:
+            each.unlink()
+        elif number % 3 == 1:
+            os.truncate(each, each.stat().st_size // 2)
 
 
 def measured(arguments: Sequence[str], client: Path, output: Path) -> dict[str, Any]:
@@ -122,21 +146,44 @@ def main() -> int:
             failed |= took["status"] != 0 or (ours and float(took["max_rss_mib"]) > MAX_RSS_MIB)
             return output.read_text("utf-8").strip()
 
+        def compare(with_: Path, name: str) -> None:
+            nonlocal failed
+            same = same_trees(with_, home / name)
+            print(json.dumps({"compared": name, "same": same}), flush=True)
+            failed |= not same
+
         run("cp -r", "cp", "-r", str(source), str(home / "copy"), ours=False)
         run("backup", "backup", str(source))
         run("backup, nothing changed", "backup", str(source))
+        then = time.strftime("%Y-%m-%d_%H:%M:%S", time.gmtime())
         cap = run("put -r", "put", "-r", str(source))
-        run("get -r", "get", "-r", cap, "-o", str(home / "got"))
-        run("get -r, all there", "get", "-r", cap, "-o", str(home / "got"))
-        run("check -r", "check", "-r", cap)
-        run("renew -r", "renew", "-r", cap)
-        for words in (("ls", "-R"), ("du",), ("stats",), ("manifest",)):
+        get = "get", "-r", cap, "-o", str(home / "got")
+        run("get -r", *get)
+        run("get -r, all there", *get)
+        remove_a_third(home / "got")
+        run("get -r, a third gone, and a third cut off", *get, "-f")
+        for words in (
+            *(("check", "-r"), ("check", "-r", "--verify"), ("renew", "-r")),
+            *(("ls", "-R"), ("du",), ("stats",), ("manifest",)),
+        ):
             run(" ".join(words), *words, cap)
         run("restore", "restore", "-o", str(home / "back"))
-        for each in ("got", "back"):
-            same = same_trees(source, home / each)
-            print(json.dumps({"compared": each, "same": same}), flush=True)
-            failed |= not same
+        compare(source, "got")
+        compare(source, "back")
+        change_files(source)
+        run("backup, some changed", "backup", str(source))
+        run("restore, some changed", "restore", "-o", str(home / "newest"))
+        compare(source, "newest")
+        run("restore --at", "restore", "--at", then, "-o", str(home / "first"))
+        compare(home / "copy", "first")
+        one = next((home / "copy").rglob("file*"))
+        path = str(one.relative_to(home / "copy"))
+        catalogue = (client / "private/backup/catalogue.cap").read_text().strip()
+        at = "restore", catalogue, path, "--as", "source", "--at", then
+        run("restore of one file", *at, "-o", str(home / "one"))
+        same = (home / "one" / one.name).read_bytes() == one.read_bytes()
+        print(json.dumps({"compared": "one", "same": same}), flush=True)
+        failed |= not same
     finally:
         shutil.rmtree(home, ignore_errors=True)
     return int(failed)

@@ -27,16 +27,23 @@ class ManyFilesTests(SynchronousTestCase):
         )
         self.assertEqual(done.returncode, 0, done.stderr.decode())
         lines = [json.loads(line) for line in done.stdout.splitlines()]
-        commands = ["cp -r", "backup", "backup, nothing changed", "put -r", "get -r"]
-        commands += [
-            "get -r, all there",
-            "check -r",
-            "renew -r",
-            "ls -R",
-            "du",
-            "stats",
-            "manifest",
+        commands = [
+            *(
+                "cp -r",
+                "backup",
+                "backup, nothing changed",
+                "put -r",
+                "get -r",
+                "get -r, all there",
+            ),
+            *(
+                "get -r, a third gone, and a third cut off",
+                "check -r",
+                "check -r --verify",
+                "renew -r",
+            ),
+            *("ls -R", "du", "stats", "manifest", "restore", "backup, some changed"),
+            *("restore, some changed", "restore --at", "restore of one file"),
         ]
-        commands += ["restore"]
         self.assertEqual([line["command"] for line in lines if "command" in line], commands)
-        self.assertEqual([line["same"] for line in lines if "same" in line], [True, True])
+        self.assertEqual([line["same"] for line in lines if "same" in line], [True] * 5)
