@@ -34,6 +34,8 @@ class PluginTests(SynchronousTestCase):
             "--read-only",
             "--keep-unfinished",
             "12h",
+            "--reserved-space",
+            "1.5G",
             "--introducer",
             str(FURL),
         ]
@@ -44,6 +46,7 @@ class PluginTests(SynchronousTestCase):
             durability="none",
             read_only=True,
             keep_unfinished_s=12 * 3600,
+            reserved_bytes=3 << 29,
             introducers={"introducer-1": FURL},
         )
         self.assertEqual(options.settings(), expected)
@@ -76,6 +79,7 @@ class PluginTests(SynchronousTestCase):
             [],
             ["-d", "x", "--durability", "perhaps"],
             ["-d", "x", "--keep-unfinished", "perhaps"],
+            ["-d", "x", "--reserved-space", "some"],
             ["-d", "x", "--introducer", "pb:"],
             ["-d", "x", "--introducer", "configured"],
             ["-d", str(directory)],

@@ -16,7 +16,7 @@ from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.mutable import keys
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.core.mutable.keys import SigningKey
-from pipegrid.errors import ServerUnreachable
+from pipegrid.errors import NoSpace, ServerUnreachable
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.transfer.mutable.files import MutableFiles
@@ -79,6 +79,17 @@ class Moody(Line):
     def die(self) -> SlotResult:
         """What becomes of a write that does not get through."""
         raise ServerUnreachable(f"{self.identity.nickname} was killed")
+
+
+class Full(Moody):
+    """A line to a server whose disk is full."""
+
+    writes = False
+
+    def die(self) -> SlotResult:
+        """What becomes of a write."""
+        name = self.identity.nickname
+        raise NoSpace(f"{name} has no room; use another server", name)
 
 
 class MutableWorld:

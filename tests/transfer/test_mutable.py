@@ -11,9 +11,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.mutable import book, keys
 from pipegrid.core.mutable.geometry import Format
 from pipegrid.core.mutable.keys import SigningKey
-from pipegrid.errors import CapError, NotEnoughSharesError, RollbackError, UsageError
+from pipegrid.errors import CapError, NotEnoughSharesError, RollbackError, UnhappyError, UsageError
 from pipegrid.transfer.mutable.known import Known, KnownFiles
-from tests.transfer.mutable_world import MutableWorld
+from tests.transfer.mutable_world import Full, MutableWorld
 from tests.transfer.world import RTT, Line, content
 
 FORMATS = (Format.SDMF, Format.MDMF)
@@ -222,6 +222,20 @@ class ContentTests(SynchronousTestCase):
         before = world.versions(cap)
         self.assertFalse(world.run(files.modify(cap, lambda old: old)).written)
         self.assertEqual(world.versions(cap), before)
+
+    def test_no_room(self) -> None:
+        """What there is to be done is said once, and is to make room."""
+        world = MutableWorld(happy=7)
+        cap = world.create(b"old")
+        full: list[Line] = [world.special_line(Full, number) for number in range(10)]
+        with self.assertRaises(UnhappyError) as caught:
+            world.run(world.client(lines=full).overwrite(cap, b"new"))
+        self.assertRegex(
+            str(caught.exception),
+            "only 0 servers of happiness, and 7 are wanted: "
+            "[^;]* no room[^;]*; make room there, or add servers$",
+        )
+        self.assertEqual(world.read(cap), b"old")
 
     def test_nothing_there(self) -> None:
         """A file of which nobody has a share."""

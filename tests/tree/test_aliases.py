@@ -107,7 +107,7 @@ class AliasFileTests(SynchronousTestCase):
                 with self.assertRaises(SinkError) as caught:
                     change()
                 self.assertEqual(status_of(caught.exception), 1)
-                self.assertIn("No space left", str(caught.exception))
+                self.assertIn("No space left on device; nothing was changed", str(caught.exception))
         self.assertEqual(read_aliases(self.home), {"ours": CAP})
         add_alias(self.home, "more", CAP)
 

@@ -12,7 +12,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.options import common_options, kept_duration
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.sizes import byte_size
+from pipegrid.cli.sizes import byte_room
 
 if TYPE_CHECKING:
     from pipegrid.grid.serving import ServerDirectory
@@ -107,7 +107,7 @@ def settings_of(
 @click.option(
     "--reserved-space",
     "reserved_bytes",
-    type=byte_size,
+    type=byte_room,
     metavar="SIZE",
     help="Room on the disk to leave free, such as 1G.",
 )

@@ -28,6 +28,16 @@ def byte_size(text: str) -> int:
     return found
 
 
+def byte_room(text: str) -> int:
+    """
+    Return a number of bytes that may be none: a size, or ``0``; see ``byte_size``.
+
+    Raises:
+        click.BadParameter: it is neither.
+    """
+    return 0 if text.strip() == "0" else byte_size(text)
+
+
 def byte_rate(text: str) -> int:
     """
     Return bytes a second: a size, with ``/s`` behind it or not; see ``byte_size``.

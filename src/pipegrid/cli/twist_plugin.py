@@ -12,12 +12,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python import usage
 
 from pipegrid.cli.cmd_serve import settings_of
+from pipegrid.cli.sizes import byte_room
 from pipegrid.errors import UsageError
 from pipegrid.grid.durations import parse_kept
 from pipegrid.reactor.monotonic import make_monotonic
@@ -28,6 +30,13 @@ from pipegrid.storage.expiry import Expiry
 log = Logger()
 
 
+def _room(text: str) -> int:
+    try:
+        return byte_room(text)
+    except click.BadParameter as error:
+        raise ValueError(error.message) from None
+
+
 class Options(usage.Options):
     """What ``twist pipegrid`` takes: options of ``pipegrid serve``, checked as those are."""
 
@@ -36,7 +45,7 @@ class Options(usage.Options):
         ["port", "p", None, "A TCP port or an endpoint; several with commas."],
         ["location", None, None, "Where clients find the server, HOST:PORT; several with commas."],
         ["storage", None, None, "The storage directory."],
-        ["reserved-space", None, None, "Bytes on the disk to leave free.", int],
+        ["reserved-space", None, None, "Room on the disk to leave free.", _room],
         ["keep-unfinished", None, None, "How long unfinished uploads are kept.", parse_kept],
         ["durability", None, "batch", "none, batch or strict."],
         ["metrics", None, None, "A port or an endpoint for Prometheus."],

@@ -217,7 +217,10 @@ def _write(path: Path, data: bytes) -> None:
     try:
         replace_file(Path(os.path.realpath(path)), data)
     except OSError as error:
-        raise SinkError(f"cannot write the aliases to {path}: {error.strerror}") from error
+        raise SinkError(
+            f"cannot write the aliases to {path}: {error.strerror}; nothing was changed: free some space, or "
+            "see that it may be written to"
+        ) from error
 
 
 @contextmanager

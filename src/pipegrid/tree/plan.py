@@ -25,7 +25,7 @@ from typing import Any
 
 import attrs
 
-from pipegrid.core.caps import Cap, ChkCap
+from pipegrid.core.caps import Cap, ChkCap, LitCap
 from pipegrid.core.directory import Child, directory_cap
 
 MAX_ENTRIES = 200_000
@@ -161,7 +161,7 @@ class TreePlan:
 
     # What becomes of it.
 
-    def bytes_known(self, directory: DirectoryNode, cap: ChkCap) -> None:
+    def bytes_known(self, directory: DirectoryNode, cap: ChkCap | LitCap) -> None:
         """The cap of a directory's bytes is known; see ``known``."""
         self.known(directory, directory_cap(cap))
 

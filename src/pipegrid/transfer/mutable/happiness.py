@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.placement import servers_of_happiness
-from pipegrid.errors import ServerError, UnhappyError
+from pipegrid.errors import NoSpace, ServerError, UnhappyError
 from pipegrid.transfer.mutable.mapping import ShareMap
 from pipegrid.transfer.mutable.publishing import Outcome
 from pipegrid.transfer.mutable.slot import Slot, quorum
@@ -44,13 +44,24 @@ def check_happy(slot: Slot, version: Version, outcome: Outcome) -> None:
         reached = servers_of_happiness(placed)
         raise UnhappyError(
             f"version {version.name} of this mutable file has reached only {reached} servers of happiness, "
-            f"and {wanted} are wanted{_because(outcome.failed)}; try again when more servers can be "
-            "reached",
+            f"and {wanted} are wanted{_because(outcome.failed)}; {_advice(outcome.failed)}",
             reached,
             wanted,
         )
 
 
+def _advice(failed: Mapping[Peer, ServerError]) -> str:
+    if any(isinstance(error, NoSpace) for error in failed.values()):
+        return "make room there, or add servers"
+    return "try again when more servers can be reached"
+
+
 def _because(failed: Mapping[Peer, ServerError]) -> str:
-    told = told_once({peer.name: str(error).removesuffix(".") for peer, error in failed.items()})
+    told = told_once({peer.name: _sentence(error) for peer, error in failed.items()})
     return f": {told}" if told else ""
+
+
+def _sentence(error: ServerError) -> str:
+    text = str(error).removesuffix(".")
+    # What is to be done is said once, of all.
+    return text.rpartition("; ")[0] or text if isinstance(error, NoSpace) else text
