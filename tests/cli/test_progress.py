@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.console import Console
 from pipegrid.cli.progress import Progress
 from pipegrid.cli.treeput import counts_of, reports_of
+from pipegrid.core.caps import LitCap
 from pipegrid.grid.creation import create_local
 from pipegrid.tree.uploaded import TreeCounts
 from tests.cli.pty import TerminalTestCase
@@ -108,6 +109,23 @@ class BarTests(TerminalTestCase):
         super().setUp()
         create_local(self.home / "grid")
         self.environment["PIPEGRID_DIR"] = str(self.home / "grid")
+
+    def test_what_is_no_text(self) -> None:
+        """It does not come onto a terminal unless one insists; text does."""
+        for words, data, status in (
+            ((), b"a line of text\n", 0),
+            ((), b"\x1b[7mPK\0\0", 1),
+            (("-o", "-"), b"PK\0\0", 0),
+        ):
+            with self.subTest(data=data):
+                terminal = self.on_terminal("pipegrid", "get", str(LitCap(data)), *words)
+                self.assertEqual(terminal.finish(), status)
+                if status:
+                    self.assertNotIn("PK", terminal.raw)
+                    self.assertIn("this file is no text", terminal.text)
+                    self.assertIn("with '-o -'", " ".join(terminal.text.split()))
+                else:
+                    self.assertEqual(terminal.raw.replace("\r\n", "\n"), data.decode())
 
     def make(self, name: str, size: int) -> bytes:
         data = os.urandom(size)

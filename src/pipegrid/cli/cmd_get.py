@@ -78,8 +78,8 @@ def command(
     Fetch the files that caps name, each perhaps with a path behind it: CAP/some/path.
 
     Every byte is verified before it is written. What was written to standard output before an error is
-    good as far as it goes. Several files need '-o DIR'; there each is called as the cap file says, or
-    after its storage index.
+    good as far as it goes; a terminal gets what is no text only with '-o -'. Several files need '-o DIR';
+    there each is called as the cap file says, or after its storage index.
 
     With -r directories come with all that is in them: modes, times and links as they were stored. A rerun
     fetches what is missing or differs. Nothing that is in DIR is removed; what is in the way is named, and
@@ -93,6 +93,9 @@ def command(
         return tree_job(caps, output, byte_range, force, paranoid)
     if output == "-":  # as 'decode' has it; a file of this name is './-'
         output, force = None, False
+    elif output is None:
+        results = invocation.console.results
+        results.wants_text = results.isatty()
     files, places = _asked_for(invocation.console, caps, output, force, byte_range)
 
     async def work(grid: Grid, console: Console) -> int:

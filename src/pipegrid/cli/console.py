@@ -26,6 +26,12 @@ CLOSED = "standard output is closed; send it somewhere, even to /dev/null"
 
 _GATHERED_BYTES = 64 << 10
 """Of results that are printed together."""
+NO_TEXT = (
+    "this file is no text, and would leave the terminal in disorder; write it to a file with '-o FILE', or "
+    "to the terminal all the same with '-o -'"
+)
+_LOOKED_AT_BYTES = 4096
+"""Of each piece. A zero byte among the first thousands is what others go by, too."""
 
 
 class ResultStream(io.BufferedIOBase):
@@ -36,12 +42,14 @@ class ResultStream(io.BufferedIOBase):
         abandoned: the reader went away (``pipegrid get CAP | head -c 100``), or read no more, and the
             command was told to end.
         failed: it cannot be written to, and that was an error.
+        wants_text: what is no text is refused, since it would leave a terminal that nobody can read.
     """
 
     def __init__(self, stream: BinaryIO | None) -> None:
         self._stream = stream
         self.abandoned = False
         self.failed = False
+        self.wants_text = False
 
     @property
     def name(self) -> str:
@@ -62,12 +70,15 @@ class ResultStream(io.BufferedIOBase):
 
         Raises:
             BrokenPipeError: the reader went away.
-            SinkError: there is no standard output, or its disk is full.
+            SinkError: there is no standard output, or its disk is full, or text is wanted and this is none.
         """
         if self._stream is None:
             self.failed = True
             raise SinkError(CLOSED)
         view = memoryview(data).cast("B")
+        if self.wants_text and b"\0" in bytes(view[:_LOOKED_AT_BYTES]):
+            self.failed = True
+            raise SinkError(NO_TEXT)
         length = len(view)
         while view:
             view = view[self._guard(partial(_written, data=view)) :]
