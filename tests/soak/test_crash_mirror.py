@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import io
+from pathlib import Path
+from unittest import mock
+
 from misc.soak import crash_mirror
 from misc.soak.crash import PROMISING
 from misc.soak.crash_mirror import Outcome
@@ -24,6 +29,20 @@ class CrashMirrorTests(SynchronousTestCase):
             return
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertRegex(done.stdout, r"(?m)^\| batch \| [1-9]\d* \| 0 \| 0 \| \d+ \|$")
+
+    def test_a_cut_too_early_shows_nothing(self) -> None:
+        """It is made once more, a few times, if no name was on the disk yet."""
+        options = argparse.Namespace(rounds=1, files=1, seed=1, durability=["none", "batch"])
+        for outcomes, status, played in (
+            ([Outcome(0), Outcome(0), Outcome(5)], 0, 4),
+            ([Outcome(0)] * (1 + crash_mirror.MORE_ROUNDS), 1, 2 + crash_mirror.MORE_ROUNDS),
+        ):
+            play = mock.Mock(side_effect=[Outcome(5, wrong=1), *outcomes])
+            with mock.patch.multiple(
+                crash_mirror, play=play, Image=mock.MagicMock(), WebServer=mock.MagicMock()
+            ):
+                found = crash_mirror.run(Path(self.mktemp()), options, io.StringIO())
+            self.assertEqual((found, play.call_count), (status, played))
 
     def test_what_breaks_a_promise_is_said(self) -> None:
         """Wrong files and reruns that fail are counted; so is a round that shows nothing."""
