@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -414,6 +416,53 @@ class CrashTests(SlotTestCase):
             self.assertEqual(self.file(0), before)
             self.assertEqual(self.store.slots.list_shares(SI), {0})
             self.assertEqual(list(self.root.rglob("*.slot")), [])
+
+    def test_a_full_disk_changes_nothing_of_long_shares(self) -> None:
+        """Shares that would grow in place are as before if there is no room, whichever of them it is for."""
+        with mock.patch.object(slotchange, "COPY_LIMIT_BYTES", 0):
+            for number in (0, 1):
+                self.write(number, (0, b"o" * 300))
+            for client in range(6):
+                self.store.add_lease(SI, lease(client))
+            before = [self.file(0), self.file(1)]
+            changes = {n: ShareChange((), ((0, b"n" * 9000), (20000, b"n"))) for n in (0, 1, 2)}
+            for deadline in range(6):  # two writes and the leases, of each that is there
+                with self.disk_with_room_for(deadline), self.assertRaises(NoSpace):
+                    self.change(changes)
+                self.assertEqual([self.file(0), self.file(1)], before)
+                self.assertEqual(self.store.slots.list_shares(SI), {0, 1})
+            with self.disk_with_room_for(6) as allocated:
+                self.change(changes)
+        self.assertEqual(share_data(self.file(0))[:9000], b"n" * 9000)
+        self.assertLess(sum(length for _, length in allocated), 2 * 10_000)  # the gap is none of it
+
+    def test_disks_that_set_nothing_aside(self) -> None:
+        """Where nothing can be set aside, long shares grow as they ever did."""
+        for number in (errno.EOPNOTSUPP, errno.EINVAL):
+            failing = mock.Mock(side_effect=OSError(number, "no"))
+            with (
+                mock.patch.object(slotchange, "COPY_LIMIT_BYTES", 0),
+                mock.patch.object(os, "posix_fallocate", failing, create=True),
+            ):
+                self.write(0, (0, b"a" * 300))
+                self.write(0, (300, b"b" * number))
+            self.assertEqual(self.shares(), {0: b"a" * 300 + b"b" * number})
+            self.write(0, new_length=0)
+
+    @contextmanager
+    def disk_with_room_for(self, pieces: int) -> Iterator[list[tuple[int, int]]]:
+        """Let so many pieces be set aside, and make files longer for one more, as the system's may."""
+        allocated: list[tuple[int, int]] = []
+
+        def allocate(fd: int, offset: int, length: int) -> None:
+            if os.fstat(fd).st_size < offset + length:
+                os.ftruncate(fd, offset + length)
+            if len(allocated) == pieces:
+                raise OSError(errno.ENOSPC, "full")
+            allocated.append((offset, length))
+
+        with mock.patch.object(os, "posix_fallocate", allocate, create=True):
+            yield allocated
 
     def test_leftovers_are_overwritten_and_removed(self) -> None:
         """A copy that a killed process left bothers nobody, and goes after half an hour."""

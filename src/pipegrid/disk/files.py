@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipegrid.core.hashes import Buffer
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_CANNOT_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _SYNC_FILE_RANGE_WRITE = 2
 _MAX_PIECES = 1024  # IOV_MAX on Linux
 
@@ -82,6 +83,24 @@ def write_all(fd: int, data: Buffer, offset: int) -> None:
         written = write_pieces(fd, [view], offset)
         view = view[written:]
         offset += written
+
+
+def allocate(fd: int, offset: int, length: int) -> None:
+    """
+    Have room for a part of a file set aside, so that writing there does not find the disk full; what is
+    behind the file's end becomes zeros.
+
+    It does nothing where the system or the file system cannot do that.
+
+    Raises:
+        OSError: there is no such room. The file may be longer than it was.
+    """
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, offset, length)
+        except OSError as error:
+            if error.errno not in _CANNOT_ALLOCATE:
+                raise
 
 
 def begin_writing(fd: int) -> None:

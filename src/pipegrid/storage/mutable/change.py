@@ -9,10 +9,11 @@ a longer one                        is changed in place, and synced; copying gig
 a deleted one                       is unlinked
 ==================================  ==================================================================
 
-All new files are there, and synced, before the first is renamed, so that a full or failing disk changes
-nothing at all. Several shares are renamed one after the other: a crash in between leaves some of them new, as
-does the loss of one of several servers. A client that finds two versions takes the newest that it can put
-together, and repairs.
+All new files are there, and synced, and the room that shares grow by in place is set aside, before the first
+is renamed, so that a full disk changes nothing at all: but for one that cannot set room aside, or takes some
+for what is written over, too. Nor does a failing one while copies are made. Several shares are renamed one
+after the other: a crash in between leaves some of them new, as does the loss of one of several servers. A
+client that finds two versions takes the newest that it can put together, and repairs.
 
 What a crash may leave of a long share: killing the process, a container that can be read, with all its
 leases, and some of the writes in the order in which they were given (see ``containers``); a power
@@ -100,11 +101,12 @@ class SlotChange:
                 if durable:
                     for fd, _ in self._copies.values():
                         os.fsync(fd)
+                in_place = {n: each for n, each in written.items() if n not in self._copies}
+                slotfiles.set_aside([(self._shares[n], each) for n, each in in_place.items()])
                 for number, (_, path) in self._copies.items():
                     os.rename(path, f"{self._directory}/{number:d}")
-                for number, change in written.items():
-                    if number not in self._copies:
-                        self._change_in_place(number, change, durable)
+                for number, change in in_place.items():
+                    self._change_in_place(number, change, durable)
                 for number in deleted:
                     if number in self._shares:
                         disk.remove(f"{self._directory}/{number:d}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import attrs
@@ -22,6 +22,7 @@ from pipegrid.storage.leaserecords import HasRoom
 from pipegrid.storage.mutable import containers
 from pipegrid.storage.mutable.containers import MutableHeader, MutableLease
 from pipegrid.storage.opening import damaged, open_container
+from pipegrid.wire.messages import ShareChange
 
 
 @attrs.frozen(eq=False)
@@ -144,6 +145,37 @@ def reported(what: str, path: str) -> Iterator[None]:
         raise disk.disk_error(error, what) from error
     except ValueError as error:
         raise damaged(path, error) from error
+
+
+def set_aside(changes: Sequence[tuple[SlotFile, ShareChange]]) -> None:
+    """
+    Have the disk set aside what changes in place make shares longer by, since one that is full halfway,
+    which neither quotas nor other writers let anybody know before, would leave them neither old nor new.
+
+    Gaps between writes stay holes: else a byte far behind the end would cost all that lies before it.
+
+    Raises:
+        OSError: there is no room; all is as it was.
+    """
+    try:
+        for share, change in changes:
+            header = share.header
+            growth = containers.measure(header, change.writes, change.new_length)
+            if growth.extra_offset == header.extra_offset:
+                continue
+            for offset, data in change.writes:
+                begin = max(offset, header.data_bytes)
+                if offset + len(data) > begin:
+                    size = offset + len(data) - begin
+                    disk.allocate(share.fd, containers.DATA_OFFSET + begin, size)
+            leases = (
+                3 * len(share.extra()) + containers.LEASE_BYTES
+            )  # they go by way of a third place
+            disk.allocate(share.fd, growth.extra_offset, leases)
+    except OSError:
+        for share, _ in changes:
+            os.ftruncate(share.fd, share.file_bytes)
+        raise
 
 
 def change_file(
