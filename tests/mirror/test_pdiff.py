@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import io
 import lzma
@@ -14,6 +15,7 @@ import time
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import zstandard
@@ -328,3 +330,27 @@ class CommandTests(PatchCase):
             self.assertEqual((told, error.count("\n")), ("", 1), error)
             self.assertIn(words, error)
             self.assertEqual(sorted(os.listdir(self.directory)), ["file1", "file2"])
+
+    def test_disks_that_fail(self) -> None:
+        """It is said which file could not be written, or read, and nothing is left of the result."""
+        index, patch = self.file(b"a\nb\n"), self.file(b"2d\n")
+        out = str(self.directory / "new")
+        with mock.patch.object(os, "writev", side_effect=OSError(errno.ENOSPC, "full")):
+            status, told, error = self.run_command(index, patch, "-o", out)
+        self.assertEqual((status, told), (1, ""))
+        self.assertEqual(
+            error,
+            f"pipegrid: cannot write {out}: full; free some space or choose another place\n",
+        )
+
+        class Failing(io.FileIO):
+            """A file on a disk that fails."""
+
+            def readinto(self, page: Any) -> int:
+                """Fail."""
+                raise OSError(errno.EIO, "the disk failed")
+
+        with mock.patch.object(unpacking, "FileIO", Failing):
+            status, told, error = self.run_command(index, patch, "-o", out)
+        self.assertEqual((status, told, error), (1, "", f"pipegrid: {index}: the disk failed\n"))
+        self.assertEqual(sorted(os.listdir(self.directory)), ["file1", "file2"])

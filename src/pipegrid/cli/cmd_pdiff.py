@@ -47,12 +47,20 @@ def _patch(
     sha256: str | None,
 ) -> int:
     from pipegrid.cli.outfile import OutputFile
+    from pipegrid.errors import SinkError
     from pipegrid.mirror.patching import apply_patches
     from pipegrid.mirror.unpacking import PatchError
 
     with ExitStack() as stack:
         out = stack.enter_context(OutputFile(output, force)).file
-        patched = apply_patches(index, patches, out.fileno())
+        try:
+            patched = apply_patches(index, patches, out.fileno())
+        except OSError as error:
+            if error.filename is not None:  # what is read has its name in what is wrong with it
+                raise
+            raise SinkError(
+                f"cannot write {output}: {error.strerror}; free some space or choose another place"
+            ) from error
         found = patched.digest.hex()
         if sha256 is not None and found != sha256.lower():
             raise PatchError(

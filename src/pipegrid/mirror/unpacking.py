@@ -6,6 +6,7 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from io import SEEK_END, FileIO
 from typing import Any
@@ -31,7 +32,7 @@ def unpacked(path: str) -> Iterator[bytes]:
     Raises:
         PatchError: it is damaged, or cut off.
     """
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0) as file, _reading(path):
         parts = _parts(file, path)
         if parts is not None:
             yield from parts
@@ -49,8 +50,10 @@ class Unpacking:
     """
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._file = FileIO(path, "rb")
-        self._parts = _parts(self._file, path)
+        with _reading(path):
+            self._parts = _parts(self._file, path)
 
     def read_into(self, page: bytearray) -> int:
         """
@@ -58,9 +61,11 @@ class Unpacking:
 
         Raises:
             PatchError: the file is damaged, or cut off.
+            OSError: it cannot be read; the error has its name.
         """
         if self._parts is None:
-            return self._file.readinto(page)
+            with _reading(self._path):
+                return self._file.readinto(page)
         part = next(self._parts, b"")
         page[: len(part)] = part
         return len(part)
@@ -68,6 +73,17 @@ class Unpacking:
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Give errors of the disk the name of what was read, so that they are not taken for others."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
 
 
 def _parts(file: FileIO, path: str) -> Iterator[bytes] | None:
