@@ -7,7 +7,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.mutable.geometry import Format
-from pipegrid.errors import NotEnoughSharesError, UncoordinatedWriteError
+from pipegrid.errors import NotEnoughSharesError, RollbackError, UncoordinatedWriteError
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import RTT, Line, content
 
@@ -150,6 +150,87 @@ class ReadToBeChangedTests(SynchronousTestCase):
         with self.assertRaises(NotEnoughSharesError):
             world.run(world.client().modify(cap, lambda old: old + b"mine"))
         self.assertLess(world.clock.seconds() - began_s, 2.0)
+
+
+class SpoiltVersionTests(SynchronousTestCase):
+    """A newer version of whose shares too few are more than a beginning: disks were full."""
+
+    def torn(self, good: int, torn: int, kind: Format = Format.MDMF) -> tuple[MutableWorld, Any]:
+        """Return servers: first those that have all of version 2, then its beginning, then version 1."""
+        world = MutableWorld()
+        cap = world.create(b"old" * 100_000, kind)
+        slots = [line.storage.slots[cap.storage_index] for line in world.lines]
+        old = [dict(shares) for shares in slots]
+        world.run(world.client().overwrite(cap, b"new" * 150_000))
+        for at, shares in enumerate(slots):
+            if good <= at < good + torn:
+                for number, share in shares.items():
+                    shares[number] = share[:40_000]
+            elif at >= good + torn:
+                shares.clear()
+                shares.update(old[at])
+        return world, cap
+
+    def test_the_one_before_it_counts(self) -> None:
+        """It is read, with a word that there was a newer one, by everybody who has not read that."""
+        for good, torn in ((2, 1), (2, 5), (0, 7)):
+            for kind in Format:
+                world, cap = self.torn(good, torn, kind)
+                files = world.client()
+                pieces: list[Any] = []
+                for _ in range(2):
+                    pieces.clear()
+                    result = world.run(files.read(cap.readonly(), pieces.extend))
+                    self.assertEqual(b"".join(pieces), b"old" * 100_000)
+                    self.assertTrue(result.newer_unrecoverable)
+                    self.assertTrue(result.corrupt)
+                    self.assertTrue(all("damaged" in str(each) for each in result.corrupt))
+
+    def test_who_has_read_it_is_told(self) -> None:
+        """Nobody is given an older version than before without a word."""
+        world, cap = self.torn(9, 0)
+        files = world.client()
+        self.assertEqual(world.read(cap, files), b"new" * 150_000)
+        for line in world.lines[2:9]:
+            shares = line.storage.slots[cap.storage_index]
+            shares.update({number: share[:40_000] for number, share in shares.items()})
+        with self.assertRaises(NotEnoughSharesError) as caught:  # of the old one there is one share
+            world.read(cap, files)
+        self.assertIn("only 2 good shares of version 2", str(caught.exception))
+        first, cap = self.torn(3, 4)
+        files = first.client()
+        self.assertEqual(first.read(cap, files), b"new" * 150_000)
+        shares = first.lines[0].storage.slots[cap.storage_index]
+        shares.update({number: share[:40_000] for number, share in shares.items()})
+        with self.assertRaises(RollbackError):
+            first.read(cap, files)
+        self.assertEqual(first.read(cap, files, accept_older=True), b"old" * 100_000)
+
+    def test_check_and_repair(self) -> None:
+        """A check tells of both; repair makes the older one the newest if it is forced; no change does."""
+        for good, torn in ((2, 5), (0, 7)):
+            world, cap = self.torn(good, torn)
+            found = world.run(world.client().check(cap, verify=True))
+            self.assertEqual((found.recoverable, found.healthy), (True, False))
+            assert found.version is not None
+            self.assertEqual((found.version.sequence_number, len(found.good_shares)), (1, 3))
+            self.assertEqual(found.other_versions, [(2, good)])
+            with self.assertRaises(NotEnoughSharesError):
+                world.run(world.client().modify(cap, lambda old: old + b"more"))
+            with self.assertRaises(UncoordinatedWriteError):
+                world.run(world.client().repair(cap))
+            world.run(world.client().repair(cap, force=True))
+            self.assertEqual(world.versions(cap), {3: set(range(10))})
+            self.assertEqual(world.read(cap), b"old" * 100_000)
+
+    def test_nothing_older(self) -> None:
+        """What is wrong with the only version there is, is said as ever."""
+        world, cap = self.torn(2, 8)
+        with self.assertRaises(NotEnoughSharesError) as caught:
+            world.read(cap)
+        self.assertIn("only 2 good shares of version 2", str(caught.exception))
+        found = world.run(world.client().check(cap, verify=True))
+        self.assertEqual((found.recoverable, len(found.good_shares)), (False, 2))
 
 
 class SlowServerTests(SynchronousTestCase):

@@ -74,6 +74,7 @@ class BaseSearch:
         self._asked_again = False
         self._looks: dict[Version, int] = {}
         self._failed: set[Version] = set()
+        self._spoilt: dict[tuple[str, int, Version], CorruptionError] = {}
         self.book = ShareBook(slot.cap, signing_key=known.signing_key)
         self.own: dict[Version, bytes | None] = dict.fromkeys(tried)
         self.last: Base | None = None
@@ -146,6 +147,7 @@ class BaseSearch:
                 self._hints(),
                 self._usual,
                 opens_key=True,
+                spoilt=self._spoilt,
             )
             wanted = quorum(self._slot, self._usual[1])
             if everyone:
@@ -210,7 +212,8 @@ class BaseSearch:
         if len(heads) > 1 or unfinished:
             self.dirty = True
         own = len(contents) == 1 and self.own.get(version) is not None
-        highest = choice.highest_sequence_number
+        spoilt = [each.sequence_number for _, _, each in self._spoilt]
+        highest = max([choice.highest_sequence_number, *spoilt])
         shares = self.told.fill_in(found)
         if shares.keys() - found.copies.keys():
             highest = max([highest, *(v.sequence_number for v in self.begun)])
@@ -234,7 +237,10 @@ class BaseSearch:
         if known.version == version and known.content is not None:
             return known.content
         check_size(self._slot, version.size)
-        return await read_whole(self._slot, found, version)
+        # Only a repair goes back behind a version that turns out to be spoilt.
+        return await read_whole(
+            self._slot, found, version, self._spoilt.update if self._always else None
+        )
 
     def _base_in_memory(self, found: ShareMap, choice: Choice) -> Base | None:
         """

@@ -94,6 +94,7 @@ class MutableCheck:
         self._add_lease = add_lease
         self._bad: set[tuple[str, int]] = set()
         self._corrupt: list[CorruptionError] = []
+        self._spoilt: list[Version] = []  # newer than the best, and lost
 
     async def run(self) -> MutableCheckResult:
         """Ask every server, verify and add leases as is wanted, and return what that shows."""
@@ -102,14 +103,29 @@ class MutableCheck:
         # Who is slow is not said to have nothing: all have as long as silence may last.
         found = await survey.everyone(len(self._slot.peers))
         self._corrupt = list(found.corrupt)
-        best = found.choice().best
-        if self._verify and best is not None:
+        if self._verify:
+            found = await self._verified(found)
+        result = self._judge(found)
+        return await self._leased(found, result) if self._add_lease else result
+
+    async def _verified(self, found: ShareMap) -> ShareMap:
+        """Verify the best version's shares; an older one is the best if too few of those are good."""
+        while (best := found.choice().best) is not None:
             copies = [copy for held in found.holders(best).values() for copy in held]
             await few_at_a_time(
                 SHARES_AT_ONCE, [partial(self._verify_copy, copy, best) for copy in copies]
             )
-        result = self._judge(found)
-        return await self._leased(found, result) if self._add_lease else result
+            bad = [copy for copy in copies if self._is_bad(copy)]
+            good = {copy.number for copy in copies} - {copy.number for copy in bad}
+            older = found.without(bad)
+            if len(good) >= best.required_shares or older.choice().best in (None, best):
+                break
+            self._spoilt.append(best)
+            found = older
+        return found
+
+    def _is_bad(self, copy: Copy) -> bool:
+        return (copy.peer.identity.server_id, copy.number) in self._bad
 
     async def _verify_copy(self, copy: Copy, version: Version) -> None:
         assert copy.share is not None
@@ -180,18 +196,14 @@ class MutableCheck:
         best = choice.best
         good: dict[int, list[str]] = {}
         for number, copies in found.holders(best).items() if best is not None else ():
-            names = [
-                copy.peer.name
-                for copy in copies
-                if (copy.peer.identity.server_id, number) not in self._bad
-            ]
+            names = [copy.peer.name for copy in copies if not self._is_bad(copy)]
             if names:
                 good[number] = sorted(names)
         k, n = self._usual if best is None else (best.required_shares, best.total_shares)
         recoverable = best is not None and len(good) >= k
         others = [
-            (version.sequence_number, len(choice.shares[version]))
-            for version in sorted(choice.shares, reverse=True)
+            (version.sequence_number, len(choice.shares.get(version, ())))
+            for version in sorted({*choice.shares, *self._spoilt}, reverse=True)
             if version != best
         ]
         return MutableCheckResult(
@@ -202,13 +214,13 @@ class MutableCheck:
             good_shares=good,
             happiness=servers_of_happiness({n: set(held) for n, held in good.items()}),
             other_versions=others,
-            newer_unrecoverable=bool(choice.newer_unrecoverable),
+            newer_unrecoverable=bool(choice.newer_unrecoverable or self._spoilt),
             rivals=bool(choice.rivals),
             required_shares=k,
             total_shares=n,
             corrupt=self._corrupt,
             unreachable=sorted(peer.name for peer in found.failed),
-            remarks=_remarks(choice),
+            remarks=[_NEWER] if self._spoilt else _remarks(choice),
             reasons={peer.name: str(error) for peer, error in found.failed.items()},
         )
 

@@ -24,6 +24,7 @@ from pipegrid.errors import (
     CapError,
     CorruptionError,
     NotEnoughSharesError,
+    PipegridError,
     UsageError,
 )
 from pipegrid.reactor.workers import CpuWorkers
@@ -37,12 +38,12 @@ from pipegrid.transfer.mutable.checking import (
 from pipegrid.transfer.mutable.happiness import check_happy
 from pipegrid.transfer.mutable.joining import JoinedWrites, Merge
 from pipegrid.transfer.mutable.known import KnownFiles
-from pipegrid.transfer.mutable.mapping import ShareMap, place
+from pipegrid.transfer.mutable.mapping import ShareMap, Spoilt, place
 from pipegrid.transfer.mutable.modifying import Edit, Modification, Redo
 from pipegrid.transfer.mutable.publishing import Publication
 from pipegrid.transfer.mutable.reading import ContentReader
 from pipegrid.transfer.mutable.refusals import not_writable, rollback, unreadable
-from pipegrid.transfer.mutable.remembering import remember
+from pipegrid.transfer.mutable.remembering import remember, remember_read
 from pipegrid.transfer.mutable.signingkeys import SigningKeys
 from pipegrid.transfer.mutable.slot import Slot, open_slot
 from pipegrid.transfer.mutable.surveying import FileSurvey, Hints
@@ -151,7 +152,9 @@ class MutableFiles:
 
     # Reading.
 
-    async def look(self, cap: MutableCap, accept_older: bool = False) -> tuple[Slot, ShareMap]:
+    async def look(
+        self, cap: MutableCap, accept_older: bool = False, spoilt: Spoilt | None = None
+    ) -> tuple[Slot, ShareMap]:
         """
         Find out which version there is to read: ``found.choice().best``.
 
@@ -170,21 +173,16 @@ class MutableFiles:
                 hints[by_id[server]] = frozenset(numbers)
         least = (0, b"") if accept_older else known.newest
         book = ShareBook(cap, signing_key=known.signing_key)
-        survey = FileSurvey(slot, book, self._settings.read_bytes, hints, self._usual)
+        read_bytes = self._settings.read_bytes
+        survey = FileSurvey(slot, book, read_bytes, hints, self._usual, spoilt=spoilt)
         found = await survey.for_reader(least)
         best = found.choice().best
         if best is None:
             raise unreadable(found, self._usual[0])
         newest = (best.sequence_number, best.root_hash)
-        if newest < known.newest and best.sequence_number < known.sequence_number:
-            if not accept_older:
-                raise rollback(best, known)
-        elif newest > known.newest:
-            known.saw(best)
-            if known.version != best:
-                known.forget_version()
-                known.copies = _copies(found, best)
-            self.known.save(slot.storage_index, known)
+        is_older = newest < known.newest and best.sequence_number < known.sequence_number
+        if is_older and not accept_older:
+            raise rollback(best, known)
         return slot, found
 
     async def read(
@@ -216,29 +214,35 @@ class MutableFiles:
             handed += sum(map(len, pieces))
             write(pieces)
 
-        attempt = 0
+        attempt, is_read = 0, False
+        spoilt: Spoilt = {}
+        failed: PipegridError | None = None
         while True:
             attempt += 1
-            slot, found = await self.look(cap, accept_older)
+            try:
+                slot, found = await self.look(cap, accept_older, spoilt)
+            except NotEnoughSharesError as error:
+                raise failed or error from None  # no older one is there either
             choice = found.choice()
             version = choice.best
             assert version is not None
-            if not 0 <= start <= version.size:
-                raise UsageError(
-                    f"the range begins at byte {start}, but the file has {version.size} bytes"
-                )
-            end = version.size if length is None else min(version.size, start + length)
+            end = _end_of_range(version, start, length)
             reader = ContentReader(slot, found, version, count, ready)
             reading(reader)
             try:
                 await reader.read(start, end - start)
-            except (NotEnoughSharesError, CorruptionError):
+                is_read = True
+            except (NotEnoughSharesError, CorruptionError) as error:
                 if handed or attempt == READ_ATTEMPTS:
                     raise
+                spoilt, failed = {**spoilt, **reader.spoilt}, error
                 continue
+            finally:
+                if is_read or handed:
+                    remember_read(self.known, slot.storage_index, found, version)
             corrupt = found.corrupt + reader.corrupt
-            newer = bool(choice.newer_unrecoverable)
-            return ReadResult(version, end - start, reader.servers, corrupt, newer)
+            newest = max([*choice.newer_unrecoverable, *found.spoilt_versions], default=version)
+            return ReadResult(version, end - start, reader.servers, corrupt, newest > version)
 
     # Writing.
 
@@ -381,9 +385,7 @@ class MutableFiles:
         return self._clock.seconds() - began_s
 
 
-def _copies(found: ShareMap, version: Version) -> dict[str, tuple[int, ...]]:
-    copies: dict[str, list[int]] = {}
-    for number, held in found.holders(version).items():
-        for copy in held:
-            copies.setdefault(copy.peer.identity.server_id, []).append(number)
-    return {server: tuple(numbers) for server, numbers in copies.items()}
+def _end_of_range(version: Version, start: int, length: int | None) -> int:
+    if not 0 <= start <= version.size:
+        raise UsageError(f"the range begins at byte {start}, but the file has {version.size} bytes")
+    return version.size if length is None else min(version.size, start + length)

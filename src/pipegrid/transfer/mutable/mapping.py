@@ -9,7 +9,7 @@ Source: the format reference for mutable files, sections 5 and 6; that of trees,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
@@ -41,19 +41,32 @@ class Copy:
     version: Version | None
 
 
+Spoilt = Mapping[tuple[str, int, Version], CorruptionError]
+"""
+Shares that are not what they begin as, and what is wrong: by their server's id, their number, and the version
+that they claim.
+"""
+
+
 class ShareMap:
     """
     What servers said of one file.
+
+    Args:
+        spoilt: shares that count for nothing, as long as servers have them.
 
     Attributes:
         book: the keys and versions that were proven.
         copies: of each server that answered, its shares.
         failed: servers that did not answer, and why.
         corrupt: what is wrong with shares, each with its server.
+        spoilt_versions: those that spoilt shares claim to be of.
     """
 
-    def __init__(self, book: ShareBook) -> None:
+    def __init__(self, book: ShareBook, spoilt: Spoilt | None = None) -> None:
         self.book = book
+        self.spoilt_versions: set[Version] = set()
+        self._spoilt = spoilt or {}
         self.copies: dict[Peer, dict[int, Copy]] = {}
         self.failed: dict[Peer, ServerError] = {}
         self.corrupt: list[CorruptionError] = []
@@ -81,11 +94,29 @@ class ShareMap:
             version = self.book.check(share)
             if version is not None and number >= version.total_shares:
                 version = None
+            if version is not None:
+                spoilt = self._spoilt.get((peer.identity.server_id, number, version))
+                if spoilt is not None:
+                    self.spoilt_versions.add(version)
+                    raise spoilt
         except CorruptionError as error:
             error.server = peer.name
             self.corrupt.append(error)
             return Copy(peer, number, head, None, None)
         return Copy(peer, number, head, share if version is not None else None, version)
+
+    def without(self, spoilt: Collection[Copy]) -> ShareMap:
+        """Return the same, where these copies count for nothing."""
+        other = ShareMap(self.book)
+        other.failed, other.corrupt = self.failed, self.corrupt
+        other.copies = {
+            peer: {
+                number: attrs.evolve(copy, share=None, version=None) if copy in spoilt else copy
+                for number, copy in copies.items()
+            }
+            for peer, copies in self.copies.items()
+        }
+        return other
 
     @property
     def answered(self) -> int:

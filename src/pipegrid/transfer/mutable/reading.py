@@ -18,7 +18,7 @@ from pipegrid.core.mutable.share import MutableShare
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.spans import Spans
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError
-from pipegrid.transfer.mutable.mapping import Copy, ShareMap
+from pipegrid.transfer.mutable.mapping import Copy, ShareMap, Spoilt
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.underway import RequestsUnderWay
 
@@ -44,6 +44,7 @@ class ContentReader:
         changed: to be fired when ``ready`` has changed.
         servers: share number to the name of the server that it was read from.
         corrupt: what was wrong with shares.
+        spoilt: the same, by share; see ``mapping.Spoilt``.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ContentReader:
         self.changed = self._requests.changed
         self.servers: dict[int, str] = {}
         self.corrupt: list[CorruptionError] = []
+        self.spoilt: dict[tuple[str, int, Version], CorruptionError] = {}
         self._slot = slot
         self._version = version
         self._write = write
@@ -158,9 +160,13 @@ class ContentReader:
             if self._in_use.get(copy.number) is copy:
                 self._reader.drop_share(copy.number)
                 self.corrupt.append(error)
+                self._note_spoilt(copy, error)
         except ServerError:
             if self._in_use.get(copy.number) is copy:
                 self._reader.drop_share(copy.number)
+
+    def _note_spoilt(self, copy: Copy, error: CorruptionError) -> None:
+        self.spoilt[copy.peer.identity.server_id, copy.number, self._version] = error
 
     def _tell_of_corrupt(self) -> None:
         """Note what the reader found wrong, and tell the servers, who else would not know."""
@@ -168,6 +174,7 @@ class ContentReader:
             copy = self._in_use.get(-1 if error.share_number is None else error.share_number)
             if copy is not None:
                 error.server = copy.peer.name
+                self._note_spoilt(copy, error)
                 telling = Deferred.fromCoroutine(
                     self._slot.complain(copy.peer, copy.number, str(error))
                 )
@@ -176,8 +183,20 @@ class ContentReader:
         self._told = len(self._reader.corrupt)
 
 
-async def read_whole(slot: Slot, found: ShareMap, version: Version) -> bytes:
-    """Return all of a version's plaintext; see ``ContentReader.read``."""
+async def read_whole(
+    slot: Slot, found: ShareMap, version: Version, told: Callable[[Spoilt], None] | None = None
+) -> bytes:
+    """
+    Return all of a version's plaintext; see ``ContentReader.read``.
+
+    Args:
+        told: what shares are spoilt, however that ends.
+    """
     pieces: list[Buffer] = []
-    await ContentReader(slot, found, version, pieces.extend).read(0, version.size)
+    reader = ContentReader(slot, found, version, pieces.extend)
+    try:
+        await reader.read(0, version.size)
+    finally:
+        if told is not None:
+            told(reader.spoilt)
     return b"".join(pieces)

@@ -12,7 +12,7 @@ from pipegrid.core.mutable.encoding import EncodedVersion
 from pipegrid.core.mutable.versions import Version
 from pipegrid.transfer.mutable.happiness import is_happy
 from pipegrid.transfer.mutable.known import KnownFiles
-from pipegrid.transfer.mutable.mapping import HEAD_BYTES
+from pipegrid.transfer.mutable.mapping import HEAD_BYTES, ShareMap
 from pipegrid.transfer.mutable.publishing import Outcome
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.peers import Peer
@@ -29,6 +29,29 @@ class Base:
     is_warm: bool = False
     is_own: bool = False
     """It has the change already."""
+
+
+def remember_read(
+    files: KnownFiles, storage_index: bytes, found: ShareMap, version: Version
+) -> None:
+    """
+    Remember a version that was read.
+
+    One of which shares tell that it is there, but no content can be had, is none: the one before it counts,
+    and would be taken for somebody's going back.
+    """
+    known = files.of(storage_index)
+    if (version.sequence_number, version.root_hash) <= known.newest:
+        return
+    known.saw(version)
+    if known.version != version:
+        known.forget_version()
+        copies: dict[str, list[int]] = {}
+        for number, held in found.holders(version).items():
+            for copy in held:
+                copies.setdefault(copy.peer.identity.server_id, []).append(number)
+        known.copies = {server: tuple(numbers) for server, numbers in copies.items()}
+    files.save(storage_index, known)
 
 
 def remember_base(files: KnownFiles, slot: Slot, base: Base) -> None:

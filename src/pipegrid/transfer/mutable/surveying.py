@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from pipegrid.core.mutable.book import ShareBook
 from pipegrid.errors import CorruptionError, ServerError
-from pipegrid.transfer.mutable.mapping import ShareMap, is_settled, is_whole
+from pipegrid.transfer.mutable.mapping import ShareMap, Spoilt, is_settled, is_whole
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.underway import RequestsUnderWay
@@ -32,6 +32,7 @@ class FileSurvey:
         usual: how many shares, k and n, a file has whose version is not known yet.
         opens_key: take the signing key from the first share that has it, while others are waited for: that
             takes milliseconds.
+        spoilt: shares that earlier looks were misled by.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class FileSurvey:
         usual: tuple[int, int],
         *,
         opens_key: bool = False,
+        spoilt: Spoilt | None = None,
     ) -> None:
         self._slot = slot
         self._read_bytes = read_bytes
@@ -51,7 +53,7 @@ class FileSurvey:
         self._opens_key = opens_key
         self._requests: RequestsUnderWay[Peer] = RequestsUnderWay(slot.clock)
         self._left = [*hints, *(peer for peer in slot.peers if peer not in hints)]
-        self.found = ShareMap(book)
+        self.found = ShareMap(book, spoilt)
 
     async def for_reader(self, least: tuple[int, bytes]) -> ShareMap:
         """
