@@ -254,10 +254,12 @@ class CatalogueTests(SynchronousTestCase):
 
     def test_directories_that_cannot_be(self) -> None:
         """What a list says, which others may have written, is no path for sure."""
+        private = scratch_directory()
+        self.addCleanup(shutil.rmtree, private, True)
         for directory in ("/a\0b", "/\ud800", "/" + "x" * 5000):
             run = BackupRun("home", "2026-11-01_10:00:00Z", DirectoryCap(LitCap(b"")))
             there = attrs.evolve(run, directory=directory)
-            naming.check_owner([there], "home", "/home", this_machine(scratch_directory()))
+            naming.check_owner([there], "home", "/home", this_machine(private))
 
 
 class MachineTests(SynchronousTestCase):
