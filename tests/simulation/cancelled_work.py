@@ -30,6 +30,7 @@ from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.facade import Trees
 from pipegrid.tree.uploaded import TreeReports
 from pipegrid.tree.uploading import NOTES_NAME
+from tests.descriptors import open_files
 from tests.scratch import scratch_directory
 from tests.simulation.grid_world import GridWorld
 
@@ -132,15 +133,7 @@ class CancelledWork:
 
     def _open_files(self) -> set[str]:
         """Return which of the user's files are open."""
-        found = set()
-        for number in os.listdir("/proc/self/fd"):
-            try:
-                path = os.readlink(f"/proc/self/fd/{number}")
-            except OSError:
-                continue
-            if path.startswith(str(self.scratch)):
-                found.add(path)
-        return found
+        return {path for _, path in open_files() if path.startswith(str(self.scratch))}
 
     def _cancel(self, begin: Begin) -> bool:
         """Begin, give up at some moment, wait for the end; returns whether it was cancelled."""

@@ -168,10 +168,9 @@ def set_aside(changes: Sequence[tuple[SlotFile, ShareChange]]) -> None:
                 if offset + len(data) > begin:
                     size = offset + len(data) - begin
                     disk.allocate(share.fd, containers.DATA_OFFSET + begin, size)
-            leases = (
-                3 * len(share.extra()) + containers.LEASE_BYTES
-            )  # they go by way of a third place
-            disk.allocate(share.fd, growth.extra_offset, leases)
+            # Leases go by way of a third place, and there may be one more.
+            leases_bytes = 3 * len(share.extra()) + containers.LEASE_BYTES
+            disk.allocate(share.fd, growth.extra_offset, leases_bytes)
     except OSError:
         for share, _ in changes:
             os.ftruncate(share.fd, share.file_bytes)
