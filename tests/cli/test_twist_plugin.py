@@ -70,6 +70,16 @@ class PluginTests(SynchronousTestCase):
         options.parseOptions(["-d", str(directory), "--introducer", "none"])
         self.assertEqual(options.settings().introducers, {})
 
+    def test_no_room_at_all(self) -> None:
+        """To leave none free is a choice, too, whatever ``tahoe.cfg`` says."""
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        (directory / "tahoe.cfg").write_text("[storage]\nreserved_space = 1G\n")
+        for words, found in (([], 10**9), (["--reserved-space", "0"], 0)):
+            options = twist_plugin.Options()
+            options.parseOptions(["-d", str(directory), *words])
+            self.assertEqual(options.settings().reserved_bytes, found)
+
     def test_refusals(self) -> None:
         """What makes no sense is said before anything starts."""
         directory = Path(self.mktemp())

@@ -60,6 +60,7 @@ from pipegrid.tree.backup.naming import check_name
 from pipegrid.tree.backup.retention import Retention, kept
 from pipegrid.tree.backup.run import BackupOptions, BackupResult, Backups
 from pipegrid.tree.directory import Directory
+from pipegrid.tree.later import KeptForLater
 from pipegrid.tree.listing import unpack
 from pipegrid.tree.paths import resolve
 from pipegrid.tree.selection import TreeSelection
@@ -374,6 +375,23 @@ class BackupTests(SynchronousTestCase):
         self.assertLessEqual(again.elapsed_s, 1.1 * RTT)
         self.assertEqual(again.catalogue, first.catalogue)
         self.assertEqual(len(self.names_in(again.catalogue)), 2)
+
+    def test_what_is_known_shows_nothing_of_servers(self) -> None:
+        """None is asked for it: it is no sign that they are in reach, for which others would wait."""
+        self.write_many(30)
+        signs: list[object] = []
+
+        def note(_: object, place: object) -> bool:
+            signs.append(place)
+            return False
+
+        self.patch(KeptForLater, "succeeded", note)
+        self.run_backup()
+        self.assertEqual(len(signs), 34)  # root and directories, too
+        signs.clear()
+        self.days += 1
+        self.run_backup()
+        self.assertEqual(signs, [])
 
     def test_how_far_it_has_come(self) -> None:
         """What is unchanged counts as done when it is met or found, so that the bar of a second run moves."""

@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap
-from pipegrid.errors import GridError, UnhappyError
+from pipegrid.errors import GridError, NotEnoughSharesError, UnhappyError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import begun
 from pipegrid.transfer.settings import Limits
@@ -245,6 +245,16 @@ class GetTests(OutageTestCase):
         self.assertEqual((result.failed, result.files), (0, 40))
         self.assertEqual(result.second_tries, 1)
         self.assertEqual(len(self.said), 2)
+
+    def test_without_the_first_directory(self) -> None:
+        """Nothing is waited for: whoever has no network is told so."""
+        cap = self.stored()
+        self.servers_go()
+        began_s = self.world.clock.seconds()
+        with self.assertRaises(NotEnoughSharesError):
+            self.fetch(cap)
+        self.assertLess(self.world.clock.seconds() - began_s, OUTAGE_S)
+        self.assertEqual(self.said, [])
 
     def test_servers_that_stay_away(self) -> None:
         """Then what did not come is named, and the rest is there."""
