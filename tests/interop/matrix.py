@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
-from unittest import TestCase
+from unittest import TestCase, mock
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
 from pipegrid.core import base32
@@ -26,7 +27,8 @@ from pipegrid.core.params import Params
 from pipegrid.grid import Grid
 from pipegrid.grid.creation import create_client
 from pipegrid.grid.introducers import INTRODUCERS_NAME
-from pipegrid.transfer.results import CheckResult
+from pipegrid.transfer.results import CheckResult, PutResult
+from pipegrid.transport.foolscap.client import FoolscapServer
 from tests.interop.processes import Gateway, Process, TahoeGrid, storage_directory
 
 T = TypeVar("T")
@@ -222,6 +224,34 @@ class Pair:
         self._assert_equal(health, perfect, "the health after the repair")
         await self._tahoe_gets(str(cap), data)
         await _threaded(shares.remove)
+
+    async def assert_a_crowd_is_leased(self, random: Random, files: int = 300) -> int:
+        """
+        Someone else leases many small files, so that each share has two leases.
+
+        Returns:
+            how many calls of Foolscap's that took.
+        """
+        stored = await self._twin.put_many([random.randbytes(60) for _ in range(files)])
+        caps = [each.cap for each in stored if isinstance(each, PutResult)]
+        lease, calls = FoolscapServer.lease_listed, 0
+
+        def lease_listed(server: FoolscapServer, *arguments: Any) -> Deferred[None]:
+            nonlocal calls
+            calls += 1
+            return lease(server, *arguments)
+
+        with mock.patch.object(FoolscapServer, "lease_listed", lease_listed):
+            checked = await self._stranger.check_many(caps, add_lease=True)
+        self._assert_equal(len(checked), files, "the files that were checked")
+        for cap, result in zip(caps, checked, strict=True):
+            assert isinstance(result, CheckResult)
+            assert isinstance(cap, ChkCap)
+            self._assert_equal(len(result.renewed), len(self._servers), "the servers that leased")
+            for (path,) in Shares(self._servers, cap).paths().values():
+                leases = _HEADER.unpack(path.read_bytes()[: _HEADER.size])[2]
+                self._assert_equal(leases, 2, "the leases of a share")
+        return calls
 
     async def assert_same_health(self, cap: str) -> Health:
         """Let both sides verify a file; returns what they agree on."""

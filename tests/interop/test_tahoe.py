@@ -16,6 +16,9 @@ from tests.interop.matrix import Pair, with_pair
 from tests.interop.processes import TahoeGrid
 
 SHARES = (2, 3, 3)
+FILES = 300
+"""Small ones, so many that their leases go over Foolscap where there is both."""
+
 SIZES = (0, 55, 56, 1000, 131073, (1 << 20) + 1)
 
 
@@ -38,9 +41,14 @@ class TahoeTests(TestCase):
         for force_foolscap in (False, True):
             root = self.root / str(force_foolscap)
             await with_pair(self, reactor, self.tahoe, root, SHARES, force_foolscap, self._sizes)
+            leased = FILES * len(self.tahoe.servers)
+            # Over HTTPS the first ones go before it is known that they are many.
+            least = leased if force_foolscap else leased // 3
+            self.assertTrue(least <= self.calls <= leased, f"{self.calls} of {leased} leases")
 
     async def _sizes(self, pair: Pair) -> None:
         for size in SIZES:
             await pair.assert_alike(size, Random(size))
         await pair.assert_damage_is_seen(Random(7))
         await pair.assert_repaired(Random(7))
+        self.calls = await pair.assert_a_crowd_is_leased(Random(7), FILES)

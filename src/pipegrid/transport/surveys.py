@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import NoSuchShare, ServerError
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.gbs_surveys import MAX_QUESTIONS, Question, Sample
+from pipegrid.wire.messages import LeaseSecrets
 
 __all__ = ["MAX_QUESTIONS", "Question", "Sample", "Surveyed", "survey"]
 
@@ -67,6 +68,21 @@ class TakesSurveys(Protocol):
         """
 
 
+@runtime_checkable
+class LeasesListed(Protocol):
+    """A server that leases what it was asked to list beside, at less cost than ``add_lease``."""
+
+    def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """
+        Add or renew a lease on every share of the index.
+
+        Not ordered with anything. It need not fail where there are no shares: the list shows that.
+        """
+
+
+Leasing = Callable[[bytes, LeaseSecrets], Deferred[None]]
+
+
 def takes(server: StorageServer) -> bool:
     """Return whether many questions will go to this server in one message."""
     return isinstance(server, TakesSurveys) and server.is_known_to_take_surveys
@@ -107,18 +123,22 @@ def survey(server: StorageServer, questions: Sequence[Question], told: Told) -> 
 
 
 def _ask_apart(server: StorageServer, questions: Sequence[Question], told: Told) -> Deferred[None]:
+    add_lease = server.lease_listed if isinstance(server, LeasesListed) else server.add_lease
+
     async def ask(number: int) -> None:
-        told(number, await _ask_one(server, questions[number]))
+        told(number, await _ask_one(server, questions[number], add_lease))
 
     asked = [Deferred.fromCoroutine(ask(number)) for number in range(len(questions))]
     return DeferredList(asked, consumeErrors=True).addCallback(_first_failure)
 
 
-async def _ask_one(server: StorageServer, question: Question) -> Surveyed | ServerError:
+async def _ask_one(
+    server: StorageServer, question: Question, add_lease: Leasing
+) -> Surveyed | ServerError:
     index = question.storage_index
     requests: list[Deferred[Any]] = [server.list_shares(index)]
     if question.lease is not None:
-        requests.append(server.add_lease(index, question.lease))
+        requests.append(add_lease(index, question.lease))
     requests += [server.read(index, *attrs.astuple(sample)) for sample in question.samples]
     outcomes = [result for _, result in await DeferredList(requests, consumeErrors=True)]
     for outcome in outcomes:
@@ -130,8 +150,9 @@ async def _ask_one(server: StorageServer, question: Question) -> Surveyed | Serv
     leased, no_lease = False, None
     if question.lease is not None:
         outcome = outcomes.pop(0)
-        leased = not isinstance(outcome, Failure)
-        if not leased and not outcome.check(NoSuchShare):
+        if not isinstance(outcome, Failure):
+            leased = bool(listed)  # it may not have been told that there are none
+        elif not outcome.check(NoSuchShare):
             no_lease = _server_error(outcome)
     samples = tuple(b"" if isinstance(one, Failure) else one for one in outcomes)
     return Surveyed(listed, leased, no_lease, samples)

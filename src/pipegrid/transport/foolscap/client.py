@@ -298,8 +298,7 @@ class FoolscapServer(StoresApart):
         """Add or renew a lease on every share of the index; see the contract."""
 
         async def add(storage_index: bytes) -> None:
-            storage = await self._link.storage()
-            added = self._link.call(storage, "add_lease", storage_index, lease.renew, lease.cancel)
+            added = Deferred.fromCoroutine(self._lease(storage_index, lease))
             # Foolscap does not say whether there was anything to lease.
             shares = self._readers.ask(storage_index, again=True)
             _, readers = await all_ended([added, Deferred.fromCoroutine(shares)])
@@ -307,6 +306,14 @@ class FoolscapServer(StoresApart):
                 raise nothing_to_lease(self._name)
 
         return self._ask(None, add, storage_index)
+
+    def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease where there are shares, in one call; see ``transport.surveys``."""
+        return self._ask(None, self._lease, storage_index, lease)
+
+    async def _lease(self, storage_index: bytes, lease: LeaseSecrets) -> None:
+        storage = await self._link.storage()
+        await self._link.call(storage, "add_lease", storage_index, lease.renew, lease.cancel)
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str

@@ -1,19 +1,20 @@
 """
-Many small files for a server that offers Foolscap beside HTTPS, and takes no bundles.
+Many small files, and leases, for a server that offers Foolscap beside HTTPS, and takes no bundles.
 
 A request costs such a server of Tahoe-LAFS's 2.6 ms of processor time and more, a small share needs two, and
 where many come at once the server's processor is all that they wait for. The same share over Foolscap, three
 calls, costs it a third of that. So where a crowd of uploads is under way, and does not end, whole
-small shares go over Foolscap. Fewer, and everything else, do not: over HTTPS a put is one round trip, here
-it is three.
+small shares go over Foolscap, and the leases that a check of many files asks for, one call each. Fewer, and
+everything else, do not: over HTTPS a put is one round trip, here it is three.
 
-* **HTTPS has the last word.** What Foolscap does not simply store (the server is not reached, refuses, or
+* **HTTPS has the last word.** What Foolscap does not simply do (the server is not reached, refuses, or
   has an unfinished upload) is asked for again over HTTPS, as if nothing had been sent before.
 * **No share is closed before its bytes are acknowledged**: a server would make a share visible that its
   full disk has not taken, and the second try would find it there.
-* **Nobody waits for it.** It is connected when the server has shown that it takes no bundles, and a crowd is
+* **No file waits for it.** It is connected when the server has shown that it takes no bundles, and a crowd is
   expected, or has come; a few uploads go over HTTPS meanwhile; if that fails, all stays there. What was
-  lost, be it while nobody stored, is connected again in the same way.
+  lost, be it while nobody stored, is connected again in the same way. Leases do wait, for ``SOON_S`` at most:
+  the questions that they come with are answered over HTTPS meanwhile.
 * **Order.** Two connections have none, so such a store waits for everything before it that concerns the same
   storage index, and everything behind it waits (``order``).
 """
@@ -30,14 +31,15 @@ from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError, ServerError, ServerTimeout, ServerUnreachable
 from pipegrid.flow.depth import MANY, Appetite
-from pipegrid.reactor.together import as_deferred
+from pipegrid.reactor.alarm import Alarm
+from pipegrid.reactor.together import Waiters, as_deferred
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import Allocation, Shares, Stored, UploadSecrets
+from pipegrid.wire.messages import Allocation, LeaseSecrets, Shares, Stored, UploadSecrets
 
 T = TypeVar("T")
 
 CROWD = 8
-"""Uploads under way at one server. As few as ``flow.depth`` allows of a crowd are more."""
+"""Uploads, or leases, under way at one server. As few as ``flow.depth`` allows of a crowd are more."""
 
 AGAIN_S = 60.0
 """After a connection that failed, or was lost, so long HTTPS is all; and so long a crowd is expected."""
@@ -51,7 +53,7 @@ servers on two cores were connected after 5.4 to 6.1 s.
 
 
 class StoresBeside(StorageServer, Protocol):
-    """A server on a connection of its own, which says whether that is up."""
+    """A server on a connection of its own, which says whether that is up, and whose leases are one call."""
 
     @property
     def is_connected(self) -> bool:
@@ -61,8 +63,12 @@ class StoresBeside(StorageServer, Protocol):
     def last_sign_s(self) -> float:
         """When it last answered anything, by the clock."""
 
+    def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease on every share of the index; it may not tell that there are none."""
+
 
 Store = Callable[[bytes, Shares, int, UploadSecrets], Deferred[Stored]]
+Lease = Callable[[bytes, LeaseSecrets], Deferred[None]]
 
 
 class Beside:
@@ -84,6 +90,8 @@ class Beside:
         self._is_up = False
         self._not_before_s: float | None = None
         self._connecting_since_s: float | None = None
+        self._held: Waiters[None] = Waiters()  # leases, while it is being connected
+        self._patience = Alarm(clock, self._let_go)
 
     @property
     def whole_bytes(self) -> int:
@@ -109,8 +117,7 @@ class Beside:
 
     def count(self, upload: Deferred[T]) -> Deferred[T]:
         """Count an upload as under way until it fires."""
-        self._under_way += 1
-        self._crowd += 1
+        self._began()
         return upload.addBoth(self._ended)
 
     def watch(self, upload: Deferred[T], takes_bundles: Callable[[], bool]) -> Deferred[T]:
@@ -122,6 +129,10 @@ class Beside:
             return result
 
         return self.count(upload).addCallback(answered)
+
+    def _began(self) -> None:
+        self._under_way += 1
+        self._crowd += 1
 
     def _ended(self, result: T) -> T:
         self._under_way -= 1
@@ -141,6 +152,7 @@ class Beside:
         if self._server is None:
             self._server = self._open_server()
         self._connecting_since_s = now_s
+        self._patience.set(SOON_S)
         self._server.version().addCallbacks(self._connected, self._failed)
 
     @property
@@ -150,6 +162,10 @@ class Beside:
         soon = any(self._began_within(since_s, SOON_S) for since_s in begun)
         return Appetite.FEW if soon else Appetite.COUNTED
 
+    @property
+    def _is_being_connected(self) -> bool:
+        return self._began_within(self._connecting_since_s, SOON_S)
+
     def _may_try(self) -> bool:
         return self._not_before_s is None or self._clock.seconds() >= self._not_before_s
 
@@ -157,12 +173,20 @@ class Beside:
         return since_s is not None and self._clock.seconds() < since_s + seconds
 
     def _connected(self, _: object) -> None:
-        self._connecting_since_s = None
         self._is_up = True
+        self._connecting_ended()
 
     def _failed(self, failure: Failure) -> None:
-        self._connecting_since_s = None
+        self._connecting_ended()
         failure.trap(PipegridError, CancelledError)
+
+    def _connecting_ended(self) -> None:
+        self._connecting_since_s = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._patience.stop()
+        self._held.fire(None)
 
     @as_deferred
     async def store(
@@ -185,9 +209,7 @@ class Beside:
         try:
             first = await server.store_whole(storage_index, shares, share_bytes, secrets)
         except ServerError as error:
-            if isinstance(error, (ServerUnreachable, ServerTimeout)):
-                self._is_up = False
-                self._not_before_s = self._clock.seconds() + AGAIN_S
+            self._note_loss(error)
             return await over_https(storage_index, shares, share_bytes, secrets)
         there = first.allocation.already_have
         done = first.allocation.allocated - first.failed.keys()
@@ -198,7 +220,41 @@ class Beside:
         have, allocated = second.allocation.already_have, second.allocation.allocated
         return Stored(Allocation((there | have) - done, done | allocated), second.failed)
 
+    def lease(self, over_https: Lease, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """
+        Add or renew a lease on every share of an index; it may not be told that there are none.
+
+        Not ordered with anything. To be called where the server does not take bundles, as far as is known.
+
+        Args:
+            over_https: asks for what does not go this way.
+        """
+        self._began()  # first: what is sent depends on how many there are
+        return self._lease(over_https, storage_index, lease).addBoth(self._ended)
+
+    @as_deferred
+    async def _lease(self, over_https: Lease, storage_index: bytes, lease: LeaseSecrets) -> None:
+        if self._crowd >= MANY:
+            self.offer()
+            if self._is_being_connected:
+                await self._held.wait()
+        server = self._usable
+        if server is not None and self._under_way >= CROWD:
+            try:
+                await server.lease_listed(storage_index, lease)
+            except ServerError as error:
+                self._note_loss(error)
+            else:
+                return
+        await over_https(storage_index, lease)
+
+    def _note_loss(self, error: ServerError) -> None:
+        if isinstance(error, (ServerUnreachable, ServerTimeout)):
+            self._is_up = False
+            self._not_before_s = self._clock.seconds() + AGAIN_S
+
     def disconnect(self) -> Deferred[None]:
         """Give the connection up; fires when it is gone."""
         self._is_up = False
+        self._let_go()
         return succeed(None) if self._server is None else self._server.disconnect()

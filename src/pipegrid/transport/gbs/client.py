@@ -157,9 +157,10 @@ class GbsServer:
         if self._asked.disconnected:
             return fail(self._asked.gone())
         allocation = self._uploads.allocate(storage_index, share_numbers, share_bytes, secrets)
-        if self._beside is None or self.takes_bundles:
-            return allocation
-        return self._beside.watch(allocation, lambda: self.takes_bundles)
+        beside = None if self.takes_bundles else self._beside
+        return (
+            allocation if beside is None else beside.watch(allocation, lambda: self.takes_bundles)
+        )
 
     def write(
         self,
@@ -285,6 +286,13 @@ class GbsServer:
         request = self._requests.add_lease(storage_index, lease)
         return self._ask(storage_index, None, request, self._answers.lease_added)
 
+    def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease where there are shares; see ``transport.surveys``."""
+        beside = self._beside
+        if beside is None or self.takes_bundles:
+            return self.add_lease(storage_index, lease)
+        return self._asked.track(lambda: beside.lease(self.add_lease, storage_index, lease))
+
     @property
     def is_known_to_take_surveys(self) -> bool:
         """Whether surveys are tried: it takes bundles, and has not refused one yet."""
@@ -387,7 +395,6 @@ class GbsServer:
         """Give up connections and unanswered requests; fires when all are gone."""
         self._asked.give_up()
         self._order.give_up(self._asked.gone)
-        gone = [self._uploads.close(self._asked.gone), self._reads.close()]
-        if self._beside is not None:
-            gone.append(self._beside.disconnect())
+        beside = [] if self._beside is None else [self._beside.disconnect()]
+        gone = [self._uploads.close(self._asked.gone), self._reads.close(), *beside]
         return DeferredList(gone).addCallback(lambda _: None)
