@@ -6,7 +6,7 @@ import gzip
 import lzma
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import UsageError
 from pipegrid.mirror import deb822, debian, selecting, small
 from pipegrid.mirror.debian import DebianArchive, DebianOutcome
+from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.selecting import Selection
 from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.unpacking import unpacked
@@ -268,6 +269,31 @@ class OrdinaryTests(DebianCase):
         outcome = self.sync()
         self.assertEqual(outcome.lacking, [f"{SUITE}/{BINARY}.gz"])
         self.assertEqual(world.found(), self.expected(BINARY + ".xz", by_hash=False))
+
+    def test_cut_off_while_the_form_changes(self) -> None:
+        """After each step readers find what the release file that they see says; the next run ends it."""
+        world = self.make(Archive())
+        release, cut = Destination.release, 0
+
+        def release_some(destination: Destination, paths: Iterable[str]) -> None:
+            for number, path in enumerate(paths):
+                if number == cut:
+                    raise MirrorError("cut off")
+                release(destination, [path])
+
+        for before, after, forms in (("packed", "unpacked", 1), ("unpacked", "packed", 2)):
+            for number in range(forms + 1):  # and a release file
+                cut = number
+                self.sync(indexes=before, delete=True)
+                self.archive.add()
+                self.publish()
+                self.patch(Destination, "release", release_some)
+                self.assertRaises(MirrorError, self.sync, indexes=after)
+                self.patch(Destination, "release", release)
+                check_readers(world.directory)
+                self.sync(indexes=after)
+                count = len([path for path in world.found() if path.startswith("pool/")])
+                self.assertEqual(check_readers(world.directory), count * forms)
 
     def test_without_names_by_hash(self) -> None:
         """A mirror that has less than the release file says is asked by the plain name."""

@@ -14,7 +14,8 @@ hash, readers find the old ones so, as long as nothing is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from hashlib import sha256
 from itertools import chain
@@ -256,20 +257,29 @@ class DebianArchive:
         for form in forms:
             if form.remote is not None:
                 destination.link(form.path, form.remote)
-        destination.release([*(form.path for form in forms), *own])
-        # A form that is not kept any more would stand beside a release file that says something else of it.
-        kept = {form.path for form in forms} | own.keys()
+        # A form that is not kept any more would stand beside a release file that says something else of it;
+        # one that was not kept, beside the release file of before. Where names are hashes, those are enough.
+        late = {
+            form.path for form in forms if form.remote is not None and self._is_new(form, suites)
+        }
+        early = [form.path for form in forms if form.path not in late]
         stays = {base_of(index.path) for index in apart}
-        for suite in suites:
-            before = [below(suite, form).path for form in _main_forms(suite.before)]
-            for path in (
-                *before,
-                *(path + compressed.ENDING for path in before),
-                *map(suite.place, OWN),
-            ):
+        kept = {form.path for form in forms} | own.keys()
+
+        def delete(paths: Iterable[str]) -> None:
+            for path in paths:
                 if path not in kept and base_of(path) not in stays:
                     destination.delete(path)
+
+        delete(chain.from_iterable(_before(suite) for suite in suites if _has_hashes(suite)))
+        destination.release([*early, *own, *sorted(late)])
+        delete(chain.from_iterable((*_before(suite), *map(suite.place, OWN)) for suite in suites))
         destination.clear_staged()
+
+    def _is_new(self, form: Wanted, suites: Sequence[Suite]) -> bool:
+        """Whether a form of an index has not been there, where there was a release file."""
+        is_there = os.path.lexists(self._destination.where(form.path))
+        return not is_there and any(map(_has_hashes, suites))
 
 
 def _further(indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[Wanted]:
@@ -288,6 +298,17 @@ def _checked_name(name: str, check: Callable[[str], T]) -> T:
             f"{shown(name)} is no suite, component or architecture that can be mirrored; the suite of a flat"
             " archive ends in a slash, such as ./"
         ) from None
+
+
+def _before(suite: Suite) -> list[str]:
+    """Return where forms of packages and sources have been, by the release file of before."""
+    paths = [below(suite, form).path for form in _main_forms(suite.before)]
+    return [*paths, *(path + compressed.ENDING for path in paths)]
+
+
+def _has_hashes(suite: Suite) -> bool:
+    """Whether readers of either release file, that of before and that of now, look under hashes first."""
+    return suite.before is not None and suite.before.by_hash and suite.release.by_hash
 
 
 def _main_forms(release: Release | None) -> Iterator[Wanted]:
