@@ -50,6 +50,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
 from misc import ending
+from misc.scratch import scratch_directory
 from misc.soak.mounting import alone
 from misc.speedtest.oneserver import one_server
 from pipegrid import Grid
@@ -406,7 +407,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=20, help="cuts for each policy [20]")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
     parser.add_argument("--durability", action="append", choices=POLICIES, default=None)
-    parser.add_argument("--scratch", type=Path, help="where the image is made")
+    parser.add_argument("--scratch", type=scratch_directory, help="where the image is made")
     parser.add_argument(
         "--same-boot", action="store_true", help="only the disk was gone, not the machine"
     )

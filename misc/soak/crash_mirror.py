@@ -33,6 +33,7 @@ import attrs
 
 from misc import ending
 from misc.command import environment
+from misc.scratch import scratch_directory
 from misc.soak.crash import POLICIES, PROMISING, Image, Unable, workplace
 from misc.speedtest.mirror.archive import Archive, Package, Shape, make_archive, wrong
 from misc.speedtest.mirror.webserver import WebServer
@@ -175,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--files", type=int, default=ARCHIVE.files, help="of the archive [3000]")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
     parser.add_argument("--durability", action="append", choices=POLICIES, default=None)
-    parser.add_argument("--scratch", type=Path, help="where the image is made")
+    parser.add_argument("--scratch", type=scratch_directory, help="where the image is made")
     options = parser.parse_args(arguments)
     ending.end_on_sigterm()
     try:

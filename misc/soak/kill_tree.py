@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import sqlite3
 import sys
 import tempfile
@@ -50,6 +51,7 @@ LARGE_BYTES = (1 << 20) + (1 << 19)
 """Of a large file: the window before the first answer, and what was torn; or a segment and a half."""
 OVERHEAD = 0.02
 HANDSHAKES_BYTES = 100_000
+_TRIES = 20
 _SEEN_EVERY = 10
 """So often is what was stored fetched, too; it is checked each time."""
 
@@ -113,14 +115,7 @@ class Kills:
         Raises:
             Violation: a promise was broken.
         """
-        if self.kind == "get":
-            self._rounds += 1
-        else:
-            await self._fresh()
-        kill_at = self._rng.randrange(int(self._both * 1.02))
-        killed = await self._world.run(*self._arguments(), kill_at=kill_at)
-        if killed.status not in (-9, 0):
-            raise Violation(f"it ended with {killed.status} before it was killed: {killed.err}")
+        kill_at, killed = await self._killed()
         await self._look()
         rerun = _good(await self._world.run(*self._arguments()))
         passed = self._passed(killed) + self._passed(rerun)
@@ -133,9 +128,25 @@ class Kills:
         await self._compare(rerun.out.strip())
         if twice > self.window:
             raise Violation(
-                f"killed at {kill_at}: {self._passed(killed)} bytes and {self._passed(rerun)} passed, where "
-                f"uncut {self._uncut} do: {twice} twice, and the window is {self.window}"
+                f"killed at {kill_at}: {self._passed(killed)} bytes in {killed.seconds:.1f} s and "
+                f"{self._passed(rerun)} in {rerun.seconds:.1f} s passed, where uncut {self._uncut} do: "
+                f"{twice} twice, and the window is {self.window}"
             )
+
+    async def _killed(self) -> tuple[int, Ended]:
+        """Return after how many bytes it was killed, and how it ended; one that had ended does not count."""
+        for _ in range(_TRIES):
+            if self.kind == "get":
+                self._rounds += 1
+            else:
+                await self._fresh()
+            kill_at = self._rng.randrange(int(self._both * 1.02))
+            killed = await self._world.run(*self._arguments(), kill_at=kill_at)
+            if killed.status == -signal.SIGKILL:
+                return kill_at, killed
+            if killed.status:
+                raise Violation(f"it ended with {killed.status} before it was killed: {killed.err}")
+        raise Violation(f"it ended {_TRIES} times in a row before it was killed")
 
     async def _look(self) -> None:
         """See that nothing lies."""

@@ -35,6 +35,7 @@ import attrs
 from twisted.protocols.portforward import ProxyClient, ProxyClientFactory, ProxyFactory, ProxyServer
 
 from misc import ending
+from misc.scratch import scratch_directory
 from misc.soak.resume import KINDS, PIPEGRID, PipegridNode
 from misc.speedtest.peers.nodes import HTTPS, StorageNode, servers_file, stop
 from misc.speedtest.processes import LOOPBACK
@@ -226,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--kind", choices=KINDS, default=PIPEGRID)
     parser.add_argument("--megabytes", type=int, default=1000)
-    parser.add_argument("--scratch", type=Path)
+    parser.add_argument("--scratch", type=scratch_directory)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args(arguments)
     result: dict[str, Any] = {}

@@ -42,6 +42,7 @@ import attrs
 from twisted.internet.defer import gatherResults
 
 from misc import ending
+from misc.scratch import scratch_directory
 from misc.speedtest.oneserver import one_server
 from pipegrid import Grid
 
@@ -272,7 +273,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="What durability costs a storage server.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--scratch", type=Path, help="a directory on the disk to be measured")
+    parser.add_argument(
+        "--scratch", type=scratch_directory, help="a directory on the disk to be measured"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
     parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw it there")
     parser.add_argument("--tiny", action="store_true", help="only show that it works")

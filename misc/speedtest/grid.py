@@ -41,6 +41,7 @@ import attrs
 from twisted.internet.defer import Deferred, gatherResults
 
 from misc import ending
+from misc.scratch import scratch_directory
 from misc.speedtest import processes
 from misc.speedtest.processes import Servers
 from misc.speedtest.tlsrate import TlsStreams
@@ -275,7 +276,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--nice", type=int, default=10, help="of the servers of small files, 0 to 19"
     )
-    parser.add_argument("--scratch", type=Path, help="where the servers' directories are made")
+    parser.add_argument(
+        "--scratch", type=scratch_directory, help="where the servers' directories are made"
+    )
     parser.add_argument("--seed", type=int)
     parser.add_argument("--tiny", action="store_true", help="only show that it works")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="write profiles there")

@@ -28,6 +28,7 @@ from typing import Any
 import attrs
 
 from misc import ending
+from misc.scratch import scratch_directory
 from pipegrid.reactor.collector import calm_collector
 from pipegrid.speedtest import runner, scenarios
 from pipegrid.speedtest.lines import of_raw_tcp
@@ -212,7 +213,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", metavar="TEXT", help="checks with this in the name")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scratch", type=Path, help="where the servers' directories are made")
+    parser.add_argument(
+        "--scratch", type=scratch_directory, help="where the servers' directories are made"
+    )
     parser.add_argument("--output", type=Path, metavar="DIR", help="write the runs there, as JSON")
     options = parser.parse_args(arguments)
     if options.output is not None:

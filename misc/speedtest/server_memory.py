@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from misc.ending import end_on_sigterm
+from misc.scratch import scratch_directory
 from misc.speedtest.processes import Servers
 from misc.speedtest.server import Server
 from pipegrid.core.hashes import Buffer
@@ -115,7 +116,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="A storage server's memory under slow uploads.")
     parser.add_argument("--uploads", type=int, default=200)
     parser.add_argument("--megabytes", type=float, default=10.0, help="of each share")
-    parser.add_argument("--scratch", type=Path, help="where the server's directory is made")
+    parser.add_argument(
+        "--scratch", type=scratch_directory, help="where the server's directory is made"
+    )
     options = parser.parse_args(arguments)
     end_on_sigterm()
     share_bytes = int(options.megabytes * 10**6)

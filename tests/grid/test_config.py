@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.errors import UsageError
-from pipegrid.grid import config
+from pipegrid.grid import config, homes
 from pipegrid.grid.config import load
 from pipegrid.grid.creation import create_local
 from pipegrid.grid.homes import default_directory, is_configured
@@ -376,6 +377,27 @@ class DefaultDirectoryTests(SynchronousTestCase):
         ):
             with mock.patch.dict(os.environ, environment, clear=True):
                 self.assertEqual(default_directory(), Path(expected))
+
+    def test_an_empty_home(self) -> None:
+        """An empty or relative HOME is none, and neither the root directory nor one below this one."""
+        listed = pwd.getpwuid(os.getuid()).pw_dir
+        for home in ("", "x", "./y"):
+            with mock.patch.dict(os.environ, {"HOME": home}, clear=True):
+                self.assertEqual(default_directory(), Path(listed, ".local/share/pipegrid"))
+            with mock.patch.dict(os.environ, {"HOME": home, "PIPEGRID_DIR": "~/g"}, clear=True):
+                self.assertEqual(default_directory(), Path(listed, "g"))
+
+    def test_nobodys_home(self) -> None:
+        """A user whom no list has is told what to set."""
+        with (
+            mock.patch.object(homes, "getpwuid", side_effect=KeyError),
+            mock.patch.dict(os.environ, {"HOME": ""}, clear=True),
+        ):
+            error = self.assertRaises(UsageError, default_directory)
+            self.assertIn("set HOME", str(error))
+            os.environ["PIPEGRID_DIR"] = "~/g"
+            error = self.assertRaises(UsageError, default_directory)
+            self.assertIn("nobody knows where the home directory ~ is", str(error))
 
     def test_a_tilde(self) -> None:
         """As in a unit of systemd or a Containerfile, where no shell makes a home directory of it."""

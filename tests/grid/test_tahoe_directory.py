@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from pipegrid.core import base32
 from pipegrid.core.params import Params
 from pipegrid.errors import UsageError
-from pipegrid.grid import Grid
+from pipegrid.grid import Grid, homes
 from pipegrid.grid.cache import cache_name
 from pipegrid.grid.config import load
 from pipegrid.grid.creation import create_like_tahoe, create_local
@@ -143,8 +143,8 @@ class ReadingTests(SynchronousTestCase):
     def test_a_user_without_a_home(self) -> None:
         """Uses the node's directory all the same, and remembers nothing."""
         with (
-            mock.patch.dict("os.environ", {"XDG_CACHE_HOME": ""}),
-            mock.patch.object(Path, "home", side_effect=RuntimeError),
+            mock.patch.dict("os.environ", {"XDG_CACHE_HOME": "", "HOME": ""}),
+            mock.patch.object(homes, "getpwuid", side_effect=KeyError),
         ):
             self.assertEqual(load(self.node).caches, ())
 

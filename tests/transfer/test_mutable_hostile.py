@@ -289,6 +289,11 @@ class ServerTests(SynchronousTestCase):
         with self.assertRaises(NotEnoughSharesError) as caught:
             world.read(cap)
         self.assertIn("10 servers did not answer", str(caught.exception))
+        world.lines[0].down = False
+        with self.assertRaises(NotEnoughSharesError) as caught:
+            world.read(cap)
+        self.assertIn("of one, 1 share was found, and 3 are needed", str(caught.exception))
+        self.assertIn("9 servers did not answer", str(caught.exception))
 
 
 class KnownTests(SynchronousTestCase):

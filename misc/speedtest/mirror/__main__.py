@@ -29,6 +29,7 @@ from typing import Any
 
 from misc.command import compile_package
 from misc.ending import end_on_sigterm
+from misc.scratch import scratch_directory
 from misc.speedtest.mirror.again import durability, incremental, memory, verify_again
 from misc.speedtest.mirror.bench import Bench
 from misc.speedtest.mirror.clone import clone
@@ -108,7 +109,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--only", action="append", metavar="WORD", help="one of the scenarios")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--scratch", type=Path, default=MEMORY if MEMORY.is_dir() else None)
+    parser.add_argument(
+        "--scratch", type=scratch_directory, default=MEMORY if MEMORY.is_dir() else None
+    )
     parser.add_argument("--disk", type=Path, help="where durability is measured; a real disk")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--tiny", action="store_true", help="only show that it works")

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from misc import ending
+from misc.scratch import scratch_directory
 from misc.speedtest import processes
 from misc.speedtest.peers.clients import Client, GatewayClient, PipegridClient, run_all
 from misc.speedtest.peers.contest import (
@@ -268,7 +269,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--against", choices=PROTOCOLS, action="append", help="the gateway's")
     parser.add_argument("--protocol", choices=PROTOCOLS, default=HTTPS, help="PipeGrid's")
-    parser.add_argument("--scratch", type=Path, help="where the servers' directories are made")
+    parser.add_argument(
+        "--scratch", type=scratch_directory, help="where the servers' directories are made"
+    )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--tiny", action="store_true", help="only show that it works")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="of PipeGrid's turns")

@@ -36,6 +36,7 @@ from pathlib import Path
 
 from misc.command import compile_package
 from misc.ending import end_on_sigterm
+from misc.scratch import scratch_directory
 from misc.speedtest.peers.nodes import HTTPS, PROTOCOLS
 from misc.speedtest.trees import contents, grids
 from misc.speedtest.trees.contest import (
@@ -296,7 +297,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--against", choices=PROTOCOLS, default=HTTPS, help="the gateway's; [https]"
     )
     parser.add_argument("--nice", type=int, default=0, help="of servers of ours; [0]")
-    parser.add_argument("--scratch", type=Path, help="where all directories are made")
+    parser.add_argument("--scratch", type=scratch_directory, help="where all directories are made")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--tiny", action="store_true", help="only show that it works")
     options = parser.parse_args(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from pwd import getpwuid
 
 from pipegrid.errors import UsageError, naming
 
@@ -52,9 +53,10 @@ def expanded(text: str, base: Path, what: str) -> Path:
     """
     if not text.startswith("~"):
         return base / text
-    meant = os.path.expanduser(text)
-    if meant.startswith("~"):
-        user = text.partition("/")[0]
+    user, _, below = text.partition("/")
+    home = _home() if user == "~" else None
+    meant = os.path.expanduser(text) if home is None else os.path.join(home, below)
+    if (user == "~" and home is None) or meant.startswith("~"):
         raise UsageError(
             f"{what} is {text!r}, and nobody knows where the home directory {user} is; write the path "
             f"out, or './{text}' for a directory of that very name"
@@ -78,11 +80,27 @@ def _users(variable: str, usual: str) -> Path:
     base = os.environ.get(variable, "")
     if os.path.isabs(base):
         return Path(base)
-    try:
-        return Path.home() / usual
-    except RuntimeError:  # a container's user, whom no list of users has
+    home = _home()
+    if home is None:
         text = "nobody knows where your home directory is; set HOME, or give its directory"
-        raise naming(UsageError(text), "give its directory") from None
+        raise naming(UsageError(text), "give its directory")
+    return home / usual
+
+
+def _home() -> Path | None:
+    """
+    Return the user's home directory; None for a container's user, whom no list of users has.
+
+    An empty HOME, as services and cron jobs may have, would be the root directory to ``Path.home``, and a
+    relative one another place in each working directory.
+    """
+    home = os.environ.get("HOME", "")
+    if os.path.isabs(home):
+        return Path(home)
+    try:
+        return Path(getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
 
 
 def is_configured(directory: Path) -> bool:

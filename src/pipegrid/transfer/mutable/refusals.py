@@ -35,9 +35,9 @@ def unreadable(found: ShareMap, k: int) -> NotEnoughSharesError:
     choice = found.choice()
     most = max((len(shares) for shares in choice.shares.values()), default=0)
     needed = max((v.required_shares for v in choice.shares), default=k)
-    silent = f"; {len(found.failed)} servers did not answer" if found.failed else ""
+    silent = f"; {_silent(found)}" if found.failed else ""
     return NotEnoughSharesError(
-        f"no version of this mutable file can be read: {most} shares of one were found, and {needed} are "
+        f"no version of this mutable file can be read: of one, {_shares(most)} found, and {needed} are "
         f"needed{silent}{_wrong(found)}; try again when more servers can be reached, or check the cap",
         most,
         needed,
@@ -52,7 +52,7 @@ def nothing_to_change(found: ShareMap, k: int) -> NotEnoughSharesError:
     if not versions and found.corrupt:
         return unreadable(found, k)
     if not versions:
-        why = f"{len(found.failed)} servers did not answer" if found.failed else "nobody has any"
+        why = _silent(found) if found.failed else "nobody has any"
         return NotEnoughSharesError(
             f"no share of this mutable file was found: {why}; check the cap, and that the servers can be "
             "reached",
@@ -68,6 +68,15 @@ def nothing_to_change(found: ShareMap, k: int) -> NotEnoughSharesError:
         have,
         most.required_shares,
     )
+
+
+def _shares(number: int) -> str:
+    return "1 share was" if number == 1 else f"{number} shares were"
+
+
+def _silent(found: ShareMap) -> str:
+    number = len(found.failed)
+    return "1 server did not answer" if number == 1 else f"{number} servers did not answer"
 
 
 def _wrong(found: ShareMap) -> str:
