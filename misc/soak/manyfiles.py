@@ -29,6 +29,7 @@ from random import Random
 from typing import Any
 
 from misc.command import environment
+from misc.scratch import scratch_directory
 
 MAX_RSS_MIB = 200
 _SAMPLE_S = 0.1
@@ -128,7 +129,7 @@ def main() -> int:
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--a-directory", type=int, default=100, help="files in each directory")
     parser.add_argument("--largest", type=int, default=2000, help="bytes of a file, at most")
-    parser.add_argument("--directory", type=Path, default=None)
+    parser.add_argument("--directory", type=scratch_directory, default=None)
     options = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="pipegrid-manyfiles-", dir=options.directory))
     failed = False

@@ -263,6 +263,19 @@ class RestoreTests(TreeTestCase):
         self.assertEqual((self.target / "sub").stat().st_mtime_ns, WHEN_NS - 10**9)
         self.assertEqual(stat.S_IMODE((self.target / "sub").stat().st_mode), 0o550)
 
+    def test_killed_while_files_got_their_names(self) -> None:
+        """A rerun finds them there, and takes the hidden names away that they still have."""
+        cap = self.tree()
+        self.get(cap)
+        before = self.content()
+        (self.target / "sub").chmod(0o700)
+        for name in ("big", "sub/medium", "sub/little"):
+            path = self.target / name
+            os.link(path, path.with_name(f".{path.name}.pipegrid-part"))
+        self.assertEqual(self.get(cap).present, 4)
+        self.assertEqual(list(self.content()), list(before))
+        self.assertTrue(self.content() == before)
+
     def test_modes_of_files_that_are_there(self) -> None:
         """Come back, too; what has its mode and time is not touched, so that no backup reads it again."""
         cap = self.tree()

@@ -10,8 +10,8 @@ Hazards, and what meets them:
 * two processes write to one target: the part is locked (``flock``), and the second one says so;
 * between opening and locking the part gets its final name, or goes: the name is looked at again under the
   lock;
-* a process was killed between giving the part its name and taking the hidden one away, or somebody made a
-  hard link: a part with another name besides is left to that name, and a new one is begun;
+* a process was killed between giving the part its name and taking the hidden one away (``secondname``), or
+  somebody made a hard link: a part with another name besides is left to that, and a new one is begun;
 * a symbolic link, a pipe or another user's file has the hidden name: a link is never followed, nothing but
   a regular file of our own is written to, and a link or a file of somebody else is removed, if the system
   lets us;
@@ -35,6 +35,7 @@ from typing import Any
 from pipegrid.disk.descriptors import open_to_write, own_descriptor
 from pipegrid.disk.partname import part_path
 from pipegrid.disk.patience import may_wait
+from pipegrid.disk.secondname import take_away_second_name
 from pipegrid.errors import SinkError, naming
 
 _MOST_PIECES = 512
@@ -115,6 +116,7 @@ class PartFile:
         if mode is not None and stat.S_ISREG(mode):
             self._mode = mode & 0o777 if follow else None
             if not replace:
+                take_away_second_name(self._target, inside)
                 raise self._exists()
         try:
             if mode is not None and not stat.S_ISREG(mode):
@@ -285,8 +287,6 @@ class PartFile:
     def flush(self) -> None:
         """Do nothing, for those who flush any file: ``write`` keeps nothing in a buffer."""
 
-    # The end.
-
     def publish(self) -> None:
         """
         Make it durable and give it its name; takes as long as the disk does, so any thread may.
@@ -371,7 +371,8 @@ class PartFile:
                 raise self._exists() from None
             os.rename(part, self._target, **inside)
         else:
-            os.unlink(part, dir_fd=self._directory)
+            with suppress(FileNotFoundError):  # whoever found it to be done has done so
+                os.unlink(part, dir_fd=self._directory)
 
     def _sync(self, fd: int) -> None:
         try:

@@ -20,6 +20,7 @@ from typing import Literal
 
 from pipegrid.core.text import printable
 from pipegrid.disk.partfile import PartFile
+from pipegrid.disk.secondname import take_away_second_name
 from pipegrid.errors import SinkError, naming
 from pipegrid.tree.home import Home, HomePart, failed
 from pipegrid.tree.metadata import Kept
@@ -124,7 +125,10 @@ def standing(home: Home, path: str, size: int | None, kept: Kept) -> Standing:
     """
     try:
         with home.entered() as inside:
-            found = os.stat(os.path.basename(path), dir_fd=inside, follow_symlinks=False)
+            name = os.path.basename(path)
+            found = os.stat(name, dir_fd=inside, follow_symlinks=False)
+            if found.st_nlink > 1:
+                take_away_second_name(name, inside)
     except FileNotFoundError:
         return "missing"
     except (OSError, ValueError) as error:
