@@ -22,6 +22,9 @@ HASH_BYTES = 32
 KEY_BYTES = 16
 STORAGE_INDEX_BYTES = 16
 
+_NOTHING = hashlib.sha256()  # whose copy is made in half the time of a new one
+_HEADS = [b"%d:" % length for length in range(65)]  # of short netstrings
+
 
 def netstring(value: bytes) -> bytes:
     """Return decimal length, colon, value, comma."""
@@ -42,7 +45,9 @@ class TaggedHasher:
 
     def digest(self) -> bytes:
         """Return the 32-byte hash of all that was fed so far."""
-        return hashlib.sha256(self._inner.digest()).digest()
+        outer = _NOTHING.copy()
+        outer.update(self._inner.digest())
+        return outer.digest()
 
 
 class Tag:
@@ -61,20 +66,31 @@ class Tag:
         """Return the 32-byte tagged hash of value."""
         inner = self._midstate.copy()
         inner.update(value)
-        return hashlib.sha256(inner.digest()).digest()
+        outer = _NOTHING.copy()
+        outer.update(inner.digest())
+        return outer.digest()
 
     def hash_pieces(self, pieces: Iterable[Buffer]) -> bytes:
         """Return the tagged hash of the pieces as if they were joined."""
         inner = self._midstate.copy()
         for piece in pieces:
             inner.update(piece)
-        return hashlib.sha256(inner.digest()).digest()
+        outer = _NOTHING.copy()
+        outer.update(inner.digest())
+        return outer.digest()
 
     def hash_pair(self, left: bytes, right: bytes) -> bytes:
         """Return the tagged hash of two values, each wrapped in a netstring."""
         inner = self._midstate.copy()
-        inner.update(b"%d:%s,%d:%s," % (len(left), left, len(right), right))  # two netstrings
-        return hashlib.sha256(inner.digest()).digest()
+        if (
+            len(left) < len(_HEADS) > len(right)
+        ):  # nearly all; a formatted text takes half as long again
+            inner.update(_HEADS[len(left)] + left + b"," + _HEADS[len(right)] + right + b",")
+        else:
+            inner.update(netstring(left) + netstring(right))
+        outer = _NOTHING.copy()
+        outer.update(inner.digest())
+        return outer.digest()
 
 
 STORAGE_INDEX = Tag(b"allmydata_immutable_key_to_storage_index_v1")

@@ -124,10 +124,6 @@ class GbsBundles:
     def __repr__(self) -> str:
         return f"<GbsBundles of up to {self.max_bytes} bytes, {len(self._held)} held>"
 
-    @property
-    def _limit_bytes(self) -> int:
-        return min(self.max_bytes, gbs_bundles.MAX_BUNDLE_BYTES)
-
     def heard(self, answer: RawResponse) -> None:
         """Look whether an answer, to an allocation or about the version, offers bundles."""
         if not self.max_bytes:
@@ -160,12 +156,11 @@ class GbsBundles:
         return held.allocation.result
 
     def _may_hold(self, storage_index: bytes, shares: int, share_bytes: int) -> bool:
-        return (
-            0 < share_bytes <= MAX_SHARE_BYTES
-            and 0 < shares <= gbs_bundles.MAX_SHARES
-            and gbs_bundles.whole_upload_bytes(shares, share_bytes) <= self._limit_bytes
-            and storage_index not in self._held
-        )
+        if not (0 < share_bytes <= MAX_SHARE_BYTES and 0 < shares <= gbs_bundles.MAX_SHARES):
+            return False
+        size = gbs_bundles.whole_upload_bytes(shares, share_bytes)
+        fits = size <= self.max_bytes and size <= gbs_bundles.MAX_BUNDLE_BYTES
+        return fits and storage_index not in self._held
 
     def write(
         self, storage_index: bytes, share_number: int, data: Pieces, upload_secret: bytes
@@ -227,7 +222,7 @@ class GbsBundles:
         self._end_turn_if_empty()
         bundled: list[HeldAllocation | Whole] = []
         size = shares = numbers = 0
-        limit_bytes = self._limit_bytes
+        limit_bytes = min(self.max_bytes, gbs_bundles.MAX_BUNDLE_BYTES)
         for one in chosen:
             if not (one.upload.shares and self.max_bytes):
                 self._send_apart(one)
