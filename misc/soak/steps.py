@@ -3,7 +3,8 @@ Every step that a command takes on the file system, as a place where it is kille
 
 A step is a call by which something below a directory changes: a file or directory made, named, linked,
 removed, cut, synced, written to, given a mode, times or an attribute. The command runs in this process, with
-those calls of ``os`` counted, from any thread. What C libraries do by themselves (SQLite) is no step.
+those calls of ``os`` counted, from any thread, and so is what buffered files write. What C libraries do by
+themselves (SQLite) is no step.
 
     python -m misc.soak.steps --root DIR --log FILE [--at N --how kill|torn|ENOSPC|EIO|...] -- ARGUMENTS
 
@@ -147,14 +148,43 @@ class Steps:
 
     def _opening_file(self, real: Callable[..., Any]) -> Any:
         def opened(file: Any, mode: str = "r", *rest: Any, **keywords: Any) -> Any:
-            writes = any(letter in mode for letter in "wax+")
-            if writes and not isinstance(file, int):
+            if not any(letter in mode for letter in "wax+"):
+                return real(file, mode, *rest, **keywords)
+            if not isinstance(file, int):
                 found = self._path("open", (file,), {})
                 if found:
                     self._step(_opens(found), found)
-            return real(file, mode, *rest, **keywords)
+            return _written_by_os(file, mode, *rest, **keywords)
 
         return opened
+
+
+class _Raw(io.FileIO):
+    """A file that is written by ``os.write``, so that its steps count."""
+
+    def write(self, data: Any) -> int:
+        return os.write(self.fileno(), data)
+
+
+def _written_by_os(
+    file: Any,
+    mode: str = "r",
+    buffering: int = -1,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+    closefd: bool = True,
+    opener: Any = None,
+) -> Any:
+    """Open a file to write to, as ``io.open`` does."""
+    raw = _Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
+    if buffering == 0:
+        return raw
+    size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
+    buffer = io.BufferedRandom(raw, size) if "+" in mode else io.BufferedWriter(raw, size)
+    if "b" in mode:
+        return buffer
+    return io.TextIOWrapper(buffer, encoding, errors, newline, line_buffering=buffering == 1)
 
 
 def _opens(path: str) -> str:
