@@ -354,7 +354,10 @@ class PartFileTests(SynchronousTestCase):
         self.assertEqual(events, ["bytes", "name", "directory"])
 
     def test_a_disk_that_fails_to_sync(self) -> None:
-        """That is an error, and the part stays."""
+        """
+        That is an error, and nothing stays: what the kernel could not write reads well until it has to come
+        from the disk, and the next sync succeeds.
+        """
 
         def fsync(fd: int) -> None:
             raise OSError(errno.EIO, "Input/output error")
@@ -363,8 +366,19 @@ class PartFileTests(SynchronousTestCase):
         file = self.open()
         file.write(b"x")
         self.assertRaises(SinkError, file.publish)
-        self.assertFalse(self.path.exists())
-        self.assertEqual(file.leave(), str(self.part))
+        self.assertIsNone(file.leave())
+        self.assertEqual(self.names(), [])
+
+    def test_a_hidden_name_that_does_not_go(self) -> None:
+        """As in a directory that names can only be added to: the file has its own by then."""
+
+        def unlink(*_: object, **__: object) -> None:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        with self.open() as file:
+            file.write(b"x")
+            self.patch(os, "unlink", unlink)
+        self.assertEqual(self.path.read_bytes(), b"x")
 
     def test_leaving_while_it_is_published(self) -> None:
         """The thread that publishes finishes, and lets go."""

@@ -18,8 +18,8 @@ Hazards, and what meets them:
 * the part was made under a laxer umask: what this one forbids is taken away.
 
 **Durability.** The bytes are synced before the file gets its name, and the name after that, so that neither
-an empty nor a torn file can be found after a power cut, and what was said to be done is. A file system that
-cannot sync is no reason to fail.
+an empty nor a torn file can be found after a power cut, and what was said to be done is. Of a part that a
+disk fails to sync nothing is kept. A file system that cannot sync is no reason to fail.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from pipegrid.disk.patience import may_wait
 from pipegrid.disk.secondname import take_away_second_name
 from pipegrid.errors import SinkError, naming
 
-_MOST_PIECES = 512
-"""Of one write; systems take 1024 at least."""
+_MOST_PIECES = 512  # of one write; systems take 1024 at least
 
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # none there
 
@@ -371,7 +370,7 @@ class PartFile:
                 raise self._exists() from None
             os.rename(part, self._target, **inside)
         else:
-            with suppress(FileNotFoundError):  # whoever found it to be done has done so
+            with suppress(OSError):  # whoever found it to be done has done so; or the next one does
                 os.unlink(part, dir_fd=self._directory)
 
     def _sync(self, fd: int) -> None:
@@ -379,6 +378,7 @@ class PartFile:
             os.fsync(fd)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                self._resume = False  # it may read well, and another sync succeed, with bytes lost
                 raise
 
     def _sync_directory(self) -> None:
