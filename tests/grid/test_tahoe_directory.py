@@ -112,6 +112,36 @@ class ReadingTests(SynchronousTestCase):
             load(self.node)
         self.assertIn("[client] force_foolscap must be true or false", str(caught.exception))
 
+    def test_a_directory_that_was_half_made(self) -> None:
+        """Who is cut off wherever can run it again; what says something else is refused, and stays."""
+        made = Path(self.mktemp())
+        create_like_tahoe(made, self.node)
+        steps = ("convergence", "secret", "introducers.yaml", "servers.yaml")
+        for name in steps:
+            self.assertTrue((made / "private" / name).exists())
+        for number in range(len(steps) + 1):
+            for last in ("whole", "killed"):
+                half = Path(self.mktemp())
+                (half / "private").mkdir(parents=True)
+                for name in steps[:number]:
+                    (half / "private" / name).write_bytes((made / "private" / name).read_bytes())
+                    if last == "killed":  # between its two names
+                        path = half / "private" / name
+                        path.with_name(f".{name}.pipegrid-part").hardlink_to(path)
+                create_like_tahoe(half, self.node)
+                contents = [
+                    {name: entry[2] for name, entry in tree(directory).items() if name != "."}
+                    for directory in (made, half)
+                ]
+                self.assertEqual(*contents)
+        other = Path(self.mktemp())
+        (other / "private").mkdir(parents=True)
+        (other / "private" / "convergence").write_text("another\n")
+        with self.assertRaises(UsageError) as caught:
+            create_like_tahoe(other, self.node)
+        self.assertIn("convergence is there already", str(caught.exception))
+        self.assertEqual((other / "private" / "convergence").read_text(), "another\n")
+
     def test_the_cache_is_elsewhere(self) -> None:
         """In the user's own cache directory, and another one for every node."""
         other = Path(self.mktemp())

@@ -18,6 +18,7 @@ from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.disk.private import make_directory
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import create_file, replace_file
+from pipegrid.disk.secondname import take_away_second_name
 from pipegrid.errors import UsageError, naming
 from pipegrid.grid.config import (
     DEFAULT_SERVERS,
@@ -256,6 +257,7 @@ def _create(
     files: Mapping[str, str] | None = None,
 ) -> GridConfig:
     if is_configured(directory):
+        take_away_second_name(str(directory / CONFIG_NAME))
         text = (
             f"{directory} is configured already; use it as it is, change its numbers with params and happy "
             "alone, or choose another directory"
@@ -275,13 +277,17 @@ def _create(
         private = directory / "private"
         make_directory(private, 0o700)
         for name, text in (files or {}).items():
-            if (directory / name).exists():
+            data = text.encode("utf-8")
+            if not _is_there(directory / name):
+                create_file(directory / name, data)
+            elif (
+                read_file(directory / name, len(data) + 1) != data
+            ):  # not from a try that was cut off
                 raise UsageError(
                     f"{directory / name} is there already; remove it, or choose another directory"
                 )
-            create_file(directory / name, text.encode("utf-8"))
         for name in ("convergence", "secret"):
-            if not (private / name).exists():
+            if not _is_there(private / name):
                 secret = base32.encode(os.urandom(SECRET_BYTES))
                 create_file(private / name, f"{secret}\n".encode("ascii"))
         text = "\n".join([*lines, ""])
@@ -292,3 +298,9 @@ def _create(
         )
         raise naming(UsageError(text), "another directory") from error
     return load(directory)
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is such a file, and take a second name from it that a kill has left."""
+    take_away_second_name(str(path))
+    return path.exists()
