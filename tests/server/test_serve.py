@@ -71,6 +71,8 @@ class IdentityTests(SynchronousTestCase):
         """They are made on the first start, for nobody else to read, and stay."""
         directory = Path(self.mktemp())
         first = identity.load_or_create(directory)
+        key = directory / "private" / "node.pem"  # as if its process had been killed just then
+        key.with_name(".node.pem.pipegrid-part").hardlink_to(key)
         self.assertEqual(identity.load_or_create(directory), first)
         for name in ("node.pem", "storage.swissnum"):
             mode = stat.S_IMODE((directory / "private" / name).stat().st_mode)

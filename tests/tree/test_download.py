@@ -22,7 +22,7 @@ from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import CapError, NotEnoughSharesError, SinkError
 from pipegrid.transfer.put.many import MAX_FILES
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree import claimed, target
+from pipegrid.tree import claimed, folding, target
 from pipegrid.tree.download import TreeGet
 from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult, bounded
 from pipegrid.tree.facade import Trees
@@ -727,7 +727,7 @@ class HostileTreeTests(TreeTestCase):
     def test_folding_file_systems(self) -> None:
         """Where names are the same that differ in case, the second is named and overwrites nothing."""
         cap = self.directory({"Readme": b"first", "README": b"second", "d": {}, "D": {"f": b"f"}})
-        with patch.object(target, "folds_names", lambda home: True):
+        with patch.object(folding, "folds_names", lambda home: True):
             self.get(cap, force=True)
         self.assertEqual(set(self.problems), {"Readme", "d"})
 

@@ -300,7 +300,7 @@ class PartFile:
         try:
             if self.part is not None:
                 self._set_mode()
-                self._sync(self._fd)
+                self.sync()
                 self._give_name(self.part)
                 self._sync_directory()
         except BaseException as error:
@@ -312,8 +312,7 @@ class PartFile:
 
     def leave(self) -> str | None:
         """
-        Let go of it unfinished; a part that may be of use stays. Nothing, if it is being published at this
-        moment.
+        Let go of it unfinished; a part that may be of use stays. Nothing, if it is being published just now.
 
         Returns:
             the name of the part, if there is anything in it for another time.
@@ -373,9 +372,10 @@ class PartFile:
             with suppress(OSError):  # whoever found it to be done has done so; or the next one does
                 os.unlink(part, dir_fd=self._directory)
 
-    def _sync(self, fd: int) -> None:
+    def sync(self) -> None:
+        """Have all bytes on the disk; ``publish`` does so, too, and ``OSError`` is raised if that fails."""
         try:
-            os.fsync(fd)
+            os.fsync(self._fd)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
                 self._resume = False  # it may read well, and another sync succeed, with bytes lost

@@ -32,6 +32,7 @@ from pipegrid.core import base32
 from pipegrid.disk.private import make_directory
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import create_file, replace_file
+from pipegrid.disk.secondname import take_away_second_name
 from pipegrid.errors import UsageError, naming
 from pipegrid.wire import furl, nurl
 from pipegrid.wire.certificates import self_signed_pem
@@ -269,6 +270,7 @@ def _read_swissnum(private: Path, known: Furl | None) -> str:
 
 def _read_or_make(path: Path, make: Any) -> bytes:
     """Return a file's content; if it is missing, make it, whole or not at all."""
+    take_away_second_name(str(path))  # of a process that was killed when it had made it
     if not path.exists():
         create_file(path, make())
     return read_file(path)

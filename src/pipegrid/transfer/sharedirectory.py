@@ -1,17 +1,20 @@
-"""The share files that an encoding writes: all of them appear, or none."""
+"""The share files that an encoding writes: none of them appears before all are on the disk."""
 
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from pipegrid.core.encoder import ShareWrite
+from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import SinkError, naming
 
 
 class ShareDirectory:
     """
-    The share files of one encoding: under temporary names until ``publish``, gone without it.
+    The share files of one encoding: under hidden names until ``publish``, gone without it.
+
+    A process that is killed leaves the hidden names, each beside its share; the next one uses them.
 
     Raises:
         SinkError: the directory cannot be used.
@@ -19,30 +22,25 @@ class ShareDirectory:
 
     def __init__(self, directory: str, total_shares: int, force: bool) -> None:
         self._paths = [os.path.join(directory, str(n)) for n in range(total_shares)]
-        suffix = f".{os.urandom(6).hex()}.part"
-        self._temporary = [
-            os.path.join(directory, f".{number}{suffix}") for number in range(total_shares)
-        ]
-        self._fds: list[int] = []
+        self._parts: list[PartFile] = []
         self._directory = directory
         self._force = force
 
     def __enter__(self) -> ShareDirectory:
         with ExitStack() as undo:
-            undo.callback(self._remove)
+            undo.callback(self._leave)
             try:
                 os.makedirs(self._directory, exist_ok=True)
                 self._refuse_others()
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                for path in self._temporary:
-                    self._fds.append(os.open(path, flags, 0o666))
             except OSError as error:
                 raise self._unwritable(error) from error
+            for path in self._paths:
+                self._parts.append(PartFile(path, self._force, resume=False, follow=False))
             undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._remove()
+        self._leave()
 
     def _refuse_others(self) -> None:
         if self._force:
@@ -62,7 +60,7 @@ class ShareDirectory:
             for piece in write.pieces:
                 view = memoryview(piece)
                 while view:
-                    written = os.pwrite(self._fds[write.share_number], view, offset)
+                    written = os.pwrite(self._parts[write.share_number].fileno(), view, offset)
                     view = view[written:]
                     offset += written
         except OSError as error:
@@ -71,19 +69,17 @@ class ShareDirectory:
     def publish(self) -> list[str]:
         """Give all files their names, which are returned."""
         try:
-            for temporary, path in zip(self._temporary, self._paths, strict=True):
-                os.replace(temporary, path)
+            for part in self._parts:
+                part.sync()
         except OSError as error:
             raise self._unwritable(error) from error
+        for part in self._parts:
+            part.publish()
         return self._paths
 
     def _unwritable(self, error: OSError) -> SinkError:
         return SinkError(f"cannot write shares to {self._directory}: {error.strerror}")
 
-    def _remove(self) -> None:
-        for fd in self._fds:
-            os.close(fd)
-        self._fds = []
-        for path in self._temporary:
-            with suppress(OSError):
-                os.unlink(path)
+    def _leave(self) -> None:
+        for part in self._parts:
+            part.leave()

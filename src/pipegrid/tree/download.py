@@ -32,7 +32,7 @@ from pipegrid.flow.budget import Budget
 from pipegrid.reactor.together import Waiters, begun
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.progress import Progress
-from pipegrid.tree import target
+from pipegrid.tree import folding, target
 from pipegrid.tree.claimed import ClaimedNames
 from pipegrid.tree.downloading import FetchesFiles, GetTreeLimits, TreeGetResult
 from pipegrid.tree.home import Home, failed
@@ -238,7 +238,7 @@ class TreeGet:
     def _make(self, path: str, parent: IncomingDirectory | None, met: Found, kept: Kept) -> None:
         if parent is None:
             home, mode_before = target.begin_tree(path, self._into, kept, self._force)
-            self._folds = target.folds_names(home)
+            self._folds = folding.folds_names(home)
         else:
             parent.claim(path)  # a file there may go
             home, mode_before = target.make_directory(parent.there, path, self._force)

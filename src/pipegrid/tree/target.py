@@ -364,25 +364,6 @@ def write_whole(home: Home, path: str, data: bytes, replace: bool, kept: Kept) -
         raise failed("write", path, error) from error
 
 
-def folds_names(home: Home) -> bool:
-    """Return whether the file system holds names that differ in case to be the same, by trying it."""
-    probe = f".pipegrid-{os.urandom(6).hex()}-a"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with home.entered() as inside:
-        try:
-            os.close(os.open(probe, flags, 0o600, dir_fd=inside))
-        except OSError:
-            return False
-        try:
-            os.stat(probe[:-1] + "A", dir_fd=inside, follow_symlinks=False)
-        except OSError:
-            return False
-        finally:
-            with suppress(OSError):
-                os.unlink(probe, dir_fd=inside)
-    return True
-
-
 def room_for(path: str, size: int) -> None:
     """
     Raises:
