@@ -3,8 +3,8 @@ Every step that a command takes on the file system, as a place where it is kille
 
 A step is a call by which something below a directory changes: a file or directory made, named, linked,
 removed, cut, synced, written to, given a mode, times or an attribute. The command runs in this process, with
-those calls of ``os`` counted, from any thread, and so is what buffered files write. What C libraries do by
-themselves (SQLite) is no step.
+those calls of ``os`` counted, from any thread; so are ``syncfs``, and what buffered files write. What C
+libraries do by themselves (SQLite) is no step.
 
     python -m misc.soak.steps --root DIR --log FILE [--at N --how kill|torn|ENOSPC|EIO|...] -- ARGUMENTS
 
@@ -12,7 +12,8 @@ themselves (SQLite) is no step.
 * ``kill``: the process is killed (SIGKILL) just before step N, so that N - 1 have been taken;
 * ``torn``: a step that writes writes half of its bytes, and the process is killed; other steps as ``kill``;
 * an errno's name: step N fails with it, and every later one below the directory that would need room, too, if
-  it is ENOSPC (as on a full disk: all that makes a file or writes to one).
+  it is ENOSPC (as on a full disk: all that makes a file or writes to one), until there is a file of the log's
+  name and ``.well`` behind it: somebody has made room.
 
 The log has what was taken until then; its last line is the step that was not.
 """
@@ -39,6 +40,7 @@ _BY_PATH = (
     "utime",
     "chmod",
     "setxattr",
+    "removexattr",
     "mkfifo",
 )
 _TWO_PATHS = ("rename", "replace", "link", "symlink")
@@ -74,6 +76,7 @@ class Steps:
         self._log = log
         self._at = at
         self._how = how
+        self._well = os.readlink(f"/proc/self/fd/{log}") + ".well"
         self._taken = 0
         self._lock = threading.RLock()
         self._write = os.write
@@ -88,6 +91,12 @@ class Steps:
         opened = self._opening_file(io.open)
         for module in (io, builtins):
             setattr(module, "open", opened)  # noqa: B010
+        from pipegrid.disk import commit
+
+        loaded = commit.load_syncfs()
+        if loaded is not None:
+            counted = self._counting("syncfs", loaded)
+            commit.load_syncfs = lambda: counted
 
     def _path(self, name: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> str:
         """Return what a call is about; empty if that is not below the root."""
@@ -114,7 +123,7 @@ class Steps:
             self._write(self._log, os.fsencode(f"{self._taken} {name} {path}\n"))
             fails = self._taken == self._at
             if self._how == "ENOSPC" and self._at and self._taken > self._at:
-                fails = name in _NEEDS_ROOM
+                fails = name in _NEEDS_ROOM and not os.path.lexists(self._well)
             if not fails:
                 return
             if self._how in ("kill", "torn"):
@@ -122,7 +131,8 @@ class Steps:
                     half()
                 self._kill(os.getpid(), signal.SIGKILL)
             number = getattr(errno, self._how)
-            raise OSError(number, os.strerror(number), path)
+            names = () if name in (*_BY_FD, "syncfs") else (path,)  # as the system's calls have it
+            raise OSError(number, os.strerror(number), *names)
 
     def _counting(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **keywords: Any) -> Any:
