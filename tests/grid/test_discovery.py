@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import UnhappyError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.cache import cache_name, read_cache
-from pipegrid.grid.discovery import GRACE_S, PATIENCE_S, Discovery
+from pipegrid.grid.discovery import FORGET_AFTER_S, GRACE_S, PATIENCE_S, Discovery
 from pipegrid.grid.introducer import MAX_WARNINGS
 from pipegrid.grid.introducers import IntroducerAddress, load_introducers, parse_introducers
 from pipegrid.grid.members import MAX_WARNINGS as MAX_GRID_WARNINGS
@@ -216,8 +217,8 @@ class CacheTests(DiscoveryTestCase):
         self.assertEqual(len(read_cache(self.cache / cache_name("i0"))), 2)
 
     def test_what_is_heard_replaces_what_was_remembered(self) -> None:
-        """Servers that were set back are believed; those that nobody names any more are forgotten."""
-        self.world(FakeIntroducer(announced(1, seqnum=9), announced(2))).discovery.stop()
+        """Servers that were set back are believed."""
+        self.world(FakeIntroducer(announced(1, seqnum=9))).discovery.stop()
         again = FakeIntroducer(announced(1, seqnum=1, nickname="anew"))
         world = self.world(again)
         self.assertIn("anew", world.names)
@@ -225,6 +226,29 @@ class CacheTests(DiscoveryTestCase):
         (kept,) = read_cache(self.cache / cache_name("i0"))
         self.assertEqual(kept.fields["nickname"], "anew")
         self.assertEqual((self.cache / cache_name("i0")).stat().st_mode & 0o777, 0o600)
+
+    def test_an_introducer_that_was_started_anew(self) -> None:
+        """Servers that have not come back to it yet are remembered, for a day; then they are forgotten."""
+        self.world(FakeIntroducer(announced(1), announced(2))).discovery.stop()
+        path = self.cache / cache_name("i0")
+        begun_s = 1_000_000.0
+        for run, later_s in enumerate((0.0, FORGET_AFTER_S / 2, FORGET_AFTER_S)):
+            world = self.world(FakeIntroducer(announced(1, seqnum=2 + run)), start=False)
+            self.patch(world.discovery, "_now", partial(float, begun_s + later_s))
+            world.discovery.start()
+            self.assertEqual(sorted(world.names), ["server-1", "server-2"])
+            world.discovery.stop()
+            kept = {each.server_id: each.missing_since_s for each in read_cache(path)}
+            self.assertEqual(kept, {key(1).server_id: None, key(2).server_id: begun_s})
+        world = self.world(FakeIntroducer(announced(1, seqnum=8), announced(2)))
+        world.discovery.stop()
+        self.assertEqual([each.missing_since_s for each in read_cache(path)], [None, None])
+        for later_s in (0.0, FORGET_AFTER_S + 1):
+            world = self.world(FakeIntroducer(announced(1, seqnum=int(9 + later_s))), start=False)
+            self.patch(world.discovery, "_now", partial(float, begun_s + later_s))
+            world.discovery.start()
+            world.discovery.stop()
+        self.assertEqual([each.server_id for each in read_cache(path)], [key(1).server_id])
 
     def test_a_cache_that_is_no_good(self) -> None:
         """It is a warning, and replaced in time."""

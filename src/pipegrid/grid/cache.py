@@ -2,6 +2,7 @@
 What introducers said, kept for the day on which they are down; one file for each.
 
 A list of ``ann`` and ``key_s``, as Tahoe-LAFS keeps it, whose own cache is read where its directory is used.
+Of a server that the introducer has not named of late there is ``missing_since``, too.
 Written as JSON, a line for each server, which is YAML that is read a hundred times faster. It is only a
 cache: whatever is wrong with it, there is none, and a warning.
 """
@@ -54,7 +55,11 @@ def _announcement(entry: Any) -> Announcement | None:
         server_id = server_id.decode("ascii", "replace")
     if not isinstance(server_id, str) or len(server_id) > MAX_ID_CHARACTERS:
         return None
-    return Announcement(server_id, fields) if isinstance(fields, dict) else None
+    since = entry.get("missing_since")
+    since_s = None
+    if isinstance(since, (int, float)) and 0 <= since < 1e12:
+        since_s = float(since)
+    return Announcement(server_id, fields, since_s) if isinstance(fields, dict) else None
 
 
 def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
@@ -65,7 +70,11 @@ def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
         OSError: it cannot be written.
     """
     lines = [
-        json.dumps({"ann": dict(each.fields), "key_s": each.server_id}) for each in announcements
+        json.dumps(
+            {"ann": dict(each.fields), "key_s": each.server_id}
+            | ({} if each.missing_since_s is None else {"missing_since": int(each.missing_since_s)})
+        )
+        for each in announcements
     ]
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     document = "[" + ",\n".join(lines) + "]\n"

@@ -2,15 +2,19 @@
 Finding servers through introducers, while the grid runs.
 
 What introducers said last time is remembered, so that a grid can be used at once, and while they are down.
+One that was started anew knows nobody, and servers come back to it one by one, some an hour later: those that
+it does not name yet are remembered for a day more.
 **When to begin.** Nobody waits for all servers: an operation begins as soon as enough are known for it. Only
 if too few are remembered it waits, for the introducers, until each has told what it knows or has failed.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
@@ -27,6 +31,8 @@ PATIENCE_S = 15.0
 """How long an operation waits for introducers, where too few servers are remembered."""
 GRACE_S = 2.0
 """How long it goes on waiting when they have answered: servers may just be announcing themselves."""
+FORGET_AFTER_S = 24 * 3600.0
+"""How long a server is remembered that an introducer does not name, though it names others."""
 _WRITE_AFTER_S = 1.0
 _WRITE_AGAIN_AFTER_S = 30.0
 """News may be without end, and all that is known is written each time."""
@@ -43,6 +49,7 @@ class Discovery:
         caches: directories with what was said before; the first is where it is written, if there is one.
         found: given every server, and again when its address changes.
         warn: given a sentence for everything that is skipped or out of reach.
+        now: what time it is, which is written down.
     """
 
     def __init__(
@@ -55,8 +62,10 @@ class Discovery:
         found: Callable[[KnownServer], None],
         warn: Callable[[str], None],
         nickname: str = "",
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
+        self._now = now
         self._caches = caches
         self._found = found
         self._warn = warn
@@ -65,7 +74,8 @@ class Discovery:
         self._writing: IDelayedCall | None = None
         self._write_after_s = _WRITE_AFTER_S
         self._waking: IDelayedCall | None = None
-        self._remembered: dict[str, int] = {}
+        self._remembered: dict[str, dict[str, float | None]] = {}
+        """Of each introducer the servers that it named earlier, and since when it has not."""
         self.clients = [
             IntroducerClient(
                 address,
@@ -149,7 +159,7 @@ class Discovery:
         for client in self.clients:
             if client.failed and not client.answered:
                 status = client.status
-                count = self._remembered.get(status.name, 0)
+                count = len(self._remembered.get(status.name, ()))
                 servers = f"the {count} servers that it named earlier are" if count else "none is"
                 self._warn(
                     f"introducer {status.name} at {status.address} is out of reach: {status.reason}; "
@@ -181,7 +191,9 @@ class Discovery:
                 if self._book.remember(announcement):
                     self._describe(announcement)
             if remembered:
-                self._remembered[name] = len(remembered)
+                self._remembered[name] = {
+                    each.server_id: each.missing_since_s for each in remembered
+                }
                 return
 
     def _write(self) -> None:
@@ -192,11 +204,26 @@ class Discovery:
         for client in self.clients if self._caches else ():
             if not client.answered:
                 continue
-            heard = [
-                each for each in self._book.announcements if each.server_id in client.announced
-            ]
+            heard = self._worth_keeping(client)
             path = self._caches[0] / cache_name(client.address.name)
             try:
                 write_cache(path, heard)
             except OSError as error:
                 self._warn(f"cannot write {path}: {error.strerror}; nothing is remembered")
+
+    def _worth_keeping(self, client: IntroducerClient) -> list[Announcement]:
+        """Return what to write down of an introducer's servers: those that it names, or may yet name."""
+        now_s = self._now()
+        known = self._book.announcements
+        earlier = self._remembered.get(client.address.name, {})
+        if len(known) >= self._book.limit:
+            earlier = {}  # they are in the way of others
+        found = []
+        for each in known:
+            if each.server_id in client.announced:
+                found.append(each)
+            elif each.server_id in earlier:
+                since_s = min(earlier[each.server_id] or now_s, now_s)
+                if now_s - since_s <= FORGET_AFTER_S:
+                    found.append(attrs.evolve(each, missing_since_s=since_s))
+        return found

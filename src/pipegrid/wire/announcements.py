@@ -126,10 +126,12 @@ class Announcement:
     Attributes:
         server_id: ``v0-`` and its key, where it was signed; any text in a file.
         fields: the JSON object.
+        missing_since_s: when its introducer first named others and not this one; None: it names it.
     """
 
     server_id: str
     fields: Mapping[str, Any]
+    missing_since_s: float | None = attrs.field(default=None, eq=False)
 
     @property
     def seqnum(self) -> int | None:
