@@ -134,7 +134,10 @@ class CommandTests(ProcessTestCase):
         out, _ = self.run_command("backups")
         self.assertEqual([line.split()[1] for line in out.splitlines()], ["src", "src"])
         out, _ = self.run_command("backups", "home:backups/here")
-        self.assertEqual([line.split()[1] for line in out.splitlines()], ["here", "here"])
+        # Nobody has noted there how many files they have.
+        self.assertEqual([line.split()[1:] for line in out.splitlines()], [["here"], ["here"]])
+        out, _ = self.run_command("--json", "backups", "home:backups/here")
+        self.assertEqual(json.loads(out.splitlines()[0])["files"], None)
         self.run_command("restore", "home:backups/here", "d", "-o", "again")
         self.assertEqual((self.home / "again/b").read_bytes(), (self.source / "d/b").read_bytes())
         read_cap, _ = self.run_command("mkdir", "--read-only", "home:")

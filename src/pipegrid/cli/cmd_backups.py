@@ -40,14 +40,15 @@ def command(cap: str | None) -> GridJob:
             name = printable(run.name)
             host = f", on {printable(run.machine.name)}" if several and run.machine.name else ""
             left_out = f", {run.left_out} left out" if run.left_out else ""
+            what = f"  {plural(run.files, 'file')}, {amount(run.bytes)}{left_out}"
             console.result(
-                f"{run.time}  {name}  {plural(run.files, 'file')}, {amount(run.bytes)}{left_out}{host}",
+                f"{run.time}  {name}{what if run.counted else ''}{host}",
                 {
                     "name": run.name,
                     "time": run.time,
                     "cap": str(run.cap),
-                    "files": run.files,
-                    "bytes": run.bytes,
+                    "files": run.files if run.counted else None,
+                    "bytes": run.bytes if run.counted else None,
                     "left_out": run.left_out,
                     "directory": run.directory,
                     "machine": run.machine.id,
@@ -56,7 +57,7 @@ def command(cap: str | None) -> GridJob:
             )
         return ExitStatus.DONE
 
-    return GridJob(work)
+    return GridJob(work, cap or "")
 
 
 async def listed_runs(grid: Grid, console: Console, cap: str | None) -> Sequence[BackupRun]:

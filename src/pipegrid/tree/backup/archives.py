@@ -103,7 +103,7 @@ async def archived_runs(
     """
     Return the runs that are kept below a directory, oldest first, or None if it keeps no archives.
 
-    How many files each has is not told there: 0.
+    How many files each has is not told there.
 
     Args:
         content: its bytes.
@@ -119,7 +119,7 @@ async def archived_runs(
     runs = []
     for time, child in (await Directory(grid, archives.cap).list()).items():
         if isinstance(child.cap, DirectoryCap) and is_time(time):
-            runs.append(BackupRun(name, time, child.cap, child.metadata))
+            runs.append(BackupRun(name, time, child.cap, child.metadata, counted=False))
     return sorted(runs, key=lambda run: run.time)
 
 

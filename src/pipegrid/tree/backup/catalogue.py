@@ -59,6 +59,7 @@ class BackupRun:
         left_out: how many things are not in it that should be.
         directory: the absolute path that was stored, as it can be shown; empty: nobody has noted it.
         machine: that it was stored on.
+        counted: ``files``, ``bytes`` and ``left_out`` are known; archives do not tell them.
     """
 
     name: str
@@ -70,6 +71,7 @@ class BackupRun:
     left_out: int = 0
     directory: str = ""
     machine: Machine = Machine()
+    counted: bool = attrs.field(default=True, eq=False)
 
     @property
     def at(self) -> datetime:
