@@ -62,6 +62,22 @@ class InitTests(SynchronousTestCase):
         (made,) = self.init("--tahoe", str(node), "-n", "9").objects
         self.assertEqual((made["required_shares"], made["total_shares"]), (2, 9))
 
+    def test_a_tahoe_node_with_aliases(self) -> None:
+        """They come along, as they stand there, and so does the nickname."""
+        node = Path(self.mktemp())
+        make_node(node)
+        aliases = node / "private/aliases"
+        aliases.write_text("# mine\nhome: URI:DIR2:abc:def\n")
+        self.init("--tahoe", str(node))
+        copied = self.directory / "private/aliases"
+        self.assertEqual(copied.read_text(), aliases.read_text())
+        self.assertEqual(copied.stat().st_mode & 0o777, 0o600)
+        self.assertEqual(load(self.directory).nickname, load(node).nickname)
+        self.assertTrue(load(node).nickname)
+        aliases.write_bytes(b"home: URI:DIR2:\xff\n")
+        self.directory = Path(self.mktemp())
+        self.assertIn("aliases is no UTF-8", self.init("--tahoe", str(node), status=2).stderr)
+
     def test_a_tahoe_node_whose_files_cannot_be_read(self) -> None:
         """Nothing is made of it: its servers would be missing, and nobody would know."""
         for name, content, words in (

@@ -35,6 +35,9 @@ from pipegrid.grid.servers import load_static_servers
 from pipegrid.grid.spelling import settings_in
 
 DEFAULT_HAPPY = 7
+MAX_COPIED_BYTES = 16 << 20
+"""Of each file that is taken from a node's directory."""
+_ALIASES_NAMES = ("private/aliases", "private/root_dir.cap")
 
 
 def suggested(servers: int) -> tuple[Params, int]:
@@ -95,6 +98,7 @@ def create_client(
     files: Mapping[str, str] | None = None,
     preferred: frozenset[str] = frozenset(),
     force_foolscap: bool = False,
+    nickname: str = "",
 ) -> GridConfig:
     """
     Make ``directory`` a client's directory without servers of its own, and return what it says.
@@ -105,12 +109,14 @@ def create_client(
         files: names in the directory, with contents, such as ``private/servers.yaml``.
         preferred: ids of servers that come first.
         force_foolscap: speak Foolscap with servers that speak HTTPS as well.
+        nickname: what the directory's owner is called, as introducers are told.
     """
     params = params or Params()
     happy = min(DEFAULT_HAPPY, params.total_shares) if happy is None else happy
     check_happy(happy, params)
     more = [f"peers.preferred = {', '.join(sorted(preferred))}"] if preferred else []
     more += ["force_foolscap = true"] if force_foolscap else []
+    more += ["", "[node]", f"nickname = {' '.join(nickname.split())}"] if nickname else []
     return _create(Path(directory), params, happy, more, files)
 
 
@@ -124,7 +130,8 @@ def create_like_tahoe(
     """
     Make ``directory`` a client's that stores files as a Tahoe-LAFS node does, and return what it says.
 
-    Numbers, secrets, introducers, servers and preferences are copied; the node's directory is only read.
+    Numbers, secrets, aliases, introducers, servers, preferences and nickname are copied; the node's directory
+    is only read.
 
     Raises:
         UsageError: as ``create_client``; or a file of the node's cannot be read as a whole: servers would be
@@ -144,11 +151,19 @@ def create_like_tahoe(
     }
     if theirs.introducers.addresses:
         files[INTRODUCERS_NAME] = theirs.introducers.as_text()
-    if (node / SERVERS_NAME).is_file():
+    for name in (SERVERS_NAME, *_ALIASES_NAMES):
+        if not (node / name).is_file():
+            continue
         try:
-            files[SERVERS_NAME] = read_file(node / SERVERS_NAME).decode("utf-8")
+            files[name] = read_file(node / name, MAX_COPIED_BYTES + 1).decode("utf-8")
         except UnicodeDecodeError:  # YAML may be UTF-16
-            raise UsageError(f"{node / SERVERS_NAME} is no UTF-8; save it as that") from None
+            raise UsageError(f"{node / name} is no UTF-8; save it as that") from None
+        except OSError as error:
+            raise UsageError(f"cannot read {node / name}: {error.strerror}") from error
+        if len(files[name]) > MAX_COPIED_BYTES:
+            raise UsageError(
+                f"{node / name} has more than {MAX_COPIED_BYTES} bytes; make it shorter"
+            )
     return create_client(
         directory,
         params=params or theirs.params,
@@ -156,6 +171,7 @@ def create_like_tahoe(
         files=files,
         preferred=theirs.preferred,
         force_foolscap=theirs.force_foolscap,
+        nickname=theirs.nickname,
     )
 
 
@@ -260,7 +276,7 @@ def _create(
         take_away_second_name(str(directory / CONFIG_NAME))
         text = (
             f"{directory} is configured already; use it as it is, change its numbers with params and happy "
-            "alone, or choose another directory"
+            "alone, choose another directory, or move this one away first"
         )
         raise naming(UsageError(text), "params and happy")
     lines = [
