@@ -58,6 +58,8 @@ class DirectoryTests(ProcessTestCase):
         self.assertTrue(out.startswith("-rwxr-xr-x"), out)
         out, _ = self.run_command("ls", "home:tree/file")
         self.assertEqual(out, "file")
+        file = json.loads(self.run_command("ls", "--json", "home:tree/file")[0])["cap"]
+        self.assertEqual(self.run_command("ls", file)[0], file)
 
     def test_read_only(self) -> None:
         """Caps to give away stand before the names, and change nothing."""
@@ -152,3 +154,38 @@ class DirectoryTests(ProcessTestCase):
         )
         summary = json.loads(out.splitlines()[-1])["summary"]
         self.assertEqual([summary[name] for name in ("objects", "healthy", "failed")], [3, 1, 2])
+
+
+class UnconfiguredTests(ProcessTestCase):
+    """Where no grid is configured there are no aliases."""
+
+    def test_no_grid_is_made_for_an_alias(self) -> None:
+        """It would be in the way of the grid that has the alias; a file of that name is one all the same."""
+        (self.home / "file").write_text("x")
+        for command in (
+            ("ls", "work:"),
+            ("du", "work:"),
+            ("stats", "work:"),
+            ("manifest", "work:a/b"),
+            ("mkdir", "work:a"),
+            ("rm", "work:a"),
+            ("mv", "work:a", "work:b"),
+            ("ln", "URI:LIT:me", "work:b"),
+            ("cp", "file", "work:a"),
+            ("cp", "work:a", "there"),
+            ("put", "file", "work:a"),
+            ("get", "-r", "work:", "-o", "there"),
+            ("backups", "work:"),
+            ("backup", ".", "--as", "work:a"),
+        ):
+            out, err = self.run_command(*command, status=2)
+            self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
+            self.assertIn("there is no alias 'work', since nothing is configured in ", err)
+            self.assertIn("pipegrid init", err)
+            self.assertFalse((self.home / ".local").exists(), command)
+        _, err = self.run_command("-d", "nowhere", "ls", "work:", status=2)
+        self.assertIn("nowhere is not a grid directory", err)
+        _, err = self.run_command("rm", "CHK:key:secret", status=2)
+        self.assertNotIn("secret", err)
+        (self.home / "a:b").write_text("y")
+        self.run_command("put", "a:b")

@@ -101,7 +101,7 @@ def command(
             return await _would_send(console, backups, source, called, options)
         return await _run(console, backups, source, called, options)
 
-    return GridJob(work)
+    return GridJob(work, path or "")
 
 
 def _place_of(given: tuple[str, ...]) -> tuple[str | None, str | None]:

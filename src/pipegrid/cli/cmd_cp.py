@@ -73,4 +73,4 @@ def command(arguments: tuple[str, ...], recursive: bool, force: bool) -> GridJob
             return await store_copies(grid, console, given, target, recursive, force)
         return await fetch_copies(grid, console, sources, target, recursive, force)
 
-    return GridJob(work)
+    return GridJob(work, *arguments)

@@ -57,4 +57,4 @@ def command(path: str, summarize: bool) -> GridJob:
         close(0)
         return status
 
-    return GridJob(work)
+    return GridJob(work, path)

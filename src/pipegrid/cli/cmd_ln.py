@@ -52,4 +52,4 @@ def command(source: str, path: str, force: bool) -> GridJob:
         console.json_result({"name": spot.name, "cap": str(way[-1].cap)})
         return ExitStatus.DONE
 
-    return GridJob(work)
+    return GridJob(work, source, path)

@@ -54,7 +54,9 @@ def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
         if not place.names:
             check_known(place)
         if place.kind != "directory":
-            console.result(*_shower(console.json, long, read_only)(place.names[-1:], place))
+            bare = not (place.names or console.json or read_only)
+            name = (str(place.cap),) if bare else place.names[-1:]
+            console.result(*_shower(console.json, long, read_only)(name, place))
             return ExitStatus.DONE
         if recursive:
             return await _list_all(grid, console, place, long, read_only)
@@ -72,7 +74,7 @@ def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
         )
         return ExitStatus.DONE
 
-    return GridJob(work)
+    return GridJob(work, path)
 
 
 def _names(listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:

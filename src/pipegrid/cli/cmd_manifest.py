@@ -66,4 +66,4 @@ def command(path: str, verifier: bool, storage_index: bool) -> GridJob:
 
         return await walk_through(grid, console, await directory_at(grid, path), meet)
 
-    return GridJob(work)
+    return GridJob(work, path)

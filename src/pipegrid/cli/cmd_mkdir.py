@@ -48,4 +48,4 @@ def command(path: str | None, format: str, read_only: bool) -> GridJob:
         console.result(read_cap if read_only else str(cap), fields)
         return ExitStatus.DONE
 
-    return GridJob(work)
+    return GridJob(work, path or "")

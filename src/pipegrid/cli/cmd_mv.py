@@ -58,4 +58,4 @@ def command(source: str, path: str, force: bool) -> GridJob:
         console.json_result({"name": new.name, "cap": str(old.there.cap)})
         return ExitStatus.DONE
 
-    return GridJob(work)
+    return GridJob(work, source, path)

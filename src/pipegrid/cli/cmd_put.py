@@ -125,7 +125,7 @@ def command(
             return await put_trees(grid, console, sources, chosen, options, long)
         return await Uploads(grid, console, sources, options, with_names=long).run()
 
-    return GridJob(work)
+    return GridJob(work, destination or "")
 
 
 def _chosen(recursive: bool, selection: dict[str, Any]) -> Chosen | None:

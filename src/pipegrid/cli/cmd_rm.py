@@ -50,4 +50,4 @@ def command(path: str, recursive: bool) -> GridJob:
         console.json_result({"name": spot.name, "cap": str(spot.there.cap)})
         return ExitStatus.DONE
 
-    return GridJob(work)
+    return GridJob(work, path)

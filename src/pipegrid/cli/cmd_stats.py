@@ -41,4 +41,4 @@ def command(path: str) -> GridJob:
         console.result("\n".join(lines), fields)
         return status
 
-    return GridJob(work)
+    return GridJob(work, path)

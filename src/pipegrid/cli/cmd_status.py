@@ -10,7 +10,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.render import amount
+from pipegrid.cli.render import amount, plural
 from pipegrid.core.text import printable
 
 if TYPE_CHECKING:
@@ -72,5 +72,5 @@ def _short(server_id: str) -> str:
 def _introducer_line(introducer: IntroducerStatus) -> str:
     who = f"introducer {introducer.name}  {introducer.address}"
     if introducer.connected:
-        return f"{who}  connected, {introducer.servers} servers announced"
+        return f"{who}  connected, {plural(introducer.servers, 'server')} announced"
     return printable(f"{who}  not connected: {introducer.reason}")

@@ -73,16 +73,26 @@ class OfflineJob:
 
 
 class GridJob:
-    """Work on an open grid, which is opened before and closed after."""
+    """
+    Work on an open grid, which is opened before and closed after.
 
-    def __init__(self, work: Callable[[Grid, Console], Awaitable[int]]) -> None:
+    Args:
+        paths: on the grid, or ""; where nothing is configured, and one begins with an alias, no grid is made.
+    """
+
+    def __init__(self, work: Callable[[Grid, Console], Awaitable[int]], *paths: str) -> None:
         self.work = work
+        self._paths = paths
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Do it; errors and cancellation become a sentence and a status."""
         return await told(invocation.console, self._run(invocation, reactor, open_grid))
 
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
+        if self._paths and invocation.directory is None:
+            from pipegrid.tree.paths import check_may_be_aliases
+
+            check_may_be_aliases(self._paths)
         with tracing(invocation.trace, reactor) as tracer:
             options = {
                 "tracer": tracer,
@@ -164,7 +174,7 @@ class ReactorGridJob(GridJob):
     """Work on an open grid that needs the reactor for other things, too."""
 
     def __init__(self, work: Callable[[Any, Grid, Console], Awaitable[int]]) -> None:
-        self._work = work
+        self._work, self._paths = work, ()
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         self.work = partial(self._work, reactor)

@@ -47,7 +47,7 @@ def tree_job(
             grid, console, place.cap, directory, place.metadata_json, force, paranoid
         )
 
-    return GridJob(work)
+    return GridJob(work, *caps)
 
 
 async def fetch_tree(

@@ -170,9 +170,21 @@ def check_free(directory: Path, name: str) -> None:
         )
 
 
-def unknown_alias(name: str, aliases: Mapping[str, str]) -> UsageError:
-    """Return the error that names the alias that was probably meant."""
+def unknown_alias(
+    name: str, aliases: Mapping[str, str], unconfigured: Path | None = None
+) -> UsageError:
+    """
+    Return the error that names the alias that was probably meant.
+
+    Args:
+        unconfigured: the client's directory, if there is none.
+    """
     short = printable(name[:12] + ("..." if len(name) > 12 else ""))  # perhaps a cap with a slip
+    if unconfigured is not None:
+        return UsageError(
+            f"there is no alias '{short}', since nothing is configured in {unconfigured}; name a client's "
+            "directory with -d, or make one with 'pipegrid init'"
+        )
     import difflib  # only mistakes need it
 
     near = difflib.get_close_matches(name[:MAX_NAME_CHARACTERS], list(aliases)[:1000], 1)

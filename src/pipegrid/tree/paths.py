@@ -15,8 +15,9 @@ Source: the reference on trees, section 1.
 
 from __future__ import annotations
 
+import os
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -26,6 +27,7 @@ from pipegrid.core.filecaps import unknown_kind
 from pipegrid.core.pasted import CAP_STARTS, as_pasted
 from pipegrid.core.text import printable
 from pipegrid.errors import NoSuchChild, UsageError
+from pipegrid.grid.homes import default_directory, is_configured
 from pipegrid.reactor.together import Waiters
 from pipegrid.tree.aliases import as_written, read_aliases, unknown_alias
 from pipegrid.tree.listing import Entry, Kind, ListingLimits, ReadsFiles, kind_of, read_listing
@@ -109,6 +111,19 @@ def parse_here(text: str, directory: Path) -> tuple[str, tuple[str, ...]]:
     text = as_pasted(text)
     needed = not text.startswith(CAP_STARTS)
     return parse(text, read_aliases(directory) if needed else None)
+
+
+def check_may_be_aliases(paths: Iterable[str]) -> None:
+    """
+    Raises:
+        UsageError: one of the paths begins with an alias, and nothing is configured where the user's are.
+    """
+    directory = default_directory()
+    if is_configured(directory):
+        return
+    for path in paths:
+        if names_alias(path) and not os.path.lexists(path):
+            raise unknown_alias(as_pasted(path).partition(":")[0], {}, directory)
 
 
 def names_of(path: str) -> tuple[str, ...]:
