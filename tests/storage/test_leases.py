@@ -294,6 +294,40 @@ class PowerCutTests(StoreTestCase):
             self.assertRaises(NoSpace, self.store.add_lease, SI, lease(3))
         self.assertEqual(self.final(0).read_bytes(), self.two)
 
+    def test_a_record_that_is_not_counted(self) -> None:
+        """Being killed between record and number adds no byte to the share, and costs no lease."""
+        data = b"immutable"
+        second, third, fourth = (stored_secret(2, lease(each).renew) for each in (2, 3, 4))
+        for part in (1, 36, containers.LEASE_BYTES):
+            stray = containers.pack_lease(2, 1, lease(3), self.now)[:part]
+            self.final(0).write_bytes(self.two + stray)
+            self.assertEqual(self.get(0), data, part)
+            self.now += 2 * LEASE_DURATION_S
+            if part < containers.LEASE_BYTES:
+                self.assertEqual(self.store.collect_garbage(), 0, part)
+            self.now -= 2 * LEASE_DURATION_S
+            self.store.add_lease(SI, lease(4))
+            file = self.final(0).read_bytes()
+            found = containers.parse_leases(file[containers.HEADER_BYTES + len(data) :])
+            whole = [third] if part == containers.LEASE_BYTES else []
+            expected = [stored_secret(2, SECRETS.lease.renew), second, *whole, fourth]
+            self.assertEqual([each.renew for each in found], expected, part)
+            self.assertEqual(containers.parse_header(file).lease_count, len(expected))
+            self.assertEqual(self.get(0), data, part)
+
+    def test_a_number_that_cannot_be_written(self) -> None:
+        """Then the record goes again, and what there is of the share is as it was."""
+        write = disk.write_all
+
+        def fail(fd: int, data: bytes, offset: int) -> None:
+            if offset == containers.LEASE_COUNT_OFFSET:
+                raise OSError(errno.EIO, "broken")
+            write(fd, data, offset)
+
+        with mock.patch.object(disk, "write_all", fail):
+            self.assertRaises(ServerRefused, self.store.add_lease, SI, lease(3))
+        self.assertEqual(self.final(0).read_bytes(), self.two)
+
     def test_mutable_shares_go_on(self) -> None:
         """One whose fifth lease was counted, and got lost, is written and leased as before."""
         secrets = SlotSecrets(lease(0), b"w" * 32)

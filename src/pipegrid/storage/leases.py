@@ -4,8 +4,9 @@ Leases on finished shares: renewing them in place, and removing shares whose lea
 A change takes the share file's lock for the moment it lasts, so that two processes do not both append, and
 a renewal does not meet the removal. Readers take no lock: the share data never changes.
 
-A new record is appended *before* it is counted. Being killed between the two leaves a share
-with 72 stray bytes at its end, which no reader looks at; the other way round it would lose 72 of its own.
+A new record is appended *before* it is counted. Being killed between the two leaves a record, or a part of
+one, that is not counted: no data, as the header says how much of those there is (``sharedata``). Whoever adds
+the next lease counts it, or takes the part away. The other way round a share would lose 72 bytes of its own.
 
 Nothing is synced here. What a power cut leaves of a record that was appended lately may be zeros, in the
 place of all that are counted; or nothing is there, in whole or in part (``sharedata``). Nobody can tell then
@@ -70,9 +71,7 @@ def renew(path: str, owner: int, secrets: LeaseSecrets, now: float, has_room: Ha
         elif not has_room(containers.LEASE_BYTES):
             raise NoSpace(f"there is no room for one more lease on {path!r}; use another server")
         else:
-            _append(fd, fresh.pack(), begin + len(records))
-            count = (header.lease_count + 1).to_bytes(4, "big")
-            disk.write_all(fd, count, containers.LEASE_COUNT_OFFSET)
+            _append(fd, fresh.pack(), begin + len(records), header.lease_count + 1)
         return True
     finally:
         os.close(fd)
@@ -119,7 +118,7 @@ def _read(fd: int) -> tuple[containers.ContainerHeader, int, bytes]:
 def _without_lost(
     fd: int, header: containers.ContainerHeader, begin: int, records: bytes
 ) -> tuple[containers.ContainerHeader, int, bytes]:
-    """Return what was read, without leases that are counted and not there; the file is made to fit first."""
+    """Return what was read, with the leases counted that are there; the file is made to fit first."""
     count, rest = divmod(len(records), containers.LEASE_BYTES)
     if count == header.lease_count and not rest:
         return header, begin, records
@@ -128,10 +127,11 @@ def _without_lost(
     return attrs.evolve(header, lease_count=count), begin, records[: len(records) - rest]
 
 
-def _append(fd: int, record: bytes, at: int) -> None:
-    """Add a record at the file's end; if the disk takes a part of it only, the file ends where it did."""
+def _append(fd: int, record: bytes, at: int, count: int) -> None:
+    """Add a record at the file's end, and count it; if the disk takes a part only, it ends where it did."""
     try:
         disk.write_all(fd, record, at)
+        disk.write_all(fd, count.to_bytes(4, "big"), containers.LEASE_COUNT_OFFSET)
     except OSError:
         with suppress(OSError):
             os.ftruncate(fd, at)

@@ -1,11 +1,13 @@
 """
-Where in its file the data of an immutable share end, also if a lease is counted behind them and not there.
+Where in its file the data of an immutable share end, also if a lease is counted behind them and not there, or
+there and not counted.
 
 As a rule that follows from the file's length and the number of leases. But a crash can leave a number that
 became durable before the file's length did: then the last bytes of the data would be taken for a lease, and
 with them goes the share, whose last section is what proves all others. So where the header says that there
 should be more data, the share itself is asked, which says where its last section ends. A header alone is not
-believed: what Tahoe-LAFS's clients asked room for before 1.18 was some hundred bytes too much.
+believed: what Tahoe-LAFS's clients asked room for before 1.18 was some hundred bytes too much. But data are
+never longer than the room: what else stands behind it is a lease that a process was killed before it counted.
 
 Source: the format reference, section 6; storage protocols, section 7.1.
 """
@@ -36,6 +38,8 @@ def data_bytes(fd: int, header: ContainerHeader, file_bytes: int) -> int:
             and header.has_room(end)
         ):
             return end
+    elif by_leases > header.room_bytes:
+        return header.room_bytes
     return containers.share_bytes(header, file_bytes)
 
 
