@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from pipegrid.disk.durability import Durability
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused, UsageError, WrongSecret
 from pipegrid.server.foolscap.service import MAX_READ_BYTES, BucketWriter, FoolscapStorage
 from pipegrid.server.gbs.service import MAX_COMMITS, GbsService
+from pipegrid.storage.uploads import files as incoming
 from pipegrid.wire.foolscap import PROTOCOL, unpack_version
 from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
 from tests.storage.support import SI, InlineWorkers, StoreTestCase
@@ -118,6 +121,37 @@ class FoolscapStorageTests(StoreTestCase):
         self.failureResultOf(writer.remote_close(), UsageError)
         self.assertEqual(self.storage.remote_get_buckets(SI), {})
         self.assertEqual(self.store.upload_count, 0)
+
+    def test_a_disk_that_fails_at_the_end(self) -> None:
+        """Nobody could go on with what cannot get its name: room and number are given back."""
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.EIO, "broken")
+
+        writer = self.allocate({0})[0]
+        writer.remote_write(0, b"abcdef")
+        patch = self.patch(os, "rename", fail)
+        self.failureResultOf(writer.remote_close(), ServerRefused)
+        patch.restore()
+        self.assertEqual(self.store.upload_count, 0)
+        self.assertFalse(self.incoming(0).exists())
+        self.assertEqual(set(self.allocate({0})), {0})
+
+    def test_a_disk_that_fails_between_two_shares(self) -> None:
+        """Of an allocation that failed nothing stays, since nobody was given a writer."""
+        create = incoming.create
+
+        def fail(path: str) -> int | None:
+            if path.endswith(".1"):
+                raise OSError(errno.EIO, "broken")
+            return create(path)
+
+        patch = self.patch(incoming, "create", fail)
+        with self.assertRaises(ServerRefused):
+            self.allocate({0, 1, 2})
+        patch.restore()
+        self.assertEqual(self.store.upload_count, 0)
+        self.assertEqual(set(self.allocate({0, 1, 2})), {0, 1, 2})
 
     def test_many_commits(self) -> None:
         """A close waits while too many shares wait for the disk."""

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from twisted.logger import capturedLogs, formatEvent
+
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.errors import (
@@ -19,19 +21,25 @@ from pipegrid.errors import (
     UsageError,
     WrongSecret,
 )
-from pipegrid.storage import containers, leases
+from pipegrid.storage import advisories, containers, leases
 from pipegrid.storage.advisories import MAX_ADVISORIES, MAX_REASON_BYTES
 from pipegrid.storage.expiry import Expiry
+from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads.beginning import ONE_CALL_BYTES
 from pipegrid.storage.uploads.writer import MAX_RANGES
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests import vectors
 from tests.locks import failing_locks
 from tests.pipes import pipe_in_place
-from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, SI_TEXT, StoreTestCase
+from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, SI_TEXT, StoreTestCase, kill
 
 LARGE = ONE_CALL_BYTES + 1
 """So large that its container is made when it is allocated."""
+
+
+def _refuse(*_: object) -> None:
+    """Do what a disk does that lets nobody change anything."""
+    raise OSError(errno.EACCES, "no")
 
 
 class RecordedFileTests(StoreTestCase):
@@ -335,6 +343,51 @@ class WriteTests(StoreTestCase):
         self.assertEqual(self.get(0), b"abcdefghij")
         self.assertRaises(NoSuchShare, self.upload.publish)
 
+    def test_many_shares_that_cannot_be_renamed(self) -> None:
+        """None of them keeps a descriptor; whoever writes to one again, also later, may publish it."""
+        self.upload.write(0, [b"abcdefghij"])
+        patch = self.patch(os, "rename", _refuse)
+        self.assertRaises(ServerRefused, self.upload.publish)
+        patch.restore()
+        self.assertFalse(self.upload.is_open)
+        kill(self.store)
+        other = self.make_store()
+        self.assertEqual(other.allocate(SI, {0}, 10, SECRETS).allocated, {0})
+        upload = other.upload(SI, 0, SECRETS.upload)
+        upload.write(9, [b"j"])
+        upload.publish()
+        self.assertEqual(self.get(0), b"abcdefghij")
+        self.assertEqual(os.listdir(self.incoming(0).parent), [])
+
+    def test_a_share_that_can_neither_be_renamed_nor_noted(self) -> None:
+        """Then it goes, and with it its descriptor and its room."""
+        self.upload.write(0, [b"abcdefghij"])
+        self.patch(os, "rename", _refuse)
+        self.patch(incoming, "write_note", _refuse)
+        self.assertRaises(ServerRefused, self.upload.publish)
+        self.assertFalse(self.upload.is_open)
+        self.assertEqual(self.store.upload_count, 0)
+        self.assertEqual(os.listdir(self.incoming(0).parent), [])
+
+    def test_a_file_that_can_neither_be_filled_nor_removed(self) -> None:
+        """It is not kept open, so that the number is not refused to others until the server ends."""
+        for name in ("pwritev", "unlink"):
+            self.patch(os, name, _refuse)
+        for _ in range(2):
+            self.assertRaises(ServerRefused, self.store.allocate, SI, {1}, LARGE, SECRETS)
+            fd = disk.lock_if_free(str(self.incoming(1)))
+            assert fd is not None, "somebody has it"
+            os.close(fd)
+
+    def test_uploads_that_cannot_be_opened_again(self) -> None:
+        """They are given up all the same, as are those behind them."""
+        store = self.make_store(max_open_uploads=1)
+        store.allocate(SI, {4, 5, 6}, 10, SECRETS)
+        self.patch(incoming, "open_empty", _refuse)
+        self.now += 8 * 86400
+        self.assertEqual(store.expire_uploads(), 3)
+        self.assertEqual(store.upload_count, 0)
+
     def test_an_upload_shows_its_state(self) -> None:
         """The repr says where it is, what has arrived, and never the secret."""
         self.upload.write(0, [b"abc"])
@@ -349,8 +402,14 @@ class WriteTests(StoreTestCase):
             raise OSError(errno.ENOSPC, "full")
 
         self.patch(os, "pwritev", full)
-        self.assertEqual(self.store.allocate(SI, {1}, LARGE, SECRETS).allocated, frozenset())
+        with capturedLogs() as logged:
+            for number in (1, 2):
+                allocated = self.store.allocate(SI, {number}, LARGE, SECRETS).allocated
+                self.assertEqual(allocated, frozenset())
         self.assertFalse(self.incoming(1).exists())
+        # The client is not told, and there may seem to be room: so the operator is, once a minute.
+        self.assertEqual(len(logged), 1)
+        self.assertIn("the disk is full", formatEvent(logged[0]))
 
     def test_abort_removes_everything(self) -> None:
         """After abort the upload is gone, also its files, and the number is free again."""
@@ -541,6 +600,20 @@ class HousekeepingTests(StoreTestCase):
         (directory / "0").unlink()
         self.now += 60
         self.assertTrue(self.store.advise_corrupt_share(SI, 0, "there is room again"))
+
+    def test_complaints_on_a_full_disk(self) -> None:
+        """Nothing stays of one that could not be written down, and it can be made again."""
+        self.put(0, b"x")
+
+        def full(*args: Any, **keywords: Any) -> Any:
+            file = open(*args, **keywords)  # noqa: SIM115
+            self.patch(file, "flush", _refuse)
+            return file
+
+        with mock.patch.object(advisories, "open", full, create=True):
+            self.assertRaises(ServerRefused, self.store.advise_corrupt_share, SI, 0, "bad")
+        self.assertEqual(os.listdir(self.root / "corruption-advisories"), [])
+        self.assertTrue(self.store.advise_corrupt_share(SI, 0, "bad"))
 
     def test_abandoned_uploads_are_given_up(self) -> None:
         """So long without a write ends an upload; a write starts that anew."""

@@ -64,11 +64,23 @@ class Advisories:
             # It will be looked at in a terminal.
             safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
             text = safe[:MAX_REASON_BYTES].decode("utf-8", "ignore")
-            with suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
-                file.write(
+            with suppress(FileExistsError):
+                _make(
+                    path,
                     f"time: {when:%Y-%m-%dT%H:%M:%S}Z\nshare type: {kind}\n"
-                    f"storage index: {index}\nshare number: {share_number}\n\n{text}\n"
+                    f"storage index: {index}\nshare number: {share_number}\n\n{text}\n",
                 )
         except OSError as error:
             raise disk.disk_error(error, f"keep an advisory in {self._directory!r}") from error
         return True
+
+
+def _make(path: str, text: str) -> None:
+    """Make a file; if the disk does not take all of it, there is none."""
+    with open(path, "x", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:
+            os.unlink(path)
+            raise

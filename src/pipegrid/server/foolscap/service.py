@@ -87,11 +87,17 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         numbers = possible_numbers(sharenums)
         secrets = UploadSecrets(LeaseSecrets(renew_secret, cancel_secret), secret)
         client = client_of(canary)
-        answer = self._store.allocate(storage_index, numbers, allocated_size, secrets, client)
-        uploads = {
-            number: self._store.upload(storage_index, number, secret, client)
-            for number in answer.allocated
-        }
+        try:
+            answer = self._store.allocate(storage_index, numbers, allocated_size, secrets, client)
+            uploads = {
+                number: self._store.upload(storage_index, number, secret, client)
+                for number in answer.allocated
+            }
+        except PipegridError:
+            for number in numbers:  # with those that were begun nobody could go on
+                with suppress(PipegridError):
+                    self._store.abort(storage_index, number, secret)
+            raise
         batch = _Batch(self._service, self._batches, uploads)
         return set(answer.already_have), batch.begin(canary)
 
@@ -295,7 +301,11 @@ async def _commit(service: GbsService, upload: ShareUpload) -> None:
         room: Deferred[None] = Deferred()
         service.call_when_room(partial(room.callback, None))
         await room
-    await service.commit(upload)
+    try:
+        await service.commit(upload)
+    except PipegridError:
+        upload.discard()  # nobody could go on with it
+        raise
 
 
 def _change(vectors: Vectors) -> ShareChange:

@@ -54,8 +54,9 @@ def _in_directory(path: str, call: Callable[[], int | None]) -> int | None:
 
 
 def give_up(path: str, fd: int) -> None:
-    """Remove a file that was just made."""
-    disk.remove(path)
+    """Remove a file that was just made, and close it; what cannot be removed is left to housekeeping."""
+    with suppress(OSError):
+        disk.remove(path)
     os.close(fd)
 
 

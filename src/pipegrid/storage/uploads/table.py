@@ -91,6 +91,7 @@ class UnfinishedUploads:
         self.allocated_bytes = 0
         self._promised_bytes = 0
         self._kept: tuple[int, int] = (-1, 0)  # in which second, and how much was kept then
+        self._full_minute = -1  # in which it was last told that the disk is full
         self._given_up = 0  # to make room, since it was last told
         self._yielding: Yielding[ShareUpload] = Yielding()
         # Those that may be closed, the longest unused first.
@@ -182,6 +183,7 @@ class UnfinishedUploads:
         except OSError as error:
             refusal = disk.disk_error(error, f"begin an upload in {path!r}")
             if isinstance(refusal, NoSpace):
+                self._tell_full(refusal)
                 return False
             raise refusal from error
         if begun is None:
@@ -189,6 +191,13 @@ class UnfinishedUploads:
         upload = self._adopt(key, share_bytes, secret_hash, begun, client)
         upload.new_index = new_index
         return True
+
+    def _tell_full(self, refusal: NoSpace) -> None:
+        """Say, once a minute, what no client is told: a quota is used up where there seems to be room."""
+        minute = int(self._clock() // 60)
+        if minute != self._full_minute:
+            self._full_minute = minute
+            log.warn("{error}", error=str(refusal))
 
     def _yields(self, upload: ShareUpload, secret_hash: bytes, share_bytes: int) -> bool:
         """Whether it makes room for another upload of the same number: others' that is stale, or was left."""

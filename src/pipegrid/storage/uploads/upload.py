@@ -26,7 +26,7 @@ from contextlib import suppress
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Range, Spans
 from pipegrid.disk import files as disk
-from pipegrid.errors import NoSuchShare, ServerRefused
+from pipegrid.errors import NoSuchShare, PipegridError, ServerRefused
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads.standing import NOBODY, WRITTEN_S, Client
@@ -215,16 +215,16 @@ class ShareUpload(ShareWriter):
                 raise disk.disk_error(error, f"note the progress of {self._name()}") from error
             self._noted = ranges
 
-    def suspend(self) -> bool:
+    def suspend(self, unpublished: bool = False) -> bool:
         """
-        Close the file, if nobody is using it and it is not about to be published.
+        Close the file, if nobody uses it and it is not about to be published (``unpublished``: was, in vain).
 
         Another process may then take the upload over, or discard it to upload the share itself.
         """
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._fd is None or self.complete or self._beginning:
+            if self._fd is None or (self.complete and not unpublished) or self._beginning:
                 return False
             if self._fresh_lease is None:
                 self.checkpoint()  # an empty file is as good without a note
@@ -281,13 +281,14 @@ class ShareUpload(ShareWriter):
 
         Raises:
             NoSuchShare: the upload is gone.
-            ServerRefused: the disk failed; the upload stays.
+            ServerRefused: the disk failed; the upload stays, closed with a note, or goes.
         """
         with self._lock:
             if self.gone:
                 raise self._no_such_upload()
             assert self.complete, f"{self!r} is published too early"
-            assert self._fd is not None, "a complete upload keeps its file open"
+            if self._fd is None:  # it failed before
+                self._require_open()
             try:
                 if not disk.names_inode(self._incoming, self._file or self._inode()):
                     self._leave()
@@ -300,6 +301,8 @@ class ShareUpload(ShareWriter):
                 self._leave()
                 raise self._no_such_upload() from None
             except OSError as error:
+                if not self.suspend(unpublished=True):  # should nobody come back
+                    self.discard()
                 raise disk.disk_error(error, f"finish {self._name()}") from error
             if self._noted is not None:
                 with suppress(OSError):  # an orphaned note vouches for nothing
@@ -313,7 +316,7 @@ class ShareUpload(ShareWriter):
             if self.gone:
                 return
             try:
-                with suppress(NoSuchShare, OSError):
+                with suppress(PipegridError, OSError):
                     # An empty file is not laid out to be removed.
                     self._reopen_empty()
                     fd = self._require_open() if self._fd is None else self._fd
