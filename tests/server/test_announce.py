@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 from twisted.internet.error import ConnectionRefusedError
@@ -10,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
+from pipegrid.server import announce
 from pipegrid.server.announce import Announcer, load_or_create, storage_fields
 from pipegrid.wire.announcements import BUNDLES, describe, sign, verify
 from pipegrid.wire.gbs_bundles import MAX_BUNDLE_BYTES
@@ -53,6 +56,24 @@ class IdentityTests(SynchronousTestCase):
         found = load_or_create(self.directory, b"t" * 20, has_shares=True)
         self.assertEqual(found.key.server_id, RECORDED["signed"]["key"])
         self.assertEqual((found.permutation_seed, found.seqnum), (b"p" * 20, 42))
+
+    def test_a_full_disk(self) -> None:
+        """The number goes over the one before, whatever stands around that; with none there, it is said."""
+
+        def full(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        path = self.directory / "announcement-seqnum"
+        load_or_create(self.directory, b"t" * 20, has_shares=True)
+        self.patch(announce, "replace_file", full)
+        for before, number in (("  41 \n\n", 42), ("99", 100), ("100\n", 101)):
+            path.write_text(before)
+            found = load_or_create(self.directory, b"t" * 20, has_shares=True)
+            self.assertEqual((found.seqnum, int(path.read_text())), (number, number))
+            self.assertGreaterEqual(path.stat().st_size, len(before))
+        path.unlink()
+        with self.assertRaisesRegex(UsageError, "No space left on device; free some space$"):
+            load_or_create(self.directory, b"t" * 20, has_shares=True)
 
     def test_files_that_hold_something_else(self) -> None:
         """Each is named, and left as it is."""

@@ -30,7 +30,7 @@ from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import UsageError
 from pipegrid.reactor.reconnecting import Reconnecting
-from pipegrid.server.identity import unusable
+from pipegrid.server.identity import FULL, unusable
 from pipegrid.version import __version__
 from pipegrid.wire import announcements, gbs_bundles
 from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, SERVICE, AnnouncementKey, Signed
@@ -103,9 +103,26 @@ def _next_seqnum(path: Path) -> int:
     if not (text.isdigit() and text.isascii() and len(text) < 19):
         raise UsageError(f"{path} holds no number; write into it one that was never announced")
     seqnum = int(text) + 1
-    # Durably: a number used twice would be no news.
-    replace_file(path, f"{seqnum}\n".encode("ascii"), mode=0o644)
+    _note_seqnum(path, seqnum)
     return seqnum
+
+
+def _note_seqnum(path: Path, seqnum: int) -> None:
+    """
+    Write the number down, durably: used twice it would be no news.
+
+    On a full disk it goes over the one before, which takes no room: the shares of a server that does not
+    start are out of reach.
+    """
+    data = f"{seqnum}\n".encode("ascii")
+    try:
+        replace_file(path, data, mode=0o644)
+    except OSError as error:
+        if error.errno not in FULL or not path.exists():
+            raise
+        with path.open("r+b", buffering=0) as file:
+            file.write(data.ljust(path.stat().st_size, b"\n"))
+            os.fsync(file.fileno())
 
 
 def _read_or_write(path: Path, text: str, mode: int = 0o600) -> str:

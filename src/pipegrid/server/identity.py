@@ -18,6 +18,7 @@ Source: the format reference, storage protocols, sections 1.1, 1.2 and 2.1.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -42,6 +43,7 @@ from pipegrid.wire.nurl import Nurl
 if TYPE_CHECKING:
     from twisted.internet.ssl import CertificateOptions
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 FURL_NAME = "storage.furl"
 _SWISSNUM_BYTES = 20
 _KEY_BITS = 2048  # RSA, as Foolscap wants it
@@ -178,7 +180,10 @@ def keep_furl(directory: Path, address: Furl) -> None:
 
 def unusable(error: OSError, path: Path) -> UsageError:
     """Return the error to report for a directory of a server that cannot be used."""
-    text = f"cannot use {error.filename or path}: {error.strerror}; choose another directory"
+    text = f"cannot use {error.filename or path}: {error.strerror}; "
+    if error.errno in FULL:  # another directory would be another server
+        return UsageError(f"{text}free some space")
+    text += "choose another directory"
     return naming(UsageError(text), "another directory")
 
 
