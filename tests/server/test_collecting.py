@@ -8,8 +8,9 @@ from unittest import mock
 from pipegrid.server.collecting import Collecting
 from pipegrid.storage.containers import LEASE_DURATION_S
 from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.steadytime import HELD_S
-from tests.storage.support import NOW, SI, StoreTestCase
+from pipegrid.storage.steadytime import HELD_S, SteadyDate
+from pipegrid.storage.store import ShareStore
+from tests.storage.support import NOW, SECRETS, SI, StoreTestCase
 
 DAY_S = 86400
 
@@ -17,16 +18,32 @@ DAY_S = 86400
 class CollectingTests(StoreTestCase):
     """One share, stored now; a lease lasts 31 days."""
 
+    def setUp(self) -> None:
+        super().setUp()
+        self.passed_s = 0.0  # whatever the clock is set to
+        self.start()
+
+    def start(self) -> None:
+        """Have what a server that starts has."""
+        self.date = SteadyDate(self.root, lambda: self.now, lambda: self.passed_s)
+        self.store = ShareStore(self.root, clock=self.date, boot_id=lambda: self.boot)
+        self.addCleanup(self.store.close)
+
+    def passes(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+        self.passed_s += seconds
+
     def collecting(self, expiry: Expiry | None = None) -> Collecting:
         """Return what a server that starts has."""
-        return Collecting(self.store, self.root, expiry or Expiry(), lambda: self.now)
+        return Collecting(self.store, self.root, expiry or Expiry(), self.date, lambda: self.now)
 
     def run_days(self, days: int) -> int:
         """Run a server so long; returns how many shares it removes."""
         collect = self.collecting()
         removed = collect()
         for _ in range(2 * days):
-            self.now += DAY_S / 2
+            self.passes(DAY_S / 2)
             removed += collect()
         return removed
 
@@ -46,6 +63,44 @@ class CollectingTests(StoreTestCase):
         self.now = NOW + 14 * DAY_S
         self.assertEqual(self.run_days(10), 0)
         self.assertEqual(self.store.list_shares(SI), {0})
+
+    def test_a_clock_that_is_set_back(self) -> None:
+        """What is stored, or renewed, while it shows 1970 between two looks stays as long as it should."""
+        self.put(0, b"share")
+        self.run_days(20)
+        for restarts in (False, True):
+            right, self.now = self.now, 100.0
+            if restarts:
+                self.start()
+            self.put(1 + restarts, b"share")
+            self.store.add_lease(SI, SECRETS.lease)
+            self.now = right
+        self.passes(LEASE_DURATION_S - DAY_S)
+        with mock.patch("pipegrid.storage.steadytime.MOST_APART_S", LEASE_DURATION_S):
+            self.assertEqual(self.collecting()(), 0)
+            self.passes(2 * DAY_S)
+            self.assertEqual(self.collecting()(), 3)
+
+    def test_a_clock_that_is_set_back_for_long(self) -> None:
+        """Looks of that time do not make what was believed before forgotten."""
+        self.put(0, b"share")
+        self.run_days(10)
+        right, self.now = self.now, 100.0
+        self.run_days(1)
+        self.start()
+        self.put(1, b"share")
+        self.now = right + DAY_S
+        self.assertEqual(self.run_days(19), 0)
+        self.assertEqual(self.store.list_shares(SI), {0, 1})
+
+    def test_a_clock_that_leaps_while_it_is_looked(self) -> None:
+        """What was believed is the reading that counts."""
+        self.put(0, b"share")
+        self.run_days(10)
+        times = iter([self.now])
+        self.date._clock = lambda: self.now + 365 * DAY_S
+        collect = Collecting(self.store, self.root, Expiry(), self.date, times.__next__)
+        self.assertEqual(collect(), 0)
 
     def test_a_server_that_comes_back(self) -> None:
         """After two months clients have a week for renewing; then what has run out goes."""

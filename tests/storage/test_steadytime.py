@@ -12,6 +12,7 @@ from pipegrid.storage.steadytime import (
     MOST_APART_S,
     NOTE_NAME,
     Looks,
+    SteadyDate,
     look,
     next_look,
 )
@@ -71,6 +72,13 @@ class NoteTests(SynchronousTestCase):
         for data in (b"\xff\x00", b"[" * 100_000, b" " * MAX_NOTE_BYTES + b'{"since_s": 1}'):
             (self.storage / NOTE_NAME).write_bytes(data)
             self.assertEqual(look(self.storage, NOW), Looks(NOW, NOW))
+
+    def test_a_date_is_no_date(self) -> None:
+        """What was believed is a date that leases can have, or it counts for nothing."""
+        for believed in ("1e999", "NaN", "-1", "5000000000", '"x"', "null", "[1]"):
+            note = f'{{"since_s": {NOW}, "last_s": {NOW}, "believed_s": {believed}}}'
+            (self.storage / NOTE_NAME).write_text(note)
+            self.assertEqual(SteadyDate(self.storage, lambda: 5.0, lambda: 0.0)(), 5)
 
     def test_a_named_pipe(self) -> None:
         """In its place counts as none, and holds up nobody."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import resource
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +40,7 @@ from pipegrid.server.gbs.site import GbsSite
 from pipegrid.server.location import endpoint_text, where
 from pipegrid.server.storagelock import lock_storage
 from pipegrid.storage.expiry import Expiry
+from pipegrid.storage.steadytime import SteadyDate
 from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
 from pipegrid.wire.furl import Furl
 
@@ -118,9 +118,10 @@ class StorageNode:
         self._reactor = reactor
         self._workers = Workers(reactor)
         self._collector = Workers(reactor, threads=1)
+        self._date = SteadyDate(self.storage)
         self._store = ShareStore(
             self.storage,
-            clock=time.time,
+            clock=self._date,
             reserved_bytes=settings.reserved_bytes,
             keep_unfinished_s=settings.keep_unfinished_s,
             read_only=settings.read_only,
@@ -202,7 +203,7 @@ class StorageNode:
             self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
         expiry = self.settings.expiry
         if expiry is not None and alone:
-            collect = Collecting(self._store, self.storage, expiry)
+            collect = Collecting(self._store, self.storage, expiry, self._date)
             self._every(COLLECTION_S, "expired shares removed", collect)
         self._alive = supervised.stay_alive(self._reactor)
         self._serves = True

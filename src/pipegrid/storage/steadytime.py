@@ -5,12 +5,18 @@ Leases run out by the clock. One that is a year ahead would end all of them at o
 back after two months would find all of them run out, before anybody could renew one. So a note in the storage
 directory says when leases were last looked at, and since when that was done regularly: only then is anything
 removed. A clock that is set right again begins this anew, and has cost nothing.
+
+A clock that is set back for a minute, or shows 1970 until a time server has answered, would give leases that
+have run out long ago as soon as it is right again, and the next look would remove what was stored in that
+minute. So no lease is made with a date before one that was believed already.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 
 import attrs
@@ -24,6 +30,8 @@ HELD_S = 7 * 24 * 3600
 
 MOST_APART_S = HELD_S
 MAX_NOTE_BYTES = 1000
+_END_OF_DATES_S = 1 << 32
+"""A lease has 32 bits for a date."""
 
 
 @attrs.frozen
@@ -34,15 +42,22 @@ class Looks:
     Attributes:
         since_s: the first time, before which nobody knows, or too long a time had passed.
         last_s: the last time.
+        believed_s: the last time that leases were believed; None: they never were.
     """
 
     since_s: float
     last_s: float
+    believed_s: float | None = None
 
     @property
     def held_s(self) -> float:
         """For how long nothing is removed yet, in seconds; 0: leases are believed."""
         return max(0.0, HELD_S - (self.last_s - self.since_s))
+
+    @property
+    def reached_s(self) -> float | None:
+        """A date that has been reached, whatever the clock shows; None: nobody knows one."""
+        return self.believed_s if self.held_s else self.last_s
 
 
 def next_look(before: Looks | None, now: float) -> Looks:
@@ -53,9 +68,11 @@ def next_look(before: Looks | None, now: float) -> Looks:
         before: what was noted the last time, if anything.
         now: seconds since 1970, as far as this machine knows.
     """
-    if before is None or not 0 <= now - before.last_s <= MOST_APART_S:
+    if before is None:
         return Looks(now, now)
-    return Looks(before.since_s, now)
+    regular = 0 <= now - before.last_s <= MOST_APART_S
+    found = Looks(before.since_s if regular else now, now, before.reached_s)
+    return attrs.evolve(found, believed_s=found.reached_s)
 
 
 def look(storage: Path, now: float) -> Looks:
@@ -82,4 +99,40 @@ def _read(path: Path) -> Looks | None:
     since, last = noted.get("since_s"), noted.get("last_s")
     if not isinstance(since, int | float) or not isinstance(last, int | float) or since > last:
         return None
-    return Looks(since, last)
+    believed = noted.get("believed_s")  # older versions noted none
+    known = isinstance(believed, int | float) and 0 <= believed < _END_OF_DATES_S
+    return Looks(since, last, believed if known else None)
+
+
+class SteadyDate:
+    """
+    The date by which leases are made: what the clock shows, but never before a date that has been reached.
+
+    Args:
+        storage: the directory with the note of what was believed.
+        clock: seconds since 1970, as far as this machine knows.
+        monotonic: seconds since some moment, whatever the clock is set to.
+    """
+
+    def __init__(
+        self,
+        storage: Path,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._reached = -inf, 0.0  # a date, and when that was, by the other clock
+        found = _read(storage / NOTE_NAME)
+        if found is not None:
+            self.looked(found)
+
+    def __call__(self) -> float:
+        """Return seconds since 1970. Any thread may ask."""
+        reached_s, at = self._reached
+        return max(self._clock(), reached_s + self._monotonic() - at)
+
+    def looked(self, looks: Looks) -> None:
+        """It was looked at leases once more."""
+        if looks.reached_s is not None:
+            self._reached = looks.reached_s, self._monotonic()

@@ -376,13 +376,14 @@ class ShareStore:
         worthless = max(too_old, now - WORTHLESS_AFTER_S)
         return given_up + housekeeping.remove_abandoned(self._paths.incoming, too_old, worthless)
 
-    def collect_garbage(self, expiry: Expiry = DEFAULT_EXPIRY) -> int:
+    def collect_garbage(self, expiry: Expiry = DEFAULT_EXPIRY, now: float | None = None) -> int:
         """
-        Remove shares whose leases have all run out; returns how many.
+        Remove shares whose leases have all run out by ``now`` (or the clock); returns how many.
 
         Nothing calls this unless the operator wants it. It may take long; call it in a thread.
         """
-        return housekeeping.remove_expired(self._paths.shares, expiry, self._clock())
+        now = self._clock() if now is None else now
+        return housekeeping.remove_expired(self._paths.shares, expiry, now)
 
     def release(self) -> None:
         """Close the files of unfinished uploads, so that other processes may go on with them."""
