@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import lzma
 import os
@@ -377,6 +378,33 @@ class PublicationTests(DebianCase):
                     self.archive.add()
                     self.publish()
             self.assertGreater(looks, 50)
+
+    def test_no_names_by_hash(self) -> None:
+        """For a disk that fails nothing is published; where a file has no two names, all but these is."""
+        for name, number in (
+            ("link", errno.ENOSPC),
+            ("link", errno.EIO),
+            ("rename", errno.EACCES),
+            ("link", errno.EPERM),
+        ):
+            world = self.make(Archive())
+            real = getattr(os, name)
+
+            def failing(*args: Any, real: Any = real, number: int = number, **kwargs: Any) -> None:
+                if "link.new" in args:
+                    raise OSError(number, os.strerror(number))
+                real(*args, **kwargs)
+
+            with patch.object(os, name, failing):
+                if number == errno.EPERM:
+                    self.sync()
+                else:
+                    said = str(self.assertRaises(MirrorError, self.sync))
+                    self.assertIn("by-hash", said)
+            published = any("elease" in path for path in world.found())
+            self.assertEqual(published, number == errno.EPERM)
+            self.sync()
+            self.assertEqual(world.found(), self.expected(BINARY + ".xz", BINARY + ".gz"))
 
     def test_what_failed(self) -> None:
         """A package that nobody has: the old indexes stay, whatever else has come; nothing is deleted."""

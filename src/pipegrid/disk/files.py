@@ -36,13 +36,20 @@ def disk_error(error: OSError, what: str) -> ServerRefused:
     """
     Return the error to report for one of the operating system.
 
+    Its cause is that one, for who has no server, and another sentence.
+
     Args:
         what: the failed action with its place, to stand behind "cannot".
     """
     if error.errno in _FULL:
-        return NoSpace(f"cannot {what}: the disk is full; free some space or use another server")
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return ServerRefused(f"cannot {what}: {reason}; look after the disk or use another server")
+        made: ServerRefused = NoSpace(
+            f"cannot {what}: the disk is full; free some space or use another server"
+        )
+    else:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        made = ServerRefused(f"cannot {what}: {reason}; look after the disk or use another server")
+    made.__cause__ = error
+    return made
 
 
 def read_all(fd: int, length: int, offset: int) -> bytes:

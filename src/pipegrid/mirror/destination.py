@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from pipegrid.disk import files as disk
+from pipegrid.errors import PipegridError
 from pipegrid.mirror import HIDDEN, MANIFEST
 from pipegrid.mirror.directories import (
     Directories,
@@ -105,8 +106,8 @@ class Destination:
         """Other processes have made directories."""
         self._directories.forget_absent()
 
-    def error(self, error: OSError, what: str) -> MirrorError:
-        """Return the sentence for an error of the operating system."""
+    def error(self, error: OSError | PipegridError, what: str) -> MirrorError:
+        """Return the sentence for an error of the operating system, or of ``disk.commit`` for one."""
         return self._directories.error(error, what)
 
     def where(self, path: str) -> str:
@@ -252,7 +253,12 @@ class Destination:
                 continue
             new, last = self._directories.place(other, make=True)
             assert new is not None
-            link_as(name, old, last, new, self._incoming)
+            try:
+                link_as(name, old, last, new, self._incoming)
+            except (IsADirectoryError, NotADirectoryError) as error:
+                raise self._directories.in_the_way(other, "a directory") from error
+            except OSError as error:
+                raise self.error(error, f"hold {shown(other)}") from error
             return
 
     def clear_staged(self) -> None:
@@ -303,8 +309,8 @@ class Destination:
         """
         for path, data in files.items():
             name = "own.new"
-            self.discard(name)
             try:
+                self.discard(name)
                 fd = self.open_own(name)
                 try:
                     disk.write_all(fd, data, 0)

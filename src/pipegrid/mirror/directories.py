@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+from pipegrid.errors import PipegridError
 from pipegrid.mirror.wanted import BadEntry, MirrorError, shown
 
 MAX_OPEN_DIRECTORIES = 256
@@ -22,6 +23,11 @@ MAX_ABSENT = 4096
 
 READ_BYTES = 1 << 20
 _LINKED = "link.new"
+_NO_LINKS = frozenset(
+    {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL}
+)
+"""How file systems say that a file cannot have another name, or no more of them; no disk fails so."""
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -201,8 +207,14 @@ class Directories:
             f"{shown(path)} cannot be kept in {self.path}: there is {what} in its place; move it away"
         )
 
-    def error(self, error: OSError, what: str) -> MirrorError:
-        """Return the sentence for an error of the operating system."""
+    def error(self, error: OSError | PipegridError, what: str) -> MirrorError:
+        """Return the sentence for an error of the operating system, or for one that stands for such a one."""
+        if isinstance(error, MirrorError):  # it has its sentence
+            return error
+        if isinstance(error, PipegridError):
+            if not isinstance(error.__cause__, OSError):
+                return MirrorError(f"{self.path} cannot {what}: {error}")
+            error = error.__cause__
         if error.errno in FULL:
             return MirrorError(
                 f"{self.path} cannot {what}: the disk is full; make room and run it again,"
@@ -242,14 +254,23 @@ def is_same(name: str, directory: int, other: str, other_directory: int) -> bool
 
 
 def link_as(name: str, directory: int, other: str, other_directory: int, by_way_of: int) -> None:
-    """Give a file another name, by way of a third directory; where there are no hard links there is none."""
+    """
+    Give a file another name, by way of a third directory; where there are no hard links there is none.
+
+    Raises:
+        OSError: there could be one, but for the disk, or what is in its place.
+    """
     if is_same(name, directory, other, other_directory):
         return
     with suppress(FileNotFoundError):
         os.unlink(_LINKED, dir_fd=by_way_of)
-    with suppress(OSError):
+    try:
         os.link(name, _LINKED, src_dir_fd=directory, dst_dir_fd=by_way_of)
-        os.rename(_LINKED, other, src_dir_fd=by_way_of, dst_dir_fd=other_directory)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return
+        raise
+    os.rename(_LINKED, other, src_dir_fd=by_way_of, dst_dir_fd=other_directory)
 
 
 def read_at(name: str, directory: int, most_bytes: int) -> bytes | None:

@@ -23,7 +23,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.disk import files
 from pipegrid.disk.commit import Disk, Policy, commit_group
-from pipegrid.errors import NoSpace, PipegridError
+from pipegrid.errors import PipegridError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
 from pipegrid.reactor.workers import CpuWorkers
@@ -299,10 +299,8 @@ class ArchiveSink:
         for arrival, outcome in zip(right, outcomes, strict=True):
             if isinstance(outcome, BadEntry):
                 arrival.wrong = str(outcome)
-            elif isinstance(outcome, NoSpace):
-                raise self.destination.error(OSError(28, "no space"), "hold the files")
             elif outcome is not None:
-                raise MirrorError(f"{self.destination.path} cannot keep files: {outcome}")
+                raise self.destination.error(outcome, "keep files")
 
     def _stored(self, _: object, group: Sequence[tuple[Any, Any, int, Any]], size: int) -> None:
         self._busy = False

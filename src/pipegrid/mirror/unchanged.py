@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pipegrid.disk import files as disk
+from pipegrid.errors import PipegridError
 from pipegrid.mirror import HIDDEN
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.directories import FULL, Directories, make_directory
@@ -105,9 +106,9 @@ class UnchangedDestination(Destination):
         """See ``Destination``; what an earlier run left is for the next one that fetches."""
         return {}
 
-    def error(self, error: OSError, what: str) -> MirrorError:
+    def error(self, error: OSError | PipegridError, what: str) -> MirrorError:
         """See ``Destination``; only in the directory for temporary files there can be no room."""
-        if error.errno in FULL:
+        if isinstance(error, OSError) and error.errno in FULL:
             return MirrorError(
                 f"{self._scratch} cannot {what}: the disk is full; make room, or name another directory with "
                 "TMPDIR"

@@ -27,13 +27,12 @@ from typing import Any
 
 from pipegrid.disk.commit import Commit, Disk, Policy
 from pipegrid.disk.files import write_all, write_all_pieces
-from pipegrid.errors import NoSpace, PipegridError
+from pipegrid.errors import PipegridError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.helper import AtOnce, Helper
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.sprint.group import Group
 from pipegrid.mirror.sprint.pages import PAGE_BYTES, Page
-from pipegrid.mirror.wanted import MirrorError
 
 MAX_PAGES = 32
 SPARE_PROCESSORS = 3
@@ -343,10 +342,8 @@ class SprintStore:
     def _end(self, group: Group, commit: Commit) -> None:
         """A group is as durable as it should be, or cannot be."""
         outcome = commit.outcomes[0]
-        if isinstance(outcome, NoSpace):
-            raise self.destination.error(OSError(28, "no space"), "hold the files")
         if outcome is not None:
-            raise MirrorError(f"{self.destination.path} cannot keep files: {outcome}")
+            raise self.destination.error(outcome, "keep files")
         self._tell(group)
 
     def _tell(self, group: Group) -> None:
