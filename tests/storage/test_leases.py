@@ -315,6 +315,14 @@ class PowerCutTests(StoreTestCase):
             self.assertEqual(containers.parse_header(file).lease_count, len(expected))
             self.assertEqual(self.get(0), data, part)
 
+    def test_a_header_that_says_too_little(self) -> None:
+        """Whoever wrote it does not keep that number: all is there."""
+        file = bytearray(self.two)
+        file[4:8] = bytes(4)
+        file[containers.HEADER_BYTES : containers.HEADER_BYTES] = b"x" * containers.LEASE_BYTES
+        self.final(0).write_bytes(file)
+        self.assertEqual(self.get(0), b"x" * containers.LEASE_BYTES + b"immutable")
+
     def test_a_number_that_cannot_be_written(self) -> None:
         """Then the record goes again, and what there is of the share is as it was."""
         write = disk.write_all

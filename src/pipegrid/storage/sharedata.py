@@ -7,7 +7,8 @@ became durable before the file's length did: then the last bytes of the data wou
 with them goes the share, whose last section is what proves all others. So where the header says that there
 should be more data, the share itself is asked, which says where its last section ends. A header alone is not
 believed: what Tahoe-LAFS's clients asked room for before 1.18 was some hundred bytes too much. But data are
-never longer than the room: what else stands behind it is a lease that a process was killed before it counted.
+never longer than the room: one lease's length or less behind it is a lease that a process was killed before
+it counted. Where more stands there, the header's number means nothing: a program does not keep it.
 
 Source: the format reference, section 6; storage protocols, section 7.1.
 """
@@ -38,7 +39,7 @@ def data_bytes(fd: int, header: ContainerHeader, file_bytes: int) -> int:
             and header.has_room(end)
         ):
             return end
-    elif by_leases > header.room_bytes:
+    elif 0 < by_leases - header.room_bytes <= containers.LEASE_BYTES:
         return header.room_bytes
     return containers.share_bytes(header, file_bytes)
 
