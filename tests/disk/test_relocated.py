@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -83,17 +84,36 @@ class RelocatedTests(SynchronousTestCase):
         self.assert_moved()
 
     def test_to_another_file_system(self) -> None:
-        """It is copied, appears when all of it is there, and goes where it was."""
-        renamed = os.rename
+        """It is copied, appears when all of it is there, and goes where it was when that is on the disk."""
+        steps: list[str] = []
+        renamed, synced, removed = os.rename, os.fsync, shutil.rmtree
 
         def across(old: Any, new: Any) -> None:
             if Path(old) == self.old:
                 raise OSError(errno.EXDEV, "Invalid cross-device link")
             self.assertEqual((Path(old) / "catalogue.cap").read_text(), "cap")
             renamed(old, new)
+            steps.append("named")
+
+        def fsync(fd: int) -> None:
+            synced(fd)
+            steps.append(f"synced {os.path.basename(os.readlink(f'/proc/self/fd/{fd}'))}")
+
+        def rmtree(path: Any, **options: Any) -> None:
+            if Path(path) == self.old:
+                steps.append("removed")
+            removed(path, **options)
 
         self.patch(os, "rename", across)
+        self.patch(os, "fsync", fsync)
+        self.patch(shutil, "rmtree", rmtree)
+        left = self.new.with_name(".backup.pipegrid-part")  # by a process that was killed
+        left.mkdir(parents=True)
+        (left / "half").write_text("c")
         self.assert_moved()
+        self.assertEqual(
+            steps[-4:], ["synced .backup.pipegrid-part", "named", "synced node", "removed"]
+        )
 
     def test_a_place_that_cannot_be_had(self) -> None:
         """It stays where it is, whole, and is used there."""

@@ -14,6 +14,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from pipegrid.disk.partname import SUFFIX
 from pipegrid.disk.private import make_directory, open_private
 
 
@@ -59,16 +60,27 @@ def _move(old: Path, new: Path) -> None:
 
 
 def _copy(old: Path, new: Path) -> None:
-    """Copy it to another file system; it appears when all of it is on the disk."""
-    beside = new.with_name(f".{new.name}.{os.getpid()}.{os.urandom(6).hex()}")
+    """
+    Copy it to another file system; it appears when all of it is on the disk, and is there for good when this
+    returns: the other file system may forget the old one before this one knows the new name.
+
+    What a process that was killed has left of its copy has one name, and goes; whoever copies has the lock.
+    """
+    beside = new.with_name(f".{new.name}{SUFFIX}")
+    shutil.rmtree(beside, ignore_errors=True)
     try:
         shutil.copytree(old, beside, symlinks=True)
-        for path in (*beside.iterdir(), beside, new.parent):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        for path in (*beside.iterdir(), beside):
+            _sync(path)
         os.rename(beside, new)
+        _sync(new.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
