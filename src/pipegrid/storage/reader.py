@@ -7,6 +7,7 @@ import os
 import threading
 
 from pipegrid.disk import files as disk
+from pipegrid.errors import ServerRefused
 from pipegrid.storage import containers
 from pipegrid.storage.mutable import containers as mutable_containers
 from pipegrid.storage.opening import open_container
@@ -50,6 +51,18 @@ class ShareReader:
         finally:
             if self._closing:
                 self._close()
+
+    def read_exactly(self, offset: int, length: int) -> bytes:
+        """
+        Return length bytes, which lie in the share.
+
+        Raises:
+            ServerRefused: the file has become shorter, or the disk failed.
+        """
+        data = self.read(offset, length)
+        if len(data) < length:
+            raise ServerRefused(f"{self._name} ends before its end; look after the disk")
+        return data
 
     def close(self) -> None:
         """Close the file; doing so twice is fine."""

@@ -14,6 +14,7 @@ from unittest import mock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
+from twisted.logger import capturedLogs, formatEvent
 
 from pipegrid.disk import files as disk
 from pipegrid.reactor import memory
@@ -44,6 +45,11 @@ BIG = random.Random(3).randbytes(700_000)
 
 TWICE = (HealthCheck.differing_executors,)
 """Also run by a class that inherits them, in another setting."""
+
+
+def _fail(*_: object) -> bytes:
+    """Do what a disk does that cannot be read."""
+    raise OSError(errno.EIO, "broken")
 
 
 class SlowWorkers:
@@ -97,6 +103,26 @@ class OrderTests(ServerTestCase):
         self.assertEqual([reply.status for reply in replies], [206] * 5 + [200])
         for reply, (begin, end) in zip(replies, ranges, strict=False):
             self.assertEqual(reply.body, BIG[begin:end])
+
+    def test_a_share_that_gets_shorter_while_it_is_sent(self) -> None:
+        """What is behind it is not taken for its end: the connection ends, and the log has a sentence."""
+        self.put(0, BIG)
+        for broken in (False, True):
+            connection, transport = self.connect(room=50_000)
+            connection.dataReceived(read(0) + VERSION)
+            os.truncate(self.final(0), 300_000)
+            with (
+                capturedLogs() as logged,
+                mock.patch.object(os, "pread", _fail if broken else os.pread),
+            ):
+                for _ in range(20):
+                    transport.read()
+            self.assertTrue(transport.aborted)
+            self.assertEqual(transport.written.count(b"HTTP/1.1"), 1)
+            self.assertEqual(["log_failure" in event for event in logged], [False])
+            self.assertIn(str(self.final(0)), formatEvent(logged[0]))
+            self.final(0).unlink()
+            self.put(0, BIG)
 
     def test_shares_become_durable_together(self) -> None:
         """Pipelined shares, of one connection or several, share one commit; answers wait for it."""

@@ -308,8 +308,11 @@ class ShareStream:
         self._end = end
 
     def read(self) -> bytes:
-        data = self._reader.read(self._at, min(STREAM_PIECE_BYTES, self._end - self._at))
-        self._at += len(data)
+        size = min(STREAM_PIECE_BYTES, self._end - self._at)
+        data = self._reader.read_exactly(
+            self._at, size
+        )  # or the next answer would be taken for the rest
+        self._at += size
         return data
 
     def close(self) -> None:

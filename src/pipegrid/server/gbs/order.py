@@ -30,6 +30,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from pipegrid.errors import PipegridError
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer, AnswerBody
 from pipegrid.server.gbs.bodies import InSteps
@@ -305,8 +306,11 @@ class RequestOrder:
         while self.can_write:
             try:
                 data = stream.read()
-            except Exception:
-                log.failure("a share could not be read while it was sent")
+            except Exception as error:
+                if isinstance(error, PipegridError):
+                    log.error("{error}", error=str(error))
+                else:
+                    log.failure("a share could not be read while it was sent")
                 transport.abortConnection()  # the length has been announced
                 return False
             if not data:

@@ -306,9 +306,7 @@ class GbsService:
             return answers.make(
                 status, content_type=gbs.SHARE_CONTENT_TYPE, headers=headers, stream=stream
             )
-        data = reader.read(begin, end - begin)
-        if len(data) < end - begin:
-            raise PipegridError(f"{reader!r} ends before its end; look after the disk")
+        data = reader.read_exactly(begin, end - begin)
         return answers.make(status, data, gbs.SHARE_CONTENT_TYPE, headers)
 
     def _corrupt(self, admitted: Admitted, body: Buffer) -> Answer:

@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import NoSuchShare, PipegridError
+from pipegrid.errors import NoSuchShare
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import Answer
 from pipegrid.server.gbs.bodies import InSteps, Service, reason_of
@@ -86,9 +86,7 @@ def _sample(service: SurveyService, storage_index: bytes, sample: Sample) -> byt
             raise NoSuchShare(f"there is no share {sample.share_number}, nor can there be one")
         with service.store.open_share(storage_index, sample.share_number) as reader:
             wanted = min(sample.length, max(0, reader.share_bytes - sample.offset))
-            data = reader.read(sample.offset, wanted) if wanted else b""
-        if len(data) < wanted:
-            raise PipegridError(f"{reader!r} ends before its end; look after the disk")
+            data = reader.read_exactly(sample.offset, wanted) if wanted else b""
     except Exception as error:
         return service.answer_error(Operation.READ, error).status
     service.sent_bytes += len(data)
