@@ -27,6 +27,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol, wrapClientTLS
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.internet.protocol import Protocol
+from twisted.logger import capturedLogs, formatEvent
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.client import Agent, readBody
@@ -147,6 +148,25 @@ class IdentityTests(SynchronousTestCase):
         self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600)
         self.assertEqual(identity.load_or_create(directory), who)
         self.assertEqual(sorted(os.listdir(path.parent)), ["node.pem", "storage.furl"])
+
+    def test_the_furl_on_a_full_disk(self) -> None:
+        """A server that has moved is served all the same, and says what is not written down."""
+
+        def full(path: Path, _: bytes) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        directory, who = self.make_tahoe_node()
+        path = directory / "private/storage.furl"
+        before = path.read_text()
+        self.patch(identity, "replace_file", full)
+        moved = who.furl(["tcp:example.org:81"])
+        with capturedLogs() as logged:
+            identity.keep_furl(directory, moved)
+        self.assertEqual(path.read_text(), before)
+        self.assertIn("storage.furl still says where", formatEvent(logged[0]))
+        path.unlink()
+        error = self.assertRaises(UsageError, identity.keep_furl, directory, moved)
+        self.assertIn("free some space", str(error))
 
     def test_a_key_that_is_not_the_certificates(self) -> None:
         """Nothing is taken that would end a start, ask for a password, or fail each handshake."""

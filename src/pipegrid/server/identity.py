@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from twisted.logger import Logger
 
 from pipegrid.core import base32
 from pipegrid.disk.private import make_directory
@@ -50,6 +51,9 @@ _KEY_BITS = 2048  # RSA, as Foolscap wants it
 _VALID = timedelta(days=36500)
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.S)
 _KEY = re.compile(rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?-----END \1PRIVATE KEY-----", re.S)
+
+
+log = Logger()
 
 
 @attrs.frozen
@@ -164,17 +168,25 @@ def load_furl(directory: Path) -> Furl | None:
 
 def keep_furl(directory: Path, address: Furl) -> None:
     """
-    Write down where clients find the server, if that is not what is there.
+    Write down where clients find the server, if that is not what is there; or say that the disk is too full.
 
     Raises:
-        UsageError: the disk would not.
+        UsageError: the disk would not, or nothing is there and there is no room.
     """
     path = directory / "private" / FURL_NAME
-    if load_furl(directory) == address:
+    known = load_furl(directory)
+    if known == address:
         return
     try:
         replace_file(path, f"{address}\n".encode("ascii"))
     except OSError as error:
+        if known is not None and error.errno in FULL:  # the key and the secret are the same
+            log.warn(
+                "{path} still says where the server was before: {reason}",
+                path=str(path),
+                reason=error.strerror,
+            )
+            return
         raise unusable(error, path) from error
 
 
