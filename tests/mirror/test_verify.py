@@ -7,7 +7,7 @@ import os
 import random
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -114,6 +114,25 @@ class VerifyTests(VerifyCase):
         self.assertEqual(outside.read_bytes(), b"somebody's")
         self.assertEqual(self.look(1).wanted_files, len(self.entries))
 
+    def test_what_cannot_be_read(self) -> None:
+        """Is named as what is wrong, and all the others are looked at."""
+        bad = self.dest / self.entries[3].path
+        number = bad.stat().st_ino
+        real = os.preadv
+
+        def preadv(fd: int, *arguments: Any) -> int:
+            if os.fstat(fd).st_ino == number:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(fd, *arguments)
+
+        self.patch(os, "preadv", preadv)
+        for processes in (1, 3):
+            found = self.look_anew(processes, True)
+            self.assertEqual(found.present_files, len(self.entries) - 1)
+            (named,) = found.failed
+            self.assertEqual(named[0], self.entries[3].path)
+            self.assertIn("Input/output error", named[1])
+
     def test_what_was_found_to_be_wrong(self) -> None:
         """Stays wrong, though it looks as it did when it was right, as on a disk that forgets."""
         for has_attributes in (True, False):
@@ -136,6 +155,29 @@ class VerifyTests(VerifyCase):
                     found = self.look_anew(processes, paranoid)
                     self.assertEqual([name for name, _ in found.failed], [each.path])
                 path.write_bytes(right)
+
+    def test_a_disk_that_keeps_what_it_was_told(self) -> None:
+        """What was found to be wrong stays so, though no note of it goes; or it is said that it may not."""
+        each = self.entries[7]
+        path = self.dest / each.path
+        right = path.read_bytes()
+        for fails in (("removexattr",), ("unlink",), ("removexattr", "unlink")):
+            path.write_bytes(right)
+            self.look_anew(1)
+            status = path.stat()
+            path.write_bytes(bytes(len(right)))
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+            self.destination._verified.seen.add(each.digest, path.stat())  # no clock has moved
+            self.assertEqual(self.look_anew(1).failed_files, 0)
+            for further, count in ((("utime",), 1), ((), 0)):
+                with ExitStack() as stack:
+                    for name in (*fails, *further):
+                        broken = OSError(errno.EIO, os.strerror(errno.EIO))
+                        stack.enter_context(mock.patch.object(os, name, side_effect=broken))
+                    found = self.look_anew(1, True)
+                    self.assertEqual((found.failed_files, found.unnoted_files), (1, count))
+            found = self.look_anew(1)
+            self.assertEqual([name for name, _ in found.failed], [each.path])
 
     def look_anew(self, processes: int, paranoid: bool = False) -> Report:
         """Do it as another command would."""

@@ -159,7 +159,8 @@ class Destination:
             if not paranoid and self._verified.is_known(fd, wanted, status):
                 return True
             if hash_file(fd, wanted.algorithm) != wanted.digest:
-                self._verified.withdraw(fd, wanted, status)
+                if not self._verified.withdraw(fd, wanted, status):
+                    self.unnoted_files += 1
                 return False
             if not (paranoid and self._verified.is_known(fd, wanted, status)):
                 self.note(fd, wanted)  # once: this, too, changes how the file looks
@@ -255,8 +256,6 @@ class Destination:
             assert new is not None
             try:
                 link_as(name, old, last, new, self._incoming)
-            except (IsADirectoryError, NotADirectoryError) as error:
-                raise self._directories.in_the_way(other, "a directory") from error
             except OSError as error:
                 raise self.error(error, f"hold {shown(other)}") from error
             return

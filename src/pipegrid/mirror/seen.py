@@ -129,21 +129,24 @@ class Seen:
         if len(self._new) >= GATHERED:
             self.keep()
 
-    def withdraw(self, digest: bytes, status: os.stat_result) -> None:
+    def withdraw(self, digest: bytes, status: os.stat_result) -> bool:
         """
-        A file that looks so does not have this hash, whatever its row says.
+        A file that looks so does not have this hash, whatever its row says; returns whether none says so now.
 
         All rows go, since other processes may be adding theirs: what is right is looked at more closely once.
         """
         row = row_of(digest, status)
         if row is None or row not in self.rows:
-            return
+            return True
         self.rows.discard(row)
         self._new = [each for each in self._new if each != row]
-        from contextlib import suppress  # which few need here
-
-        with suppress(OSError):
+        try:
             self._begin_anew()
+        except FileNotFoundError:  # another process was quicker
+            return True
+        except OSError:
+            return False
+        return True
 
     def _begin_anew(self) -> None:
         os.unlink(self._path)

@@ -170,9 +170,9 @@ class _Verified(Verified):
     def note(self, fd: int, wanted: Wanted) -> None:
         self.files += 1
 
-    def withdraw(self, fd: int, wanted: Wanted, status: os.stat_result) -> None:
+    def withdraw(self, fd: int, wanted: Wanted, status: os.stat_result) -> bool:
         self.files += 1
-        self.seen.withdraw(wanted.digest, status)
+        return self.seen.withdraw(wanted.digest, status)
 
     def forget(self, path: str) -> None:
         """Nothing was noted here, so there is nothing to forget."""

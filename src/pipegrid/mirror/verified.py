@@ -105,6 +105,19 @@ def is_noted_by_librepo(fd: int, wanted: Wanted, status: os.stat_result) -> bool
         return False
 
 
+def _removed(fd: int, name: str) -> bool:
+    """Remove an attribute of an open file; returns whether it has none of that name."""
+    try:
+        os.getxattr(fd, name)
+    except (OSError, AttributeError):
+        return True
+    try:
+        os.removexattr(fd, name)
+    except OSError:
+        return False
+    return True
+
+
 class Ledger:
     """
     The same, by path, for file systems without attributes. One thread at a time.
@@ -231,22 +244,31 @@ class Verified:
                 self._ledger = Ledger(self._path)
             self._ledger.note([(wanted.path, proof(wanted, os.fstat(fd)))])
 
-    def withdraw(self, fd: int, wanted: Wanted, status: os.stat_result) -> None:
+    def withdraw(self, fd: int, wanted: Wanted, status: os.stat_result) -> bool:
         """
         An open file was hashed and is wrong: whatever says that it is right is believed no more.
 
         A disk that forgets changes no time. Who found that with ``paranoid`` would have the next look take
-        the file for right again.
+        the file for right again. Where a disk does not let go of a note, the file gets another time.
+
+        Returns:
+            Whether that is done; False: the next look may believe what this one has found to be wrong.
         """
-        for name in (ATTRIBUTE, LIBREPO + wanted.algorithm):
-            with suppress(OSError, AttributeError):
-                os.removexattr(fd, name)
         if self._ledger is None and os.path.exists(self._path):
             self._ledger = Ledger(self._path)
+        done = [_removed(fd, name) for name in (ATTRIBUTE, LIBREPO + wanted.algorithm)]
         if self._ledger is not None and not self._ledger.forget([wanted.path]):
-            with suppress(OSError):
+            try:
                 self._ledger.set_aside()
-        self.seen.withdraw(wanted.digest, status)
+            except OSError:
+                done.append(False)
+        done.append(self.seen.withdraw(wanted.digest, status))
+        try:
+            if not all(done):
+                os.utime(fd)  # all of them say of which time they are
+        except OSError:
+            return False
+        return True
 
     def forget(self, path: str) -> None:
         """Forget a file that is removed; a note at the file goes with it."""

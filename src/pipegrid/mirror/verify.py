@@ -22,7 +22,7 @@ from pipegrid.mirror.lists import lines_in, read_list
 from pipegrid.mirror.manifest import Part, parts_of_manifest, read_pieces
 from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import MAX_SHOWN, Report
-from pipegrid.mirror.wanted import BadEntry, Wanted
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _look_at(destination: Destination, each: Wanted, doubted: bool, report: Repo
 def _wrong(destination: Destination, each: Wanted, doubted: bool) -> str | None:
     try:
         right = destination.is_there(each, doubted)
-    except BadEntry as error:
+    except (BadEntry, MirrorError) as error:  # such as a disk that does not give it back
         return str(error)
     return None if right else "it is missing, or has changed"
 
