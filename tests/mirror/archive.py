@@ -302,7 +302,11 @@ def _check_named(root: Path, index: Path) -> int:
     for paragraph in text.decode().split("\n\n"):
         found = dict(_FIELD.findall(paragraph))
         if found:
-            package = (root / found["Filename"]).read_bytes()
+            path = root / found["Filename"]
+            assert path.exists(), (
+                f"{index} names {path}"
+            )  # what is raised here nobody takes for his own
+            package = path.read_bytes()
             assert (len(package), sha(package)) == (int(found["Size"]), found["SHA256"]), found
             count += 1
     return count

@@ -379,6 +379,17 @@ class PublicationTests(DebianCase):
                     self.publish()
             self.assertGreater(looks, 50)
 
+    def test_every_deletion(self) -> None:
+        """What an index of before names goes behind it, by whatever name that can be seen."""
+        for forms in (("packed",) * 4, ("packed", "unpacked"), ("unpacked", "packed")):
+            world = self.make(Archive(patches=True, filler=200))
+            for form in forms:
+                with self.watching(lambda world=world: check_readers(world.directory)):  # type: ignore[misc]
+                    self.sync(indexes=form, delete=True)
+                self.archive.drop(min(self.archive.pool))
+                self.archive.add()
+                self.publish()
+
     def test_no_names_by_hash(self) -> None:
         """For a disk that fails nothing is published; where a file has no two names, all but these is."""
         for name, number in (

@@ -11,9 +11,11 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import rpm
+from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Plan
 from pipegrid.mirror.repomd import packages, read_repomd
 from pipegrid.mirror.rpm import RpmOutcome, RpmRepository
+from pipegrid.mirror.suites import in_order
 from pipegrid.mirror.trust import Keys
 from pipegrid.mirror.unpacking import unpacked
 from pipegrid.mirror.wanted import BadEntry, MirrorError
@@ -187,6 +189,29 @@ class OrdinaryTests(RpmCase):
         self.publish()
         self.assertEqual(sorted(self.sync(delete=True).removed), sorted(old))
         self.assertIn(second, world.found())
+
+    def test_the_order_of_deletion(self) -> None:
+        """Indexes go before what they name, wherever that is: a run that is killed leaves none without."""
+        self.make(RpmArchive(count=1))
+        self.archive.add("old", path="x86_64/old.rpm")
+        gone: list[str] = []
+        really = Destination.delete
+
+        def noting(destination: Destination, path: str) -> None:
+            gone.append(path)
+            really(destination, path)
+
+        self.patch(Destination, "delete", noting)
+        for _ in range(3):
+            self.publish()
+            self.sync(delete=True)
+            self.archive.packages = self.archive.packages[:1]
+            self.archive.add("new")
+        gone = [path for path in gone if path.endswith((".rpm", ".zst"))]
+        self.assertIn("-primary", gone[0])
+        self.assertEqual(gone[1:], ["x86_64/old.rpm"])
+        paths = ["x.deb", "dists/x.deb", "by-hash/SHA256/0", "Packages.gz", "dists/y/by-hash/1"]
+        self.assertEqual(in_order(paths), [*paths[2:], *paths[:2]])
 
     def test_verify(self) -> None:
         """All that is kept can be verified, indexes and repomd.xml too."""

@@ -93,6 +93,17 @@ _INDEX = re.compile(
 """What is called so outside of ``dists`` belongs to a flat suite, perhaps to one that another run keeps."""
 
 
+def in_order(paths: Iterable[str]) -> list[str]:
+    """Return paths that are to go in the order in which they may: what names packages before any of these."""
+    return sorted(paths, key=lambda path: not _may_name_packages(place_of(path)))
+
+
+def _may_name_packages(place: str) -> bool:
+    if place.partition("/")[0] in ("dists", "repodata"):
+        return _PACKAGE.fullmatch(place) is None
+    return _INDEX.fullmatch(place) is not None
+
+
 class OwnNames:
     """
     The names of release files and indexes, which no package may have; but packages may stand beside them.
