@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -381,10 +382,14 @@ class PublicationTests(DebianCase):
 
     def test_every_deletion(self) -> None:
         """What an index of before names goes behind it, by whatever name that can be seen."""
+
+        def check(world: MirrorWorld) -> None:
+            check_readers(world.directory)
+
         for forms in (("packed",) * 4, ("packed", "unpacked"), ("unpacked", "packed")):
             world = self.make(Archive(patches=True, filler=200))
             for form in forms:
-                with self.watching(lambda world=world: check_readers(world.directory)):  # type: ignore[misc]
+                with self.watching(partial(check, world)):
                     self.sync(indexes=form, delete=True)
                 self.archive.drop(min(self.archive.pool))
                 self.archive.add()
