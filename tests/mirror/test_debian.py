@@ -454,6 +454,22 @@ class PublicationTests(DebianCase):
         self.assertEqual(world.found()[path], data)
         self.assertEqual(list(incoming.iterdir()), [])
 
+    def test_what_cannot_be_removed(self) -> None:
+        """An index that a failed run left, of another generation, and that stays: one sentence says so."""
+        world = self.make(Archive())
+        self.sync()
+        path = self.archive.add()
+        self.publish()
+        del self.archive.files[path]
+        self.sync()  # fails; the new index is staged
+        self.archive.drop(path)
+        self.publish()
+        broken = OSError(errno.EIO, os.strerror(errno.EIO))
+        with patch.object(os, "unlink", side_effect=broken):
+            found = self.assertRaises(MirrorError, self.sync)
+        self.assertIn("cannot be rid of '.pipegrid-mirror/staged/", str(found))
+        check_readers(world.directory)
+
     def test_what_was_staged_before(self) -> None:
         """An index left by a run that failed is not taken for that of the next one."""
         for form in ("packed", "unpacked"):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.disk.files import disk_error
 from pipegrid.mirror.unchanged import UnchangedDestination
+from pipegrid.mirror.wanted import MirrorError
 
 
 class ScratchTests(SynchronousTestCase):
@@ -63,3 +67,17 @@ class ScratchTests(SynchronousTestCase):
             self.look(self.mktemp())
             self.assertEqual(destination.read(".pipegrid-mirror/staged/index", 10), b"data")
         self.assertEqual(os.listdir(self.temporary), [])
+
+    def test_no_room(self) -> None:
+        """It is that directory which is full, whoever finds it out, and not the mirror's."""
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with closing(UnchangedDestination(self.dest)) as destination:
+            destination.stage({"index": b"data"})
+            (scratch,) = self.temporary.iterdir()
+            said = [str(destination.error(each, "do it")) for each in (full, disk_error(full, "x"))]
+            with patch.object(os, "mkdir", side_effect=full):
+                found = self.assertRaises(MirrorError, destination.stage, {"a/b": b"more"})
+            for each in (*said, str(found)):
+                self.assertIn(f"{scratch} cannot", each)
+                self.assertIn("TMPDIR", each)
+                self.assertNotIn(self.dest, each)

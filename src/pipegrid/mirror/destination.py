@@ -380,9 +380,13 @@ class Destination:
 
     def _remove(self, path: str) -> None:
         directory, name = self._directories.place(path, make=False)
-        if directory is not None:
-            with suppress(FileNotFoundError):
+        try:
+            if directory is not None:
                 os.unlink(name, dir_fd=directory)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise self.error(error, f"be rid of {shown(path)}") from error
 
     def delete(self, path: str) -> None:
         """
@@ -391,9 +395,6 @@ class Destination:
         Raises:
             MirrorError: it cannot be removed.
         """
-        try:
-            self._remove(path)
-        except OSError as error:
-            raise self.error(error, f"be rid of {shown(path)}") from error
+        self._remove(path)
         self._verified.forget(path)
         self._directories.prune(os.path.dirname(path), HIDDEN)

@@ -216,12 +216,16 @@ class Directories:
                 return MirrorError(f"{self.path} cannot {what}: {error}")
             error = error.__cause__
         if error.errno in FULL:
-            return MirrorError(
-                f"{self.path} cannot {what}: the disk is full; make room and run it again,"
-                " it goes on where it stopped"
-            )
+            return self.full(what)
         reason = os.strerror(error.errno) if error.errno else str(error)
         return MirrorError(f"{self.path} cannot {what}: {reason}")
+
+    def full(self, what: str) -> MirrorError:
+        """Return the sentence for a disk that takes no more."""
+        return MirrorError(
+            f"{self.path} cannot {what}: the disk is full; make room and run it again,"
+            " it goes on where it stopped"
+        )
 
 
 def make_directory(parent: int, name: str, absent: bool = False) -> int:

@@ -19,10 +19,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pipegrid.disk import files as disk
-from pipegrid.errors import PipegridError
 from pipegrid.mirror import HIDDEN
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.directories import FULL, Directories, make_directory
+from pipegrid.mirror.directories import Directories, make_directory
 from pipegrid.mirror.seen import Seen
 from pipegrid.mirror.verified import Verified
 from pipegrid.mirror.wanted import MirrorError
@@ -52,7 +51,9 @@ class UnchangedDestination(Destination):
 
     def _open(self, hidden: str) -> None:
         self._scratch: str | None = None
-        self._directories = _Directories(self.path, lambda: self._hidden)
+        self._directories = _Directories(
+            self.path, lambda: self._hidden, lambda: self._scratch or "TMPDIR"
+        )
         seen = _Seen(os.path.join(hidden, "seen"), self.manifest)
         self._verified = self._unnoted = _Verified(os.path.join(hidden, "verified.sqlite"), seen)
 
@@ -106,15 +107,6 @@ class UnchangedDestination(Destination):
         """See ``Destination``; what an earlier run left is for the next one that fetches."""
         return {}
 
-    def error(self, error: OSError | PipegridError, what: str) -> MirrorError:
-        """See ``Destination``; only in the directory for temporary files there can be no room."""
-        if isinstance(error, OSError) and error.errno in FULL:
-            return MirrorError(
-                f"{self._scratch} cannot {what}: the disk is full; make room, or name another directory with "
-                "TMPDIR"
-            )
-        return super().error(error, what)
-
 
 def remove_left(directory: str) -> None:
     """Remove what dry runs of this user have left in a directory for temporary files, and nobody uses."""
@@ -140,11 +132,19 @@ def _remove_if_left(path: str) -> None:
 
 
 class _Directories(Directories):
-    """Those below one, none of which is made but in the place of ``HIDDEN``."""
+    """Those below one, none of which is made but in ``scratch``, which is in the place of ``HIDDEN``."""
 
-    def __init__(self, path: str, hidden: Callable[[], int]) -> None:
+    def __init__(self, path: str, hidden: Callable[[], int], scratch: Callable[[], str]) -> None:
         super().__init__(path, make=False)
         self._hidden = hidden
+        self._scratch = scratch
+
+    def full(self, what: str) -> MirrorError:
+        """See ``Directories``; only in the directory for temporary files there can be no room."""
+        return MirrorError(
+            f"{self._scratch()} cannot {what}: the disk is full; make room, or name another directory with "
+            "TMPDIR"
+        )
 
     def directory(self, path: str, make: bool) -> int | None:
         if path == HIDDEN:
