@@ -105,6 +105,7 @@ class UnfinishedTests(SynchronousTestCase):
         fresh = self.world.run(self.start())
         self.assertEqual(fresh.cap, result.cap)
         self.assertEqual(fresh.counts.checked, 0)
+        self.assertEqual(fresh.counts.already_stored, FILES + fresh.counts.sent_directories)
         since = len(self.world.network.log)
         self.world.run(self.start(convergence=b"other"))
         whole = self.sent_bytes(since)

@@ -112,6 +112,8 @@ class TreeUploadTests(SynchronousTestCase):
         counts = result.counts
         self.assertEqual((counts.files, counts.directories, counts.links), (3, 3, 1))
         self.assertEqual((counts.sent_files, counts.sent_directories), (2, 2))
+        self.assertEqual(counts.already_stored, 0)
+        self.assertEqual(self.put().counts.already_stored, 4)
         self.assertEqual(self.world.leaks(), [])
 
     def test_how_far_a_large_file_has_come(self) -> None:

@@ -170,6 +170,9 @@ def counts_of(counts: TreeCounts) -> str:
     directories = plural(counts.directories, "directory", "directories")
     sent_directories = plural(counts.sent_directories, "directory", "directories")
     links = f", {plural(counts.links, 'link')}" if counts.links else ""
+    there = (
+        f", {counts.already_stored} of which servers had already" if counts.already_stored else ""
+    )
     checked = f"; {plural(counts.checked, 'object')} checked" if counts.checked else ""
     if counts.unleased:
         checked += f", {counts.unleased} of them without leases, which too few servers gave"
@@ -179,7 +182,7 @@ def counts_of(counts: TreeCounts) -> str:
     return (
         f"{plural(counts.files, 'file')} ({amount(counts.bytes)}) in {directories}{links}; sent "
         f"{plural(counts.sent_files, 'file')} and {sent_directories} "
-        f"({amount(counts.sent_bytes)}){checked}{left_out}"
+        f"({amount(counts.sent_bytes)}){there}{checked}{left_out}"
     )
 
 

@@ -100,10 +100,11 @@ class TreeSending:
 
         report = progress if size > MAX_BYTES // 8 else None
         try:
-            cap = await self._store.put(source, size, known, report)
+            cap, was_there = await self._store.put(source, size, known, report)
         finally:
             sending.end()
         self._counts.sent_bytes += 0 if isinstance(cap, LitCap) else size
+        self._counts.already_stored += was_there
         return cap
 
     async def is_whole(self, known: Remembered) -> bool:

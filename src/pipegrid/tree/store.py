@@ -59,8 +59,12 @@ class StoresFiles(Protocol):
         size: int,
         cap_known: Callable[[ChkCap], None] | None,
         progress: Progress | None,
-    ) -> Deferred[FileCap]:
-        """Store one file; see ``Grid.put``. ``source`` is None where nothing is read."""
+    ) -> Deferred[tuple[FileCap, bool]]:
+        """
+        Store one file; see ``Grid.put``. ``source`` is None where nothing is read.
+
+        Fires with its cap, and whether servers had all of it already.
+        """
 
     def check(self, cap: FileCap) -> Deferred[Health]:
         """Renew the leases of a file; fires with how it is."""
@@ -103,10 +107,12 @@ class GridFiles:
         size: int,
         cap_known: Callable[[ChkCap], None] | None,
         progress: Progress | None,
-    ) -> Deferred[FileCap]:
+    ) -> Deferred[tuple[FileCap, bool]]:
         assert source is not None
         running = self._grid.put(source, cap_known=cap_known, progress=progress, **self._options)
-        return running.addCallback(lambda result: result.cap)
+        return running.addCallback(
+            lambda result: (result.cap, bool(result.shares_found) and not result.shares_placed)
+        )
 
     def check(self, cap: FileCap) -> Deferred[Health]:
         """Count its shares, and renew their leases, together with others that are asked for meanwhile."""
@@ -198,15 +204,15 @@ class NoStore:
         size: int,
         cap_known: Callable[[ChkCap], None] | None,
         progress: Progress | None,
-    ) -> Deferred[FileCap]:
+    ) -> Deferred[tuple[FileCap, bool]]:
         """Count it, and make up a cap of the right length."""
         if is_literal_size(size):
-            return succeed(LitCap(b"?" * size))
+            return succeed((LitCap(b"?" * size), False))
         self.objects += 1
         self.bytes += size
         digest = hashlib.sha256(b"%d" % self.objects).digest()
         k, n = self._params.required_shares, self._params.total_shares
-        return succeed(ChkCap(digest[:16], digest, k, n, size))
+        return succeed((ChkCap(digest[:16], digest, k, n, size), False))
 
     def check(self, cap: FileCap) -> Deferred[Health]:
         """Count one more check; fires at once, as if all were well."""

@@ -26,6 +26,7 @@ class TreeCounts:
         bytes: of those files.
         sent_files, sent_directories, sent_bytes: that were not known, and are stored now. What lives in its
             cap is not sent.
+        already_stored: objects of these of which servers said that they had all shares already.
         unchanged_bytes: of files that an earlier run has stored, and that were not sent again.
         checked: known objects that were looked for on the grid, and were found whole or stored again.
         unleased: those of them that are whole, and to which too few servers gave leases.
@@ -40,6 +41,7 @@ class TreeCounts:
     sent_files: int = 0
     sent_directories: int = 0
     sent_bytes: int = 0
+    already_stored: int = 0
     unchanged_bytes: int = 0
     checked: int = 0
     unleased: int = 0
