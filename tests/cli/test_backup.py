@@ -138,6 +138,12 @@ class CommandTests(ProcessTestCase):
         self.assertEqual([line.split()[1:] for line in out.splitlines()], [["here"], ["here"]])
         out, _ = self.run_command("--json", "backups", "home:backups/here")
         self.assertEqual(json.loads(out.splitlines()[0])["files"], None)
+        _, err = self.run_command("restore", "hom:backups/here", "-o", "again", status=2)
+        self.assertIn(
+            "there is no alias 'hom', so 'hom:backups/here' is looked for in the run", err
+        )
+        _, err = self.run_command("restore", "hom:backups/here", "d", "-o", "again", status=2)
+        self.assertIn("there is no alias 'hom'; give one CAP and one PATH", err)
         self.run_command("restore", "home:backups/here", "d", "-o", "again")
         self.assertEqual((self.home / "again/b").read_bytes(), (self.source / "d/b").read_bytes())
         read_cap, _ = self.run_command("mkdir", "--read-only", "home:")

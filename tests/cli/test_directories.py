@@ -176,6 +176,7 @@ class UnconfiguredTests(ProcessTestCase):
             ("put", "file", "work:a"),
             ("get", "-r", "work:", "-o", "there"),
             ("backups", "work:"),
+            ("restore", "work:a", "-o", "there"),
             ("backup", ".", "--as", "work:a"),
         ):
             out, err = self.run_command(*command, status=2)

@@ -58,8 +58,9 @@ def command(
         raise usage_error(f"CAP or PATH: {EMPTY_NAME}")
     rest = list(arguments)
     cap = rest.pop(0) if rest and _is_cap(rest[0]) else None
+    missing = _missing_alias(rest[0]) if rest and cap is None else ""
     if len(rest) > 1:
-        raise usage_error("give one CAP and one PATH")
+        raise usage_error(f"{missing and missing + '; '}give one CAP and one PATH")
     names = tuple(part for part in rest[0].split("/") if part) if rest else ()
 
     async def work(grid: Grid, console: Console) -> int:
@@ -72,6 +73,8 @@ def command(
         from pipegrid.tree.backup.catalogue import chosen
         from pipegrid.tree.paths import resolve
 
+        if missing:
+            console.say(f"pipegrid: {missing}, so '{printable(rest[0])}' is looked for in the run")
         runs = await listed_runs(grid, console, cap)
         run = chosen(runs, name, at)
         machines = {each.machine.id for each in runs if each.name == run.name} - {""}
@@ -89,7 +92,17 @@ def command(
                 root, metadata_json = _directory_of_one(place), b"{}"
         return await fetch_tree(grid, console, root, output, metadata_json, force, paranoid)
 
-    return GridJob(work)
+    return GridJob(work, *arguments[:1])
+
+
+def _missing_alias(text: str) -> str:
+    """Return what is to be said of a path that looks as if it began with an alias; nothing of others."""
+    from pipegrid.core.text import printable
+    from pipegrid.tree.paths import names_alias
+
+    return (
+        f"there is no alias '{printable(text.partition(':')[0][:12])}'" if names_alias(text) else ""
+    )
 
 
 def _directory_of_one(place: PathEnd) -> DirectoryCap:
