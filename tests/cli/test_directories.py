@@ -103,6 +103,9 @@ class DirectoryTests(ProcessTestCase):
             self.refused(*command, "home:tree/file/x", said="'tree/file' is no directory")
             self.refused(*command, "home:no", said="there is no 'no'")
             self.refused(*command, "hom:", said="did you mean 'home'?")
+        for command in (("ls",), ("cat",), ("get",), ("check",), ("renew", "-r"), ("repair",)):
+            self.refused(*command, "home", said="did you mean 'home:'?")
+            self.refused(*command, "home/tree/file", said="did you mean 'home:'?")
         self.refused("cat", verifier, said="directory")
 
     def test_storage_index(self) -> None:

@@ -141,7 +141,16 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
                     "cap of the directory"
                 )
             text = root
-    return NamedFile(text.strip(), understand(text), name)
+    try:
+        return NamedFile(text.strip(), understand(text), name)
+    except CapError:
+        meant = text.strip().partition("/")[0] + ":"
+        if ":" in text or not begins_with_alias(meant):
+            raise
+        shown = printable(meant)
+        raise CapError(
+            f"'{shown[:-1]}' is neither a cap nor an alias; did you mean '{shown}'?"
+        ) from None
 
 
 def without_paths(files: list[NamedFile[C]]) -> list[NamedFile[C]]:
