@@ -350,6 +350,18 @@ class ExistingSharesTests(UploadTestCase):
         self.put()
         self.assertGreaterEqual(self.result.happiness, 7)
 
+    def test_a_server_that_has_its_share_is_no_reason(self) -> None:
+        """It knows of no unfinished upload of that, and why others are missing is no matter of its."""
+        for size in (SMALL, 300_000):
+            self.make(size)
+            self.world.plant(self.file, {n: self.ring[n] for n in range(6)})
+            for line in self.ring[6:]:
+                line.down = True
+            with self.assertRaises(UnhappyError) as caught:
+                self.world.run(self.world.grid.put(self.data))
+            self.assertIn("reached only 6 of the 7 servers", str(caught.exception))
+            self.assertNotIn("unfinished upload", str(caught.exception))
+
     def test_share_numbers_that_cannot_be_are_ignored(self) -> None:
         """A server that claims shares beyond the last one makes nobody happier."""
         self.make(world=World(params=Params(3, 9)))

@@ -88,7 +88,8 @@ class OpenLanes:
         for lane in ended:
             if lane.bug is not None:
                 lane.bug.raiseException()
-            if lane.error is not None and not is_unexplained(lane.state, lane.error):
+            there = lane.state in (State.STORED, State.FOUND)  # whatever was thought before
+            if not (there or lane.error is None or is_unexplained(lane.state, lane.error)):
                 self._note(lane.peer.name, lane.error)
             if lane.is_useless:
                 self.forget(lane)
