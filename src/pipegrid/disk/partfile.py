@@ -35,6 +35,7 @@ from typing import Any
 from pipegrid.disk.descriptors import open_to_write, own_descriptor
 from pipegrid.disk.partname import part_path
 from pipegrid.disk.patience import may_wait
+from pipegrid.disk.private import change_mode
 from pipegrid.disk.secondname import take_away_second_name
 from pipegrid.errors import SinkError, naming
 
@@ -220,8 +221,7 @@ class PartFile:
 
     def _set_mode(self, more: int = 0) -> None:
         if self._mode is not None:  # who could not read the file that was there, cannot now
-            with suppress(OSError):  # a file system without modes
-                os.fchmod(self._fd, self._mode | more)
+            change_mode(self._fd, self._mode | more)
 
     # Bytes.
 

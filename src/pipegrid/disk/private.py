@@ -16,6 +16,8 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from pathlib import Path
 
+_NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
+
 
 def open_private(path: str, flags: int) -> int:
     """
@@ -44,6 +46,20 @@ def open_private(path: str, flags: int) -> int:
     if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077 and found.st_uid == os.geteuid():
         os.fchmod(fd, stat.S_IMODE(found.st_mode) & 0o700)
     return fd
+
+
+def change_mode(fd: int, mode: int) -> None:
+    """
+    Give an open file its mode; a file system without modes is no reason to fail.
+
+    Raises:
+        OSError: others might read what they should not, since the disk is full, or fails.
+    """
+    try:
+        os.fchmod(fd, mode)
+    except OSError as error:
+        if error.errno not in _NO_MODES:
+            raise
 
 
 def make_directory(path: Path, mode: int = 0o755) -> None:

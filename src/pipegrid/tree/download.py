@@ -241,7 +241,7 @@ class TreeGet:
             self._folds = folding.folds_names(home)
         else:
             parent.claim(path)  # a file there may go
-            home, mode_before = target.make_directory(parent.there, path, self._force)
+            home, mode_before = target.make_directory(parent.there, path, kept, self._force)
             parent.claim(path)
         self.result.directories += 1
         self._enter(home, parent, met, kept, mode_before)

@@ -62,6 +62,11 @@ class Kept:
     link: bytes | None = None
     name: bytes | None = None
 
+    @property
+    def mode_under_way(self) -> int:
+        """That of a directory while things come into it: no more people may enter it than in the end."""
+        return (0o777 if self.mode is None else self.mode) | stat.S_IRWXU
+
 
 def entry_metadata(
     found: os.stat_result, *, link: bytes | None = None, name: bytes | None = None

@@ -39,7 +39,8 @@ class Differs(Exception):
 
 class TreePart(HomePart):
     """
-    A file on its way into a tree: see ``HomePart``; mode and time come before the name.
+    A file on its way into a tree: see ``HomePart``; mode and time come before the name, and nobody may read
+    the part who may not read the file.
 
     Args:
         kept: what its entry says of it.
@@ -48,15 +49,14 @@ class TreePart(HomePart):
     def __init__(self, home: Home, path: str, replace: bool, kept: Kept) -> None:
         self._kept = kept
         super().__init__(home, path, replace)
+        self._mode = kept.mode
+        with suppress(OSError):  # which is told of when it gets its name
+            self._set_mode(0o600)
 
     def publish(self) -> None:
-        """Give it its mode, its time, and then its name."""
+        """Give it its time, its mode, and then its name."""
         if not self.closed and self.part is not None:
-            with suppress(
-                OSError
-            ):  # a file system that keeps no modes or times is no reason to fail
-                if self._kept.mode is not None:
-                    os.fchmod(self.fileno(), self._kept.mode)
+            # A file system that keeps no times is no reason to fail.
             with suppress(OSError, OverflowError):
                 if self._kept.mtime_ns is not None:
                     os.utime(self.fileno(), ns=(self._kept.mtime_ns, self._kept.mtime_ns))
@@ -194,7 +194,7 @@ def make_root(path: str, kept: Kept) -> None:
         SinkError: it cannot be made.
     """
     try:
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(path, kept.mode_under_way, exist_ok=True)
         mode = stat.S_IMODE(os.stat(path).st_mode)
     except OSError as error:
         raise failed("make the directory", path, error) from error
@@ -218,17 +218,18 @@ def begin_tree(path: str, into: Home | None, kept: Kept, force: bool) -> tuple[H
         make_root(path, kept)
         return Home(path), None
     if path != into.path:
-        return make_directory(into, path, force)
+        return make_directory(into, path, kept, force)
     into.check()
     return into, None
 
 
-def make_directory(parent: Home, path: str, force: bool) -> tuple[Home, int | None]:
+def make_directory(parent: Home, path: str, kept: Kept, force: bool) -> tuple[Home, int | None]:
     """
     Make a directory, or take the one that is there.
 
     Args:
         parent: what it comes into.
+        kept: what its entry says; nobody may enter it before it is whole who may not do so then.
         force: a file or link in the way goes.
 
     Returns:
@@ -242,14 +243,14 @@ def make_directory(parent: Home, path: str, force: bool) -> tuple[Home, int | No
     try:
         with parent.entered() as inside:
             try:
-                os.mkdir(name, dir_fd=inside)
+                os.mkdir(name, kept.mode_under_way, dir_fd=inside)
             except FileExistsError:
                 found = os.stat(name, dir_fd=inside, follow_symlinks=False)
                 if stat.S_ISDIR(found.st_mode):
                     mode_before = stat.S_IMODE(found.st_mode)
                 elif force:
                     os.unlink(name, dir_fd=inside)
-                    os.mkdir(name, dir_fd=inside)
+                    os.mkdir(name, kept.mode_under_way, dir_fd=inside)
                 else:
                     raise in_the_way(path) from None
             if mode_before is not None and mode_before & _WRITABLE != _WRITABLE:
@@ -274,12 +275,13 @@ def finish_directory(home: Home, kept: Kept, mode_before: int | None) -> None:
         SinkError: it is not in its place any more.
     """
     mode = kept.mode if kept.mode is not None else mode_before
-    with home.entered() as fd, suppress(OSError, OverflowError):
-        # A file system that keeps neither is no reason to fail.
-        if kept.mtime_ns is not None:
-            os.utime(fd, ns=(kept.mtime_ns, kept.mtime_ns))
-        if mode is not None:
-            os.fchmod(fd, mode)
+    with home.entered() as fd:  # a file system that keeps neither is no reason to fail
+        with suppress(OSError, OverflowError):
+            if kept.mtime_ns is not None:
+                os.utime(fd, ns=(kept.mtime_ns, kept.mtime_ns))
+        with suppress(OSError):
+            if mode is not None:
+                os.fchmod(fd, mode)
 
 
 def restore_mode_and_time(home: Home, path: str, kept: Kept) -> None:
