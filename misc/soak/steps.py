@@ -13,7 +13,8 @@ libraries do by themselves (SQLite) is no step.
 * ``torn``: a step that writes writes half of its bytes, and the process is killed; other steps as ``kill``;
 * an errno's name: step N fails with it, and every later one below the directory that would need room, too, if
   it is ENOSPC (as on a full disk: all that makes a file or writes to one), until there is a file of the log's
-  name and ``.well`` behind it: somebody has made room.
+  name and ``.well`` behind it: somebody has made room. EROFS: every later one (a file system that was mounted
+  read-only after an error), until then.
 
 The log has what was taken until then; its last line is the step that was not.
 """
@@ -122,8 +123,9 @@ class Steps:
             self._taken += 1
             self._write(self._log, os.fsencode(f"{self._taken} {name} {path}\n"))
             fails = self._taken == self._at
-            if self._how == "ENOSPC" and self._at and self._taken > self._at:
-                fails = name in _NEEDS_ROOM and not os.path.lexists(self._well)
+            if self._how in ("ENOSPC", "EROFS") and self._at and self._taken > self._at:
+                needs = self._how == "EROFS" or name in _NEEDS_ROOM
+                fails = needs and not os.path.lexists(self._well)
             if not fails:
                 return
             if self._how in ("kill", "torn"):
