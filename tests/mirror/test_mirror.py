@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from twisted.internet.defer import CancelledError
 from twisted.trial.unittest import SynchronousTestCase
@@ -134,6 +136,25 @@ class OrdinaryTests(MirrorCase):
             self.assertEqual(world.sync().fetched_files, 0)
             self.assertEqual(world.sync(**options).fetched_files, 1)
             self.assert_complete()
+
+    def test_what_a_disk_does_not_give_back(self) -> None:
+        """Is fetched again, a file that is there as well as one that a killed run left."""
+        world = self.make()
+        world.sync()
+        there, left = sorted(world.files, key=lambda name: len(world.files[name]))[-2:]
+        incoming = world.directory / ".pipegrid-mirror" / "incoming"
+        (world.directory / left).rename(incoming / f"{sha256(world.files[left]).hexdigest()}.1")
+        bad = {(world.directory / there).stat().st_ino, next(incoming.iterdir()).stat().st_ino}
+        real = os.preadv
+
+        def preadv(fd: int, *arguments: Any) -> int:
+            if os.fstat(fd).st_ino in bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(fd, *arguments)
+
+        with patch.object(os, "preadv", preadv):
+            self.assertEqual(world.sync(paranoid=True).fetched_files, 2)
+        self.assert_complete()
 
     def test_indexes_may_come_slowly(self) -> None:
         """Files are asked for while the entries are still being read; each once, if named twice."""

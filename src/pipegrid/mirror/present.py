@@ -6,17 +6,21 @@ Synchronous, for the thread that has the destination.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator, Mapping
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.folding import HeldPlaces
 from pipegrid.mirror.report import Report
-from pipegrid.mirror.wanted import BadEntry, Wanted, shown, wanted
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, shown, wanted
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from random import Random
+
+_NOT_GIVEN_BACK = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+"""How disks and file systems say that what was written is lost."""
 
 Entry = Wanted | tuple[str, int | None, Mapping[str, bytes | str]]
 """A file that the mirror is to hold: path, size in bytes, hashes by name."""
@@ -117,8 +121,7 @@ class Look:
 
     def missing(self, chunk: list[Wanted]) -> list[Wanted]:
         """Return what is not there, or not right, and can be kept."""
-        destination, doubt, staged = self._destination, self._doubt, self._staged
-        leftovers = self._leftovers
+        doubt, leftovers = self._doubt, self._leftovers
         report = self._report
         missing = []
         for each in chunk:
@@ -129,16 +132,38 @@ class Look:
             if why is not None:
                 report.fail(each.path, why)
                 continue
-            there = destination.is_there(each, doubt.next(), staged)
+            there = self._is_there(each, doubt.next())
             if not there and leftovers and self._takes_up:
                 left = leftovers.pop(each.digest, None)
-                there = left is not None and destination.take_up(left, each, staged)
+                there = left is not None and self._take_up(left, each)
             if there:
                 report.present_files += 1
                 report.present_bytes += size
             else:
                 missing.append(each)
         return missing
+
+    def _is_there(self, each: Wanted, doubted: bool) -> bool:
+        try:
+            return self._destination.is_there(each, doubted, self._staged)
+        except MirrorError as error:
+            why = error.__cause__
+            if isinstance(why, OSError) and why.errno in _NOT_GIVEN_BACK:
+                return False  # what is fetched takes its place
+            raise
+
+    def _take_up(self, name: str, each: Wanted) -> bool:
+        destination = self._destination
+        try:
+            try:
+                return destination.take_up(name, each, self._staged)
+            except OSError as error:
+                if error.errno not in _NOT_GIVEN_BACK:
+                    raise
+                destination.discard(name)
+                return False
+        except OSError as error:
+            raise destination.error(error, "hold the files") from error
 
     def drop_leftovers(self) -> None:
         """Remove the files that an earlier run left and that were not taken up."""
