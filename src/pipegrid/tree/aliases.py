@@ -182,8 +182,8 @@ def unknown_alias(
     short = printable(name[:12] + ("..." if len(name) > 12 else ""))  # perhaps a cap with a slip
     if unconfigured is not None:
         return UsageError(
-            f"there is no alias '{short}', since nothing is configured in {unconfigured}; name a client's "
-            "directory with -d, or make one with 'pipegrid init'"
+            f"there is no alias '{short}', since nothing is configured in {unconfigured}; name a "
+            "client's directory with 'pipegrid -d DIR', or make one with 'pipegrid init'"
         )
     import difflib  # only mistakes need it
 
