@@ -195,7 +195,7 @@ class WallTimeTests(SynchronousTestCase):
             "grid/local.py",
             "mirror/unchanged.py",  # how old is what a dry run has left
             "server/collecting.py",  # when leases were looked at
-            "server/serve.py",  # leases, uploads' ages and advisories
+            "storage/steadytime.py",  # leases, uploads' ages and advisories
             "transfer/put/keynotes.py",  # how old a note is
             "transfer/put/source.py",  # whether a file has just been changed
             "tree/localwalk.py",  # the same
