@@ -204,6 +204,22 @@ class RetentionTests(SynchronousTestCase):
         ):
             self.assertEqual(self.kept([*full, *empty], **rules), expected)
 
+    def test_a_disk_that_fails_in_part(self) -> None:
+        """The newest run in which least is left out stays, for what no later one could read."""
+        days = [f"11-{day:02}_01" for day in range(1, 9)]
+        for left_out, last in (
+            ((2, 2, 2, 9, 9, 9, 9, 9), "11-03_01"),
+            ((0, 2, 2, 2, 2, 9, 9, 9), "11-01_01"),
+            ((9, 9, 2, 2, 2, 2, 2, 2), "11-07_01"),
+            ((0, 1, 2, 3, 4, 5, 6, 0), "11-07_01"),
+        ):
+            runs = [
+                attrs.evolve(run, files=3, left_out=count)
+                for run, count in zip(self.runs(*days), left_out, strict=True)
+            ]
+            expected = sorted({last, "11-07_01", "11-08_01"})
+            self.assertEqual(self.kept(runs, last=2), expected, left_out)
+
     def test_what_claims_to_be_later(self) -> None:
         """Stays, and counts for no rule: the newest of what is not later stay beside it."""
         runs = self.runs("11-01_01", "11-02_01", "11-03_01", "12-01_01", "12-02_01")

@@ -44,7 +44,8 @@ def kept(
     which nobody noted the machine count as the only one's, if there is one alone.
 
     Runs without a single file displace none that has some: a disk that was not mounted looks like that, night
-    after night. So the rules are applied to all runs, and once more to those with files.
+    after night. So the rules are applied to all runs, and once more to those with files. Of these the newest
+    stays, too, in which least is left out: what a failing disk does not give back any more is only there.
 
     Args:
         now: the time (UTC) of the run that is listed just now. What claims to be later, because a clock was
@@ -64,7 +65,12 @@ def kept(
             reverse=True,
         )
         keep.update(newest_first[:1])
-        for counted in (newest_first, [run for run in newest_first if run.files]):
+        with_files = [run for run in newest_first if run.files]
+        if with_files:
+            keep.add(
+                min(with_files, key=lambda run: run.left_out)
+            )  # the first, and so the newest, of them
+        for counted in (newest_first, with_files):
             keep.update(counted[: rules.last or 0])
             keep.update(_first_of_each(counted, rules.daily or 0, lambda at: at.date()))
             keep.update(_first_of_each(counted, rules.weekly or 0, lambda at: at.isocalendar()[:2]))
