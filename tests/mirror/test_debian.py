@@ -449,7 +449,23 @@ class PublicationTests(DebianCase):
         incoming = world.directory / HIDDEN / "incoming"
         incoming.mkdir(parents=True)
         (incoming / f"{sha(data)}.1").write_bytes(data)
-        self.sync()
+        order: list[str] = []
+        fsync, release = os.fsync, Destination.release
+
+        def synced(fd: int) -> None:
+            fsync(fd)
+            order.append(os.readlink(f"/proc/self/fd/{fd}"))
+
+        def released(*args: Any) -> None:
+            order.append("seen")
+            release(*args)
+
+        with patch.object(os, "fsync", synced), patch.object(Destination, "release", released):
+            self.sync()
+        above = str((world.directory / path).parent.absolute())
+        self.assertLess(
+            order.index(above), order.index("seen")
+        )  # no power cut takes its name alone
         self.assertNotIn(path, world.hosts[0].requests)
         self.assertEqual(world.found()[path], data)
         self.assertEqual(list(incoming.iterdir()), [])
@@ -464,7 +480,7 @@ class PublicationTests(DebianCase):
         self.sync()  # fails; the new index is staged
         self.archive.drop(path)
         self.publish()
-        broken = OSError(errno.EIO, os.strerror(errno.EIO))
+        broken = OSError(errno.EACCES, os.strerror(errno.EACCES))
         with patch.object(os, "unlink", side_effect=broken):
             found = self.assertRaises(MirrorError, self.sync)
         self.assertIn("cannot be rid of '.pipegrid-mirror/staged/", str(found))

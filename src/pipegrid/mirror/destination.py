@@ -62,6 +62,7 @@ class Destination:
         hidden = os.path.join(self.path, HIDDEN)
         self.manifest = os.path.join(hidden, MANIFEST)
         self._open(hidden)
+        self.sync_names = self._directories.sync
         try:
             if not self._begin(os.path.join(hidden, "lock")):
                 raise MirrorError(
@@ -380,13 +381,12 @@ class Destination:
 
     def _remove(self, path: str) -> None:
         directory, name = self._directories.place(path, make=False)
-        try:
-            if directory is not None:
-                os.unlink(name, dir_fd=directory)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise self.error(error, f"be rid of {shown(path)}") from error
+        if directory is not None:
+            try:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=directory)
+            except OSError as error:
+                raise self.error(error, f"be rid of {shown(path)}") from error
 
     def delete(self, path: str) -> None:
         """

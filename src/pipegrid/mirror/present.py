@@ -124,6 +124,7 @@ class Look:
         doubt, leftovers = self._doubt, self._leftovers
         report = self._report
         missing = []
+        named: dict[str, None] = {}
         for each in chunk:
             size = each.size or 0
             report.wanted_files += 1
@@ -136,11 +137,16 @@ class Look:
             if not there and leftovers and self._takes_up:
                 left = leftovers.pop(each.digest, None)
                 there = left is not None and self._take_up(left, each)
+                if there and not self._staged:
+                    named[each.path.rpartition("/")[0]] = None
             if there:
                 report.present_files += 1
                 report.present_bytes += size
             else:
                 missing.append(each)
+        self._destination.sync_names(
+            named
+        )  # as of what is fetched, before indexes that name it are seen
         return missing
 
     def _is_there(self, each: Wanted, doubted: bool) -> bool:
