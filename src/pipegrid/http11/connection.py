@@ -244,7 +244,7 @@ class PipelinedConnection(Protocol):
 
     def connectionMade(self) -> None:
         transport: Any = self.transport
-        be_prompt(transport)
+        self._stalls = be_prompt(transport, self._clock)
         move_much(transport, RECEIVE_BYTES)
         self._valve.attach(transport)
         self._writer.attach(transport)
@@ -288,6 +288,7 @@ class PipelinedConnection(Protocol):
             self._progress()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._stalls.stop()
         self._move(LifeEvent.LOST)
         if self._loss is None:
             clean = reason.check(ConnectionDone) is not None

@@ -12,10 +12,16 @@ missing all works as without.
 from __future__ import annotations
 
 import socket as sockets
+import sys
 from contextlib import suppress
 from typing import Any
 
-from twisted.internet.interfaces import ITCPTransport
+from twisted.internet.interfaces import IReactorTime, ITCPTransport
+
+from pipegrid.reactor.alarm import Alarm
+
+_UNACKNOWLEDGED, _UNSENT, _INFO_BYTES = 24, 144, 148
+"""Where Linux's ``struct tcp_info`` has packets on their way, and bytes that wait."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -31,6 +37,13 @@ So long the other side's kernel may acknowledge nothing before a client's connec
 Where a machine woke up in another network, or a router forgot the connection, nothing ever comes. The kernel
 by itself tries for a quarter of an hour, and servers may be silent for a minute, for reasons of their own:
 half of that leaves time to connect anew.
+"""
+
+LOOK_S = 10
+STALLED_S = 600
+"""
+So long it may acknowledge all, and take no more, as that of a server whose disk stands still: it is known to
+be there, and how long it is waited for is for others to say.
 """
 
 SMALL_BYTES = 1024
@@ -51,17 +64,21 @@ def move_much(transport: Any, receive_bytes: int) -> None:
         beneath.SEND_LIMIT = SEND_BYTES
 
 
-def be_prompt(transport: Any) -> None:
+def be_prompt(transport: Any, clock: IReactorTime) -> StallWatch:
     """
     Have a client's connection send at once, and find out within ``GONE_S`` that the other side is gone.
 
     Args:
         transport: TCP, TLS over it, or anything else, which stays as it is.
+
+    Returns:
+        what is to be stopped when the connection is lost.
     """
     if ITCPTransport.providedBy(transport):
         # Small requests must not wait for the acknowledgement of earlier ones.
         transport.setTcpNoDelay(True)
     beneath = getattr(transport, "transport", None) or transport
+    watch = StallWatch(clock)
     # Other systems, and other transports, have not all of these.
     with suppress(AttributeError, OSError):
         handle = beneath.socket  # ``getHandle`` gives OpenSSL's, where TLS was started on it
@@ -70,6 +87,57 @@ def be_prompt(transport: Any) -> None:
         handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPINTVL, GONE_S // 6)
         handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPCNT, 4)
         handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, GONE_S * 1000)
+        watch.start(handle)
+    return watch
+
+
+class StallWatch:
+    """
+    Has the kernel be patient with the other side while that acknowledges all, and takes no more.
+
+    Since Linux 5.11 TCP_USER_TIMEOUT ends such a connection, too.
+    """
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._timer = Alarm(clock, self._look)
+        self._socket: Any = None
+        self._patience_s = GONE_S
+
+    def start(self, socket: Any) -> None:
+        """Look at this socket from time to time."""
+        self._socket = socket
+        self._timer.set(LOOK_S)
+
+    def stop(self) -> None:
+        """Look no more, as the connection is lost."""
+        self._timer.stop()
+        self._socket = None
+
+    def _look(self) -> None:
+        with suppress(AttributeError, OSError):
+            patience_s = STALLED_S if is_stalled(self._socket) else GONE_S
+            if patience_s != self._patience_s:
+                option = sockets.TCP_USER_TIMEOUT
+                self._socket.setsockopt(sockets.IPPROTO_TCP, option, patience_s * 1000)
+                self._patience_s = patience_s
+            self._timer.set(LOOK_S)
+
+
+def is_stalled(socket: Any) -> bool:
+    """
+    Return whether a TCP socket has something to send, and nothing on its way, as the other side takes
+    no more.
+
+    Raises:
+        AttributeError, OSError: nobody knows.
+    """
+    info = socket.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _INFO_BYTES)
+    if len(info) < _INFO_BYTES:
+        return False  # of an old kernel
+    unacknowledged, unsent = (
+        int.from_bytes(info[at : at + 4], sys.byteorder) for at in (_UNACKNOWLEDGED, _UNSENT)
+    )
+    return unsent > 0 and not unacknowledged
 
 
 def socket_of(transport: Any) -> Any:

@@ -37,6 +37,7 @@ from foolscap.tokens import Violation
 from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
+from pipegrid.reactor.sockets import StallWatch
 from pipegrid.wire.allowance import ANSWER_COST, Bounds, TooMuch
 from pipegrid.wire.givingback import GivingBack
 from pipegrid.wire.negotiation import GRACE_S
@@ -86,9 +87,13 @@ class BoundedBroker(BoundedReceiver):
 
     Args:
         bounds: what differs between connections; the other arguments are Foolscap's.
+
+    Attributes:
+        stalls: what is to be stopped at its end, if the connection is watched.
     """
 
     unslicerClass = BoundedRoot
+    stalls: StallWatch | None = None
 
     def __init__(self, *args: Any, bounds: Bounds | None = None, **kwargs: Any) -> None:
         super().__init__(*args, bounds=bounds, **kwargs)
@@ -228,6 +233,8 @@ class BoundedBroker(BoundedReceiver):
         if self._aborting is not None:
             self._aborting.cancel()
             self._aborting = None
+        if self.stalls is not None:
+            self.stalls.stop()
         super().connectionLost(why)
         self._tokens.clear()
         self._body = None

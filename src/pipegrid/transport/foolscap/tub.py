@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, cast
 
+from foolscap import eventual
 from OpenSSL.crypto import FILETYPE_ASN1, dump_certificate
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectionDone
@@ -120,7 +121,8 @@ def _hurry(storage: Any) -> Any:
     """Let no message wait for the acknowledgement of the one before, and move much at a time."""
     broker = storage.tracker.broker
     transport = broker.transport
-    be_prompt(transport)
+    if broker.stalls is None:
+        broker.stalls = be_prompt(transport, eventual.reactor)
     move_much(transport, RECEIVE_BYTES)
     batch_from_now_on(transport)
     if type(getattr(broker, "outgoingVocabulary", None)) is dict:
