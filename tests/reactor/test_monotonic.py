@@ -195,7 +195,8 @@ class WallTimeTests(SynchronousTestCase):
             "grid/local.py",
             "mirror/unchanged.py",  # how old is what a dry run has left
             "server/collecting.py",  # when leases were looked at
-            "storage/steadytime.py",  # leases, uploads' ages and advisories
+            "server/serve.py",  # uploads' ages and advisories
+            "storage/steadytime.py",  # leases
             "transfer/put/keynotes.py",  # how old a note is
             "transfer/put/source.py",  # whether a file has just been changed
             "tree/localwalk.py",  # the same

@@ -9,7 +9,6 @@ from pipegrid.server.collecting import Collecting
 from pipegrid.storage.containers import LEASE_DURATION_S
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.steadytime import HELD_S, SteadyDate
-from pipegrid.storage.store import ShareStore
 from tests.storage.support import NOW, SECRETS, SI, StoreTestCase
 
 DAY_S = 86400
@@ -26,8 +25,7 @@ class CollectingTests(StoreTestCase):
     def start(self) -> None:
         """Have what a server that starts has."""
         self.date = SteadyDate(self.root, lambda: self.now, lambda: self.passed_s)
-        self.store = ShareStore(self.root, clock=self.date, boot_id=lambda: self.boot)
-        self.addCleanup(self.store.close)
+        self.store = self.make_store(date=self.date)
 
     def passes(self, seconds: float) -> None:
         """Let time pass."""
@@ -98,7 +96,7 @@ class CollectingTests(StoreTestCase):
         self.put(0, b"share")
         self.run_days(10)
         times = iter([self.now])
-        self.date._clock = lambda: self.now + 365 * DAY_S
+        self.now += 365 * DAY_S
         collect = Collecting(self.store, self.root, Expiry(), self.date, times.__next__)
         self.assertEqual(collect(), 0)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -121,7 +122,8 @@ class StorageNode:
         self._date = SteadyDate(self.storage)
         self._store = ShareStore(
             self.storage,
-            clock=self._date,
+            clock=time.time,
+            date=self._date,
             reserved_bytes=settings.reserved_bytes,
             keep_unfinished_s=settings.keep_unfinished_s,
             read_only=settings.read_only,

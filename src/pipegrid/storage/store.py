@@ -64,7 +64,7 @@ class ShareStore:
 
     Args:
         root: the storage directory.
-        clock: seconds since 1970, for leases and abandonment.
+        clock: seconds since 1970, for abandonment; and for leases, unless ``date`` tells those.
         reserved_bytes: room on the disk that shares must leave free.
         read_only: accept no shares. Leases are renewed all the same.
         max_open_uploads: files that are kept open; unfinished uploads beyond that are closed, the longest
@@ -90,6 +90,7 @@ class ShareStore:
         root: Path,
         *,
         clock: Callable[[], float],
+        date: Callable[[], float] | None = None,
         reserved_bytes: int = 0,
         read_only: bool = False,
         max_open_uploads: int = 64,
@@ -104,14 +105,14 @@ class ShareStore:
         self.read_only = read_only
         self.keep_unfinished_s = keep_unfinished_s
         self._paths = Paths(root)
-        self._clock = clock
+        self._clock, self._date = clocks = clock, date or clock
         self._room = Room(self._paths.shares, clock, free_bytes)
         self._advisories = Advisories(self._paths.advisories, clock)
         self._unfinished = UnfinishedUploads(
-            self._paths, clock, self._missing_bytes, max_open_uploads, max_uploads, boot_id
+            self._paths, *clocks, self._missing_bytes, max_open_uploads, max_uploads, boot_id
         )
         self.slots = Slots(
-            self._paths.directory, self._paths.incoming, clock, self._fits, read_only, node_id
+            self._paths.directory, self._paths.incoming, self._date, self._fits, read_only, node_id
         )
 
     def __repr__(self) -> str:
@@ -338,7 +339,7 @@ class ShareStore:
 
     def _renew(self, storage_index: bytes, number: int, owner: int, secrets: LeaseSecrets) -> bool:
         path = self._paths.final(storage_index, number)
-        return leases.renew(path, owner, secrets, self._clock(), self._fits)
+        return leases.renew(path, owner, secrets, self._date(), self._fits)
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False
@@ -382,8 +383,7 @@ class ShareStore:
 
         Nothing calls this unless the operator wants it. It may take long; call it in a thread.
         """
-        now = self._clock() if now is None else now
-        return housekeeping.remove_expired(self._paths.shares, expiry, now)
+        return housekeeping.remove_expired(self._paths.shares, expiry, now or self._clock())
 
     def release(self) -> None:
         """Close the files of unfinished uploads, so that other processes may go on with them."""

@@ -63,6 +63,7 @@ class UnfinishedUploads:
     Args:
         paths: where the files are.
         clock: seconds since 1970.
+        date: the same for leases.
         missing_bytes: how much room is missing to promise so many bytes beside those that are; 0: none.
         max_open, max_uploads, boot_id: see ``ShareStore``.
 
@@ -75,6 +76,7 @@ class UnfinishedUploads:
         self,
         paths: Paths,
         clock: Callable[[], float],
+        date: Callable[[], float],
         missing_bytes: Callable[[int], int],
         max_open: int,
         max_uploads: int,
@@ -82,6 +84,7 @@ class UnfinishedUploads:
     ) -> None:
         self._paths = paths
         self._clock = clock
+        self._date = date
         self._missing_bytes = missing_bytes
         self._max_open = max_open
         self._max_uploads = max_uploads
@@ -316,7 +319,7 @@ class UnfinishedUploads:
     # What lies behind allocate and upload; under allocate_lock.
 
     def _make_lease(self, lease: LeaseSecrets) -> bytes:
-        version, now = containers.WRITTEN_VERSION, self._clock()
+        version, now = containers.WRITTEN_VERSION, self._date()
         return containers.pack_lease(version, containers.OWNER_ALLOCATE, lease, now)
 
     def _take_up(self, key: Key, secret_hash: bytes) -> ShareUpload:
