@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -38,9 +39,15 @@ class DemoTests(SynchronousTestCase):
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self.addCleanup(self.end_all, demo.pid)
         assert demo.stdout is not None
         self.assertIn(b"1. ", demo.stdout.readline())
         return demo, demo.stdout
+
+    def end_all(self, group: int) -> None:
+        """End what a test that has failed would leave."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
     def assert_nothing_left(self, demo: subprocess.Popen[bytes], status: int) -> None:
         self.assertEqual(demo.wait(30), status)
@@ -61,6 +68,7 @@ class DemoTests(SynchronousTestCase):
                 os.killpg(demo.pid, number)
             else:
                 demo.send_signal(number)
-            printed.read()  # until the last process that could write there is gone
+            # Until the last process that could write there is gone, or one of them has not been told.
+            demo.communicate(timeout=60)
             printed.close()
             self.assert_nothing_left(demo, 128 + number)

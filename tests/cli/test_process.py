@@ -82,6 +82,32 @@ class ProcessTests(SynchronousTestCase):
         )
         self.assertEqual((ended.returncode, ended.stderr), (130, b""))
 
+    def test_a_signal_that_is_forgotten(self) -> None:
+        """What it raises while modules are loaded may be lost in C code; it ends the command all the same."""
+        script = (
+            "import os, signal, sys, time\n"
+            "import pipegrid.cli\n"
+            "from pipegrid.cli import process\n"
+            "one_heap = process.one_heap\n"
+            "def forgetful():\n"
+            "    try:\n"
+            "        os.kill(os.getpid(), signal.SIGTERM)\n"
+            "        time.sleep(5)\n"
+            "    except KeyboardInterrupt:\n"
+            "        one_heap()\n"
+            "process.one_heap = forgetful\n"
+            "sys.argv[1:] = ['-d', 'server', 'serve', '--port', 'tcp:0:interface=127.0.0.1']\n"
+            "pipegrid.cli.main()\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=self.home,
+            env={"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"]},
+            capture_output=True,
+            timeout=20,
+        )
+        self.assertEqual((ended.returncode, ended.stdout, ended.stderr), (130, b"", b""))
+
     def test_a_reader_that_leaves_ends_it_quietly(self) -> None:
         """``get`` and ``--help`` into ``head -c1``: no words, and a status that is not 0."""
         cap = self.run_command("put", "file")[1].decode().strip()

@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 
 _M_ARENA_MAX = -8  # of glibc's mallopt
 
+_told: list[int] = []
+"""The signals that came before there was a command that could be cancelled."""
+
+
+def _tell_to_end(number: int, _frame: object) -> None:
+    _told.append(number)
+    raise KeyboardInterrupt
+
 
 def run_process(
     arguments: Sequence[str], begun: HeadStart | None = None, glimpse: Glimpse | None = None
@@ -46,8 +54,10 @@ def run_process(
         begun: connections that it asks for, begun already.
         glimpse: what was found at a glance of what it asks for.
     """
+    _told.clear()
     # Being told to end is as good a reason to clean up as Ctrl-C.
-    _handle(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        _handle(number, _tell_to_end)
     console = Console(
         getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
     )
@@ -133,7 +143,7 @@ def _cut_short(job: ShortcutJob, console: Console) -> int | None:
         return job.cut_short(console, lambda: bool(told))
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
-            _handle(number, signal.default_int_handler)
+            _handle(number, _tell_to_end)
 
 
 def _stderr() -> Any:
@@ -175,6 +185,8 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     for number in (signal.SIGINT, signal.SIGTERM):
         _handle(number, outcome.interrupted)
     wake_for_signals(reactor)
+    if _told:  # of which nothing came: there is C code that forgets what was raised beneath it
+        raise KeyboardInterrupt
     reactor.run(installSignalHandlers=False)
     return outcome.status
 
