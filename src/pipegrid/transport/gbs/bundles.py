@@ -65,9 +65,12 @@ BUSY = 1
 Bundles that are unanswered. With three, which ten servers hardly ever had before them, many small files made
 bundles of 14 shares; with one they have 42, and all processors together a fifth less to do (measured).
 """
-BUSY_BYTES = 72 * 1024
-BUSY_SHARES = 64
-"""What is sent then. The shares are as many as servers make durable together."""
+BUSY_BYTES = 120 * 1024
+BUSY_SHARES = 96
+"""
+What is sent then. With 72 KiB and 64 shares, as many as servers make durable together, a thirtieth fewer of
+10,000 small files were stored in a second (measured, 11 rounds); with 160 KiB and 128 no more, for less CPU.
+"""
 
 
 @attrs.frozen
