@@ -72,19 +72,16 @@ class Tag:
 
     def hash_pieces(self, pieces: Iterable[Buffer]) -> bytes:
         """Return the tagged hash of the pieces as if they were joined."""
-        inner = self._midstate.copy()
+        hasher = self.hasher()
         for piece in pieces:
-            inner.update(piece)
-        outer = _NOTHING.copy()
-        outer.update(inner.digest())
-        return outer.digest()
+            hasher.update(piece)
+        return hasher.digest()
 
     def hash_pair(self, left: bytes, right: bytes) -> bytes:
         """Return the tagged hash of two values, each wrapped in a netstring."""
         inner = self._midstate.copy()
-        if (
-            len(left) < len(_HEADS) > len(right)
-        ):  # nearly all; a formatted text takes half as long again
+        # As nearly all are; a formatted text takes half as long again.
+        if len(left) < len(_HEADS) > len(right):
             inner.update(_HEADS[len(left)] + left + b"," + _HEADS[len(right)] + right + b",")
         else:
             inner.update(netstring(left) + netstring(right))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pipegrid.core.hashes import Buffer
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CANNOT_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _SYNC_FILE_RANGE_WRITE = 2
 _MAX_PIECES = 1024  # IOV_MAX on Linux
@@ -41,7 +41,7 @@ def disk_error(error: OSError, what: str) -> ServerRefused:
     Args:
         what: the failed action with its place, to stand behind "cannot".
     """
-    if error.errno in _FULL:
+    if error.errno in FULL:
         made: ServerRefused = NoSpace(
             f"cannot {what}: the disk is full; free some space or use another server"
         )

@@ -296,9 +296,8 @@ def _create(
             data = text.encode("utf-8")
             if not _is_there(directory / name):
                 create_file(directory / name, data)
-            elif (
-                read_file(directory / name, len(data) + 1) != data
-            ):  # not from a try that was cut off
+            # What is the same is from a try that was cut off.
+            elif read_file(directory / name, len(data) + 1) != data:
                 raise UsageError(
                     f"{directory / name} is there already; remove it, or choose another directory"
                 )

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+from pipegrid.disk.files import FULL
 from pipegrid.errors import PipegridError
 from pipegrid.mirror.wanted import BadEntry, MirrorError, shown
 
@@ -29,7 +30,6 @@ _NO_LINKS = frozenset(
 """How file systems say that a file cannot have another name, or no more of them; no disk fails so."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Directories:

@@ -144,9 +144,8 @@ class Look:
                 report.present_bytes += size
             else:
                 missing.append(each)
-        self._destination.sync_names(
-            named
-        )  # as of what is fetched, before indexes that name it are seen
+        # As of what is fetched, before indexes that name it are seen.
+        self._destination.sync_names(named)
         return missing
 
     def _is_there(self, each: Wanted, doubted: bool) -> bool:

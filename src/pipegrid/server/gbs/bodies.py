@@ -309,9 +309,8 @@ class ShareStream:
 
     def read(self) -> bytes:
         size = min(STREAM_PIECE_BYTES, self._end - self._at)
-        data = self._reader.read_exactly(
-            self._at, size
-        )  # or the next answer would be taken for the rest
+        # All of it, or the next answer would be taken for the rest.
+        data = self._reader.read_exactly(self._at, size)
         self._at += size
         return data
 
