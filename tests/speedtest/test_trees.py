@@ -123,6 +123,17 @@ class CommandTests(SynchronousTestCase):
         self.assertFalse(backups.exists())
         self.assertEqual([path.name for path in store.iterdir()], ["incoming"])
 
+    def test_who_can_lose_shares(self) -> None:
+        """Only a server that has some: a repair may have put elsewhere what one lost before."""
+        stores = tuple(Path(self.mktemp()) for _ in range(3))
+        for store in stores:
+            (store / "incoming" / "aa" / "aaindex").mkdir(parents=True)
+        (stores[1] / "aa" / "aaindex").mkdir(parents=True)
+        (stores[1] / "aa" / "aaindex" / "0").touch()
+        (stores[2] / "aa" / "aaindex").mkdir(parents=True)
+        side = Pipegrid(Path(self.mktemp()), Runner(lambda: 0.0))
+        self.assertEqual(grids.World("ours", stores, side, None).holding(), [1])
+
     def test_options(self) -> None:
         """A peer takes part in every round, and in all of the tree, unless one says otherwise."""
         options = trees._options(["--files", "100"])

@@ -46,6 +46,10 @@ class World:
             if path.name != "incoming":
                 shutil.rmtree(path)
 
+    def holding(self) -> list[int]:
+        """Say which servers have whole shares; a repair may have put what one lost elsewhere."""
+        return [n for n, store in enumerate(self.stores) if any(store.glob("??/*/*"))]
+
     def forget(self) -> None:
         """Remove all whole shares of all, and what the client knows of backups."""
         self.pipegrid.forget()
