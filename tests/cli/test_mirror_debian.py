@@ -137,7 +137,7 @@ class DebianTests(DebianCase):
                 *self.arguments("--dry-run", "--delete", "--indexes", form)
             )
             self.assertEqual((status, look_of(self.dest)), (0, before))
-            self.assertIn("1 files", out)
+            self.assertIn("1 file, ", out)
             self.assertIn("would be fetched", out)
             self.assertEqual(os.listdir(self.temporary), [])
         status, out, _ = await self.run_command(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import text
-from pipegrid.core.text import harmless, printable
+from pipegrid.core.text import counted, harmless, printable
 
 
 class TextTests(SynchronousTestCase):
@@ -53,3 +53,15 @@ class TextTests(SynchronousTestCase):
         self.patch(text, "_is_safe", judge)
         self.assertEqual(harmless("\x1b[2J\n" * 8000), "\\x1b[2J\n" * 8000)
         self.assertEqual(sorted(judged), ["\x1b", "2", "J", "["])
+
+
+class CountedTests(SynchronousTestCase):
+    """``counted``."""
+
+    def test_one_and_many(self) -> None:
+        """Only one is singular; what is no noun with an s says how it is."""
+        self.assertEqual(
+            [counted(n, "share") for n in (0, 1, 2)], ["0 shares", "1 share", "2 shares"]
+        )
+        self.assertEqual(counted(1, "directory", "directories"), "1 directory")
+        self.assertEqual(counted(3, "directory", "directories"), "3 directories")

@@ -123,7 +123,7 @@ async def _run(
     console: Console, backups: Backups, directory: str, name: str, options: BackupOptions
 ) -> ExitStatus:
     from pipegrid.cli.progress import Progress
-    from pipegrid.cli.render import plural
+    from pipegrid.core.text import counted
     from pipegrid.errors import NotEnoughSharesError
 
     with Progress(console, "backup") as progress:
@@ -138,7 +138,7 @@ async def _run(
         statuses.add(console.complain(problem, about=about))
     if result.forgotten:
         console.say(
-            f"pipegrid: forgot {plural(len(result.forgotten), 'run')}; servers keep what only they had "
+            f"pipegrid: forgot {counted(len(result.forgotten), 'run')}; servers keep what only they had "
             "until its leases end, about a month after they were renewed last"
         )
     console.result(
@@ -161,12 +161,13 @@ async def _would_send(
     console: Console, backups: Backups, directory: str, name: str, options: BackupOptions
 ) -> ExitStatus:
     from pipegrid.cli.progress import Progress
-    from pipegrid.cli.render import amount, plural
+    from pipegrid.cli.render import amount
+    from pipegrid.core.text import counted
 
     with Progress(console, "backup") as progress:
         would = await backups.would_send(directory, options, reports_of(console, progress), name)
     console.result(
-        f"would send {plural(would.objects, 'object')}, {would.bytes} bytes ({amount(would.bytes)}; about "
+        f"would send {counted(would.objects, 'object')}, {would.bytes} bytes ({amount(would.bytes)}; about "
         f"{amount(would.share_bytes)} on servers), and check {would.checks}",
         {
             "objects": would.objects,

@@ -31,8 +31,8 @@ def command(cap: str | None) -> GridJob:
     """
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.render import amount, plural
-        from pipegrid.core.text import printable
+        from pipegrid.cli.render import amount
+        from pipegrid.core.text import counted, printable
 
         runs = await listed_runs(grid, console, cap)
         several = len({run.machine.id for run in runs} - {""}) > 1
@@ -40,7 +40,7 @@ def command(cap: str | None) -> GridJob:
             name = printable(run.name)
             host = f", on {printable(run.machine.name)}" if several and run.machine.name else ""
             left_out = f", {run.left_out} left out" if run.left_out else ""
-            what = f"  {plural(run.files, 'file')}, {amount(run.bytes)}{left_out}"
+            what = f"  {counted(run.files, 'file')}, {amount(run.bytes)}{left_out}"
             console.result(
                 f"{run.time}  {name}{what if run.counted else ''}{host}",
                 {

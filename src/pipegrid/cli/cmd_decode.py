@@ -75,10 +75,10 @@ def decode(
     from pipegrid.cli.files import named_files, without_paths
     from pipegrid.cli.outfile import OutputFile
     from pipegrid.cli.progress import Progress
-    from pipegrid.cli.render import plural
     from pipegrid.core.caps import LitCap
     from pipegrid.core.filecaps import readable
     from pipegrid.core.params import MAX_SEGMENT_BYTES
+    from pipegrid.core.text import counted
     from pipegrid.errors import UsageError
     from pipegrid.transfer.offline import decode_file
     from pipegrid.transfer.sharefinder import ShareFinder
@@ -94,8 +94,8 @@ def decode(
         paths = tuple(finder.among(paths))
         if finder.others:
             console.say(
-                f"pipegrid: {plural(finder.others, 'file')} left out that the directory's name says to be of "
-                f"another storage index than {files[0].base_name}"
+                f"pipegrid: {counted(finder.others, 'file')} left out that the directory's name says to be "
+                f"of another storage index than {files[0].base_name}"
             )
     with ExitStack() as stack:
         sink: BinaryIO | PartFile = console.data_sink
@@ -117,11 +117,12 @@ def decode(
 
 def _tell(console: Console, result: DecodeResult, output: str) -> None:
     """Tell what came of it."""
-    from pipegrid.cli.render import corruption_fields, plural, warn_of_corruption
+    from pipegrid.cli.render import corruption_fields, warn_of_corruption
+    from pipegrid.core.text import counted
 
     warn_of_corruption(console, result.problems)
     used = ", ".join(map(str, sorted(result.shares_used)))
-    console.detail(f"{plural(result.size, 'byte')} from shares {used or 'none'}")
+    console.detail(f"{counted(result.size, 'byte')} from shares {used or 'none'}")
     console.json_result(
         {
             "path": output,

@@ -181,15 +181,15 @@ def _fitting(suggestion: Params, encoding: Encoding) -> Params:
 
 def _numbers(config: GridConfig) -> str:
     """Return what the numbers mean, in a sentence."""
-    from pipegrid.cli.render import plural
+    from pipegrid.core.text import counted
     from pipegrid.grid.creation import known_servers
 
     params, servers = config.params, known_servers(config)
-    shares = plural(params.total_shares, "share")
+    shares = counted(params.total_shares, "share")
     if servers is None:
-        needed = plural(config.happy, "server")
+        needed = counted(config.happy, "server")
     else:
-        needed = f"{config.happy} of the {plural(servers, 'server')}"
+        needed = f"{config.happy} of the {counted(servers, 'server')}"
     return (
         f"any {params.required_shares} of {shares} restore a file, and an upload needs {needed}; "
         "'init -k K -n N --happy H' changes that"

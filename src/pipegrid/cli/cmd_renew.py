@@ -11,8 +11,9 @@ from pipegrid.cli.health import lost, say_unreachable
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import CapArguments, cap_arguments, grid_options, limit_options
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.render import grouped, plural, say_some
+from pipegrid.cli.render import grouped, say_some
 from pipegrid.cli.upkeep import recursive_option, upkeep_job
+from pipegrid.core.text import counted
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
@@ -72,8 +73,8 @@ def summary(result: RenewResult) -> str:
         return "nothing to renew: the file is in its cap"
     servers = {server for holders in result.leases.values() for server in holders}
     text = (
-        f"{len(result.leases)} of {plural(result.total_shares, 'share')} have a lease now, "
-        f"on {plural(len(servers), 'server')}"
+        f"{len(result.leases)} of {counted(result.total_shares, 'share')} have a lease now, "
+        f"on {counted(len(servers), 'server')}"
     )
     if not result.recoverable:
         return f"{lost(result)}: {text}; any {result.required_shares} restore the file"

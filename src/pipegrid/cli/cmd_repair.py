@@ -11,8 +11,9 @@ from pipegrid.cli.health import fields, say_more, summary
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import CapArguments, cap_arguments, limit_options, reading_options
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.render import grouped, plural, say_some
+from pipegrid.cli.render import grouped, say_some
 from pipegrid.cli.upkeep import recursive_option, upkeep_job
+from pipegrid.core.text import counted
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
@@ -94,7 +95,7 @@ def _outcome(result: RepairResult) -> str:
     after = result.after
     if after.total_shares == 0:
         return summary(after)
-    made = plural(len(result.uploaded), "share")
+    made = counted(len(result.uploaded), "share")
     if not result.whole:
         state = f"not repaired: {made} made again, but more servers must take some"
     elif result.uploaded:
@@ -102,6 +103,6 @@ def _outcome(result: RepairResult) -> str:
     else:
         state = "healthy: nothing to repair"
     return (
-        f"{state}; {len(after.good_shares)} of {plural(after.total_shares, 'share')} good, "
+        f"{state}; {len(after.good_shares)} of {counted(after.total_shares, 'share')} good, "
         f"happiness {after.happiness}"
     )

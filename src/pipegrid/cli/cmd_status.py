@@ -10,8 +10,8 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.render import amount, plural
-from pipegrid.core.text import printable
+from pipegrid.cli.render import amount
+from pipegrid.core.text import counted, printable
 
 if TYPE_CHECKING:
     from pipegrid.grid import Grid
@@ -72,5 +72,5 @@ def _short(server_id: str) -> str:
 def _introducer_line(introducer: IntroducerStatus) -> str:
     who = f"introducer {introducer.name}  {introducer.address}"
     if introducer.connected:
-        return f"{who}  connected, {plural(introducer.servers, 'server')} announced"
+        return f"{who}  connected, {counted(introducer.servers, 'server')} announced"
     return printable(f"{who}  not connected: {introducer.reason}")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.render import corruption_fields, located, plural, say_some
+from pipegrid.cli.render import corruption_fields, located, say_some
+from pipegrid.core.text import counted
 
 if TYPE_CHECKING:
     from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
@@ -18,13 +19,13 @@ def summary(result: CheckResult) -> str:
         return "healthy: the file is in its cap"
     state = "healthy" if result.healthy else "damaged" if result.recoverable else lost(result)
     text = (
-        f"{state}: {len(result.good_shares)} of {plural(result.total_shares, 'share')} good, "
+        f"{state}: {len(result.good_shares)} of {counted(result.total_shares, 'share')} good, "
         f"any {result.required_shares} restore the file; happiness {result.happiness}"
     )
     if result.corrupt:
-        text += f"; {plural(len(result.corrupt), 'problem')} found"
+        text += f"; {counted(len(result.corrupt), 'problem')} found"
     if result.unreachable:
-        text += f"; {plural(len(result.unreachable), 'server')} out of reach"
+        text += f"; {counted(len(result.unreachable), 'server')} out of reach"
     return text
 
 

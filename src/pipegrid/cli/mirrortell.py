@@ -7,6 +7,7 @@ import os
 from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import ExitStatus, printable
 from pipegrid.cli.verifysame import verified
+from pipegrid.core.text import counted
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def tell(
     for tally in report.ranking:
         console.say(_ranked(tally))
     text = (
-        f"{report.fetched_files} files, {report.fetched_bytes} bytes {would}fetched;"
+        f"{counted(report.fetched_files, 'file')}, {counted(report.fetched_bytes, 'byte')} {would}fetched;"
         f" {report.present_files} were there, {report.failed_files} failed"
     )
     if removed:
@@ -96,12 +97,12 @@ def tell(
 def _tell_how_many_more(console: Console, report: Report) -> None:
     more = report.failed_files - len(report.failed)
     if more:
-        console.fault(f"pipegrid: {more} more files, for reasons like these")
+        console.fault(f"pipegrid: {counted(more, 'more file')}, for reasons like these")
 
 
 def _ranked(tally: Tally) -> str:
     rate = f"{tally.bytes_per_s / 1e6:.1f} MB/s" if tally.bytes_per_s else "nothing"
-    text = f"{tally.url}: {tally.files} files, {rate}"
+    text = f"{tally.url}: {counted(tally.files, 'file')}, {rate}"
     if tally.refused or tally.broken:
         text += f"; {tally.refused} lacking or wrong, {tally.broken} broken"
     if tally.given_up is not None:
@@ -115,8 +116,9 @@ def tell_verified(console: Console, report: Report, dest: str) -> int:
         console.fault(f"pipegrid: {printable(path)}: {printable(why)}")
     _tell_how_many_more(console, report)
     if report.unnoted_files:
+        files = counted(report.unnoted_files, "file")
         console.say(
-            f"pipegrid: what hashing has found of {report.unnoted_files} files cannot be noted, since {dest} "
+            f"pipegrid: what hashing has found of {files} cannot be noted, since {dest} "
             "cannot be written to; have somebody verify it who may"
         )
     console.result(

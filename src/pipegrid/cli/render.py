@@ -72,8 +72,3 @@ def amount(size: int | None) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.4g} PB"
-
-
-def plural(count: int, noun: str, many: str = "") -> str:
-    """Return ``1 share``, ``2 shares``; of ``many`` if that is not the noun with an s."""
-    return f"{count} {noun}" if count == 1 else f"{count} {many or noun + 's'}"

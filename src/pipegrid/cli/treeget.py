@@ -100,8 +100,9 @@ async def fetch_tree(
 
 def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
     """Tell what is there now, and what is not."""
-    from pipegrid.cli.render import amount, plural
+    from pipegrid.cli.render import amount
     from pipegrid.cli.waiting import at_a_second_try
+    from pipegrid.core.text import counted
 
     fields = {
         "directory": directory,
@@ -118,12 +119,10 @@ def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
         console.result("", fields)
     else:
         there = f", {result.present} were there" if result.present else ""
-        links = f", {plural(result.links, 'link')}" if result.links else ""
+        links = f", {counted(result.links, 'link')}" if result.links else ""
         left_out = f"; {result.failed} left out" if result.failed else ""
         if result.second_tries:
             left_out = f"; {at_a_second_try(result.second_tries)}{left_out}"
-        fetched = (
-            f"{plural(result.files, 'file')} fetched ({amount(result.fetched_bytes)}){there}{links}"
-        )
-        directories = plural(result.directories, "directory", "directories")
+        fetched = f"{counted(result.files, 'file')} fetched ({amount(result.fetched_bytes)}){there}{links}"
+        directories = counted(result.directories, "directory", "directories")
         console.say(f"pipegrid: {fetched}, in {directories}{left_out}")

@@ -164,24 +164,25 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
 
 def counts_of(counts: TreeCounts) -> str:
     """Return in a few words what was met, sent and left out."""
-    from pipegrid.cli.render import amount, plural
+    from pipegrid.cli.render import amount
     from pipegrid.cli.waiting import at_a_second_try
+    from pipegrid.core.text import counted
 
-    directories = plural(counts.directories, "directory", "directories")
-    sent_directories = plural(counts.sent_directories, "directory", "directories")
-    links = f", {plural(counts.links, 'link')}" if counts.links else ""
+    directories = counted(counts.directories, "directory", "directories")
+    sent_directories = counted(counts.sent_directories, "directory", "directories")
+    links = f", {counted(counts.links, 'link')}" if counts.links else ""
     there = (
         f", {counts.already_stored} of which servers had already" if counts.already_stored else ""
     )
-    checked = f"; {plural(counts.checked, 'object')} checked" if counts.checked else ""
+    checked = f"; {counted(counts.checked, 'object')} checked" if counts.checked else ""
     if counts.unleased:
         checked += f", {counts.unleased} of them without leases, which too few servers gave"
     left_out = f"; {counts.left_out} left out" if counts.left_out else ""
     if counts.second_tries:
         left_out = f"; {at_a_second_try(counts.second_tries)}{left_out}"
     return (
-        f"{plural(counts.files, 'file')} ({amount(counts.bytes)}) in {directories}{links}; sent "
-        f"{plural(counts.sent_files, 'file')} and {sent_directories} "
+        f"{counted(counts.files, 'file')} ({amount(counts.bytes)}) in {directories}{links}; sent "
+        f"{counted(counts.sent_files, 'file')} and {sent_directories} "
         f"({amount(counts.sent_bytes)}){there}{checked}{left_out}"
     )
 

@@ -11,7 +11,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import CapArguments, upkeep_bounds
 from pipegrid.cli.outcome import ExitStatus, printable, sentence, worst_status
-from pipegrid.cli.render import plural
+from pipegrid.core.text import counted
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
@@ -266,7 +266,7 @@ def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
     fields = attrs.asdict(summary)
     fields["unreachable"] = dict(sorted(summary.unreachable.items()))
     well = "renewed" if todo.renew else "healthy"
-    parts = [f"{plural(summary.objects, 'object')}: {summary.healthy} {well}"]
+    parts = [f"{counted(summary.objects, 'object')}: {summary.healthy} {well}"]
     for name, what in (
         ("repaired", "repaired"),
         ("damaged", "damaged"),
@@ -277,7 +277,7 @@ def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
         if fields.get(name):
             parts.append(f"{fields[name]} {what}")
     if fields.get("unreadable"):
-        unreadable = plural(fields["unreadable"], "directory", "directories")
+        unreadable = counted(fields["unreadable"], "directory", "directories")
         parts.append(f"{unreadable} not entered")
     servers = sorted(summary.unreachable)
     if servers:

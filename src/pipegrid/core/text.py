@@ -40,3 +40,8 @@ def _shown(text: str, kept: str) -> str:
 
 def _is_safe(char: str) -> bool:
     return char.isprintable() or "\ud800" <= char <= "\udfff"
+
+
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    """Return ``1 share``, ``2 shares``; of ``nouns`` if that is not the noun with an s."""
+    return f"{count} {noun if count == 1 else nouns or noun + 's'}"

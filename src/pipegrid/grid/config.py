@@ -32,6 +32,7 @@ import attrs
 from pipegrid.arguments import check_whole
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
+from pipegrid.core.text import counted
 from pipegrid.disk.commit import Policy
 from pipegrid.disk.reading import read_file
 from pipegrid.errors import UsageError, naming
@@ -283,7 +284,7 @@ def check_happy(happy: int, params: Params) -> None:
     check_whole(happy, "the number of servers of happiness")
     if not 1 <= happy <= params.total_shares:
         raise UsageError(
-            f"{params.total_shares} shares can never be on {happy} servers; "
+            f"{counted(params.total_shares, 'share')} can never be on {counted(happy, 'server')}; "
             f"choose happy from 1 to {params.total_shares}"
         )
 

@@ -15,6 +15,7 @@ import attrs
 
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
+from pipegrid.core.text import counted
 from pipegrid.disk.private import make_directory
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import create_file, replace_file
@@ -235,7 +236,7 @@ def check_servers_for(happy: int, servers: int | None) -> None:
     """Raise UsageError if there are known to be too few servers for any upload."""
     if servers is not None and happy > servers:
         text = (
-            f"{servers} servers can never hold a file on {happy} of them; "
+            f"{counted(servers, 'server')} can never hold a file on {happy} of them; "
             "make more servers or ask for less with happy"
         )
         raise naming(UsageError(text), "less with happy")

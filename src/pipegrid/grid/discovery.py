@@ -19,6 +19,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 from pipegrid.grid.cache import cache_name, read_cache, write_cache
 from pipegrid.grid.introducer import IntroducerClient, IntroducerStatus
@@ -160,7 +161,9 @@ class Discovery:
             if client.failed and not client.answered:
                 status = client.status
                 count = len(self._remembered.get(status.name, ()))
-                servers = f"the {count} servers that it named earlier are" if count else "none is"
+                named = "that it named earlier"
+                known = counted(count, f"server {named} is", f"servers {named} are")
+                servers = f"the {known}" if count else "none is"
                 self._warn(
                     f"introducer {status.name} at {status.address} is out of reach: {status.reason}; "
                     f"{servers} remembered, and it is tried again"

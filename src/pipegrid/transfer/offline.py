@@ -20,13 +20,13 @@ from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoder import Encoder
 from pipegrid.core.hashes import KEY_BYTES, Buffer
 from pipegrid.core.params import MAX_SEGMENT_BYTES, Geometry, Params
+from pipegrid.core.text import counted
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError, UsageError
 from pipegrid.transfer.get.sink import open_sink
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.sharedirectory import ShareDirectory
 from pipegrid.transfer.sharefiles import ShareFile, open_share
-from pipegrid.transfer.shortage import counted
 
 _READ_BYTES = 1 << 18
 _AHEAD_BYTES = 1 << 20  # of each share that is read, and at least one block

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from pipegrid.core.text import counted
 from pipegrid.errors import NotEnoughSharesError
 
 _TOLD_REASONS = 3
@@ -84,8 +85,3 @@ def listed(names: list[str]) -> str:
     if others > 1:
         return f"{', '.join(names[:_TOLD_SERVERS])} and {others} others"
     return ", ".join(names)
-
-
-def counted(count: int, noun: str, nouns: str | None = None) -> str:
-    """Return ``1 share``, ``2 shares``."""
-    return f"{count} {noun if count == 1 else nouns or noun + 's'}"

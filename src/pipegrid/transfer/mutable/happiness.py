@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.placement import servers_of_happiness
+from pipegrid.core.text import counted
 from pipegrid.errors import NoSpace, ServerError, UnhappyError
 from pipegrid.transfer.mutable.mapping import ShareMap
 from pipegrid.transfer.mutable.publishing import Outcome
@@ -20,8 +21,9 @@ def check_quorum(slot: Slot, found: ShareMap, version: Version) -> None:
     """Raise UnhappyError if so few servers have answered that no write can reach enough of them."""
     wanted = quorum(slot, version.total_shares)
     if found.answered < wanted:
+        few = counted(found.answered, "server has", "servers have")
         raise UnhappyError(
-            f"only {found.answered} servers have answered, and {wanted} have to take shares of this mutable "
+            f"only {few} answered, and {wanted} have to take shares of this mutable "
             f"file; nothing was written{_because(found.failed)}; try again when more servers can "
             "be reached",
             found.answered,
@@ -42,8 +44,9 @@ def check_happy(slot: Slot, version: Version, outcome: Outcome) -> None:
         wanted = quorum(slot, version.total_shares)
         placed = {number: set(peers) for number, peers in outcome.placed.items()}
         reached = servers_of_happiness(placed)
+        few = counted(reached, "server")
         raise UnhappyError(
-            f"version {version.name} of this mutable file has reached only {reached} servers of happiness, "
+            f"version {version.name} of this mutable file has reached only {few} of happiness, "
             f"and {wanted} are wanted{_because(outcome.failed)}; {_advice(outcome.failed)}",
             reached,
             wanted,

@@ -17,6 +17,7 @@ from pipegrid.core.mutable.reading import VersionReader
 from pipegrid.core.mutable.share import MutableShare
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.spans import Spans
+from pipegrid.core.text import counted
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap, Spoilt
 from pipegrid.transfer.mutable.slot import Slot
@@ -121,8 +122,9 @@ class ContentReader:
         while self._reader.lacking:
             free = [n for n, copies in self._holders.items() if copies and n not in self._in_use]
             if not free:
+                few = counted(len(self._in_use), "good share")
                 raise NotEnoughSharesError(
-                    f"only {len(self._in_use)} good shares of version {self._version.name} of this file "
+                    f"only {few} of version {self._version.name} of this file "
                     f"can be had, and {self._version.required_shares} are needed; try again when more "
                     "servers can be reached, or repair it",
                     len(self._in_use),
