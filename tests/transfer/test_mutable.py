@@ -237,6 +237,16 @@ class ContentTests(SynchronousTestCase):
         )
         self.assertEqual(world.read(cap), b"old")
 
+    def test_room_on_one(self) -> None:
+        """One server is one, in what is said."""
+        world = MutableWorld(happy=7)
+        cap = world.create(b"old")
+        lines: list[Line] = [world.special_line(Full, number) for number in range(9)]
+        lines.append(world.lines[9])
+        with self.assertRaises(UnhappyError) as caught:
+            world.run(world.client(lines=lines).overwrite(cap, b"new"))
+        self.assertIn("only 1 server of happiness, and 7 are wanted", str(caught.exception))
+
     def test_nothing_there(self) -> None:
         """A file of which nobody has a share."""
         world = MutableWorld()

@@ -189,11 +189,11 @@ class Bench:
         if self._wants(LEASE):
             self._note(side, LEASE, side.check(cap, add_lease=True))
         if self._wants(MEND):
-            world.empty(self._rng.choice(world.holding()))
+            world.empty_any(self._rng)
             self._note(side, MEND, side.check(cap, repair=True))
             world.pipegrid.check(cap)  # fails unless all is whole again
         if self._wants(REPAIR):
-            world.empty(self._rng.choice(world.holding()))
+            world.empty_any(self._rng)
             if isinstance(side, Tahoe):
                 self._note(side, REPAIR, side.check(cap, repair=True))
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,10 @@ class World:
     def holding(self) -> list[int]:
         """Say which servers have whole shares; a repair may have put what one lost elsewhere."""
         return [n for n, store in enumerate(self.stores) if any(store.glob("??/*/*"))]
+
+    def empty_any(self, rng: random.Random) -> None:
+        """Empty one server that has whole shares, any of them."""
+        self.empty(rng.choice(self.holding()))
 
     def forget(self) -> None:
         """Remove all whole shares of all, and what the client knows of backups."""

@@ -19,6 +19,7 @@ import attrs
 from pipegrid.arguments import check_kind, shown
 from pipegrid.core import base32, hashes
 from pipegrid.core.params import MAX_LITERAL_BYTES
+from pipegrid.core.text import counted
 from pipegrid.errors import CapError
 
 _START = "URI:"
@@ -311,8 +312,9 @@ def _directory_parser(parse: _FileParser) -> Callable[[str], DirectoryCap]:
 
 
 def _wrong_fields(what: str, count: int, wanted: int) -> CapError:
-    fields = "1 field" if count == 1 else f"{count} fields"
-    return CapError(f"this {what} cap has {fields} instead of {wanted}; copy it whole")
+    return CapError(
+        f"this {what} cap has {counted(count, 'field')} instead of {wanted}; copy it whole"
+    )
 
 
 def _damaged(what: str, why: object) -> CapError:

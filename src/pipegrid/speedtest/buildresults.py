@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
+from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.compare import compare
 from pipegrid.speedtest.figures import digits, rate
@@ -246,20 +247,16 @@ def judge(run: Run, baseline: Sequence[Run], unlike: int = 0) -> Verdict:
         comparison = compare(list(reversed(baseline)), run)
     except UsageError as error:
         return Verdict(f"not compared: {error}", f"{error}\n", False)
-    beside = f"beside {_count(len(baseline), 'build')}"
+    beside = f"beside {counted(len(baseline), 'build')}"
     slower = [f"{each.name} {each.direction} {_percent(each.ratio)}" for each in comparison.slower]
     if slower:
         more = f" and {len(slower) - 3} more" if len(slower) > 3 else ""
         sentence = f"slower {beside}: {', '.join(slower[:3])}{more}"
     elif comparison.faster:
-        sentence = f"{_count(len(comparison.faster), 'measurement')} faster {beside}"
+        sentence = f"{counted(len(comparison.faster), 'measurement')} faster {beside}"
     else:
         sentence = f"no change {beside}"
     return Verdict(sentence, comparison.as_text(everything=True), comparison.regressed)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _percent(ratio: float) -> str:

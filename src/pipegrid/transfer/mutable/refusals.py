@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pipegrid.core.mutable.share import without_advice
 from pipegrid.core.mutable.versions import Version
+from pipegrid.core.text import counted
 from pipegrid.errors import CapError, NotEnoughSharesError, RollbackError
 from pipegrid.transfer.mutable.known import Known
 from pipegrid.transfer.mutable.mapping import ShareMap
@@ -71,17 +72,15 @@ def nothing_to_change(found: ShareMap, k: int) -> NotEnoughSharesError:
 
 
 def _shares(number: int) -> str:
-    return "1 share was" if number == 1 else f"{number} shares were"
+    return counted(number, "share was", "shares were")
 
 
 def _silent(found: ShareMap) -> str:
-    number = len(found.failed)
-    return "1 server did not answer" if number == 1 else f"{number} servers did not answer"
+    return f"{counted(len(found.failed), 'server')} did not answer"
 
 
 def _wrong(found: ShareMap) -> str:
     if not found.corrupt:
         return ""
-    count = len(found.corrupt)
-    many = "1 share is damaged" if count == 1 else f"{count} shares are damaged"
+    many = counted(len(found.corrupt), "share is damaged", "shares are damaged")
     return f"; {many} ({without_advice(found.corrupt[0])})"
