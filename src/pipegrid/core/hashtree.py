@@ -37,6 +37,26 @@ def empty_leaf(leaf: int) -> bytes:
     return MERKLE_EMPTY_LEAF.hash(b"%d" % leaf)
 
 
+@lru_cache(maxsize=64)
+def empty_nodes(num_leaves: int) -> tuple[tuple[bytes, ...], ...]:
+    """
+    Return the nodes that no leaf has a part in, level by level from the leaves to the root.
+
+    They are the same in every tree over so many leaves, and the last ones of their levels.
+    """
+    width = padded_leaves(num_leaves)
+    level = tuple(empty_leaf(i) for i in range(num_leaves, width))
+    levels = [level]
+    while width > 1:
+        width //= 2
+        level = tuple(
+            MERKLE_NODE.hash_pair(level[i], level[i + 1])
+            for i in range(len(level) % 2, len(level), 2)
+        )
+        levels.append(level)
+    return tuple(levels)
+
+
 def build(leaves: Sequence[bytes]) -> bytes:
     """
     Return the stored form of the tree over leaves: 32 * num_nodes(len(leaves)) bytes.
@@ -44,12 +64,14 @@ def build(leaves: Sequence[bytes]) -> bytes:
     Args:
         leaves: 32-byte hashes.
     """
-    width = padded_leaves(len(leaves))
-    level = [*leaves, *(empty_leaf(i) for i in range(len(leaves), width))]
+    empty = empty_nodes(len(leaves))
+    level = [*leaves, *empty[0]]
     levels = [level]
     pair = MERKLE_NODE.hash_pair
-    while len(level) > 1:
-        level = [pair(level[i], level[i + 1]) for i in range(0, len(level), 2)]
+    for known in empty[1:]:
+        unknown = len(level) - 2 * len(known)
+        level = [pair(level[i], level[i + 1]) for i in range(0, unknown, 2)]
+        level += known
         levels.append(level)
     return b"".join(node for level in reversed(levels) for node in level)
 

@@ -51,6 +51,13 @@ class Spans:
         self.total = 0
         self.update(ranges)
 
+    @classmethod
+    def up_to(cls, end: int) -> Spans:
+        """Return [0, end); every small share that comes whole has one."""
+        made = cls.__new__(cls)
+        made._starts, made._ends, made.total = ([0], [end], end) if end > 0 else ([], [], 0)
+        return made
+
     def __iter__(self) -> Iterator[Range]:
         return iter(list(zip(self._starts, self._ends, strict=True)))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 
 from pipegrid.disk import files as disk
 from pipegrid.errors import ServerRefused
 from pipegrid.storage import containers
 from pipegrid.storage.mutable import containers as mutable_containers
 from pipegrid.storage.opening import open_container
+from pipegrid.storage.paths import SHARE_NUMBERS
 from pipegrid.storage.sharedata import data_bytes
 
 
@@ -120,3 +122,31 @@ def _reader_of(path: str, fd: int, start: bytes) -> ShareReader | None:
     header = containers.parse_header(start)
     length = data_bytes(fd, header, os.fstat(fd).st_size)
     return ShareReader(fd, length, f"the share {path!r}")
+
+
+def list_numbers(directory: str, counts: Callable[[str], bool]) -> frozenset[int] | None:
+    """
+    Return the numbers of the complete shares in a directory; None if there is no such directory.
+
+    Args:
+        counts: whether the file of a path is one of those wanted.
+
+    Raises:
+        ServerRefused: the disk failed.
+    """
+    # As a rule there is none, and raising what scandir has to say costs more.
+    if not os.access(directory, os.F_OK):
+        return None
+    try:
+        with os.scandir(directory) as entries:
+            return frozenset(
+                SHARE_NUMBERS[entry.name]
+                for entry in entries
+                if entry.name in SHARE_NUMBERS
+                and entry.is_file(follow_symlinks=False)
+                and counts(entry.path)
+            )
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise disk.disk_error(error, f"list the shares in {directory!r}") from error

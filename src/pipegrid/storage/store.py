@@ -22,7 +22,6 @@ Source: the format reference, storage protocols, sections 7 and 8.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -39,12 +38,11 @@ from pipegrid.storage.mutable.containers import NODE_ID_BYTES
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.storage.paths import (
     MAX_SHARE_NUMBER,
-    SHARE_NUMBERS,
     Paths,
     check_key,
     check_number,
 )
-from pipegrid.storage.reader import ShareReader, holds_share, open_reader
+from pipegrid.storage.reader import ShareReader, holds_share, list_numbers, open_reader
 from pipegrid.storage.room import Room
 from pipegrid.storage.uploads.standing import NOBODY, Asked, Client
 from pipegrid.storage.uploads.table import UnfinishedUploads
@@ -225,6 +223,19 @@ class ShareStore:
                     allocated.add(number)
         return Allocation(have, frozenset(allocated))
 
+    def take_whole(
+        self, storage_index: bytes, share_number: int, data: bytes, secrets: UploadSecrets
+    ) -> ShareUpload | None:
+        """
+        Do in one move what ``allocate`` and the only write to a new share do; the upload is complete.
+
+        None if it cannot be done so, and nothing has been done.
+        """
+        if self.read_only or not data:
+            return None
+        with self._unfinished.allocate_lock:
+            return self._unfinished.take_whole(storage_index, share_number, data, secrets)
+
     def upload(
         self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY
     ) -> ShareUpload:
@@ -264,29 +275,8 @@ class ShareStore:
     def _list_shares(
         self, storage_index: bytes, counts: Callable[[str], bool]
     ) -> frozenset[int] | None:
-        """
-        The same; None if there is not even a directory for them.
-
-        Args:
-            counts: whether the file of a path is one of those wanted.
-        """
-        directory = self._paths.directory(storage_index)
-        # As a rule there is none, and raising what scandir has to say costs more.
-        if not os.access(directory, os.F_OK):
-            return None
-        try:
-            with os.scandir(directory) as entries:
-                return frozenset(
-                    SHARE_NUMBERS[entry.name]
-                    for entry in entries
-                    if entry.name in SHARE_NUMBERS
-                    and entry.is_file(follow_symlinks=False)
-                    and counts(entry.path)
-                )
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise disk.disk_error(error, f"list the shares in {directory!r}") from error
+        """The same; None if there is not even a directory for them. See ``list_numbers``."""
+        return list_numbers(self._paths.directory(storage_index), counts)
 
     def open_share(self, storage_index: bytes, share_number: int) -> ShareReader:
         """

@@ -19,6 +19,7 @@ from pipegrid.server.gbs.connection import GbsConnection
 from pipegrid.server.gbs.service import MAX_COMMITS
 from pipegrid.storage import containers
 from pipegrid.storage.uploads import note as sidecar
+from pipegrid.storage.uploads import whole
 from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
@@ -439,6 +440,21 @@ class AsPlainRequestsTests(BundleTestCase):
             return real(storage_index, *rest)
 
         self.patch(self.store, "allocate_in_steps", allocate_or_fail)
+        answers = self.send([make_upload(file, {1: b"abcd", 2: b"efgh"}) for file in range(3)])
+        good = stored(NONE, 1, 2)
+        self.assertEqual(answers, [good, BundledAnswer(500, {}), good])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_a_defect_in_one_move(self) -> None:
+        """So is what fails where a share is taken whole."""
+        wrong, real = index(1), self.store.take_whole
+
+        def take_or_fail(storage_index: bytes, *rest: Any) -> ShareUpload | None:
+            if storage_index == wrong:
+                raise ZeroDivisionError
+            return real(storage_index, *rest)
+
+        self.patch(self.store, "take_whole", take_or_fail)
         answers = self.send([make_upload(file, {1: b"abcd"}) for file in range(3)])
         self.assertEqual(answers, [stored(NONE, 1), BundledAnswer(500, {}), stored(NONE, 1)])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
@@ -451,6 +467,14 @@ class AsPlainRequestsTests(BundleTestCase):
             allocation = Allocation(NONE, frozenset({1, 2, 3}))
             answers = self.compare([*uploads, make_upload(3, {300: b"none"})])
             self.assertEqual(answers[:3], [BundledAnswer(allocation, {1: 201, 2: 201})] * 3)
+
+
+class WithNamesTests(AsPlainRequestsTests):
+    """All of it where every file needs a name from its beginning."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(whole, "can_name", lambda trial: False)
 
 
 class DurabilityTests(BundleTestCase):
@@ -478,6 +502,19 @@ class DurabilityTests(BundleTestCase):
             self.settle()
             self.assertEqual(log, expected)
         self.assertEqual(self.service.commits, 0)
+
+    def test_no_name_before_it_is_durable(self) -> None:
+        """Of shares that come whole nothing is in ``incoming``: what is not durable is nowhere yet."""
+        self.send([make_upload(0, {1: b"abcd"})])
+        before = self.files()
+        workers = self.slow()
+        connection, _ = self.connect()
+        connection.dataReceived(bundle([make_upload(file, {1: b"efgh"}) for file in (1, 2)]))
+        self.settle()
+        self.assertEqual((self.service.commits, self.files()), (2, before))
+        workers.finish()
+        self.settle()
+        self.assertEqual((self.data(1, 1), self.data(2, 1)), (b"efgh", b"efgh"))
 
     def test_shares_of_several_groups(self) -> None:
         """A bundle whose shares become durable in turns is answered after the last."""

@@ -29,6 +29,8 @@ from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.messages import Allocation
 
 _STORED = answers.SHARE_COMPLETE.status
+_NONE: frozenset[int] = frozenset()
+_JUST = {number: frozenset({number}) for number in range(MAX_SHARE_NUMBER + 1)}
 
 
 class BundleService(Service, Protocol):
@@ -109,6 +111,9 @@ class Bundle(InSteps):
         self._reserved = sum(len(each.shares) for each in uploads)
         self._service.reserve(self._reserved)
         for wanted in uploads:
+            if self._take_whole(wanted):
+                yield
+                continue
             allocation = yield from self._allocate(wanted)
             statuses: dict[int, int] = {}
             self._answers.append(BundledAnswer(allocation, statuses))
@@ -134,6 +139,32 @@ class Bundle(InSteps):
     def _release(self) -> None:
         reserved, self._reserved = self._reserved, 0
         self._service.reserve(-reserved)
+
+    def _take_whole(self, wanted: BundledUpload) -> bool:
+        """Take the one share of an upload in one move, as nearly all can be taken; whether that was done."""
+        if not len(wanted.share_numbers) == len(wanted.shares) == 1:
+            return False
+        ((number, data),) = wanted.shares.items()
+        if number not in wanted.share_numbers or len(data) != wanted.share_bytes:
+            return False
+        just_it = _JUST.get(number)
+        if just_it is None:
+            return False
+        try:
+            share = self._service.store.take_whole(
+                wanted.storage_index, number, data, wanted.secrets
+            )
+        except Exception as error:
+            status = self.service.answer_error(Operation.ALLOCATE, error).status
+            self._answers.append(BundledAnswer(status, {}))
+            return True
+        if share is None:
+            return False
+        self._service.received(share, len(data))
+        statuses: dict[int, int] = {}
+        self._answers.append(BundledAnswer(Allocation(_NONE, just_it), statuses))
+        self._committing[share] = statuses
+        return True
 
     def _allocate(self, wanted: BundledUpload) -> Generator[None, None, Allocation | int]:
         try:

@@ -12,9 +12,11 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
+from pipegrid.disk.unnamed import give_name
 from pipegrid.storage import containers
 from pipegrid.storage.paths import SHARE_NUMBERS
 from pipegrid.storage.uploads import note as sidecar
@@ -156,12 +158,29 @@ def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
         the directories that changed.
 
     Raises:
-        FileExistsError: none was expected, and now the share itself is there.
+        FileExistsError: the share itself is there now.
     """
+    return _place(final, new_index, partial(_moved, incoming, final))
+
+
+def name(fd: int, final: str, new_index: bool) -> tuple[str, ...]:
+    """
+    Give a complete share that has no name its place, as ``rename`` does with one in ``incoming``.
+
+    Raises:
+        FileExistsError: the share is there now.
+    """
+    return _place(final, new_index, partial(_named, fd, final))
+
+
+def _place(final: str, new_index: bool, move: Callable[[], bool]) -> tuple[str, ...]:
     inner = final.rpartition("/")[0]  # as ``Paths`` makes them
     outer = inner.rpartition("/")[0]
-    if not new_index and _moved(incoming, final):
-        return (inner,)
+    if not new_index:
+        if os.path.lexists(final):  # of what has no name nobody knows before (see ``whole``)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
+        if move():
+            return (inner,)
     for _ in range(8):  # a collector of garbage may remove the directory before our file is in it
         try:
             os.mkdir(inner)
@@ -170,7 +189,7 @@ def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
                 raise
         except FileNotFoundError:
             _make_both(outer, inner)
-        if _moved(incoming, final):
+        if move():
             break
     else:
         raise FileNotFoundError(errno.ENOENT, "the directory vanishes", inner)
@@ -191,6 +210,14 @@ def _make_both(outer: str, inner: str) -> None:
 def _moved(incoming: str, final: str) -> bool:
     try:
         os.rename(incoming, final)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _named(fd: int, final: str) -> bool:
+    try:
+        give_name(fd, final)
     except FileNotFoundError:
         return False
     return True

@@ -32,7 +32,6 @@ from __future__ import annotations
 import hmac
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
@@ -46,8 +45,10 @@ from pipegrid.storage.uploads import beginning, standing
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads.beginning import BegunFile
+from pipegrid.storage.uploads.openfiles import OpenFiles
 from pipegrid.storage.uploads.standing import LEFT_BEHIND, NOBODY, Asked, Client
 from pipegrid.storage.uploads.upload import ShareUpload
+from pipegrid.storage.uploads.whole import WholeShares
 from pipegrid.storage.uploads.yielding import Yielding
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 
@@ -86,7 +87,6 @@ class UnfinishedUploads:
         self._clock = clock
         self._date = date
         self._missing_bytes = missing_bytes
-        self._max_open = max_open
         self._max_uploads = max_uploads
         self._read_boot_id = boot_id
         self._boot_id: bytes | None = None
@@ -97,9 +97,9 @@ class UnfinishedUploads:
         self._full_minute = -1  # in which it was last told that the disk is full
         self._given_up = 0  # to make room, since it was last told
         self._yielding: Yielding[ShareUpload] = Yielding()
-        # Those that may be closed, the longest unused first.
-        self._open: OrderedDict[Key, ShareUpload] = OrderedDict()
-        self._table_lock = threading.Lock()  # for these three; nothing is waited for under it
+        self._open = OpenFiles(max_open)
+        self._whole = WholeShares(paths, clock, self._used, self._forget)
+        self._table_lock = threading.Lock()  # for what is counted; nothing is waited for under it
         self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
 
     def __len__(self) -> int:
@@ -194,6 +194,23 @@ class UnfinishedUploads:
         upload = self._adopt(key, share_bytes, secret_hash, begun, client)
         upload.new_index = new_index
         return True
+
+    def take_whole(
+        self, storage_index: bytes, number: int, data: bytes, secrets: UploadSecrets
+    ) -> ShareUpload | None:
+        """Take a share that came whole with the question for room; None if it has to go the long way."""
+        key = (storage_index, number)
+        full = len(self._uploads) >= self._max_uploads or self._missing_bytes(len(data))
+        if key in self._uploads or full:
+            return None
+        share = self._whole.make(
+            key, data, secrets.upload, partial(self._make_lease, secrets.lease)
+        )
+        if share is not None:
+            with self._table_lock:
+                self._uploads[key] = share
+                self.allocated_bytes += share.share_bytes
+        return share
 
     def _tell_full(self, refusal: NoSpace) -> None:
         """Say, once a minute, what no client is told: a quota is used up where there seems to be room."""
@@ -354,33 +371,12 @@ class UnfinishedUploads:
         return upload
 
     def _used(self, upload: ShareUpload) -> None:
-        """
-        Count what is still to come of it, and keep the number of open files bounded.
-
-        The longest unused are closed first.
-
-        Complete ones stay open until they are published; how many wait for that is bounded elsewhere.
-        """
+        """Count what is still to come of it, and keep the number of open files bounded."""
         with self._table_lock:
-            key = (upload.storage_index, upload.share_number)
             remaining = upload.remaining_bytes
             self._promised_bytes += remaining - upload.promised_bytes
             upload.promised_bytes = remaining
-            if not remaining and upload.complete:
-                self._open.pop(key, None)
-                return
-            self._open[key] = upload
-            self._open.move_to_end(key)
-            excess = len(self._open) - self._max_open
-            if excess <= 0:
-                return
-            candidates = list(self._open.items())
-        for key, other in candidates:
-            if excess > 0 and other is not upload and other.suspend():
-                excess -= 1
-                with self._table_lock:
-                    if not other.is_open:
-                        self._open.pop(key, None)
+        self._open.used(upload)
 
     def _forget(self, upload: ShareUpload) -> None:
         with self._table_lock:
@@ -389,8 +385,10 @@ class UnfinishedUploads:
                 del self._uploads[key]
                 self.allocated_bytes -= upload.share_bytes
                 self._promised_bytes -= upload.promised_bytes
-                self._open.pop(key, None)
                 self._yielding.remove(upload)
+            else:
+                return
+        self._open.discard(key)
 
     def _known_boot_id(self) -> bytes:
         if self._boot_id is None:

@@ -26,7 +26,7 @@ from contextlib import suppress
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Range, Spans
 from pipegrid.disk import files as disk
-from pipegrid.errors import NoSuchShare, PipegridError, ServerRefused
+from pipegrid.errors import PipegridError, ServerRefused
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads.standing import NOBODY, WRITTEN_S, Client
@@ -100,7 +100,10 @@ class ShareUpload(ShareWriter):
 
     def __repr__(self) -> str:
         state = "gone" if self.gone else "closed" if self._fd is None else "open"
-        return f"<ShareUpload {self._incoming!r} {state}, {self._received.total} of {self.share_bytes} bytes>"
+        where = self._incoming or self._final
+        return (
+            f"<ShareUpload {where!r} {state}, {self._received.total} of {self.share_bytes} bytes>"
+        )
 
     @property
     def came_bytes(self) -> int:
@@ -254,18 +257,6 @@ class ShareUpload(ShareWriter):
         finally:
             self._beginning = False
 
-    @property
-    def descriptor(self) -> int:
-        """The open file of a complete upload."""
-        assert self._fd is not None, f"{self!r} has no file open"
-        return self._fd
-
-    @property
-    def device(self) -> int:
-        """The number of the file system that a complete upload is on."""
-        with self._lock:
-            return (self._file or self._inode())[0]
-
     def sync(self) -> None:
         """Make the file's own bytes durable (``fsync``); its name is another matter."""
         with self._lock:
@@ -290,14 +281,9 @@ class ShareUpload(ShareWriter):
             if self._fd is None:  # it failed before
                 self._require_open()
             try:
-                if not disk.names_inode(self._incoming, self._file or self._inode()):
-                    self._leave()
-                    raise self._no_such_upload()
-                changed = incoming.rename(self._incoming, self._final, self.new_index)
+                changed = self._place()
             except FileExistsError:
                 # Another process has finished it meanwhile; its leases are not to be lost.
-                with suppress(OSError):
-                    disk.remove(self._incoming)
                 self._leave()
                 raise self._no_such_upload() from None
             except OSError as error:
@@ -320,7 +306,7 @@ class ShareUpload(ShareWriter):
                     # An empty file is not laid out to be removed.
                     self._reopen_empty()
                     fd = self._require_open() if self._fd is None else self._fd
-                    incoming.remove_own(self._incoming, fd)
+                    self._remove(fd)
             finally:
                 self._leave()
 
@@ -335,14 +321,20 @@ class ShareUpload(ShareWriter):
 
     # The rest runs under the lock.
 
-    def _inode(self) -> tuple[int, int]:
-        """Return the open file's device and number; asked for once for each opening."""
-        if self._file is None:
-            if self._fd is None:
-                raise self._no_such_upload()
-            status = os.fstat(self._fd)
-            self._file = (status.st_dev, status.st_ino)
-        return self._file
+    def _place(self) -> tuple[str, ...]:
+        """Give the file its last name; returns the directories that changed."""
+        if not disk.names_inode(self._incoming, self._file or self._inode()):
+            self._leave()
+            raise self._no_such_upload()
+        try:
+            return incoming.rename(self._incoming, self._final, self.new_index)
+        except FileExistsError:
+            with suppress(OSError):
+                disk.remove(self._incoming)
+            raise
+
+    def _remove(self, fd: int) -> None:
+        incoming.remove_own(self._incoming, fd)
 
     def _lay_out_empty(self) -> None:
         """Have a container, without data as yet."""
@@ -392,9 +384,3 @@ class ShareUpload(ShareWriter):
         if self._fd is not None:
             os.close(self._fd)
             self._fd = self._file = None
-
-    def _no_such_upload(self) -> NoSuchShare:
-        return NoSuchShare(
-            f"there is no unfinished upload of {self._name()}: it was finished, aborted or given "
-            "up; list the shares to see which"
-        )

@@ -14,13 +14,14 @@ other direction, complete shares, of ``reader``.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Spans
 from pipegrid.disk import files as disk
-from pipegrid.errors import ConflictingWrite, ServerRefused
+from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused
 from pipegrid.storage import containers
 
 MAX_RANGES = 4096
@@ -42,6 +43,8 @@ class ShareWriter:
     _fd: int | None
     _received: Spans
     _fresh_lease: bytes | None  # while the file is empty: what is to stand at its end
+    _file: tuple[int, int] | None  # device and number of the open file, once somebody has asked
+    _lock: threading.RLock
 
     @property
     def complete(self) -> bool:
@@ -52,6 +55,18 @@ class ShareWriter:
     def remaining_bytes(self) -> int:
         """Room that the disk still has to find for it."""
         return self.share_bytes - self._received.total
+
+    @property
+    def descriptor(self) -> int:
+        """The open file of a complete share."""
+        assert self._fd is not None, f"{self!r} has no file open"
+        return self._fd
+
+    @property
+    def device(self) -> int:
+        """The number of the file system that a complete share is on."""
+        with self._lock:
+            return (self._file or self._inode())[0]
 
     # Under the lock.
 
@@ -120,8 +135,23 @@ class ShareWriter:
             raise ServerRefused(f"the write to {self._name()} was given up; write it again")
         self._fresh_lease = None
 
+    def _inode(self) -> tuple[int, int]:
+        """Return the open file's device and number; asked for once for each opening."""
+        if self._file is None:
+            if self._fd is None:
+                raise self._no_such_upload()
+            status = os.fstat(self._fd)
+            self._file = (status.st_dev, status.st_ino)
+        return self._file
+
     def _name(self) -> str:
         return f"share {self.share_number} in {os.path.dirname(self._final)!r}"
+
+    def _no_such_upload(self) -> NoSuchShare:
+        return NoSuchShare(
+            f"there is no unfinished upload of {self._name()}: it was finished, aborted or given "
+            "up; list the shares to see which"
+        )
 
 
 def _empty(fd: int) -> None:

@@ -1,0 +1,65 @@
+"""
+Files that get their name when they are whole: nobody sees half of one, and whoever dies leaves nothing of it.
+
+Linux alone has them, and not on every file system (``O_TMPFILE``); ``can_name`` finds out.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+_FLAGS: int = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
+
+
+def open_unnamed(directory: str) -> int:
+    """
+    Open a new file of a directory's file system that has no name.
+
+    Raises:
+        OSError: there is no such directory, or its file system has no such files.
+    """
+    return os.open(directory, _FLAGS, 0o666)
+
+
+def give_name(fd: int, path: str) -> None:
+    """
+    Give a file its name.
+
+    Raises:
+        FileExistsError: something has that name, and keeps it.
+        FileNotFoundError: there is no such directory.
+        OSError: the disk failed.
+    """
+    # No directory is meant by the descriptor, as the path is absolute; but with one Python follows the link,
+    # which is the only way to the file.
+    os.link(f"/proc/self/fd/{fd:d}", path, src_dir_fd=fd, follow_symlinks=True)
+
+
+def can_name(trial: str) -> bool:
+    """
+    Return whether a file can do without a name, and get one; tries it.
+
+    Args:
+        trial: a path that nothing has, and where for a moment, or if this process dies, an empty file may be.
+
+    Raises:
+        FileNotFoundError: there is no directory for it.
+    """
+    if not hasattr(os, "O_TMPFILE"):
+        return False
+    try:
+        fd = open_unnamed(os.path.dirname(trial))
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+    try:
+        give_name(fd, trial)
+    except OSError:  # without /proc, for one
+        return False
+    finally:
+        os.close(fd)
+    with suppress(OSError):
+        os.unlink(trial)
+    return True

@@ -1,0 +1,156 @@
+"""
+A share that came whole, together with the question for room: there is nothing of it to go on with.
+
+Most small shares come so (``wire.gbs_bundles``), and what unfinished uploads need would cost them half of
+their time: a name in ``incoming``, a lock, a look whether the name still is theirs. So such a share has no
+name before it is published (``disk.unnamed``). If this process dies, or its client goes and the disk fails,
+nothing of it is left.
+
+Another process may upload the same share meanwhile, as neither sees the other. Whoever is later finds the
+name taken, leaves the share as it is, leases and all, and tells its client that the upload is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from pipegrid.core.spans import Range, Spans
+from pipegrid.disk import files as disk
+from pipegrid.disk.unnamed import can_name, open_unnamed
+from pipegrid.storage import containers
+from pipegrid.storage.paths import Key, Paths
+from pipegrid.storage.uploads import files as incoming
+from pipegrid.storage.uploads import note as sidecar
+from pipegrid.storage.uploads.standing import NOBODY, Client
+from pipegrid.storage.uploads.upload import ShareUpload
+
+
+class WholeShare(ShareUpload):
+    """
+    A complete share without a name; made by ``UnfinishedUploads`` alone.
+
+    Args:
+        fd: of its file.
+        clock, on_used, on_gone: see ``WholeShares``.
+    """
+
+    # As an upload has them that nobody has taken up: each assignment costs what thousands a second can feel.
+    client: Client = NOBODY
+    left_behind = False
+    unsent_bytes = 0
+    resumed = False
+    promised_bytes = 0
+    gone = False
+    new_index = True
+    _incoming = ""
+    _boot_id = b""
+    _fresh_lease = None
+    _file: tuple[int, int] | None = None
+    _noted: tuple[Range, ...] | None = None
+    _came_before = 0
+    _beginning = False
+
+    def __init__(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        share_bytes: int,
+        secret_hash: bytes,
+        fd: int,
+        final_path: str,
+        clock: Callable[[], float],
+        on_used: Callable[[ShareUpload], None],
+        on_gone: Callable[[ShareUpload], None],
+    ) -> None:
+        self.storage_index = storage_index
+        self.share_number = share_number
+        self.share_bytes = share_bytes
+        self.secret_hash = secret_hash
+        self.last_write = self.began = clock()
+        self.opened = next(self._openings)
+        self._fd = fd
+        self._final = final_path
+        self._clock = clock
+        self._on_open = on_used
+        self._on_gone = on_gone
+        self._received = Spans.up_to(share_bytes)
+        self._lock = threading.RLock()
+
+    def checkpoint(self) -> None:
+        """Note nothing: nobody could go on with a file that has no name."""
+
+    def suspend(self, unpublished: bool = False) -> bool:
+        """Stay open: closed, it would be gone."""
+        return False
+
+    def _place(self) -> tuple[str, ...]:
+        assert self._fd is not None, "its file is open until it is gone"
+        return incoming.name(self._fd, self._final, self.new_index)
+
+    def _remove(self, fd: int) -> None:
+        """Do nothing: it goes when it is closed."""
+
+
+class WholeShares:
+    """
+    Makes them, of indexes that have no share yet.
+
+    Args:
+        paths: where shares are.
+        clock: seconds since 1970.
+        on_used, on_gone: told of each share that is used once more, and that has ended.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        clock: Callable[[], float],
+        on_used: Callable[[ShareUpload], None],
+        on_gone: Callable[[ShareUpload], None],
+    ) -> None:
+        self._paths = paths
+        self._clock = clock
+        self._on_used = on_used
+        self._on_gone = on_gone
+        self._possible: bool | None = (
+            None  # whether files can do without names; None: nobody has tried
+        )
+
+    def make(
+        self, key: Key, data: bytes, upload_secret: bytes, make_lease: Callable[[], bytes]
+    ) -> WholeShare | None:
+        """
+        Write a share to its file; None if it has to be uploaded step by step.
+
+        Its index may have a directory, and perhaps a share; or the disk refuses, which the first step tells.
+        """
+        paths = self._paths
+        if self._possible is False or os.access(paths.directory(key[0]), os.F_OK):
+            return None
+        try:
+            if self._possible is None:
+                # Should it stay, it is an upload that nobody goes on with.
+                self._possible = can_name(paths.unfinished(os.urandom(16), 0))
+                if not self._possible:
+                    return None
+            fd = open_unnamed(paths.incoming)
+        except OSError:
+            return None
+        try:
+            header = containers.pack_header(len(data), 1)
+            disk.write_all_pieces(fd, [header, data, make_lease()], 0)
+        except OSError:
+            os.close(fd)
+            return None
+        return WholeShare(
+            *key,
+            len(data),
+            sidecar.hash_secret(upload_secret),
+            fd,
+            paths.final(*key),
+            self._clock,
+            self._on_used,
+            self._on_gone,
+        )

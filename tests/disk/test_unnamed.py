@@ -1,0 +1,64 @@
+"""Files without a name: who can have them, and how they get one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from unittest import mock
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.disk.unnamed import can_name, give_name, open_unnamed
+from tests.descriptors import open_files
+
+
+class UnnamedTests(SynchronousTestCase):
+    """A directory, and files of its file system."""
+
+    def setUp(self) -> None:
+        self.place = Path(self.mktemp()).absolute()
+        self.place.mkdir()
+        self.before = open_files()
+
+    def names(self) -> list[str]:
+        """Return what is in the directory."""
+        return os.listdir(self.place)
+
+    def test_a_name_for_a_whole_file(self) -> None:
+        """Nobody sees it before; then it is a file like any other."""
+        fd = open_unnamed(str(self.place))
+        os.write(fd, b"whole")
+        self.assertEqual(self.names(), [])
+        give_name(fd, str(self.place / "file"))
+        os.close(fd)
+        self.assertEqual((self.place / "file").read_bytes(), b"whole")
+        self.assertEqual((self.place / "file").stat().st_nlink, 1)
+
+    def test_what_is_there_stays(self) -> None:
+        """A name that something has is not taken from it."""
+        (self.place / "file").write_bytes(b"first")
+        fd = open_unnamed(str(self.place))
+        self.addCleanup(os.close, fd)
+        self.assertRaises(FileExistsError, give_name, fd, str(self.place / "file"))
+        self.assertRaises(FileNotFoundError, give_name, fd, str(self.place / "no" / "file"))
+        self.assertEqual((self.place / "file").read_bytes(), b"first")
+
+    def test_trying(self) -> None:
+        """This machine can do it, and nothing is left of finding out."""
+        self.assertTrue(can_name(str(self.place / "trial")))
+        self.assertRaises(FileNotFoundError, can_name, str(self.place / "no" / "trial"))
+        self.assertEqual((self.names(), open_files()), ([], self.before))
+
+    def test_who_cannot(self) -> None:
+        """A file system that has no such files, one that gives them no names, and another system."""
+        trial = str(self.place / "trial")
+        refusal = OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        for name in ("open", "link"):
+            with mock.patch(f"os.{name}", side_effect=refusal):
+                self.assertFalse(can_name(trial))
+        flag, there = os.O_TMPFILE, open_files()
+        del os.O_TMPFILE
+        self.addCleanup(setattr, os, "O_TMPFILE", flag)
+        self.assertFalse(can_name(trial))
+        self.assertEqual((self.names(), there), ([], self.before))
