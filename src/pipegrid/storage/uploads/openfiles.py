@@ -50,6 +50,6 @@ class OpenFiles:
             self._uploads.pop(key, None)
 
     def clear(self) -> None:
-        """All have ended."""
+        """Forget them all, without closing any."""
         with self._lock:
             self._uploads.clear()
