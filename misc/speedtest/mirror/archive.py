@@ -118,6 +118,17 @@ class Archive:
                 path.write_bytes(data)
                 sums[path.relative_to(suite).as_posix()] = data
         (suite / "Release").write_text(_release(sums), "utf-8")
+        self._write_sources(suite / COMPONENT / "source")
+
+    def _write_sources(self, directory: Path) -> None:
+        """Name the same files as those of source packages, for a tool that mirrors nothing else."""
+        directory.mkdir(parents=True, exist_ok=True)
+        sources: dict[str, list[Package]] = {}
+        for each in self.packages:
+            sources.setdefault(each.path.rpartition("/")[0], []).append(each)
+        text = "\n".join(_source_paragraph(*each) for each in sources.items())
+        packed = gzip.compress(text.encode("utf-8"), 6, mtime=0)
+        (directory / "Sources.gz").write_bytes(packed)
 
     def change(self, count: int, rng: random.Random) -> list[Package]:
         """Replace the contents of so many files, and their entries; returns those."""
@@ -198,6 +209,12 @@ def _paragraph(package: Package) -> str:
         f"SHA256: {package.sha256}\n"
         "Description: random bytes\n"
     )
+
+
+def _source_paragraph(directory: str, packages: Sequence[Package]) -> str:
+    files = (f" {each.md5} {each.size} {each.path.rpartition('/')[2]}\n" for each in packages)
+    name = directory.rpartition("/")[2]
+    return f"Package: {name}\nDirectory: {directory}\nFiles:\n{''.join(files)}"
 
 
 def _release(files: dict[str, bytes]) -> str:

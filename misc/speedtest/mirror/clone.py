@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from misc.speedtest.mirror.archive import Archive
 from misc.speedtest.mirror.bench import Bench
 from misc.speedtest.mirror.runs import Run, RunFailed, ratio, summed_up
-from misc.speedtest.mirror.tools import PIPEGRID, SHARED, TOOLS, Tool
+from misc.speedtest.mirror.tools import DCS, PIPEGRID, SHARED, TOOLS, Tool
 
 SLOW_ROUNDS = 2
 """Of tools that take half a minute."""
@@ -40,11 +40,14 @@ def clone(
         for tool in tools
         if tool.is_there
         and (tool.https or not tls)
+        and (tool.port is None or rtt_ms)  # there is a relay that can be there, too
         and (tool.name == PIPEGRID or tool.slow == slow)
     ]
     found: dict[str, list[Run]] = {tool.name: [] for tool in chosen}
     failed: dict[str, str] = {}
-    with bench.mirrors(archive, rtt_ms, tls=tls, shape=shape) as (urls, authority):
+    ports = [("--also-at", str(tool.port)) for tool in chosen if tool.port is not None]
+    link = (*shape, *(word for option in ports for word in option))
+    with bench.mirrors(archive, rtt_ms, tls=tls, shape=link) as (urls, authority):
         for number in range(bench.rounds + (not bench.tiny)):
             for tool in chosen:
                 if tool.name in failed or (tool.slow and len(found[tool.name]) >= SLOW_ROUNDS):
@@ -60,7 +63,7 @@ def clone(
                     found[tool.name].append(taken)
     ours = found.pop(PIPEGRID)
     others = {name: runs for name, runs in found.items() if runs and name not in failed}
-    strangers = [name for name in others if name != SHARED]
+    strangers = [name for name in others if name not in (SHARED, DCS)]
     best = min(strangers, key=lambda name: statistics.median(r.seconds for r in others[name]))
     bench.tell(
         f"clone of {len(archive.packages)} files, {archive.size_bytes / 1e6:.0f} MB,"

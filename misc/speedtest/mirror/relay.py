@@ -254,9 +254,9 @@ class Pair:
             sock.close()
 
 
-def listen(link: Link, host: str, port: int) -> int:
-    """Relay to a server; returns the port."""
-    listening = socket.create_server((LOOPBACK, 0), backlog=1024)
+def listen(link: Link, host: str, port: int, at: int = 0) -> int:
+    """Relay to a server, at a port or at any that is free; returns the port."""
+    listening = socket.create_server((LOOPBACK, at), backlog=1024)
     listening.setblocking(False)
 
     def accept(_event: int) -> None:
@@ -276,12 +276,15 @@ def main() -> None:
     parser.add_argument("targets", nargs="+", metavar="HOST:PORT")
     parser.add_argument("--slow-start", action="store_true")
     parser.add_argument("--bytes-per-s", type=float)
+    parser.add_argument("--also-at", type=int, metavar="PORT", help="of the first target")
     options = parser.parse_args()
     link = Link(options.rtt_s, options.slow_start, options.bytes_per_s)
     ports = []
     for target in options.targets:
         host, _, port = target.rpartition(":")
         ports.append(listen(link, host, int(port)))
+        if options.also_at is not None and len(ports) == 1:
+            listen(link, host, int(port), options.also_at)
     link.poll.register(sys.stdin.fileno(), select.EPOLLIN)
     link.callbacks[sys.stdin.fileno()] = link.stop
     print(json.dumps(ports), flush=True)

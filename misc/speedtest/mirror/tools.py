@@ -24,6 +24,11 @@ AT_ONCE = 32
 """Connections of tools that have no pipelining. More gained none of them anything here."""
 
 APT_MIRROR2 = "apt-mirror2"
+DCS = "dcs-debmirror"
+"""
+A Go program of 2014 that pipelines 99 requests on each of ten connections and looks at no hash. No registry
+has it: whoever has built it puts it in the path. It knows no port but 80.
+"""
 
 
 @attrs.frozen
@@ -75,6 +80,7 @@ class Tool:
         program: what must be installed for it.
         https: whether it can be told to trust our authority.
         slow: asks for one file after the other, and is asked for little.
+        port: the only one where it looks for the first mirror.
     """
 
     name: str
@@ -82,6 +88,7 @@ class Tool:
     program: str
     https: bool = False
     slow: bool = False
+    port: int | None = None
 
     @property
     def is_there(self) -> bool:
@@ -186,6 +193,12 @@ def _debmirror(task: Task) -> Call:
     return Call(command, tree, surroundings)
 
 
+def _dcs_debmirror(task: Task) -> Call:
+    tree = task.place / "tree"
+    host = task.host.partition(":")[0]
+    return Call([DCS, "-mirrors", f"http://{host}/", "-mirror_path", str(tree)], tree)
+
+
 TOOLS = (
     Tool(PIPEGRID, pipegrid, sys.executable, https=True),
     Tool(SHARED, lambda task: pipegrid(task, "--jobs", "2"), sys.executable, https=True),
@@ -195,4 +208,5 @@ TOOLS = (
     Tool("apt-mirror", _apt_mirror, "apt-mirror"),
     Tool(APT_MIRROR2, _apt_mirror2, os.environ.get("APT_MIRROR2", "apt-mirror2")),
     Tool("debmirror", _debmirror, "debmirror", slow=True),
+    Tool(DCS, _dcs_debmirror, DCS, port=80),
 )
