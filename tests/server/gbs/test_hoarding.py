@@ -304,7 +304,7 @@ class TurnTests(http.ServerTestCase):
 
     def test_a_bundle_whose_client_goes(self) -> None:
         """In the middle: what was written is stored, the rest is not begun, and nothing is kept."""
-        self.put(0, b"share")  # of the first of all it is found out that it cannot be taken in one move
+        self.put(0, b"share")  # the first of all goes the long way
         self.whoever_comes_is_served()
         self.made.clear()
         connection, transport = self.connect()
