@@ -158,6 +158,7 @@ class StatusTests(SynchronousTestCase):
             run = Run("status", "--wait-for", "3", *arguments, grid=grid)
             self.assertEqual(self.successResultOf(run.finished), 0)
             self.assertEqual(grid.wait_for, 3)
+            self.assertIn("pipegrid: 1 of 1 server reachable, 1 of them with room", run.stderr)
             if arguments:
                 self.assertEqual(run.objects[1]["introducer"], attrs.asdict(introducers[0]))
                 self.assertEqual(run.objects[0]["server_id"], server.server_id)

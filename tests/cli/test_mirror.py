@@ -109,6 +109,18 @@ class MirrorTests(TestCase):
         self.assertIn(path, err)
         self.assertIn(f"{len(self.files) - 1} of {len(self.files)}", out)
 
+    async def _test_one_of_all(self) -> None:
+        self.list.write_text(self.list.read_text().splitlines(keepends=True)[0])
+        status, out, _ = await self.mirror_list()
+        self.assertEqual((status, out.partition(",")[0]), (0, "1 file"))
+        self.assertIn("; 0 were there, 0 failed", out)
+        status, out, _ = await self.mirror_list()
+        self.assertIn("0 files, 0 bytes fetched; 1 was there, 0 failed", out)
+
+    def test_one_of_all(self) -> Deferred[None]:
+        """One is told as one."""
+        return Deferred.fromCoroutine(self._test_one_of_all())
+
     def test_list_and_verify(self) -> Deferred[None]:
         """Everything comes, once; what is wrong afterwards is named, with status 5."""
         return Deferred.fromCoroutine(self._test_list_and_verify())

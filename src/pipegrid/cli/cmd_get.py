@@ -227,9 +227,10 @@ def report(
 ) -> None:
     """Tell what came of one file, each line beginning with ``lead``."""
     from pipegrid.cli.render import corruption_fields, warn_of_corruption
+    from pipegrid.core.text import counted
 
     warn_of_corruption(console, result.corrupt, lead)
-    console.detail(f"{lead}{result.size} bytes from shares {sorted(result.shares_used)}")
+    console.detail(f"{lead}{counted(result.size, 'byte')} from shares {sorted(result.shares_used)}")
     console.json_result(
         {
             "path": output,

@@ -46,8 +46,8 @@ def command() -> GridJob:
         reachable = sum(server.reachable for server in servers)
         writable = sum(server.writable for server in servers)
         console.say(
-            f"pipegrid: {reachable} of {len(servers)} servers reachable, {writable} of them with room "
-            f"for shares, an upload needs {grid.config.happy}; directory {grid.config.directory}"
+            f"pipegrid: {reachable} of {counted(len(servers), 'server')} reachable, {writable} of them "
+            f"with room for shares, an upload needs {grid.config.happy}; directory {grid.config.directory}"
         )
         return ExitStatus.DONE if writable >= grid.config.happy else ExitStatus.UNHAPPY
 

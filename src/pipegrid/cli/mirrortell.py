@@ -56,7 +56,7 @@ def tell(
         console.say(_ranked(tally))
     text = (
         f"{counted(report.fetched_files, 'file')}, {counted(report.fetched_bytes, 'byte')} {would}fetched;"
-        f" {report.present_files} were there, {report.failed_files} failed"
+        f" {counted(report.present_files, 'was', 'were')} there, {report.failed_files} failed"
     )
     if removed:
         text += f", {len(removed)} {would}removed"

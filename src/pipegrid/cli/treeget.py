@@ -118,7 +118,7 @@ def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
     if console.json:
         console.result("", fields)
     else:
-        there = f", {result.present} were there" if result.present else ""
+        there = f", {counted(result.present, 'was', 'were')} there" if result.present else ""
         links = f", {counted(result.links, 'link')}" if result.links else ""
         left_out = f"; {result.failed} left out" if result.failed else ""
         if result.second_tries:

@@ -17,6 +17,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.cli.progress import Progress
 from pipegrid.cli.stdin import InterruptibleInput, opened
+from pipegrid.core.text import counted
 from pipegrid.errors import SinkError, SourceError
 from pipegrid.transfer.put.source import size_of
 
@@ -111,7 +112,8 @@ class Uploads:
     def _report_success(self, path: str, result: PutResult) -> None:
         console = self._console
         console.detail(
-            f"{_name(path)}: {result.size} bytes, {len(result.shares_placed)} shares placed, "
+            f"{_name(path)}: {counted(result.size, 'byte')}, "
+            f"{counted(len(result.shares_placed), 'share')} placed, "
             f"{len(result.shares_found)} found, happiness {result.happiness}, "
             f"{result.elapsed_s:.3f} s"
         )
