@@ -79,6 +79,7 @@ class FakeGrid:
         wait_for: int = 0,
         max_segment_bytes: int | None = None,
         limits: Any = None,
+        make: bool = True,
     ) -> Deferred[Any]:
         """Stand in for ``Grid.open``."""
         self.max_segment_bytes = max_segment_bytes

@@ -160,7 +160,42 @@ class DirectoryTests(ProcessTestCase):
 
 
 class UnconfiguredTests(ProcessTestCase):
-    """Where no grid is configured there are no aliases."""
+    """Where no grid is configured there are no aliases, and nothing that a cap could name."""
+
+    def test_no_grid_is_made_for_a_cap(self) -> None:
+        """It would have nothing, and say "lost" of what another grid has; what a cap holds needs no grid."""
+        file = f"URI:CHK:{'a' * 26}:{'a' * 52}:3:10:1000"
+        directory = file.replace("CHK", "DIR2-CHK")
+        (self.home / "caps").write_text(f"{file}  name\n")
+        for command in (
+            ("get", file),
+            ("get", "--cap-file", "caps"),
+            ("get", "-r", directory, "-o", "there"),
+            ("cat", f"{directory}/a"),
+            ("check", file),
+            ("check", "-r", f"{directory}:./a"),
+            ("check", "--cap-file", "caps"),
+            ("renew", file),
+            ("repair", file),
+            ("ls", directory),
+            ("du", directory),
+            ("stats", directory),
+            ("manifest", directory),
+            ("cp", f"{directory}/a", "there"),
+            ("backups", directory),
+            ("restore", directory, "a", "-o", "there"),
+        ):
+            out, err = self.run_command(*command, status=2)
+            self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
+            self.assertIn("no grid is configured in ", err)
+            self.assertIn("'pipegrid init'", err)
+            self.assertNotIn("aaaa", err)
+            self.assertEqual(os.listdir(self.home), ["caps"], command)
+        _, err = self.run_command("-d", "nowhere", "get", file, status=2)
+        self.assertIn("nowhere is not a grid directory", err)
+        out, _ = self.run_command("cat", "URI:LIT:nbswy3dp")
+        self.assertEqual(out, "hello")
+        self.run_command("get", file, status=4)  # now there is a grid, which does not have it
 
     def test_no_grid_is_made_for_an_alias(self) -> None:
         """It would be in the way of the grid that has the alias; a file of that name is one all the same."""
@@ -187,6 +222,10 @@ class UnconfiguredTests(ProcessTestCase):
             self.assertIn("there is no alias 'work', since nothing is configured in ", err)
             self.assertIn("pipegrid init", err)
             self.assertFalse((self.home / ".local").exists(), command)
+        for command in (("get", "work:a"), ("cat", "work:a"), ("check", "work:a")):
+            _, err = self.run_command(*command, status=2)
+            self.assertIn("there is no alias 'work'", err)
+        self.assertEqual(os.listdir(self.home), ["file"])
         _, err = self.run_command("-d", "nowhere", "ls", "work:", status=2)
         self.assertIn("nowhere is not a grid directory", err)
         _, err = self.run_command("rm", "CHK:key:secret", status=2)

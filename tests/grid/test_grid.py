@@ -321,9 +321,12 @@ class OpenTests(TestCase):
         await self.check_grid(grid)
 
     async def test_the_users_own_directory(self) -> None:
-        """It is made when it is first needed, and the user is told."""
+        """It is made when it is first needed, and the user is told; not if that may not be."""
         directory = str(Path(self.mktemp()).absolute())
         self.patch(__import__("os"), "environ", {"PIPEGRID_DIR": directory})
+        with self.assertRaisesRegex(UsageError, f"no grid is configured in {directory}, .*init"):
+            await Grid.open(reactor, make=False)
+        self.assertFalse(Path(directory).exists())
         grid = await Grid.open(reactor)
         self.assertIn(directory, grid.created or "")
         await grid.close()

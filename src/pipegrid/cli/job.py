@@ -77,7 +77,7 @@ class GridJob:
     Work on an open grid, which is opened before and closed after.
 
     Args:
-        paths: on the grid, or ""; where nothing is configured, and one begins with an alias, no grid is made.
+        paths: on the grid, or ""; where nothing is configured, no grid is made for an alias or a cap.
     """
 
     def __init__(self, work: Callable[[Grid, Console], Awaitable[int]], *paths: str) -> None:
@@ -89,10 +89,7 @@ class GridJob:
         return await told(invocation.console, self._run(invocation, reactor, open_grid))
 
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        if self._paths and invocation.directory is None:
-            from pipegrid.tree.paths import check_may_be_aliases
-
-            check_may_be_aliases(self._paths)
+        make = invocation.directory is not None or self._may_make_grid()
         with tracing(invocation.trace, reactor) as tracer:
             options = {
                 "tracer": tracer,
@@ -101,8 +98,28 @@ class GridJob:
                 "limits": self._limits(invocation),
             }
             said = {name: value for name, value in options.items() if value is not None}
+            if not make:
+                said["make"] = False
             grid = await open_grid(reactor, invocation.directory, **said)
             return await self._run_on(grid, invocation.console)
+
+    def _may_make_grid(self) -> bool:
+        """
+        Return whether there may be a new grid where none is configured.
+
+        Not for a cap: it would have nothing of what that names, and say so of what another grid has.
+
+        Raises:
+            UsageError: a path begins with an alias, and there are none.
+        """
+        from pipegrid.grid.homes import default_directory, is_configured
+
+        if not self._paths or is_configured(default_directory()):
+            return True
+        from pipegrid.tree.paths import check_may_be_aliases, is_on_servers
+
+        check_may_be_aliases(self._paths)
+        return not any(map(is_on_servers, self._paths))
 
     @staticmethod
     def _limits(invocation: Invocation) -> Limits | None:

@@ -137,6 +137,7 @@ class BaseGrid:
         max_segment_bytes: int | None = None,
         limits: Limits | None = None,
         ahead: Ahead | None = None,
+        make: bool = True,
     ) -> G:
         """
         Open the grid that a directory configures; nothing is waited for.
@@ -144,7 +145,7 @@ class BaseGrid:
         Args:
             reactor: the running reactor.
             directory: a client's directory; None for the user's own, where an embedded grid of
-                ten storage directories is made if nothing is configured.
+                ten storage directories is made if nothing is configured (see ``make``).
             tracer: gets a span for each request and each job of the CPU; closing it is up to you.
             wait_for: how many servers must answer before the first operation begins; by default
                 it begins when as many are known as it needs.
@@ -154,6 +155,7 @@ class BaseGrid:
                 configured segment size if that is more.
             limits: how much of the machine and of its line to take.
             ahead: makes connections to servers already; what is left of them is closed with the grid.
+            make: whether a grid may be made; one that is new has nothing of what any cap names.
 
         Raises (through the Deferred):
             UsageError: the directory is not configured, or says something impossible.
@@ -163,7 +165,7 @@ class BaseGrid:
         check_kind(limits, (Limits, type(None)), "what a grid may take", "a Limits")
         if max_segment_bytes is not None:
             check_whole(max_segment_bytes, "max_segment_bytes", least=1)
-        opened = open_grid(reactor, directory, tracer, window_bytes, limits, ahead)
+        opened = open_grid(reactor, directory, tracer, window_bytes, limits, ahead, make)
         if max_segment_bytes is None:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
         return cls(

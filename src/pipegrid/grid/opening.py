@@ -65,6 +65,7 @@ def open_grid(
     fixed_window_bytes: int | None,
     limits: Limits | None = None,
     ahead: Ahead | None = None,
+    make: bool = True,
 ) -> Opened:
     """
     Prepare what a directory configures; nothing is waited for. See ``Grid.open``.
@@ -76,20 +77,19 @@ def open_grid(
         check_whole(fixed_window_bytes, "window_bytes", least=1)
     if tracer is not None:
         check_has(tracer, ("span",), "a tracer", "a Tracer")
-    path, created = _directory_of(directory)
+    path, created = _directory_of(directory, make)
     config = configuration.load(path)
     introducers = config.introducers.addresses
     _check_names_servers(config)
     if not IReactorFromThreads.providedBy(reactor):
         raise UsageError(f"a grid needs the running reactor, not {shown(reactor)}")
-    limits = limits or Limits()
-    opener = _Opener(reactor, config, tracer, fixed_window_bytes, limits, ahead)
+    opener = _Opener(reactor, config, tracer, fixed_window_bytes, limits or Limits(), ahead)
     warnings = Warnings(config.warnings)
     members = Members([], opener.open, config.preferred, warnings)
     for server in config.static.servers:
         members.add_static(server)
     local = None if config.local is None else _open_local(reactor, config.local, members, opener)
-    if local is not None and limits.bytes_per_s is not None:
+    if local is not None and limits is not None and limits.bytes_per_s is not None:
         warnings.add(
             "an embedded grid sends nothing over a network, so a limit of the rate bounds no disk of it"
         )
@@ -133,12 +133,15 @@ def _check_names_servers(config: GridConfig) -> None:
         )
 
 
-def _directory_of(directory: str | os.PathLike[str] | None) -> tuple[Path, str | None]:
+def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple[Path, str | None]:
     """
     Return the client's directory, and what to tell the user if a grid was just made in it.
 
     Args:
         directory: None for the user's own.
+
+    Raises:
+        UsageError: nothing is configured there, and no grid may be made.
     """
     if directory is not None:
         check_kind(directory, (str, os.PathLike), "a client's directory", "a path")
@@ -146,6 +149,11 @@ def _directory_of(directory: str | os.PathLike[str] | None) -> tuple[Path, str |
     path = default_directory()
     if is_configured(path):
         return path, None
+    if not make:
+        raise UsageError(
+            f"no grid is configured in {path}, so nobody can be asked for what a cap names; join the grid "
+            "that has it with 'pipegrid init', or name a client's directory with 'pipegrid -d DIR'"
+        )
     from pipegrid.grid.creation import create_local
 
     create_local(path)
