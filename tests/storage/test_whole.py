@@ -12,6 +12,7 @@ from unittest import mock
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused, WrongSecret
 from pipegrid.storage import containers
 from pipegrid.storage.store import ShareStore
+from pipegrid.storage.uploads import whole
 from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.storage.uploads.whole import WholeShare
 from pipegrid.wire.messages import Allocation, UploadSecrets
@@ -48,6 +49,10 @@ class WholeTestCase(StoreTestCase):
         share = (store or self.store).take_whole(SI, number, data, secrets)
         assert isinstance(share, WholeShare)
         return share
+
+    def take_or_not(self, number: int) -> ShareUpload | None:
+        """Bring a share whole, which need not be taken so."""
+        return self.store.take_whole(SI, number, b"whole", SECRETS)
 
     def check_nothing_left(self) -> None:
         """Check that no name and no open file has come, and that the store counts no upload."""
@@ -141,7 +146,7 @@ class OthersTests(WholeTestCase):
     def test_once_more_under_the_same_secret(self) -> None:
         """Who has lost an answer asks again, and finds an upload that is complete."""
         share = self.take()
-        self.check_long_way(lambda: self.store.take_whole(SI, 3, b"whole", SECRETS))
+        self.check_long_way(partial(self.take_or_not, 3))
         allocation = self.store.allocate(SI, {3}, 5, SECRETS)
         self.assertEqual(allocation, Allocation(frozenset(), frozenset({3})))
         again = self.store.upload(SI, 3, SECRETS.upload)
@@ -185,6 +190,7 @@ class OthersTests(WholeTestCase):
 
     def test_two_processes_one_in_steps(self) -> None:
         """Whichever number of an allocation it is: a share that has come is never replaced."""
+        self.take(number=9).discard()  # what is unfinished was looked at
         other = self.make_store()
         other.allocate(SI, {3, 4}, 5, OTHERS_SECRETS)
         uploads = [other.upload(SI, number, OTHERS_SECRETS.upload) for number in (3, 4)]
@@ -206,18 +212,36 @@ class LongWayTests(WholeTestCase):
         """Their leases are to be renewed, and the client is told of them."""
         self.put(1, b"first")
         self.check_long_way(lambda: self.store.take_whole(SI, 1, b"first", SECRETS))
-        self.check_long_way(lambda: self.store.take_whole(SI, 3, b"whole", SECRETS))
+        self.check_long_way(partial(self.take_or_not, 3))
 
     def test_an_upload_that_goes_on(self) -> None:
         """Begun before, in steps."""
         self.store.allocate(SI, {3}, 5, SECRETS)
-        self.check_long_way(lambda: self.store.take_whole(SI, 3, b"whole", SECRETS))
+        self.check_long_way(partial(self.take_or_not, 3))
+
+    def test_what_others_have_left(self) -> None:
+        """It is gone on with, and so goes away; however much there is of it."""
+        for number, most in ((3, 4096), (4, 0)):
+            dead = self.make_store()
+            dead.allocate(SI, {number}, 5, SECRETS)
+            upload = dead.upload(SI, number, SECRETS.upload)
+            upload.write(0, [b"wh"])
+            upload.checkpoint()
+            kill(dead)
+            self.patch(whole, "MAX_LEFT", most)
+            self.store = self.make_store()
+            self.check_long_way(partial(self.take_or_not, number))
+            self.take(number=9).discard()  # which nobody has left
+            self.put(number, b"whole")
+            self.final(number).unlink()
+            self.final(number).parent.rmdir()
+            self.assertEqual(os.listdir(self.root / "shares/incoming"), [])
 
     def test_no_room(self) -> None:
         """Others may have to make some; and a server that takes no shares takes these neither."""
         self.free = 4
         self.now += 1  # where there is plenty of room, it is looked at once a second
-        self.check_long_way(lambda: self.store.take_whole(SI, 3, b"whole", SECRETS))
+        self.check_long_way(partial(self.take_or_not, 3))
         self.free = None
         for store in (self.make_store(max_uploads=0), self.make_store(read_only=True)):
             self.check_long_way(partial(store.take_whole, SI, 3, b"whole", SECRETS))
@@ -228,7 +252,7 @@ class LongWayTests(WholeTestCase):
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for name in ("open", "pwritev"):
             with mock.patch(f"os.{name}", side_effect=full):
-                self.check_long_way(lambda: self.store.take_whole(SI, 3, b"whole", SECRETS))
+                self.check_long_way(partial(self.take_or_not, 3))
 
     def test_a_file_system_without_such_files(self) -> None:
         """It is asked once."""
@@ -240,9 +264,9 @@ class LongWayTests(WholeTestCase):
 
         with mock.patch("pipegrid.storage.uploads.whole.can_name", can_name):
             for _ in range(2):
-                self.check_long_way(lambda: self.store.take_whole(SI, 3, b"whole", SECRETS))
+                self.check_long_way(partial(self.take_or_not, 3))
         self.assertEqual(len(asked), 1)
-        self.check_long_way(lambda: self.store.take_whole(SI, 3, b"whole", SECRETS))
+        self.check_long_way(partial(self.take_or_not, 3))
 
     def test_what_a_trial_may_leave(self) -> None:
         """Of a process that dies in it, an upload stays that housekeeping removes."""

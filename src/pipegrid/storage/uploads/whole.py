@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from itertools import islice
 
 from pipegrid.core.spans import Range, Spans
 from pipegrid.disk import files as disk
@@ -25,6 +26,9 @@ from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads.standing import NOBODY, Client
 from pipegrid.storage.uploads.upload import ShareUpload
+
+MAX_LEFT = 4096
+"""Names of unfinished uploads that are kept in mind; if there are more, each share's is looked for."""
 
 
 class WholeShare(ShareUpload):
@@ -114,9 +118,10 @@ class WholeShares:
         self._clock = clock
         self._on_used = on_used
         self._on_gone = on_gone
-        self._possible: bool | None = (
-            None  # whether files can do without names; None: nobody has tried
-        )
+        # Whether files can do without names; None: nobody has tried.
+        self._possible: bool | None = None
+        # Unfinished uploads of other processes; None: too many to keep in mind.
+        self._left: frozenset[str] | None = frozenset()
 
     def make(
         self, key: Key, data: bytes, upload_secret: bytes, make_lease: Callable[[], bytes]
@@ -131,9 +136,12 @@ class WholeShares:
             return None
         try:
             if self._possible is None:
-                # Should it stay, it is an upload that nobody goes on with.
-                self._possible = can_name(paths.unfinished(os.urandom(16), 0))
+                self._look_around()
                 if not self._possible:
+                    return None
+            if self._left is None or self._left:
+                name = paths.unfinished(*key)
+                if os.path.lexists(name) if self._left is None else name in self._left:
                     return None
             fd = open_unnamed(paths.incoming)
         except OSError:
@@ -154,3 +162,16 @@ class WholeShares:
             self._on_used,
             self._on_gone,
         )
+
+    def _look_around(self) -> None:
+        """
+        Find out what is possible, and what is unfinished: that is gone on with, or begun anew in its file.
+
+        What other processes leave later stays there for the next one, or for housekeeping.
+        """
+        incoming = self._paths.incoming
+        # Should it stay, it is an upload that nobody goes on with.
+        self._possible = can_name(self._paths.unfinished(os.urandom(16), 0))
+        with os.scandir(incoming) as entries:
+            names = [entry.path for entry in islice(entries, MAX_LEFT + 1)]
+        self._left = None if len(names) > MAX_LEFT else frozenset(names)
