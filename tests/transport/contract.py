@@ -170,6 +170,25 @@ class StorageServerContract(SlotContract):
         self.assertEqual(stored, Stored(Allocation(frozenset({1, 3}), frozenset({4})), {}))
         self.assertEqual(self.resolve(self.server.list_shares(SI)), {1, 3, 4})
 
+    def test_one_share_is_stored_whole(self) -> None:
+        """As nearly all are; a second time it is there, and somebody else's upload is left alone."""
+
+        def store(index: bytes, number: int) -> Stored:
+            shares = {number: bytes([number]) * 60}
+            return self.resolve(self.server.store_whole(index, shares, 60, SECRETS))
+
+        none: frozenset[int] = frozenset()
+        for index in (SI, OTHER_SI):
+            self.assertEqual(store(index, 1), Stored(Allocation(none, frozenset({1})), {}))
+        self.assertEqual(store(SI, 1), Stored(Allocation(frozenset({1}), none), {}))
+        self.assertEqual(store(SI, 2), Stored(Allocation(frozenset({1}), frozenset({2})), {}))
+        self.resolve(self.server.allocate(SI, {3}, 60, OTHERS_SECRETS))
+        stored = store(SI, 3)
+        self.assertEqual(stored.allocation, Allocation(frozenset({1, 2}), none))
+        self.assertEqual(set(stored.failed), {3})
+        self.assertEqual((self.get(1), self.get(2)), (b"\1" * 60, b"\2" * 60))
+        self.assertEqual(self.resolve(self.server.list_shares(SI)), {1, 2})
+
     def test_whole_shares_of_another_upload(self) -> None:
         """A share that somebody else is uploading is refused, and the others are stored."""
         self.resolve(self.server.allocate(SI, {1}, 60, OTHERS_SECRETS))

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+from unittest import mock
 
 from twisted.internet.defer import CancelledError, Deferred, execute
 from twisted.internet.task import Clock
@@ -18,9 +19,11 @@ from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, ServerUnreachab
 from pipegrid.storage.store import ShareStore
 from pipegrid.transport.interface import StorageServer
 from pipegrid.transport.local import STREAM_CHUNK_BYTES, LocalServer
+from pipegrid.wire.messages import Allocation, Stored
 from tests.storage.support import InlineWorkers
 from tests.transport.contract import (
     IDENTITY,
+    OTHER_SI,
     OTHERS_SECRETS,
     SECRETS,
     SI,
@@ -253,6 +256,40 @@ class LocalServerTests(LocalMixin, SynchronousTestCase):
         self.assertEqual(self.successResultOf(self.server.list_shares(SI)), frozenset())
         write = self.server.write(SI, 0, 0, [b"abcd"], SECRETS.upload)
         self.failureResultOf(write, NoSuchShare)
+
+    def test_a_whole_share(self) -> None:
+        """It has no name before it is durable, and none if it cannot be; that is told in the result."""
+        for index in (SI, OTHER_SI):  # the first of all goes the long way, which makes directories
+            before = {path for path in self.root.rglob("*") if path.is_file()}
+            storing = self.server.store_whole(index, {1: b"abcd"}, 4, SECRETS)
+            meanwhile = {path for path in self.root.rglob("*") if path.is_file()}
+            self.finish()
+            self.assertEqual(self.successResultOf(storing).failed, {})
+        self.assertEqual((meanwhile, len(before)), (before, 1))
+        disk = self.server._durability._disk
+        assert disk is not None
+        disk.__dict__["_syncfs"] = mock.Mock(side_effect=OSError(errno.EIO, "broken"))
+        storing = self.server.store_whole(bytes(16), {1: b"abcd"}, 4, SECRETS)
+        self.finish()
+        stored_not = self.successResultOf(storing)
+        error = stored_not.failed[1]
+        self.assertIsInstance(error, ServerRefused)
+        self.assertEqual(error.server, IDENTITY.nickname)
+        self.assertEqual(self.server.store.list_shares(bytes(16)), frozenset())
+        self.assertEqual(self.server.store.upload_count, 0)
+
+    def test_a_whole_share_that_goes_the_long_way(self) -> None:
+        """What is wrong with it, or with the disk, is told as of a write."""
+        self.allocate({1}, 6)
+        full = OSError(errno.ENOSPC, "full")
+        with mock.patch("os.pwritev", side_effect=full):
+            storing = self.server.store_whole(SI, {2: b"abcd"}, 4, SECRETS)
+        stored = self.successResultOf(storing)
+        self.assertIsInstance(stored.failed[2], NoSpace)
+        self.assertEqual(stored.failed[2].server, IDENTITY.nickname)
+        shorter = self.successResultOf(self.server.store_whole(SI, {1: b"abcd"}, 4, SECRETS))
+        self.assertEqual(shorter, Stored(Allocation(frozenset(), frozenset()), {}))
+        self.assertEqual(self.server.store.upload(SI, 1, SECRETS.upload).required(), ((4, 6),))
 
     def test_a_read_only_disk(self) -> None:
         """A directory that cannot be written refuses uploads with the reason."""

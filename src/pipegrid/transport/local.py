@@ -18,8 +18,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, execute
+from twisted.internet.defer import Deferred, execute, succeed
 from twisted.internet.interfaces import IConsumer
+from twisted.python.failure import Failure
 
 from pipegrid.disk import files as disk
 from pipegrid.disk.durability import Durability, Workers
@@ -41,9 +42,11 @@ from pipegrid.wire.messages import (
     Reads,
     ServerIdentity,
     ServerVersion,
+    Shares,
     SlotData,
     SlotResult,
     SlotSecrets,
+    Stored,
     UploadSecrets,
     WriteResult,
 )
@@ -52,6 +55,7 @@ T = TypeVar("T")
 
 INLINE_BYTES = 64 * 1024
 STREAM_CHUNK_BYTES = 256 * 1024
+_NONE: frozenset[int] = frozenset()
 
 
 class LocalServer(StoresApart):
@@ -126,6 +130,52 @@ class LocalServer(StoresApart):
             return Deferred.fromCoroutine(write(operation))
 
         return self._submit(storage_index, share_number, True, start)
+
+    @property
+    def whole_bytes(self) -> int:
+        """As long as is written at once, without a thread."""
+        return self._inline_bytes
+
+    def store_whole(
+        self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
+    ) -> Deferred[Stored]:
+        """Store whole shares; see the contract."""
+        if len(shares) != 1 or share_bytes > self._inline_bytes:
+            return super().store_whole(storage_index, shares, share_bytes, secrets)
+        ((number, data),) = shares.items()
+
+        def store(operation: OrderedCall) -> Deferred[Stored]:
+            share = self.store.take_whole(storage_index, number, data, secrets)
+            if share is not None:
+                return self._commit(share, Allocation(_NONE, frozenset({number})))
+            allocation = self.store.allocate(storage_index, {number}, share_bytes, secrets)
+            if number in allocation.already_have:
+                return succeed(Stored(allocation))
+            try:
+                share = self.store.upload(storage_index, number, secrets.upload)
+                share.write(0, [data], lambda: operation.wanted)
+                if not share.complete:  # its client had asked for more before
+                    share.checkpoint()
+                    return succeed(Stored(allocation))
+            except ServerError as error:
+                error.server = error.server or self.identity.nickname
+                return succeed(Stored(allocation, {number: error}))
+            return self._commit(share, allocation)
+
+        return self._submit(storage_index, None, True, store)
+
+    def _commit(self, share: ShareUpload, allocation: Allocation) -> Deferred[Stored]:
+        """Make a complete share durable; what fails then is in the result."""
+
+        def failed(failure: Failure) -> Stored:
+            error = failure.value
+            if not isinstance(error, ServerError):
+                failure.raiseException()
+            error.server = error.server or self.identity.nickname
+            return Stored(allocation, {share.share_number: error})
+
+        committed = self._durability.commit(share)
+        return committed.addCallbacks(lambda _: Stored(allocation), failed)
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
