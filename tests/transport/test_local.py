@@ -278,6 +278,32 @@ class LocalServerTests(LocalMixin, SynchronousTestCase):
         self.assertEqual(self.server.store.list_shares(bytes(16)), frozenset())
         self.assertEqual(self.server.store.upload_count, 0)
 
+    def test_an_allocation_that_fails_behind_a_whole_share(self) -> None:
+        """The call fails as the allocation does, and what had been taken is given up."""
+        self.server.store_whole(OTHER_SI, {1: b"abcd"}, 4, SECRETS)  # makes directories
+        self.finish()
+        store, real = self.server.store, self.server.store.take_whole
+        refusal = ServerRefused("the disk failed")
+        with (
+            mock.patch.object(store, "allocate", side_effect=refusal),
+            mock.patch.object(
+                store, "take_whole", lambda *call: real(*call) if call[1] == 1 else None
+            ),
+        ):
+            storing = self.server.store_whole(SI, {1: b"abcd", 2: b"efgh"}, 4, SECRETS)
+            self.assertIs(self.failureResultOf(storing, ServerRefused).value, refusal)
+        self.assertEqual(refusal.server, IDENTITY.nickname)
+        self.assertEqual(store.upload_count, 0)
+        with mock.patch.object(
+            store, "take_whole", lambda *call: real(*call) if call[1] == 1 else None
+        ):
+            storing = self.server.store_whole(SI, {1: b"abcd", 2: b"efgh"}, 4, SECRETS)
+            self.finish()
+        numbers = frozenset({1, 2})
+        stored = Stored(Allocation(frozenset(), numbers), {})
+        self.assertEqual(self.successResultOf(storing), stored)
+        self.assertEqual(store.list_shares(SI), numbers)
+
     def test_a_whole_share_that_goes_the_long_way(self) -> None:
         """What is wrong with it, or with the disk, is told as of a write."""
         self.allocate({1}, 6)

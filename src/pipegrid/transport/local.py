@@ -18,9 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, execute, succeed
+from twisted.internet.defer import Deferred, execute
 from twisted.internet.interfaces import IConsumer
-from twisted.python.failure import Failure
 
 from pipegrid.disk import files as disk
 from pipegrid.disk.durability import Durability, Workers
@@ -33,6 +32,7 @@ from pipegrid.transport.apart import StoresApart
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.ordering import OrderedCall, Ordering
 from pipegrid.transport.streaming import PausableStream, streaming
+from pipegrid.transport.whole import WholeStoring
 from pipegrid.wire.messages import (
     Allocation,
     Changes,
@@ -55,7 +55,6 @@ T = TypeVar("T")
 
 INLINE_BYTES = 64 * 1024
 STREAM_CHUNK_BYTES = 256 * 1024
-_NONE: frozenset[int] = frozenset()
 
 
 class LocalServer(StoresApart):
@@ -82,6 +81,7 @@ class LocalServer(StoresApart):
         self._workers = workers
         self._durability = durability
         self._inline_bytes = inline_bytes
+        self._whole = WholeStoring(store, durability, self._of_this)
         self._ordering = Ordering()
         self._streams: set[PausableStream] = set()
 
@@ -140,42 +140,16 @@ class LocalServer(StoresApart):
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
-        if len(shares) != 1 or share_bytes > self._inline_bytes:
+        if share_bytes > self._inline_bytes:
             return super().store_whole(storage_index, shares, share_bytes, secrets)
-        ((number, data),) = shares.items()
+        call = storage_index, dict(shares), share_bytes, secrets
+        return self._submit(
+            storage_index, None, True, lambda one: self._whole.begin(lambda: one.wanted, *call)
+        )
 
-        def store(operation: OrderedCall) -> Deferred[Stored]:
-            share = self.store.take_whole(storage_index, number, data, secrets)
-            if share is not None:
-                return self._commit(share, Allocation(_NONE, frozenset({number})))
-            allocation = self.store.allocate(storage_index, {number}, share_bytes, secrets)
-            if number in allocation.already_have:
-                return succeed(Stored(allocation))
-            try:
-                share = self.store.upload(storage_index, number, secrets.upload)
-                share.write(0, [data], lambda: operation.wanted)
-                if not share.complete:  # its client had asked for more before
-                    share.checkpoint()
-                    return succeed(Stored(allocation))
-            except ServerError as error:
-                error.server = error.server or self.identity.nickname
-                return succeed(Stored(allocation, {number: error}))
-            return self._commit(share, allocation)
-
-        return self._submit(storage_index, None, True, store)
-
-    def _commit(self, share: ShareUpload, allocation: Allocation) -> Deferred[Stored]:
-        """Make a complete share durable; what fails then is in the result."""
-
-        def failed(failure: Failure) -> Stored:
-            error = failure.value
-            if not isinstance(error, ServerError):
-                failure.raiseException()
-            error.server = error.server or self.identity.nickname
-            return Stored(allocation, {share.share_number: error})
-
-        committed = self._durability.commit(share)
-        return committed.addCallbacks(lambda _: Stored(allocation), failed)
+    def _of_this(self, error: ServerError) -> ServerError:
+        error.server = error.server or self.identity.nickname
+        return error
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
@@ -328,7 +302,7 @@ class LocalServer(StoresApart):
         try:
             return function(*args)
         except ServerError as error:
-            error.server = error.server or self.identity.nickname
+            self._of_this(error)
             raise
         except OSError as error:
             refusal = disk.disk_error(error, f"use the storage directory {str(self.store.root)!r}")

@@ -15,6 +15,7 @@ import attrs
 
 from pipegrid.core import base32
 from pipegrid.disk.commit import Disk, Policy
+from pipegrid.errors import ServerRefused
 from pipegrid.server.gbs.connection import GbsConnection
 from pipegrid.server.gbs.service import MAX_COMMITS
 from pipegrid.storage import containers
@@ -440,13 +441,13 @@ class AsPlainRequestsTests(BundleTestCase):
             return real(storage_index, *rest)
 
         self.patch(self.store, "allocate_in_steps", allocate_or_fail)
-        answers = self.send([make_upload(file, {1: b"abcd", 2: b"efgh"}) for file in range(3)])
-        good = stored(NONE, 1, 2)
+        answers = self.send([make_upload(file, {1: b"abcd"}, 2) for file in range(3)])
+        good = BundledAnswer(Allocation(NONE, frozenset({1, 2})), {1: 201})
         self.assertEqual(answers, [good, BundledAnswer(500, {}), good])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_a_defect_in_one_move(self) -> None:
-        """So is what fails where a share is taken whole."""
+        """A share that could not be taken whole goes the long way."""
         wrong, real = index(1), self.store.take_whole
 
         def take_or_fail(storage_index: bytes, *rest: Any) -> ShareUpload | None:
@@ -455,9 +456,28 @@ class AsPlainRequestsTests(BundleTestCase):
             return real(storage_index, *rest)
 
         self.patch(self.store, "take_whole", take_or_fail)
-        answers = self.send([make_upload(file, {1: b"abcd"}) for file in range(3)])
-        self.assertEqual(answers, [stored(NONE, 1), BundledAnswer(500, {}), stored(NONE, 1)])
+        answers = self.send([make_upload(file, {1: b"abcd", 2: b"efgh"}) for file in range(3)])
+        self.assertEqual(answers, [stored(NONE, 1, 2)] * 3)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_some_in_one_move(self) -> None:
+        """Where one share of an upload cannot be taken whole, it and the others go the long way."""
+        self.send([make_upload(9, {1: b"abcd"})])  # the first of all, which always goes there
+        real = self.store.take_whole
+        for refused in (1, 2, 3):
+
+            def take(
+                index: bytes, number: int, *rest: Any, refused: int = refused
+            ) -> ShareUpload | None:
+                return None if number == refused else real(index, number, *rest)
+
+            self.patch(self.store, "take_whole", take)
+            shares = {number: b"%d" % number * 4 for number in (1, 2, 3)}
+            uploads = [make_upload(refused, shares), make_upload(refused + 3, {1: b"abcd"})]
+            self.assertEqual(self.send(uploads), [stored(NONE, 1, 2, 3), stored(NONE, 1)])
+            for number, data in shares.items():
+                self.assertEqual(self.data(refused, number), data)
+            self.assertEqual((self.service.commits, self.store.upload_count), (0, 0))
 
     def test_every_policy(self) -> None:
         """However a server makes shares durable."""
@@ -515,6 +535,24 @@ class DurabilityTests(BundleTestCase):
         workers.finish()
         self.settle()
         self.assertEqual((self.data(1, 1), self.data(2, 1)), (b"efgh", b"efgh"))
+
+    def test_a_refusal_behind_some_in_one_move(self) -> None:
+        """What was taken is stored, and the rest is said not to be."""
+        self.send([make_upload(9, {1: b"abcd"})])
+        real = self.store.take_whole
+
+        def refuse(*_: object) -> Generator[None, None, Allocation]:
+            raise ServerRefused("the disk failed")
+
+        self.patch(self.store, "allocate_in_steps", refuse)
+        self.patch(
+            self.store,
+            "take_whole",
+            lambda index, number, *rest: real(index, number, *rest) if number == 1 else None,
+        )
+        (answer,) = self.send([make_upload(0, {1: b"abcd", 2: b"efgh"})])
+        self.assertEqual(answer, BundledAnswer(Allocation(NONE, frozenset({1})), {1: 201, 2: 404}))
+        self.assertEqual((self.service.commits, self.store.upload_count), (0, 0))
 
     def test_shares_of_several_groups(self) -> None:
         """A bundle whose shares become durable in turns is answered after the last."""

@@ -111,20 +111,20 @@ class Bundle(InSteps):
         self._reserved = sum(len(each.shares) for each in uploads)
         self._service.reserve(self._reserved)
         for wanted in uploads:
-            if self._take_whole(wanted):
-                yield
-                continue
-            allocation = yield from self._allocate(wanted)
             statuses: dict[int, int] = {}
+            taken = yield from self._take_whole(wanted, statuses)
+            allocation = yield from self._allocate(wanted, taken)
             self._answers.append(BundledAnswer(allocation, statuses))
-            if isinstance(allocation, int) or not wanted.shares:
-                yield
+            if isinstance(allocation, int) or len(taken) == len(wanted.shares):
+                if not taken:
+                    yield
                 continue
             for number, data in wanted.shares.items():
-                upload = self._write(wanted, number, data, statuses)
-                if upload is not None:
-                    self._committing[upload] = statuses
-                yield
+                if number not in taken:
+                    upload = self._write(wanted, number, data, statuses)
+                    if upload is not None:
+                        self._committing[upload] = statuses
+                    yield
 
     def _commit(self, _: Buffer) -> Deferred[Answer]:
         complete = list(self._committing)
@@ -140,45 +140,47 @@ class Bundle(InSteps):
         reserved, self._reserved = self._reserved, 0
         self._service.reserve(-reserved)
 
-    def _take_whole(self, wanted: BundledUpload) -> bool:
-        """Take the one share of an upload in one move, as nearly all can be taken; whether that was done."""
-        if not len(wanted.share_numbers) == len(wanted.shares) == 1:
-            return False
-        ((number, data),) = wanted.shares.items()
-        if number not in wanted.share_numbers or len(data) != wanted.share_bytes:
-            return False
-        just_it = _JUST.get(number)
-        if just_it is None:
-            return False
+    def _take_whole(
+        self, wanted: BundledUpload, statuses: dict[int, int]
+    ) -> Generator[None, None, frozenset[int]]:
+        """Take shares in one move each, as nearly all can be taken; returns which were."""
+        taken = _NONE
+        if not _is_whole(wanted):
+            return taken
+        for number, data in wanted.shares.items():
+            try:
+                share = self._service.store.take_whole(
+                    wanted.storage_index, number, data, wanted.secrets
+                )
+            except Exception as error:
+                self.service.answer_error(Operation.ALLOCATE, error)  # a defect of ours is logged
+                return taken  # the long way says what it was
+            if share is None:
+                return taken
+            self._service.received(share, len(data))
+            self._committing[share] = statuses
+            taken = taken | _JUST[number] if taken else _JUST[number]
+            yield
+        return taken
+
+    def _allocate(
+        self, wanted: BundledUpload, taken: frozenset[int]
+    ) -> Generator[None, None, Allocation | int]:
+        """Allocate the others; what was taken counts as allocated, whatever becomes of those."""
+        if taken and len(taken) == len(wanted.share_numbers):
+            return Allocation(_NONE, taken)
         try:
-            share = self._service.store.take_whole(
-                wanted.storage_index, number, data, wanted.secrets
+            allocation = yield from self._service.store.allocate_in_steps(
+                wanted.storage_index,
+                possible_numbers(wanted.share_numbers - taken),
+                wanted.share_bytes,
+                wanted.secrets,
+                self._client,
             )
         except Exception as error:
             status = self.service.answer_error(Operation.ALLOCATE, error).status
-            self._answers.append(BundledAnswer(status, {}))
-            return True
-        if share is None:
-            return False
-        self._service.received(share, len(data))
-        statuses: dict[int, int] = {}
-        self._answers.append(BundledAnswer(Allocation(_NONE, just_it), statuses))
-        self._committing[share] = statuses
-        return True
-
-    def _allocate(self, wanted: BundledUpload) -> Generator[None, None, Allocation | int]:
-        try:
-            return (
-                yield from self._service.store.allocate_in_steps(
-                    wanted.storage_index,
-                    possible_numbers(wanted.share_numbers),
-                    wanted.share_bytes,
-                    wanted.secrets,
-                    self._client,
-                )
-            )
-        except Exception as error:
-            return self.service.answer_error(Operation.ALLOCATE, error).status
+            return Allocation(_NONE, taken) if taken else status
+        return Allocation(allocation.already_have, allocation.allocated | taken)
 
     def _write(
         self, wanted: BundledUpload, number: int, data: bytes, statuses: dict[int, int]
@@ -218,3 +220,13 @@ class Bundle(InSteps):
 
     def _answer(self) -> None:
         self._done.callback(answers.cbor(gbs_bundles.pack_answers(self._answers)))
+
+
+def _is_whole(wanted: BundledUpload) -> bool:
+    """Whether all that is asked for has come, each share as long as it is to be."""
+    shares = wanted.shares
+    return (
+        len(shares) == len(wanted.share_numbers)
+        and wanted.share_bytes > 0
+        and all(number in _JUST and len(shares[number]) == wanted.share_bytes for number in shares)
+    )
