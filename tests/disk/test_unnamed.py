@@ -46,19 +46,18 @@ class UnnamedTests(SynchronousTestCase):
 
     def test_trying(self) -> None:
         """This machine can do it, and nothing is left of finding out."""
-        self.assertTrue(can_name(str(self.place / "trial")))
-        self.assertRaises(FileNotFoundError, can_name, str(self.place / "no" / "trial"))
+        self.assertTrue(can_name(str(self.place)))
+        self.assertRaises(FileNotFoundError, can_name, str(self.place / "no"))
         self.assertEqual((self.names(), open_files()), ([], self.before))
 
     def test_who_cannot(self) -> None:
         """A file system that has no such files, one that gives them no names, and another system."""
-        trial = str(self.place / "trial")
         refusal = OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         for name in ("open", "link"):
             with mock.patch(f"os.{name}", side_effect=refusal):
-                self.assertFalse(can_name(trial))
+                self.assertFalse(can_name(str(self.place)))
         flag, there = os.O_TMPFILE, open_files()
         del os.O_TMPFILE
         self.addCleanup(setattr, os, "O_TMPFILE", flag)
-        self.assertFalse(can_name(trial))
+        self.assertFalse(can_name(str(self.place)))
         self.assertEqual((self.names(), there), ([], self.before))

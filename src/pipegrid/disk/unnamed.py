@@ -7,7 +7,6 @@ Linux alone has them, and not on every file system (``O_TMPFILE``); ``can_name``
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
 _FLAGS: int = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
 
@@ -36,30 +35,29 @@ def give_name(fd: int, path: str) -> None:
     os.link(f"/proc/self/fd/{fd:d}", path, src_dir_fd=fd, follow_symlinks=True)
 
 
-def can_name(trial: str) -> bool:
+def can_name(directory: str) -> bool:
     """
-    Return whether a file can do without a name, and get one; tries it.
+    Return whether files of a directory's file system can do without a name, as far as that can be told.
 
-    Args:
-        trial: a path that nothing has, and where for a moment, or if this process dies, an empty file may be.
+    Nothing is named for that: whoever dies meanwhile leaves nothing. So ``give_name`` may still be forbidden.
 
     Raises:
-        FileNotFoundError: there is no directory for it.
+        FileNotFoundError: there is no such directory.
     """
     if not hasattr(os, "O_TMPFILE"):
         return False
     try:
-        fd = open_unnamed(os.path.dirname(trial))
+        fd = open_unnamed(directory)
     except FileNotFoundError:
         raise
     except OSError:
         return False
     try:
-        give_name(fd, trial)
-    except OSError:  # without /proc, for one
+        give_name(fd, directory)
+    except FileExistsError:  # so the way to the file is there; without /proc it is not
+        return True
+    except OSError:
         return False
     finally:
         os.close(fd)
-    with suppress(OSError):
-        os.unlink(trial)
-    return True
+    return False

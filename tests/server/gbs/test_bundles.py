@@ -494,7 +494,7 @@ class WithNamesTests(AsPlainRequestsTests):
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(whole, "can_name", lambda trial: False)
+        self.patch(whole, "can_name", lambda directory: False)
 
 
 class DurabilityTests(BundleTestCase):

@@ -12,6 +12,7 @@ name taken, leaves the share as it is, leases and all, and tells its client that
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -27,6 +28,14 @@ from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads.standing import NOBODY, Client
 from pipegrid.storage.uploads.upload import ShareUpload
 
+_FORBIDDEN = frozenset(
+    {
+        *(errno.EACCES, errno.EINVAL, errno.EMLINK, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP),
+        *(errno.EPERM, errno.EXDEV),
+    }
+)
+"""What is wrong with naming such files at all, and not with the disk at this moment."""
+
 MAX_LEFT = 4096
 """Names of unfinished uploads that are kept in mind; if there are more, each share's is looked for."""
 
@@ -38,6 +47,7 @@ class WholeShare(ShareUpload):
     Args:
         fd: of its file.
         clock, on_used, on_gone: see ``WholeShares``.
+        on_forbidden: called if its file cannot get a name, for a reason that others' would have as well.
     """
 
     # As an upload has them that nobody has taken up: each assignment costs what thousands a second can feel.
@@ -67,6 +77,7 @@ class WholeShare(ShareUpload):
         clock: Callable[[], float],
         on_used: Callable[[ShareUpload], None],
         on_gone: Callable[[ShareUpload], None],
+        on_forbidden: Callable[[], None],
     ) -> None:
         self.storage_index = storage_index
         self.share_number = share_number
@@ -79,6 +90,7 @@ class WholeShare(ShareUpload):
         self._clock = clock
         self._on_open = on_used
         self._on_gone = on_gone
+        self._on_forbidden = on_forbidden
         self._received = Spans.up_to(share_bytes)
         self._lock = threading.RLock()
 
@@ -91,7 +103,14 @@ class WholeShare(ShareUpload):
 
     def _place(self) -> tuple[str, ...]:
         assert self._fd is not None, "its file is open until it is gone"
-        return incoming.name(self._fd, self._final, self.new_index)
+        try:
+            return incoming.name(self._fd, self._final, self.new_index)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno in _FORBIDDEN:
+                self._on_forbidden()
+            raise
 
     def _remove(self, fd: int) -> None:
         """Do nothing: it goes when it is closed."""
@@ -161,7 +180,12 @@ class WholeShares:
             self._clock,
             self._on_used,
             self._on_gone,
+            self._forbid,
         )
+
+    def _forbid(self) -> None:
+        """From now on every share is uploaded step by step."""
+        self._possible = False
 
     def _look_around(self) -> None:
         """
@@ -170,8 +194,7 @@ class WholeShares:
         What other processes leave later stays there for the next one, or for housekeeping.
         """
         incoming = self._paths.incoming
-        # Should it stay, it is an upload that nobody goes on with.
-        self._possible = can_name(self._paths.unfinished(os.urandom(16), 0))
+        self._possible = can_name(incoming)
         with os.scandir(incoming) as entries:
             names = [entry.path for entry in islice(entries, MAX_LEFT + 1)]
         self._left = None if len(names) > MAX_LEFT else frozenset(names)
