@@ -388,6 +388,39 @@ class WriteTests(StoreTestCase):
         self.assertEqual(store.expire_uploads(), 3)
         self.assertEqual(store.upload_count, 0)
 
+    def test_a_disk_that_opens_nothing_interrupts_an_upload(self) -> None:
+        """Who writes is told, a full disk by its name; what had come is there when it opens files again."""
+        store = self.make_store(max_open_uploads=1)
+        store.allocate(SI, {4, 5}, 10, SECRETS)
+        closed, _ = uploads = [store.upload(SI, number, SECRETS.upload) for number in (4, 5)]
+        for upload in uploads:
+            upload.write(0, [b"01234"])
+        self.assertFalse(closed.is_open)
+        for number, refusal in (
+            (errno.EMFILE, ServerRefused),
+            (errno.EACCES, ServerRefused),
+            (errno.EDQUOT, NoSpace),
+            (errno.ENOSPC, NoSpace),
+        ):
+            with mock.patch("os.open", side_effect=OSError(number, os.strerror(number))):
+                error = self.assertRaises(ServerRefused, closed.write, 5, [b"56789"])
+            self.assertIs(type(error), refusal)
+            self.assertIn("cannot go on with share 4", str(error))
+        closed.write(5, [b"56789"])
+        closed.publish()
+        self.assertEqual(self.get(4), b"0123456789")
+
+    def test_a_note_that_cannot_be_removed(self) -> None:
+        """It would vouch for bytes that are not there, so nothing is written before it is gone."""
+        self.store.allocate(SI, {4}, 10, SECRETS)
+        upload = self.store.upload(SI, 4, SECRETS.upload)
+        with mock.patch("os.unlink", side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))):
+            error = self.assertRaises(ServerRefused, upload.write, 0, [b"01234"])
+        self.assertIn("cannot go on with share 4", str(error))
+        upload.write(0, [b"0123456789"])
+        upload.publish()
+        self.assertEqual(self.get(4), b"0123456789")
+
     def test_an_upload_shows_its_state(self) -> None:
         """The repr says where it is, what has arrived, and never the secret."""
         self.upload.write(0, [b"abc"])

@@ -340,7 +340,10 @@ class ShareUpload(ShareWriter):
         """Have a container, without data as yet."""
         if self._fresh_lease is not None:
             # An old note of that name would vouch for bytes that an earlier file had.
-            disk.remove(self._incoming + sidecar.SUFFIX)
+            try:
+                disk.remove(self._incoming + sidecar.SUFFIX)
+            except OSError as error:
+                raise self._cannot_go_on(error) from error
             self._lay_out(self._fresh_lease, [bytes(self.share_bytes)])
 
     def _reopen_empty(self) -> None:
@@ -350,7 +353,7 @@ class ShareUpload(ShareWriter):
         try:
             fd = incoming.open_empty(self._incoming, self._final)
         except OSError as error:
-            raise disk.disk_error(error, f"go on with {self._name()}") from error
+            raise self._cannot_go_on(error) from error
         if fd is None:
             self._leave()
             raise self._no_such_upload()
@@ -363,7 +366,10 @@ class ShareUpload(ShareWriter):
         self._reopen_empty()
         self._lay_out_empty()
         if self._fd is None:
-            resumed = incoming.resume(self._incoming, self._boot_id, self.secret_hash)
+            try:
+                resumed = incoming.resume(self._incoming, self._boot_id, self.secret_hash)
+            except OSError as error:
+                raise self._cannot_go_on(error) from error
             if resumed is None:
                 self._leave()
                 raise self._no_such_upload()
@@ -374,6 +380,9 @@ class ShareUpload(ShareWriter):
             self._noted = tuple(note.ranges)
         self._on_open(self)
         return self._fd
+
+    def _cannot_go_on(self, error: OSError) -> ServerRefused:
+        return disk.disk_error(error, f"go on with {self._name()}")
 
     def _leave(self) -> None:
         self.gone = True
