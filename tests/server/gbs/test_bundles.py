@@ -1101,3 +1101,21 @@ class OpenFilesTests(BundleTestCase):
         self.send([make_upload(file, {}, 0) for file in range(10, 20)])
         self.assertEqual(sum(upload.is_open for upload in self.uploads(False)), 4)
         self.assertEqual(set(self.asked) & set(complete), set())
+
+    def test_complete_and_gone(self) -> None:
+        """Whoever goes once all of a share has come, before the request has ended, leaves no file open."""
+        before = open_files()
+        for file in range(8):
+            self.statuses(allocate({0}, 8, si=index(file)))
+            connection, transport = self.connect()
+            # The body is longer than its range, and its end never comes.
+            request = write(0, 0, b"abcdefghmore", si=index(file), end=8)
+            connection.dataReceived(request[:-4])
+            transport.lose()
+        self.assertEqual(len(self.uploads(True)), 8)
+        for _ in range(2):
+            self.disk.finish()
+            self.settle()
+        self.assertEqual(self.uploads(True), [])
+        self.assertEqual((open_files(), self.service.commits), (before, 0))
+        self.assertEqual([self.data(file, 0) for file in range(8)], [b"abcdefgh"] * 8)

@@ -272,11 +272,16 @@ class Write:
         return service.count("write", answer)
 
     def abandon(self) -> None:
-        """Keep what has come: the client may resume behind it."""
+        """Keep what has come: the client may resume behind it. A share that is complete is stored."""
         if self._pieces:
             self._write_out()
+        upload = self._upload
+        if self._answer is None and upload.complete and upload.is_open:
+            # It stays open until then, and nobody else may ever come for it.
+            self._service.commit(upload).addErrback(self._answer_to)  # for the log
+            return
         try:
-            self._upload.checkpoint()
+            upload.checkpoint()
         except PipegridError as error:
             log.warn("{error}", error=str(error))
 
@@ -294,8 +299,10 @@ class Write:
         return self._service.count("write", answers.SHARE_COMPLETE)
 
     def _failed(self, failure: Failure) -> Answer:
-        answer = self._service.answer_error(Operation.WRITE, reason_of(failure))
-        return self._service.count("write", answer)
+        return self._service.count("write", self._answer_to(failure))
+
+    def _answer_to(self, failure: Failure) -> Answer:
+        return self._service.answer_error(Operation.WRITE, reason_of(failure))
 
 
 class ShareStream:
