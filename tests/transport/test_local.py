@@ -278,6 +278,14 @@ class LocalServerTests(LocalMixin, SynchronousTestCase):
         self.assertEqual(self.server.store.list_shares(bytes(16)), frozenset())
         self.assertEqual(self.server.store.upload_count, 0)
 
+    def test_no_whole_share_where_each_file_is_synced(self) -> None:
+        """Of a file without a name ``fsync`` would promise nothing on btrfs."""
+        self.server._durability.policy = "strict"
+        with mock.patch.object(self.server.store, "take_whole", side_effect=AssertionError):
+            storing = self.server.store_whole(SI, {1: b"abcd"}, 4, SECRETS)
+        self.finish()
+        self.assertEqual(self.successResultOf(storing).failed, {})
+
     def test_an_allocation_that_fails_behind_a_whole_share(self) -> None:
         """The call fails as the allocation does, and what had been taken is given up."""
         self.server.store_whole(OTHER_SI, {1: b"abcd"}, 4, SECRETS)  # makes directories

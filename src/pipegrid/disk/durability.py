@@ -152,6 +152,18 @@ class Durability:
         self._timer: IDelayedCall | None = None
         self._idle: list[Deferred[None]] = []
 
+    @property
+    def syncs_unnamed(self) -> bool:
+        """
+        Whether what a file holds that has no name is as durable, once it gets one, as the policy demands.
+
+        One call for the whole file system makes it so. But ``fsync`` of such a file writes nothing to the log
+        of a btrfs, in most kernels: the name, synced next, would come back with an empty file behind it.
+        """
+        if self.policy == "batch":
+            return self._disk_calls().has_one_call
+        return self.policy == "none"
+
     def commit(self, share: Committable) -> Deferred[None]:
         """
         Make a complete share durable and visible; fires when that may be acknowledged.

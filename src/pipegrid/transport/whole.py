@@ -84,6 +84,8 @@ class WholeStoring:
     ) -> list[ShareUpload]:
         """Return those that were taken, up to the first that has to be uploaded in steps."""
         taken: list[ShareUpload] = []
+        if not self._durability.syncs_unnamed:
+            return taken
         for number, data in shares.items():
             share = self._store.take_whole(storage_index, number, data, secrets)
             if share is None:

@@ -90,6 +90,10 @@ def stored(have: frozenset[int], *numbers: int) -> BundledAnswer:
     return BundledAnswer(Allocation(have, frozenset(numbers)), dict.fromkeys(numbers, 201))
 
 
+def _note_name(names: list[str], fd: int) -> None:
+    names.append(os.readlink(f"/proc/self/fd/{fd}"))
+
+
 def random_uploads(random: Random) -> list[BundledUpload]:
     """Return uploads of some of eight files, all shares of each of which have one size."""
     uploads = []
@@ -553,6 +557,26 @@ class DurabilityTests(BundleTestCase):
         (answer,) = self.send([make_upload(0, {1: b"abcd", 2: b"efgh"})])
         self.assertEqual(answer, BundledAnswer(Allocation(NONE, frozenset({1})), {1: 201, 2: 404}))
         self.assertEqual((self.service.commits, self.store.upload_count), (0, 0))
+
+    def test_a_name_where_each_file_is_synced(self) -> None:
+        """Of a file without one ``fsync`` would promise nothing on btrfs."""
+        self.send([make_upload(0, {1: b"abcd"})])
+        cases: list[tuple[Policy, bool, int]] = [
+            ("none", False, 0),
+            ("batch", True, 0),
+            ("batch", False, 1),
+            ("strict", True, 1),
+        ]
+        for file, (self.policy, one_call, named) in enumerate(cases, 1):
+            self.restart()
+            disk = self.durability._disk_calls()
+            disk.__dict__["_syncfs"] = (lambda fd: None) if one_call else None
+            synced: list[str] = []
+            self.patch(os, "fsync", partial(_note_name, synced))
+            self.assertEqual(self.send([make_upload(file, {1: b"abcd"})]), [stored(NONE, 1)])
+            files = [os.path.basename(name) for name in synced if not os.path.isdir(name)]
+            self.assertEqual(files, [f"{base32.encode(index(file))}.1"] * named)
+            self.assertEqual(self.data(file, 1), b"abcd")
 
     def test_shares_of_several_groups(self) -> None:
         """A bundle whose shares become durable in turns is answered after the last."""

@@ -38,6 +38,10 @@ class BundleService(Service, Protocol):
 
     store: ShareStore
 
+    @property
+    def takes_whole(self) -> bool:
+        """Whether shares that come whole may do without a name until they are durable."""
+
     def reserve(self, shares: int) -> None:
         """Count so many as waiting to become durable, or so many less."""
 
@@ -63,6 +67,7 @@ class Bundle(InSteps):
         self._done: Deferred[Answer] = Deferred()
         self._committing: dict[ShareUpload, dict[int, int]] = {}  # with where its status belongs
         self._reserved = 0
+        self._takes_whole = False  # not looked at yet
 
     def may_begin(self, committing: Container[bytes]) -> bool:
         """
@@ -110,6 +115,7 @@ class Bundle(InSteps):
         uploads = self._uploads
         self._reserved = sum(len(each.shares) for each in uploads)
         self._service.reserve(self._reserved)
+        self._takes_whole = self._service.takes_whole
         for wanted in uploads:
             statuses: dict[int, int] = {}
             taken = yield from self._take_whole(wanted, statuses)
@@ -145,7 +151,7 @@ class Bundle(InSteps):
     ) -> Generator[None, None, frozenset[int]]:
         """Take shares in one move each, as nearly all can be taken; returns which were."""
         taken = _NONE
-        if not _is_whole(wanted):
+        if not (self._takes_whole and _is_whole(wanted)):
             return taken
         for number, data in wanted.shares.items():
             try:

@@ -125,6 +125,11 @@ class GbsService:
         """Have a function called, once, when there may be room again."""
         self._waiting_for_room.append(call)
 
+    @property
+    def takes_whole(self) -> bool:
+        """Whether shares that come whole may do without a name until they are durable."""
+        return self._durability.syncs_unnamed
+
     def received(self, upload: ShareUpload, length: int) -> None:
         """So many bytes of share data have been written, or refused."""
         self.received_bytes += length
