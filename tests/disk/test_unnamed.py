@@ -61,3 +61,13 @@ class UnnamedTests(SynchronousTestCase):
         self.addCleanup(setattr, os, "O_TMPFILE", flag)
         self.assertFalse(can_name(str(self.place)))
         self.assertEqual((self.names(), there), ([], self.before))
+
+    def test_who_cannot_now(self) -> None:
+        """A disk that is full or fails, and too many open files, say nothing of the file system."""
+        for number in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EIO, errno.EROFS):
+            for name in ("open", "link"):
+                with mock.patch(f"os.{name}", side_effect=OSError(number, os.strerror(number))):
+                    error = self.assertRaises(OSError, can_name, str(self.place))
+                self.assertEqual(error.errno, number)
+        self.assertEqual((self.names(), open_files()), ([], self.before))
+        self.assertTrue(can_name(str(self.place)))

@@ -257,6 +257,15 @@ class LongWayTests(WholeTestCase):
             with mock.patch(f"os.{name}", side_effect=full):
                 self.check_long_way(partial(self.take_or_not, 3))
 
+    def test_a_disk_that_fails_at_first(self) -> None:
+        """What the very first share meets says nothing of the others."""
+        for number in (errno.ENOSPC, errno.EMFILE):
+            for name in ("open", "link"):
+                with mock.patch(f"os.{name}", side_effect=OSError(number, os.strerror(number))):
+                    self.check_long_way(lambda: self.store.take_whole(SI, 3, b"whole", SECRETS))
+        self.take().discard()
+        self.check_nothing_left()
+
     def test_a_file_system_without_such_files(self) -> None:
         """It is asked once."""
         asked: list[str] = []

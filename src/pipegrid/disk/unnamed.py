@@ -6,9 +6,14 @@ Linux alone has them, and not on every file system (``O_TMPFILE``); ``can_name``
 
 from __future__ import annotations
 
+import errno
 import os
 
+from pipegrid.disk.files import FULL
+
 _FLAGS: int = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
+_PASSING = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS)
+"""What says nothing of the file system: it may be over when somebody has looked after the disk."""
 
 
 def open_unnamed(directory: str) -> int:
@@ -42,21 +47,23 @@ def can_name(directory: str) -> bool:
     Nothing is named for that: whoever dies meanwhile leaves nothing. So ``give_name`` may still be forbidden.
 
     Raises:
-        FileNotFoundError: there is no such directory.
+        OSError: it cannot be told now: no directory is there, no room, or too many files are open.
     """
     if not hasattr(os, "O_TMPFILE"):
         return False
     try:
         fd = open_unnamed(directory)
-    except FileNotFoundError:
-        raise
-    except OSError:
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno in _PASSING:
+            raise
         return False
     try:
         give_name(fd, directory)
     except FileExistsError:  # so the way to the file is there; without /proc it is not
         return True
-    except OSError:
+    except OSError as error:
+        if error.errno in _PASSING:
+            raise
         return False
     finally:
         os.close(fd)
