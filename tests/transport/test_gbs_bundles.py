@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.hashes import Buffer
@@ -1028,6 +1029,30 @@ class CancellationTests(BundlesTestCase):
         nothing = Allocation(frozenset(), frozenset())
         call.settle(BundledAnswer(nothing, {0: 404, 1: 404}), repeated=True)
         self.assertEqual(self.calls.names[1:], ["was_completed 1/1"])
+
+    def test_cancelling_what_fails_with_it(self) -> None:
+        """Who is told that all is given up and cancels the rest meets no error, and every part ends."""
+        for share_numbers in ((0,), (0, 1, 2)):
+            self.make_bundles()
+            first, second = self.hold(1, share_numbers), self.hold(2, share_numbers)
+            failures: list[Failure] = []
+
+            def cancel_rest(
+                failure: Failure, rest: Sequence[Deferred[Any]], failures: list[Failure] = failures
+            ) -> None:
+                failures.append(failure)
+                for each in rest:
+                    each.cancel()
+
+            every = [*first.all, *second.all]
+            for number, part in enumerate(every):
+                part.addErrback(cancel_rest, every[number + 1 :: 2])
+            self.bundles.give_up(lambda: ServerUnreachable("gone", "s0"))
+            for part in every:
+                self.assertIsNone(self.successResultOf(part))
+            self.assertEqual(len(failures), len(every))
+            for failure in failures:
+                self.assertTrue(failure.check(ServerUnreachable, CancelledError), failure)
 
     def test_cancelling_from_a_callback(self) -> None:
         """Who hears of its own part may cancel any other, whatever the answer is."""

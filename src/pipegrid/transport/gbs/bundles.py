@@ -375,13 +375,15 @@ class GbsBundles:
 
     def _cancelled(self, held: HeldAllocation | Whole, share_number: int | None = None) -> None:
         """Take back what nobody waits for any more: a share that is held, all of an upload, or a bundle."""
-        bundle = held.bundle
+        bundle, storage_index = held.bundle, held.upload.storage_index
         if bundle is None:
+            if self._held.get(storage_index) is not held:
+                return  # it is just being sent, or failed, and who is told of that cancels the rest
             if share_number is not None and isinstance(held, HeldAllocation):
                 held.upload.shares.pop(share_number, None)
                 held.writes.pop(share_number, None)
             if not held.is_wanted:
-                del self._held[held.upload.storage_index]
+                del self._held[storage_index]
                 self._end_turn_if_empty()
         elif bundle.request is not None and not any(one.is_wanted for one in bundle.held):
             bundle.request.cancel()
