@@ -16,6 +16,7 @@ from tests.server.gbs.support import (
     head,
     lease_headers,
     list_shares,
+    parse_replies,
     read,
     write,
 )
@@ -116,6 +117,28 @@ class SurveyTests(ServerTestCase):
         self.assertIn(b"200 OK", bytes(transport.written))
         self.assertEqual(busy, {})
         transport.lose()
+
+    def test_too_much_that_waits(self) -> None:
+        """What was read for surveys that wait counts as held, and beyond the bound they are refused."""
+        self.store_two()
+        busy = self.service.slots._busy
+        busy[SI] = deque()
+        body = gbs_surveys.pack_survey([Question(SI, LEASE, (Sample(0, 0, 200),) * 4)] * 64)
+        connection, transport = self.connect()
+        connection.dataReceived(head("POST", gbs_http.SURVEY_PATH, body=body) + body)
+        self.settle()
+        one = self.service._held_bytes
+        self.assertGreater(one, 64 * 4 * 200)
+        with mock.patch("pipegrid.server.gbs.service.MAX_HELD_BYTES", 5 * one // 2):
+            for _ in range(2):
+                connection.dataReceived(head("POST", gbs_http.SURVEY_PATH, body=body) + body)
+                self.settle()
+        self.assertEqual(self.service._held_bytes, 2 * one)
+        self.service.slots._run(SI)
+        self.settle()
+        statuses = [reply.status for reply in parse_replies(transport.written)]
+        self.assertEqual(statuses, [200, 200, 503])
+        self.assertEqual(self.service._held_bytes, 0)
 
     def test_what_is_refused(self) -> None:
         """No message, too long a one, bombs, the wrong secret: as other messages are."""

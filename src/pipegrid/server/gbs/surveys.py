@@ -27,6 +27,9 @@ from pipegrid.wire import gbs_surveys
 from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED, Question, Sample, SurveyAnswer
 from pipegrid.wire.messages import LeaseSecrets
 
+_NUMBER_BYTES = 64
+"""Of a share's number in a set, and of what is around it."""
+
 
 class SurveyService(Service, Protocol):
     """What surveys ask of the service beside that."""
@@ -54,7 +57,11 @@ class Survey(InSteps):
         service, results = self._service, self._results
         for number, question in enumerate(questions):
             yield
-            results.append(_look(service, question))
+            found = _look(service, question)
+            if not self.charge(_held_bytes(found)):  # until no slot is waited for any more
+                self.refuse(answers.BUSY)
+                return
+            results.append(found)
             if question.lease is not None:
                 leased = _renew(service, question.storage_index, question.lease)
                 if leased.called and isinstance(leased.result, int):
@@ -78,6 +85,14 @@ def _look(service: SurveyService, question: Question) -> SurveyAnswer | int:
         return service.answer_error(Operation.LIST, error).status
     samples = tuple(_sample(service, question.storage_index, one) for one in question.samples)
     return SurveyAnswer(numbers, LEASE_NOT_ASKED, samples)
+
+
+def _held_bytes(found: SurveyAnswer | int) -> int:
+    """Return about how much memory an answer takes until it is sent."""
+    if isinstance(found, int):
+        return _NUMBER_BYTES
+    samples = sum(len(each) for each in found.samples if isinstance(each, bytes))
+    return samples + _NUMBER_BYTES * (1 + len(found.numbers))
 
 
 def _sample(service: SurveyService, storage_index: bytes, sample: Sample) -> bytes | int:
