@@ -28,7 +28,7 @@ class FakeShare:
         self.share_bytes = share_bytes
         self.opened = 0
         self.resumed = False
-        self.gone = False
+        self.gone = self.stored = False
         self.descriptor = 0
         self.device = 0
         self.failure: Exception | None = None
@@ -395,6 +395,25 @@ class PolicyTests(SynchronousTestCase):
         workers.step()
         self.successResultOf(second)
         self.assertEqual(self.log.count("publish a"), 1)
+
+    def test_what_others_have_committed(self) -> None:
+        """Who has the same upload, and is later, is told the same; what failed is no share for anybody."""
+        policies: tuple[Policy, ...] = ("none", "batch", "strict")
+        for policy in policies:
+            durability = self.durability(policy)
+            share, failing = FakeShare("a", self.log), FakeShare("b", self.log)
+            failing.failure = NoSpace("full")
+            first = durability.commit(share), durability.commit(failing)
+            self.clock.advance(1)
+            self.successResultOf(first[0])
+            self.failureResultOf(first[1], NoSpace)
+            share.gone = failing.gone = True
+            self.log.clear()
+            second = durability.commit(share), durability.commit(failing)
+            self.successResultOf(second[0])
+            self.clock.advance(1)
+            self.failureResultOf(second[1], NoSuchShare)
+            self.assertEqual(self.log, [])
 
     def test_flush(self) -> None:
         """Flushing does not wait for company, and fires when all is done; at once if nothing is."""

@@ -58,6 +58,17 @@ class Written(Protocol):
         """Have the disk begin with what was written so far. May take a while, never fails."""
 
 
+class Storable(Committable, Protocol):
+    """
+    A share that several may want to have committed, one after the other.
+
+    Attributes:
+        stored: whether it has been.
+    """
+
+    stored: bool
+
+
 class Grouping(Generic[T]):
     """
     Decides when waiting things become a group. Pure: it is told the time, in seconds.
@@ -140,14 +151,14 @@ class Durability:
         clock: IReactorTime,
         policy: Policy = "batch",
         disk_calls: Disk | None = None,
-        grouping: Grouping[Committable] | None = None,
+        grouping: Grouping[Storable] | None = None,
     ) -> None:
         self.policy = policy
         self._workers = workers
         self._clock = clock
         self._disk = disk_calls
-        self._grouping = Grouping[Committable]() if grouping is None else grouping
-        self._waiters: dict[Committable, list[Callable[[Committable, Ending], None]]] = {}
+        self._grouping = Grouping[Storable]() if grouping is None else grouping
+        self._waiters: dict[Storable, list[Callable[[Storable, Ending], None]]] = {}
         self._beginning: set[Written] = set()
         self._timer: IDelayedCall | None = None
         self._idle: list[Deferred[None]] = []
@@ -164,7 +175,7 @@ class Durability:
             return self._disk_calls().has_one_call
         return self.policy == "none"
 
-    def commit(self, share: Committable) -> Deferred[None]:
+    def commit(self, share: Storable) -> Deferred[None]:
         """
         Make a complete share durable and visible; fires when that may be acknowledged.
 
@@ -177,7 +188,7 @@ class Durability:
             NoSuchShare: the upload is gone.
         """
 
-        def ended(_: Committable, outcome: Ending) -> None:
+        def ended(_: Storable, outcome: Ending) -> None:
             if outcome is None:
                 waiting.callback(None)
             else:
@@ -188,18 +199,22 @@ class Durability:
         return waiting
 
     def commit_each(
-        self, shares: Sequence[Committable], ended: Callable[[Committable, Ending], None]
+        self, shares: Sequence[Storable], ended: Callable[[Storable, Ending], None]
     ) -> None:
         """
         The same for many shares, without a Deferred for each.
 
+        One that has been committed is not done again: somebody else had the same upload, and came first.
+
         Args:
             ended: called for each, perhaps before this returns.
         """
-        new: list[Committable] = []
+        new: list[Storable] = []
         for share in shares:
             waiting = self._waiters.get(share)
-            if waiting is None:
+            if share.stored:
+                ended(share, None)
+            elif waiting is None:
                 self._waiters[share] = [ended]
                 new.append(share)
             else:
@@ -263,7 +278,7 @@ class Durability:
         self._timer = None
         self._advance()
 
-    def _run(self, group: list[Committable]) -> None:
+    def _run(self, group: list[Storable]) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -275,18 +290,19 @@ class Durability:
         done.addCallback(lambda _: commit.outcomes)
         done.addBoth(self._finished, group)
 
-    def _finished(self, result: list[Outcome] | Failure, group: list[Committable]) -> None:
+    def _finished(self, result: list[Outcome] | Failure, group: list[Storable]) -> None:
         if self.policy == "batch":
             self._grouping.finished()
         self._settle(group, result)
         self._advance()
         self._look_idle()
 
-    def _settle(self, group: Sequence[Committable], result: list[Outcome] | Failure) -> None:
+    def _settle(self, group: Sequence[Storable], result: list[Outcome] | Failure) -> None:
         outcomes: Sequence[Ending] = (
             [result] * len(group) if isinstance(result, Failure) else result
         )
         for share, outcome in zip(group, outcomes, strict=True):
+            share.stored = outcome is None
             for ended in self._waiters.pop(share):
                 ended(share, outcome)
 

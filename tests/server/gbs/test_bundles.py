@@ -18,6 +18,7 @@ from pipegrid.disk.commit import Disk, Policy
 from pipegrid.errors import ServerRefused
 from pipegrid.server.gbs.connection import GbsConnection
 from pipegrid.server.gbs.service import MAX_COMMITS
+from pipegrid.server.turns import FairTurns
 from pipegrid.storage import containers
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads import whole
@@ -651,6 +652,38 @@ class DurabilityTests(BundleTestCase):
         connection.dataReceived(bundle(uploads) + bundle([]))
         self.assertEqual([reply.status for reply in parse_replies(transport.written)], [200, 200])
         self.assertEqual(workers.waiting, [])
+
+    def test_the_same_share_comes_first_by_another_connection(self) -> None:
+        """A bundle that took it, and had to wait for others in between, is told that it is stored, too."""
+        self.policy = "none"
+        self.restart()
+        self.send([make_upload(9, {0: b"there"})])
+        uploads = [make_upload(file, {1: b"abcd"}) for file in range(3)]
+        over: list[bool] = []
+        take_whole = self.store.take_whole
+
+        def take_and_yield(*call: Any) -> ShareUpload | None:
+            over.append(True)
+            return take_whole(*call)
+
+        self.patch(FairTurns, "over", property(lambda _: bool(over)))
+        self.patch(self.store, "take_whole", take_and_yield)
+        connection, transport = self.connect()
+        connection.dataReceived(bundle(uploads))
+        self.patch(self.store, "take_whole", take_whole)
+        over.clear()
+        self.assertEqual(self.store.upload_count, 1)
+        other, others_transport = self.connect()
+        other.dataReceived(bundle(uploads))
+        self.settle()
+        for each in (transport, others_transport):
+            (reply,) = parse_replies(each.written)
+            first, *rest = self.understand(reply, uploads)
+            self.assertEqual(first, stored(NONE, 1))
+            for answer in rest:
+                assert isinstance(answer.allocation, Allocation)
+                self.assertTrue(answer.statuses == {1: 201} or answer.allocation.already_have)
+        self.assertEqual((self.service.commits, self.store.upload_count), (0, 0))
 
     def test_who_has_gone(self) -> None:
         """What was begun for a client that is lost is stored all the same, and nothing is kept of it."""

@@ -19,8 +19,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.text import printable
-from pipegrid.disk.commit import Committable
-from pipegrid.disk.durability import Durability, Ending
+from pipegrid.disk.durability import Durability, Ending, Storable
 from pipegrid.errors import (
     ConflictingWrite,
     NoSpace,
@@ -152,7 +151,7 @@ class GbsService:
         """The same for many; ``ended`` is told of each, perhaps before this returns."""
         self.commits += len(uploads)
 
-        def one(upload: Committable, outcome: Ending) -> None:
+        def one(upload: Storable, outcome: Ending) -> None:
             assert isinstance(upload, ShareUpload)
             self.commits -= 1
             if self._waiting_for_room:

@@ -46,6 +46,7 @@ class ShareUpload(ShareWriter):
         unsent_bytes: written since the disk was last asked to begin with them (``begin_writing``).
         opened: rises with every opening of an upload's file in this process.
         gone: whether it has ended: published, discarded, or let go of.
+        stored: whether its share is there, as durable as was asked for.
         new_index: whether there was no directory for shares of this index when it began; a hint that saves a
             vain attempt.
         resumed: whether some of it was written through an earlier descriptor than the present one.
@@ -94,7 +95,7 @@ class ShareUpload(ShareWriter):
         self._received = Spans(received)
         self._noted: tuple[Range, ...] | None = tuple(received) or None
         self._came_before = self._received.total
-        self.gone = False
+        self.gone = self.stored = False
         self._beginning = False  # the disk is being asked to begin with it
         self._lock = threading.RLock()
 

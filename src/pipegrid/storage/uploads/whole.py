@@ -57,6 +57,7 @@ class WholeShare(ShareUpload):
     resumed = False
     promised_bytes = 0
     gone = False
+    stored = False
     new_index = True
     _incoming = ""
     _boot_id = b""
