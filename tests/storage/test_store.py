@@ -359,6 +359,27 @@ class WriteTests(StoreTestCase):
         self.assertEqual(self.get(0), b"abcdefghij")
         self.assertEqual(os.listdir(self.incoming(0).parent), [])
 
+    def test_what_could_not_be_renamed_gives_way(self) -> None:
+        """Nobody may come back for it: others get its place, and whoever had it may abort it."""
+        for end in ("abort", "stale", "places"):
+            store = self.make_store(max_uploads=1)
+            store.allocate(SI, {4}, 10, SECRETS)
+            upload = store.upload(SI, 4, SECRETS.upload)
+            upload.write(0, [b"abcdefghij"])
+            patch = self.patch(os, "rename", _refuse)
+            self.assertRaises(ServerRefused, upload.publish)
+            patch.restore()
+            self.assertEqual(store.allocate(SI, {4}, 10, OTHERS_SECRETS).allocated, set())
+            if end == "abort":
+                store.abort(SI, 4, SECRETS.upload)
+                self.assertEqual(store.upload_count, 0)
+                continue
+            self.now += 1800
+            number = 4 if end == "stale" else 5
+            self.assertEqual(store.allocate(SI, {number}, 10, OTHERS_SECRETS).allocated, {number})
+            self.assertTrue(upload.gone)
+            store.abort(SI, number, OTHERS_SECRETS.upload)
+
     def test_a_share_that_can_neither_be_renamed_nor_noted(self) -> None:
         """Then it goes, and with it its descriptor and its room."""
         self.upload.write(0, [b"abcdefghij"])

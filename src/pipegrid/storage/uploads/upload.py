@@ -278,9 +278,9 @@ class ShareUpload(ShareWriter):
         with self._lock:
             if self.gone:
                 raise self._no_such_upload()
-            assert self.complete, f"{self!r} is published too early"
             if self._fd is None:  # it failed before
                 self._require_open()
+            assert self.complete, f"{self!r} is published too early"
             try:
                 changed = self._place()
             except FileExistsError:
@@ -288,8 +288,11 @@ class ShareUpload(ShareWriter):
                 self._leave()
                 raise self._no_such_upload() from None
             except OSError as error:
-                if not self.suspend(unpublished=True):  # should nobody come back
-                    self.discard()
+                if self.suspend(unpublished=True):
+                    # Until it is taken up, by its note, it makes room as others do.
+                    self._received = Spans()
+                else:
+                    self.discard()  # nobody could come back
                 raise disk.disk_error(error, f"finish {self._name()}") from error
             if self._noted is not None:
                 with suppress(OSError):  # an orphaned note vouches for nothing
