@@ -184,6 +184,10 @@ class UnconfiguredTests(ProcessTestCase):
             ("cp", f"{directory}/a", "there"),
             ("backups", directory),
             ("restore", directory, "a", "-o", "there"),
+            ("backups",),
+            ("restore", "-o", "there"),
+            ("restore", "a/b", "-o", "there"),
+            ("ls", directory.replace("DIR2", "D1R2")),
         ):
             out, err = self.run_command(*command, status=2)
             self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
@@ -196,6 +200,55 @@ class UnconfiguredTests(ProcessTestCase):
         out, _ = self.run_command("cat", "URI:LIT:nbswy3dp")
         self.assertEqual(out, "hello")
         self.run_command("get", file, status=4)  # now there is a grid, which does not have it
+
+    def test_no_grid_is_made_for_a_damaged_cap(self) -> None:
+        """It would be in the way when the right one is given."""
+        torn = f"URI:DIR2-RO:{'a' * 26}:{'a' * 20}"
+        for command in (
+            ("ls", torn),
+            ("backups", torn),
+            ("restore", torn, "-o", "there"),
+            ("get", "-r", torn, "-o", "there"),
+            ("put", str(__file__), f"{torn}/a"),
+        ):
+            out, err = self.run_command(*command, status=2)
+            self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
+            self.assertIn("copy it whole", err)
+            self.assertEqual(os.listdir(self.home), [], command)
+
+    def test_no_grid_is_made_beside_what_comes_from_one(self) -> None:
+        """A copy of ``private``, or servers that were named without 'init', wait for that to be done."""
+        directory = self.home / ".local/share/pipegrid"
+        file = self.home / "file"
+        file.write_text("x" * 100)
+        catalogue = f"URI:DIR2-RO:{'a' * 26}:{'a' * 52}\n"
+        introducer = (
+            "introducers: {a: {furl: 'pb://" + "a" * 32 + "@tcp:127.0.0.1:1/introducer'}}\n"
+        )
+        for name, content, how in (
+            ("private/backup/catalogue.cap", catalogue, " and --introducer FURL or --servers FILE"),
+            ("private/aliases", f"home: {catalogue}", " and --introducer FURL or --servers FILE"),
+            ("private/servers.yaml", "storage: {}\n", ""),
+            ("private/introducers.yaml", introducer, ""),
+        ):
+            (directory / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (directory / name).write_text(content)
+            for command in (
+                ("put", "file"),
+                ("backup", "."),
+                ("backups",),
+                ("restore", "-o", "there"),
+                ("get", catalogue.replace("DIR2", "SSK").strip()),
+                ("status",),
+            ):
+                out, err = self.run_command(*command, status=2)
+                self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
+                self.assertIn(f"{name} comes from one; join that with 'pipegrid init'{how}, ", err)
+            self.assertFalse((directory / "pipegrid.cfg").exists())
+            (directory / name).unlink()
+        (directory / "private/introducers.yaml").write_text(introducer)
+        self.run_command("init")
+        self.assertNotIn("[local]", (directory / "pipegrid.cfg").read_text())
 
     def test_no_grid_is_made_for_an_alias(self) -> None:
         """It would be in the way of the grid that has the alias; a file of that name is one all the same."""

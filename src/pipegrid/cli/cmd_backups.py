@@ -57,7 +57,7 @@ def command(cap: str | None) -> GridJob:
             )
         return ExitStatus.DONE
 
-    return GridJob(work, cap or "")
+    return GridJob(work, cap or "", makes=cap is not None)
 
 
 async def listed_runs(grid: Grid, console: Console, cap: str | None) -> Sequence[BackupRun]:

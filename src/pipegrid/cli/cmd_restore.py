@@ -92,7 +92,7 @@ def command(
                 root, metadata_json = _directory_of_one(place), b"{}"
         return await fetch_tree(grid, console, root, output, metadata_json, force, paranoid)
 
-    return GridJob(work, *arguments[:1])
+    return GridJob(work, *arguments[:1], makes=cap is not None)
 
 
 def _missing_alias(text: str) -> str:

@@ -78,11 +78,15 @@ class GridJob:
 
     Args:
         paths: on the grid, or ""; where nothing is configured, no grid is made for an alias or a cap.
+        makes: whether one is made there for anything else; not for what a new grid cannot have.
     """
 
-    def __init__(self, work: Callable[[Grid, Console], Awaitable[int]], *paths: str) -> None:
+    def __init__(
+        self, work: Callable[[Grid, Console], Awaitable[int]], *paths: str, makes: bool = True
+    ) -> None:
         self.work = work
         self._paths = paths
+        self._makes = makes
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Do it; errors and cancellation become a sentence and a status."""
@@ -110,16 +114,17 @@ class GridJob:
         Not for a cap: it would have nothing of what that names, and say so of what another grid has.
 
         Raises:
+            CapError: a path begins with a cap that is damaged: a grid would be in the way of the one meant.
             UsageError: a path begins with an alias, and there are none.
         """
         from pipegrid.grid.homes import default_directory, is_configured
 
-        if not self._paths or is_configured(default_directory()):
+        if (self._makes and not self._paths) or is_configured(default_directory()):
             return True
         from pipegrid.tree.paths import check_may_be_aliases, is_on_servers
 
         check_may_be_aliases(self._paths)
-        return not any(map(is_on_servers, self._paths))
+        return not any(map(is_on_servers, self._paths)) and self._makes
 
     @staticmethod
     def _limits(invocation: Invocation) -> Limits | None:
@@ -191,7 +196,7 @@ class ReactorGridJob(GridJob):
     """Work on an open grid that needs the reactor for other things, too."""
 
     def __init__(self, work: Callable[[Any, Grid, Console], Awaitable[int]]) -> None:
-        self._work, self._paths = work, ()
+        self._work, self._paths, self._makes = work, (), True
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         self.work = partial(self._work, reactor)

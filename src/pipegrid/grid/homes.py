@@ -11,6 +11,8 @@ from pipegrid.errors import UsageError, naming
 CONFIG_NAME = "pipegrid.cfg"
 TAHOE_CONFIG_NAME = "tahoe.cfg"
 SERVERS_NAME = "private/servers.yaml"
+ALIASES_NAME = "private/aliases"
+CATALOGUE_NAME = "private/backup/catalogue.cap"
 
 
 def default_directory() -> Path:

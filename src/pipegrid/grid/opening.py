@@ -19,7 +19,14 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
 from pipegrid.grid import config as configuration
 from pipegrid.grid.config import GridConfig, LocalGrid
-from pipegrid.grid.homes import CONFIG_NAME, SERVERS_NAME, default_directory, is_configured
+from pipegrid.grid.homes import (
+    ALIASES_NAME,
+    CATALOGUE_NAME,
+    CONFIG_NAME,
+    SERVERS_NAME,
+    default_directory,
+    is_configured,
+)
 from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.servers import Windows, open_server
@@ -141,7 +148,7 @@ def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple
         directory: None for the user's own.
 
     Raises:
-        UsageError: nothing is configured there, and no grid may be made.
+        UsageError: nothing is configured there, and no grid may be made, or what is there is another grid's.
     """
     if directory is not None:
         check_kind(directory, (str, os.PathLike), "a client's directory", "a path")
@@ -149,10 +156,12 @@ def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple
     path = default_directory()
     if is_configured(path):
         return path, None
+    _check_is_nobodys(path)
     if not make:
         raise UsageError(
-            f"no grid is configured in {path}, so nobody can be asked for what a cap names; join the grid "
-            "that has it with 'pipegrid init', or name a client's directory with 'pipegrid -d DIR'"
+            f"no grid is configured in {path}, so there are no servers to ask; join the grid that has "
+            "what you look for with 'pipegrid init' and --introducer FURL or --servers FILE, or name a "
+            "client's directory with 'pipegrid -d DIR'"
         )
     from pipegrid.grid.creation import create_local
 
@@ -161,6 +170,28 @@ def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple
         f"no grid is configured, so an embedded one of {configuration.DEFAULT_SERVERS} "
         f"storage directories was made in {path}; it is as safe as that disk"
     )
+
+
+def _check_is_nobodys(path: Path) -> None:
+    """
+    Check that nothing in a directory without a configuration comes from a client of some grid.
+
+    Storage directories beside the servers that it names would take shares that belong on these, all on one
+    disk; and a grid without them would have nothing of what its caps name.
+
+    Raises:
+        UsageError: something does.
+    """
+    if os.path.lexists(path / CONFIG_NAME):  # and is no file, which is said when it is to be made
+        return
+    for name in (SERVERS_NAME, INTRODUCERS_NAME, CATALOGUE_NAME, ALIASES_NAME):
+        if os.path.lexists(path / name):
+            tells = name in (SERVERS_NAME, INTRODUCERS_NAME)
+            how = "" if tells else " and --introducer FURL or --servers FILE"
+            raise UsageError(
+                f"no grid is configured in {path}, but its {name} comes from one; join that with 'pipegrid "
+                f"init'{how}, or make a new one on this machine with 'pipegrid init --local'"
+            )
 
 
 class _Opener:

@@ -127,15 +127,17 @@ def check_may_be_aliases(paths: Iterable[str]) -> None:
 
 
 def is_on_servers(path: str) -> bool:
-    """Return whether a path begins with the cap of what only servers can have."""
+    """
+    Return whether a path begins with the cap of what only servers can have, as far as is known.
+
+    Raises:
+        CapError: that cap is damaged.
+    """
     root = as_pasted(path).partition("/")[0].removesuffix(":.")
     if not root.startswith(CAP_STARTS):
         return False
-    try:
-        cap = as_cap(root)
-    except UsageError:  # whoever wants the cap says what is wrong with it
-        return False
-    return not isinstance(cap, UnknownCap) and cap.storage_index is not None
+    cap = as_cap(root)
+    return isinstance(cap, UnknownCap) or cap.storage_index is not None
 
 
 def names_of(path: str) -> tuple[str, ...]:
