@@ -250,6 +250,16 @@ class UnconfiguredTests(ProcessTestCase):
         self.run_command("init")
         self.assertNotIn("[local]", (directory / "pipegrid.cfg").read_text())
 
+    def test_backups_of_another_machine_want_their_cap(self) -> None:
+        """Once there is a grid, a client that has made no backup says what restores those of others."""
+        self.run_command("init")
+        _, err = self.run_command("restore", "-o", "there", status=2)
+        self.assertIn("give the cap that 'pipegrid backup' printed there\n", err)
+        out, err = self.run_command("backups")
+        self.assertEqual(out, "")
+        self.assertIn("give the cap that 'pipegrid backup' printed there\n", err)
+        self.assertEqual(self.run_command("-q", "backups"), ("", ""))
+
     def test_no_grid_is_made_for_an_alias(self) -> None:
         """It would be in the way of the grid that has the alias; a file of that name is one all the same."""
         (self.home / "file").write_text("x")

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from pipegrid.tree.backup.catalogue import BackupRun
     from pipegrid.tree.facade import Grid
 
+NONE_LISTED = (
+    "this client's own list has no backup; if another machine has stored one, give the cap that 'pipegrid "
+    "backup' printed there"
+)
+
 
 @click.command(name="backups")
 @click.argument("cap", required=False, metavar="[CAP]", shell_complete=grid_path)
@@ -35,6 +40,8 @@ def command(cap: str | None) -> GridJob:
         from pipegrid.core.text import counted, printable
 
         runs = await listed_runs(grid, console, cap)
+        if cap is None and not runs:
+            console.say(f"pipegrid: {NONE_LISTED}")
         several = len({run.machine.id for run in runs} - {""}) > 1
         for run in runs:
             name = printable(run.name)
@@ -60,27 +67,34 @@ def command(cap: str | None) -> GridJob:
     return GridJob(work, cap or "", makes=cap is not None)
 
 
-async def listed_runs(grid: Grid, console: Console, cap: str | None) -> Sequence[BackupRun]:
+async def listed_runs(
+    grid: Grid, console: Console, cap: str | None, *, some: bool = False
+) -> Sequence[BackupRun]:
     """
     Return the runs that a catalogue lists, or archives keep, or this client's own.
 
     Args:
         cap: of a catalogue, or a path that leads to one, or to where archives are kept.
+        some: whether it is an error if this client's own list has none.
 
     Raises:
         CapError: not the cap of a catalogue.
         PipegridError: it cannot be read.
+        UsageError: this client's own list has none, and there must be some.
     """
     from pipegrid.cli.trees import place_of
     from pipegrid.core.caps import DirectoryCap
-    from pipegrid.errors import CapError
+    from pipegrid.errors import CapError, UsageError
     from pipegrid.tree.backup.archives import archived_runs
     from pipegrid.tree.backup.catalogue import runs_of
     from pipegrid.tree.backup.run import Backups
 
     backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
     if cap is None:
-        return await backups.runs()
+        own = await backups.runs()
+        if some and not own:
+            raise UsageError(NONE_LISTED)
+        return own
     place = await place_of(grid, cap)
     if not isinstance(place.cap, DirectoryCap):
         raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")

@@ -75,7 +75,7 @@ def command(
 
         if missing:
             console.say(f"pipegrid: {missing}, so '{printable(rest[0])}' is looked for in the run")
-        runs = await listed_runs(grid, console, cap)
+        runs = await listed_runs(grid, console, cap, some=True)
         run = chosen(runs, name, at)
         machines = {each.machine.id for each in runs if each.name == run.name} - {""}
         host = (
