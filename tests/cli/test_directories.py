@@ -187,6 +187,8 @@ class UnconfiguredTests(ProcessTestCase):
             ("backups",),
             ("restore", "-o", "there"),
             ("restore", "a/b", "-o", "there"),
+            ("mirror", "debian", "--from-grid", directory, "there"),
+            ("mirror", "rpm", "--from-grid", directory, "there"),
             ("ls", directory.replace("DIR2", "D1R2")),
         ):
             out, err = self.run_command(*command, status=2)

@@ -231,7 +231,7 @@ def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
                 await mirror.close()
         return tell(console, fetch.report, dest, removed, fetching.dry_run)
 
-    return ReactorGridJob(work)
+    return ReactorGridJob(work, cap)
 
 
 @command.command(name="verify")

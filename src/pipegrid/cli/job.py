@@ -195,8 +195,8 @@ class ShortcutJob(ReactorJob):
 class ReactorGridJob(GridJob):
     """Work on an open grid that needs the reactor for other things, too."""
 
-    def __init__(self, work: Callable[[Any, Grid, Console], Awaitable[int]]) -> None:
-        self._work, self._paths, self._makes = work, (), True
+    def __init__(self, work: Callable[[Any, Grid, Console], Awaitable[int]], *paths: str) -> None:
+        self._work, self._paths, self._makes = work, paths, True
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         self.work = partial(self._work, reactor)
