@@ -30,14 +30,17 @@ from tests.transport.memory import MemoryServer
 class World:
     """A grid that finds its servers under a clock."""
 
-    def __init__(self, *introducers: FakeIntroducer, caches: list[Path]) -> None:
+    def __init__(self, *introducers: FakeIntroducer, caches: list[Path], name: str = "i") -> None:
         self.clock = Clock()
         self.warnings = Warnings()
         self.opened: list[KnownServer] = []
         self.peers: list[Peer] = []
         self.members = Members(self.peers, self.open_server, {key(2).server_id}, self.warnings)
         self._introducers = introducers
-        addresses = [IntroducerAddress(f"i{n}", FURL) for n in range(len(introducers))]
+        addresses = [
+            IntroducerAddress(f"i{n}" if name == "i" else name, FURL)
+            for n in range(len(introducers))
+        ]
         self.discovery = Discovery(
             addresses,
             self.connect,
@@ -73,9 +76,9 @@ class DiscoveryTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.cache = Path(self.mktemp())
 
-    def world(self, *introducers: FakeIntroducer, start: bool = True) -> World:
+    def world(self, *introducers: FakeIntroducer, start: bool = True, name: str = "i") -> World:
         """Make a world; all of a test share one cache."""
-        world = World(*introducers, caches=[self.cache])
+        world = World(*introducers, caches=[self.cache], name=name)
         if start:
             world.discovery.start()
         return world
@@ -298,6 +301,27 @@ class CacheTests(DiscoveryTestCase):
             path = Path(cache_name(name))
             self.assertEqual(path.name, str(path))
             self.assertLess(len(str(path)), 200)
+
+    def test_names_that_look_the_same(self) -> None:
+        """Two introducers whose names are all Cyrillic letters, or differ in a space, have a file each."""
+        for one, other in (("дома", "мост"), ("a b", "a_b"), ("a b", "a:b")):
+            self.assertNotEqual(cache_name(one), cache_name(other))
+        self.assertEqual(cache_name("i0"), "introducer_i0_cache.yaml")
+
+    def test_a_cache_by_its_former_name(self) -> None:
+        """What an earlier version wrote is remembered, and written by the new name."""
+        self.world(FakeIntroducer(announced(1))).discovery.stop()
+        former = self.cache / "introducer_a_b_cache.yaml"
+        (self.cache / cache_name("i0")).rename(former)
+        down = FakeIntroducer()
+        down.down = ConnectionRefusedError()
+        world = self.world(down, name="a b")
+        self.assertEqual(world.names, ["server-1"])
+        world.discovery.stop()
+        world = self.world(FakeIntroducer(announced(2)), name="a b")
+        world.discovery.stop()
+        self.assertEqual(len(read_cache(self.cache / cache_name("a b"))), 2)
+        self.assertEqual(len(read_cache(former)), 1)
 
 
 class BeginningTests(DiscoveryTestCase):

@@ -44,6 +44,13 @@ def announcement(key: AnnouncementKey = KEY, **fields: Any) -> Announcement:
 class SigningTests(SynchronousTestCase):
     """Keys and signatures are those of Tahoe-LAFS."""
 
+    def test_the_address_of_a_furl_is_harmless(self) -> None:
+        """What a stranger announces as a hint commands no terminal where it is shown."""
+        for bad in ("\x1b]0;x\x07", "\ud800", "\u202e"):
+            known = furl.parse(f"pb://{'a' * 32}@{bad},tcp:127.0.0.1:1/x")
+            self.assertTrue(known.leads_to_tcp)
+            self.assertTrue(known.address.isprintable(), repr(known.address))
+
     def test_recorded(self) -> None:
         """The recorded announcement verifies, and ours is the same, byte for byte."""
         known = verify(SIGNED)

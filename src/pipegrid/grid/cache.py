@@ -9,6 +9,7 @@ cache: whatever is wrong with it, there is none, and a warning.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,9 +23,24 @@ from pipegrid.wire.announcements import MAX_ID_CHARACTERS, MAX_SERVERS, Announce
 
 
 def cache_name(introducer: str) -> str:
-    """Return the name of an introducer's cache file, whatever the introducer is called."""
+    """Return the name of an introducer's cache file, whatever the introducer is called; no other has it."""
+    plain = _plain(introducer)
+    if plain != introducer:
+        # Others may look the same: of a name in Cyrillic only its length is left.
+        plain += "-" + hashlib.sha256(introducer.encode("utf-8", "replace")).hexdigest()[:16]
+    return f"introducer_{plain}_cache.yaml"
+
+
+def cache_names(introducer: str) -> list[str]:
+    """Return what its cache file may be called, the best first: earlier versions told fewer names apart."""
+    return list(
+        dict.fromkeys([cache_name(introducer), f"introducer_{_plain(introducer)}_cache.yaml"])
+    )
+
+
+def _plain(introducer: str) -> str:
     plain = "".join(c if (c.isalnum() and c.isascii()) or c in "-_." else "_" for c in introducer)
-    return f"introducer_{plain[:100]}_cache.yaml"
+    return plain[:100]
 
 
 def read_cache(path: Path) -> list[Announcement]:

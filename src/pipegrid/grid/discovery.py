@@ -21,7 +21,7 @@ from twisted.logger import Logger
 
 from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
-from pipegrid.grid.cache import cache_name, read_cache, write_cache
+from pipegrid.grid.cache import cache_name, cache_names, read_cache, write_cache
 from pipegrid.grid.introducer import IntroducerClient, IntroducerStatus
 from pipegrid.grid.introducers import IntroducerAddress
 from pipegrid.reactor.timeouts import timeout_or
@@ -183,8 +183,7 @@ class Discovery:
             self._warn(f"the announcement of server {shown!r} is skipped: {error}")
 
     def _remember(self, name: str) -> None:
-        for directory in self._caches:
-            path = directory / cache_name(name)
+        for path in [each / file for each in self._caches for file in cache_names(name)]:
             try:
                 remembered = read_cache(path)
             except UsageError as error:

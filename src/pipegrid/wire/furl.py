@@ -44,8 +44,9 @@ class Furl:
 
     @property
     def address(self) -> str:
-        """Where it is, for people, without the secret."""
-        return self.hints[0].removeprefix("tcp:") if self.hints else "nowhere"
+        """Where it is, for people, without the secret: it is a stranger's, and goes to terminals and logs."""
+        hint = self.hints[0].removeprefix("tcp:") if self.hints else "nowhere"
+        return "".join(char if char.isprintable() else "?" for char in hint)
 
     @property
     def leads_to_tcp(self) -> bool:
