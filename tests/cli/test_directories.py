@@ -194,7 +194,7 @@ class UnconfiguredTests(ProcessTestCase):
             out, err = self.run_command(*command, status=2)
             self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
             self.assertIn("no grid is configured in ", err)
-            self.assertIn("'pipegrid init'", err)
+            self.assertIn("'pipegrid init --introducer FURL'", err)
             self.assertNotIn("aaaa", err)
             self.assertEqual(os.listdir(self.home), ["caps"], command)
         _, err = self.run_command("-d", "nowhere", "get", file, status=2)
@@ -227,11 +227,12 @@ class UnconfiguredTests(ProcessTestCase):
         introducer = (
             "introducers: {a: {furl: 'pb://" + "a" * 32 + "@tcp:127.0.0.1:1/introducer'}}\n"
         )
+        joining = "'pipegrid init --introducer FURL' or 'pipegrid init --servers FILE'"
         for name, content, how in (
-            ("private/backup/catalogue.cap", catalogue, " and --introducer FURL or --servers FILE"),
-            ("private/aliases", f"home: {catalogue}", " and --introducer FURL or --servers FILE"),
-            ("private/servers.yaml", "storage: {}\n", ""),
-            ("private/introducers.yaml", introducer, ""),
+            ("private/backup/catalogue.cap", catalogue, joining),
+            ("private/aliases", f"home: {catalogue}", joining),
+            ("private/servers.yaml", "storage: {}\n", "'pipegrid init'"),
+            ("private/introducers.yaml", introducer, "'pipegrid init'"),
         ):
             (directory / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             (directory / name).write_text(content)
@@ -245,7 +246,7 @@ class UnconfiguredTests(ProcessTestCase):
             ):
                 out, err = self.run_command(*command, status=2)
                 self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
-                self.assertIn(f"{name} comes from one; join that with 'pipegrid init'{how}, ", err)
+                self.assertIn(f"{name} comes from one; join that with {how}, ", err)
             self.assertFalse((directory / "pipegrid.cfg").exists())
             (directory / name).unlink()
         (directory / "private/introducers.yaml").write_text(introducer)

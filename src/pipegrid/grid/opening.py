@@ -160,8 +160,7 @@ def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple
     if not make:
         raise UsageError(
             f"no grid is configured in {path}, so there are no servers to ask; join the grid that has "
-            "what you look for with 'pipegrid init' and --introducer FURL or --servers FILE, or name a "
-            "client's directory with 'pipegrid -d DIR'"
+            f"what you look for with {_JOINING}, or name a client's directory with 'pipegrid -d DIR'"
         )
     from pipegrid.grid.creation import create_local
 
@@ -170,6 +169,9 @@ def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple
         f"no grid is configured, so an embedded one of {configuration.DEFAULT_SERVERS} "
         f"storage directories was made in {path}; it is as safe as that disk"
     )
+
+
+_JOINING = "'pipegrid init --introducer FURL' or 'pipegrid init --servers FILE'"
 
 
 def _check_is_nobodys(path: Path) -> None:
@@ -187,10 +189,10 @@ def _check_is_nobodys(path: Path) -> None:
     for name in (SERVERS_NAME, INTRODUCERS_NAME, CATALOGUE_NAME, ALIASES_NAME):
         if os.path.lexists(path / name):
             tells = name in (SERVERS_NAME, INTRODUCERS_NAME)
-            how = "" if tells else " and --introducer FURL or --servers FILE"
+            how = "'pipegrid init'" if tells else _JOINING
             raise UsageError(
-                f"no grid is configured in {path}, but its {name} comes from one; join that with 'pipegrid "
-                f"init'{how}, or make a new one on this machine with 'pipegrid init --local'"
+                f"no grid is configured in {path}, but its {name} comes from one; join that with "
+                f"{how}, or make a new one on this machine with 'pipegrid init --local'"
             )
 
 
