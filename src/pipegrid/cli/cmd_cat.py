@@ -43,4 +43,4 @@ def command(invocation: Invocation, caps: CapArguments) -> GridJob:
             console.data_sink.flush()
         return ExitStatus.DONE
 
-    return GridJob(work, *(file.root or file.text for file in files))
+    return GridJob(work, *(file.start for file in files))

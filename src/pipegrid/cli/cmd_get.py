@@ -102,7 +102,7 @@ def command(
         at_once = invocation.jobs or FILES_AT_ONCE
         return await fetch_files(grid, console, files, places, output, force, byte_range, at_once)
 
-    return GridJob(work, *(file.root or file.text for file in files))
+    return GridJob(work, *(file.start for file in files))
 
 
 async def fetch_files(

@@ -58,6 +58,11 @@ class NamedFile(Generic[C]):
         return self.base_name if self.name is None else printable(self.name)
 
     @property
+    def start(self) -> str:
+        """What its path begins with, as given: all of it where it is a cap alone."""
+        return self.root or self.text
+
+    @property
     def base_name(self) -> str:
         """What it is called if nobody says otherwise."""
         return storage_index_text(self.cap) or f"literal-{_digest(self.cap)}"

@@ -100,10 +100,9 @@ class GridJob:
                 "wait_for": invocation.wait_for or None,
                 "max_segment_bytes": invocation.max_segment_bytes,
                 "limits": self._limits(invocation),
+                "make": None if make else False,
             }
             said = {name: value for name, value in options.items() if value is not None}
-            if not make:
-                said["make"] = False
             grid = await open_grid(reactor, invocation.directory, **said)
             return await self._run_on(grid, invocation.console)
 

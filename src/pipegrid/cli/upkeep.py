@@ -74,7 +74,7 @@ def upkeep_job(
         bounds = upkeep_bounds(invocation)
         return await look_after(grid, console, files, Todo(**todo), bounds, verb, shown, recursive)
 
-    return GridJob(work, *(file.root or file.text for file in files))
+    return GridJob(work, *(file.start for file in files))
 
 
 async def located_files(

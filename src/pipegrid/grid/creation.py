@@ -30,7 +30,13 @@ from pipegrid.grid.config import (
     check_servers,
     load,
 )
-from pipegrid.grid.homes import CONFIG_NAME, SERVERS_NAME, TAHOE_CONFIG_NAME, is_configured
+from pipegrid.grid.homes import (
+    ALIASES_NAME,
+    CONFIG_NAME,
+    SERVERS_NAME,
+    TAHOE_CONFIG_NAME,
+    is_configured,
+)
 from pipegrid.grid.introducers import INTRODUCERS_NAME, load_introducers
 from pipegrid.grid.servers import load_static_servers
 from pipegrid.grid.spelling import settings_in
@@ -38,7 +44,7 @@ from pipegrid.grid.spelling import settings_in
 DEFAULT_HAPPY = 7
 MAX_COPIED_BYTES = 16 << 20
 """Of each file that is taken from a node's directory."""
-_ALIASES_NAMES = ("private/aliases", "private/root_dir.cap")
+_ALIASES_NAMES = (ALIASES_NAME, "private/root_dir.cap")
 
 
 def suggested(servers: int) -> tuple[Params, int]:

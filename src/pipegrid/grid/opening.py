@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from pipegrid.reactor.ahead import Ahead
 
 
+_JOINING = "'pipegrid init --introducer FURL' or 'pipegrid init --servers FILE'"
+
+
 @attrs.frozen(kw_only=True)
 class Opened:
     """
@@ -169,9 +172,6 @@ def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple
         f"no grid is configured, so an embedded one of {configuration.DEFAULT_SERVERS} "
         f"storage directories was made in {path}; it is as safe as that disk"
     )
-
-
-_JOINING = "'pipegrid init --introducer FURL' or 'pipegrid init --servers FILE'"
 
 
 def _check_is_nobodys(path: Path) -> None:

@@ -25,8 +25,9 @@ from pipegrid.disk.partfile import NO_LOCKS
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import CapError, SinkError, UsageError
+from pipegrid.grid.homes import ALIASES_NAME
 
-FILE_NAME = "aliases"
+FILE_NAME = os.path.basename(ALIASES_NAME)
 ROOT_NAME = "root_dir.cap"
 DEFAULT = "tahoe"
 """The alias that ``root_dir.cap`` gives."""
@@ -90,7 +91,7 @@ def add_alias(directory: Path, name: str, cap: str) -> None:
         raise CapError("this is not the cap of a directory, and an alias stands for one")
     with _locked(directory):
         check_free(directory, name)
-        path = directory / "private" / FILE_NAME
+        path = directory / ALIASES_NAME
         data = _read(path)
         if data and not data.endswith(b"\n"):
             data += b"\n"
@@ -116,7 +117,7 @@ def remove_alias(
     """
     name = name.strip().removesuffix(":")
     with _locked(directory):
-        path = directory / "private" / FILE_NAME
+        path = directory / ALIASES_NAME
         aliases = read_aliases(directory)
         written = as_written(name, aliases)
         if written is None:

@@ -194,8 +194,8 @@ class WholeShares:
 
         What other processes leave later stays there for the next one, or for housekeeping.
         """
-        incoming = self._paths.incoming
-        self._possible = can_name(incoming)
-        with os.scandir(incoming) as entries:
+        directory = self._paths.incoming
+        self._possible = can_name(directory)
+        with os.scandir(directory) as entries:
             names = [entry.path for entry in islice(entries, MAX_LEFT + 1)]
         self._left = None if len(names) > MAX_LEFT else frozenset(names)
