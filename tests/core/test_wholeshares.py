@@ -6,7 +6,7 @@ from random import Random
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core import wholeshares
+from pipegrid.core import layout, wholeshares
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoder import Encoder
 from pipegrid.core.params import Geometry, Params
@@ -38,7 +38,7 @@ class WholeSharesTests(SynchronousTestCase):
                     shares, cap = wholeshares.encode(geometry, key, plaintext)
                     self.assertEqual((shares, cap), encoded(geometry, key, plaintext))
                     self.assertEqual(
-                        {len(share) for share in shares}, {wholeshares.share_bytes(geometry)}
+                        {len(share) for share in shares}, {layout.share_bytes(geometry)}
                     )
 
     def test_what_fits(self) -> None:

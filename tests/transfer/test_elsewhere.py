@@ -276,7 +276,7 @@ class StoredElsewhereTests(SynchronousTestCase):
             for line in ring[:4]:
                 line.lets_go = True
                 world.network.callLater(at_s * RTT, line.lose)
-            world.grid._open_putter()._elsewhere.ended(True)
+            world.grid._open_putter()._means.elsewhere.ended(True)
             self.assertEqual(self.put(world, 900_000, 9)[0], 10)
             for line in world.lines:
                 for number, share in line.shares(file.cap.storage_index).items():

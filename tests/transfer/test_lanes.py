@@ -10,12 +10,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
+from pipegrid.core.leases import ClientSecrets
 from pipegrid.errors import ConflictingWrite, NoSuchShare, WriteLost
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put import batch
+from pipegrid.transfer.put.shareset import ShareSet
 from pipegrid.transfer.put.sharestate import State
 from pipegrid.transfer.put.shareway import ShareWay
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets, WriteResult
@@ -27,6 +29,7 @@ SECRETS = UploadSecrets(LeaseSecrets(b"r" * 32, b"c" * 32), b"u" * 32)
 BLOCK = 1000
 MESSAGE = 10 * BLOCK
 SHARE_BYTES = 50 * BLOCK
+SHARES = ShareSet(SI, SHARE_BYTES, ClientSecrets(b"l" * 32).for_file(SI))
 
 
 class Server(MemoryServer):
@@ -73,7 +76,7 @@ class LaneTestCase(SynchronousTestCase):
     def lane(self, **options: Any) -> ShareWay:
         peer = Peer(self.server, Pipeline(1 << 20, held_limit_bytes=1 << 20))
         return ShareWay(
-            peer, 0, SI, SECRETS, SHARE_BYTES, 0, self.changed, self.changed, HeapClock(), **options
+            peer, 0, SHARES, SECRETS, 0, self.changed, self.changed, HeapClock(), **options
         )
 
     def changed(self) -> None:
@@ -121,9 +124,7 @@ class FullWindowTests(LaneTestCase):
         window.gathers = True
         peer = Peer(self.server, Pipeline(window))
         self.patch(batch, "BATCH_BYTES", MESSAGE // 2)
-        self.way = ShareWay(
-            peer, 0, SI, SECRETS, SHARE_BYTES, 0, self.changed, self.changed, HeapClock()
-        )
+        self.way = ShareWay(peer, 0, SHARES, SECRETS, 0, self.changed, self.changed, HeapClock())
 
     def test_it_leaves_with_the_answer(self) -> None:
         """And nobody has to give anything to the way first: coding went on meanwhile."""
@@ -154,9 +155,8 @@ class FullWindowTests(LaneTestCase):
         self.way = ShareWay(
             Peer(self.server, Pipeline(window, held_limit_bytes=MESSAGE)),
             0,
-            SI,
+            SHARES,
             SECRETS,
-            SHARE_BYTES,
             0,
             lambda: told.append(len(self.server.writes)),
             self.changed,
@@ -200,9 +200,8 @@ class FullWindowTests(LaneTestCase):
         way = ShareWay(
             Peer(self.server, Pipeline(MESSAGE)),
             0,
-            SI,
+            SHARES,
             SECRETS,
-            SHARE_BYTES,
             0,
             self.changed,
             self.changed,

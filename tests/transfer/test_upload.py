@@ -599,7 +599,7 @@ class PatienceTests(UploadTestCase):
                 done = super().run_if_large(*arguments, **options)
                 return deferLater(world.clock, 100.0, lambda: done)
 
-        self.patch(world.grid._open_putter(), "_workers", SlowWorkers())
+        self.patch(world.grid._means, "workers", SlowWorkers())
         self.put()
         self.assertGreater(self.took, 400.0)
         self.assertEqual(self.result.happiness, 10)

@@ -8,14 +8,16 @@ again.
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core import wholeshares
+from pipegrid.core import layout, wholeshares
 from pipegrid.core.params import Params
 from pipegrid.simulation.clock import HeapClock
+from pipegrid.transfer.put.overdue import Overdue
 from pipegrid.transfer.put.upload import Upload
-from pipegrid.transfer.put.whole import Overdue, WholePut
+from pipegrid.transfer.put.whole import WholePut
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transport.foolscap import client
 from pipegrid.wire.calls import can_pack
@@ -84,9 +86,9 @@ class OneMoveTests(test_upload.UploadTestCase):
         self.uploads = 0
         make = Upload.__init__
 
-        def counted(upload: Upload, **arguments: object) -> None:
+        def counted(upload: Upload, *arguments: Any) -> None:
             self.uploads += 1
-            make(upload, **arguments)  # type: ignore[arg-type]
+            make(upload, *arguments)
 
         self.patch(Upload, "__init__", counted)
 
@@ -94,7 +96,7 @@ class OneMoveTests(test_upload.UploadTestCase):
         """All that can be made whole go so, each in a call that is put together at once."""
         geometry = Params().geometry(3 * wholeshares.MAX_BLOCK_BYTES)
         self.assertTrue(wholeshares.fits(geometry))
-        self.assertLessEqual(wholeshares.share_bytes(geometry), client.WHOLE_BYTES)
+        self.assertLessEqual(layout.share_bytes(geometry), client.WHOLE_BYTES)
         self.assertTrue(can_pack((0, bytes(client.WHOLE_BYTES))))
 
     def test_a_small_file_needs_no_upload(self) -> None:

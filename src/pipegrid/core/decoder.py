@@ -92,8 +92,7 @@ class Decoder(FileShares):
     def metadata_bytes(self) -> int:
         """How much of a share is not blocks: that may be held whatever is held of blocks."""
         geometry = self.geometry or self.guessed_geometry
-        whole = layout.share_length(geometry, layout.for_geometry(geometry))
-        return whole - geometry.share_data_bytes
+        return layout.share_bytes(geometry) - geometry.share_data_bytes
 
     @property
     def lacking(self) -> int:

@@ -87,6 +87,11 @@ def share_length(geometry: Geometry, layout: ShareLayout) -> int:
     return layout.uri_extension + layout.ueb_length_bytes + ueb.packed_length(geometry)
 
 
+def share_bytes(geometry: Geometry) -> int:
+    """Return the length of every share that writers make of such a file."""
+    return share_length(geometry, for_geometry(geometry))
+
+
 def parse_header(data: bytes) -> ShareLayout:
     """
     Return the layout that a share's first bytes describe.

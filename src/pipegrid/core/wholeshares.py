@@ -28,11 +28,6 @@ def fits(geometry: Geometry) -> bool:
     return geometry.num_segments == 1 and geometry.block_bytes <= MAX_BLOCK_BYTES
 
 
-def share_bytes(geometry: Geometry) -> int:
-    """Return the exact length of each share."""
-    return layout.share_length(geometry, layout.for_geometry(geometry))
-
-
 def encode(geometry: Geometry, key: bytes, plaintext: Buffer) -> tuple[list[bytes], ChkCap]:
     """
     Return all shares in the order of their numbers, and the cap.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from pipegrid.core.layout import for_geometry, share_length
+from pipegrid.core import layout
 from pipegrid.core.params import MAX_LITERAL_BYTES, Params
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.results import (
@@ -140,7 +140,7 @@ def share_bytes(size: int, params: Params) -> int:
     if size <= MAX_LITERAL_BYTES:
         return 0
     geometry = params.geometry(size)
-    return share_length(geometry, for_geometry(geometry))
+    return layout.share_bytes(geometry)
 
 
 def size_name(size: int) -> str:

@@ -38,6 +38,7 @@ from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.pace import until_silence
 from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.reasons import each_once
+from pipegrid.transfer.put.shareset import ShareSet
 from pipegrid.transfer.put.sharestate import State
 from pipegrid.transfer.put.shareway import ShareWay
 from pipegrid.transfer.recoding import Recoding
@@ -145,9 +146,8 @@ class Repair:
             check_segment_bytes(segment_bytes, self._cap.size, self._settings.max_segment_bytes)
         self._advise()
         share_bytes = Reencoder(self._cap, found.packed_ueb).share_bytes
-        self._allocations = Allocations(
-            self._storage_index, share_bytes, self._file_secrets, self._changed.fire
-        )
+        self._shares = ShareSet(self._storage_index, share_bytes, self._file_secrets)
+        self._allocations = Allocations(self._shares, self._changed.fire)
         self._wanted_bytes = len(self._plan.moves()) * share_bytes
         progress = self._progress if self._wanted_bytes else None
         self._report = ProgressReport(progress, self._wanted_bytes)
@@ -202,7 +202,7 @@ class Repair:
         holders = {peer for peers in self._plan.stored.values() for peer in peers}
 
         async def renew(peer: Peer) -> None:
-            lease = self._allocations.secrets_for(peer).lease
+            lease = self._shares.secrets_for(peer).lease
             watch = Watch(self._clock, self._settings.silence_s)
             try:
                 call = peer.server.add_lease(self._storage_index, lease)
@@ -279,19 +279,18 @@ class Repair:
         moves = self._plan.moves()
         for peer in dict.fromkeys(moves.values()):
             numbers = {number for number, home in moves.items() if home is peer}
-            yield from self._open_lanes(peer, numbers, encoder.share_bytes)
+            yield from self._open_lanes(peer, numbers)
 
-    def _open_lanes(self, peer: Peer, numbers: set[int], share_bytes: int) -> list[ShareWay]:
-        secrets = self._allocations.secrets_for(peer)
+    def _open_lanes(self, peer: Peer, numbers: set[int]) -> list[ShareWay]:
+        secrets = self._shares.secrets_for(peer)
         self._allocations.ask(peer, frozenset(numbers), secrets)
         opened = []
         for number in sorted(numbers):
             lane = ShareWay(
                 peer,
                 number,
-                self._storage_index,
+                self._shares,
                 secrets,
-                share_bytes,
                 0,
                 self._changed.fire,
                 self._changed.fire,

@@ -13,8 +13,8 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from pipegrid.core.leases import FileSecrets
-from pipegrid.transfer.peers import Peer, upload_secrets
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.put.shareset import ShareSet
 from pipegrid.wire.messages import Allocation, UploadSecrets
 
 
@@ -39,19 +39,12 @@ class Allocations:
     All questions for room of one upload.
 
     Args:
+        shares: those of the file.
         changed: called when an answer has come that is not as hoped, when most have come, and when all have.
     """
 
-    def __init__(
-        self,
-        storage_index: bytes,
-        share_bytes: int,
-        secrets: FileSecrets,
-        changed: Callable[[], None],
-    ) -> None:
-        self._storage_index = storage_index
-        self._share_bytes = share_bytes
-        self._secrets = secrets
+    def __init__(self, shares: ShareSet, changed: Callable[[], None]) -> None:
+        self._shares = shares
         self._changed = changed
         self._asked: dict[Peer, frozenset[int]] = {}
         self._unanswered: set[Deferred[Allocation]] = set()
@@ -68,16 +61,12 @@ class Allocations:
         """Whether answers have come that nobody has looked at."""
         return bool(self._answers)
 
-    def secrets_for(self, peer: Peer) -> UploadSecrets:
-        """Return the secrets of this file on this server."""
-        return upload_secrets(self._secrets, peer.identity)
-
     def ask(self, peer: Peer, share_numbers: frozenset[int], secrets: UploadSecrets) -> None:
         """Ask a server for room for these shares; writes may follow at once."""
         sent_before = self._asked.get(peer, frozenset())
         self._asked[peer] = sent_before | share_numbers
         question = peer.server.allocate(
-            self._storage_index, share_numbers, self._share_bytes, secrets
+            self._shares.storage_index, share_numbers, self._shares.share_bytes, secrets
         )
         self._know(question, peer, share_numbers, sent_before)
 

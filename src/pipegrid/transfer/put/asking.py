@@ -11,6 +11,7 @@ from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.allocations import Allocations
 from pipegrid.transfer.put.elsewhere import Elsewhere, LastBytes
 from pipegrid.transfer.put.plan import UploadPlan
+from pipegrid.transfer.put.shareset import ShareSet
 
 
 class Asking:
@@ -19,7 +20,7 @@ class Asking:
 
     Args:
         elsewhere: what puts of this client have found.
-        share_bytes: of each share.
+        shares: those of the file.
         began_s: when the put began.
         grace_s: how long a server that is much slower than most is waited for; see ``LastBytes``.
 
@@ -32,15 +33,15 @@ class Asking:
         elsewhere: Elsewhere,
         plan: UploadPlan[Peer],
         allocations: Allocations,
-        share_bytes: int,
+        shares: ShareSet,
         began_s: float,
         grace_s: float,
     ) -> None:
-        self.first = elsewhere.asks_first(share_bytes)
+        self.first = elsewhere.asks_first(shares.share_bytes)
         self._elsewhere = elsewhere
         self._plan = plan
         self._allocations = allocations
-        self._share_bytes = share_bytes
+        self._shares = shares
         self._guess = plan.first()
         self._wait = LastBytes(len(set(self._guess.values())), began_s, grace_s, elsewhere.asks)
 
@@ -51,7 +52,7 @@ class Asking:
         # Others place n shares among twice as many servers, or did so on a grid that was smaller.
         total = self._plan.total_shares
         for peer in self._plan.ring[0 if self.first else total : 2 * total]:
-            self._allocations.ask(peer, frozenset(), self._allocations.secrets_for(peer))
+            self._allocations.ask(peer, frozenset(), self._shares.secrets_for(peer))
 
     def answered(self, now_s: float, servers: int) -> None:
         """So many more servers have answered, or have failed."""
@@ -63,11 +64,11 @@ class Asking:
 
     def may_hold_back(self, now_s: float) -> bool:
         """Whether some last byte may have to wait now: for a small file one look is enough."""
-        return self._elsewhere.holds_back(self._share_bytes, True) and self.left_s(now_s) > 0
+        return self._elsewhere.holds_back(self._shares.share_bytes, True) and self.left_s(now_s) > 0
 
     def holds_back(self, exceeds_window: bool) -> bool:
         """Whether the last byte of a share has to wait then; see ``Elsewhere.holds_back``."""
-        return self._elsewhere.holds_back(self._share_bytes, exceeds_window)
+        return self._elsewhere.holds_back(self._shares.share_bytes, exceeds_window)
 
     def ended(self, found: Mapping[int, Collection[Peer]]) -> None:
         """The put has ended well, and has found these shares; it teaches whether all were as guessed."""

@@ -13,16 +13,17 @@ there already counts, and is refused when these do not help.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.placement import servers_of_happiness
-from pipegrid.errors import ServerError, UnhappyError
+from pipegrid.errors import ServerError
 from pipegrid.reactor.together import together
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Means, Peer
+from pipegrid.transfer.put.keyedfile import KeyedFile
 from pipegrid.transfer.put.reasons import not_spread
 from pipegrid.transfer.watch import Watch
 
@@ -83,27 +84,40 @@ class FullServers:
                 each.until_s = now_s + FULL_S
         return found
 
+    async def check(self, means: Means, file: KeyedFile) -> None:
+        """
+        Refuse a file that full servers leave no way to be stored.
 
-async def refusal(
-    clock: IReactorTime,
-    full: Mapping[Peer, str],
-    order: Sequence[Peer],
-    *,
-    storage_index: bytes,
-    file_name: str,
-    happy: int,
-    required_shares: int,
-) -> UnhappyError | None:
-    """
-    Return the error of a file that full servers leave no way to be stored; None: it may be.
+        Raises:
+            UnhappyError: that is so.
+        """
+        if not self._full:
+            return
+        full = self.among(means.peers, file.shares.share_bytes, means.clock.seconds())
+        others = len(means.peers) - len(full)
+        if not full or others >= file.happy:
+            return
+        homes = await _homes(means.clock, full, file.shares.storage_index)
+        if homes is None:
+            return
+        reached = servers_of_happiness(homes)
+        if reached + others < file.happy:
+            raise not_spread(
+                file.name,
+                reached=reached,
+                happy=file.happy,
+                stored=len(homes),
+                required_shares=file.geometry.required_shares,
+                reasons={},
+                full={peer.name: reason for peer, reason in full.items()},
+                contended=False,
+            )
 
-    Args:
-        full: servers and their reasons.
-        order: all servers on the file's ring.
-    """
-    others = len(order) - len(full)
-    if others >= happy:
-        return None
+
+async def _homes(
+    clock: IReactorTime, servers: Collection[Peer], storage_index: bytes
+) -> dict[int, set[Peer]] | None:
+    """Return the shares that these servers list, with who has each; None if one does not answer."""
 
     async def ask(peer: Peer) -> frozenset[int] | None:
         try:
@@ -111,23 +125,11 @@ async def refusal(
         except ServerError:
             return None
 
-    answers = await together([Deferred.fromCoroutine(ask(peer)) for peer in full])
+    answers = await together([Deferred.fromCoroutine(ask(peer)) for peer in servers])
     homes: dict[int, set[Peer]] = {}
-    for peer, there in zip(full, answers, strict=True):
+    for peer, there in zip(servers, answers, strict=True):
         if there is None:
             return None
         for number in there:
             homes.setdefault(number, set()).add(peer)
-    reached = servers_of_happiness(homes)
-    if reached + others >= happy:
-        return None
-    return not_spread(
-        file_name,
-        reached=reached,
-        happy=happy,
-        stored=len(homes),
-        required_shares=required_shares,
-        reasons={},
-        full={peer.name: reason for peer, reason in full.items()},
-        contended=False,
-    )
+    return homes

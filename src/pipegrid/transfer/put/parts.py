@@ -8,18 +8,16 @@ from collections.abc import Callable
 
 import attrs
 
-from pipegrid.core.params import Geometry
-from pipegrid.transfer.peers import Means, Peer, ring
+from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.allocations import Allocations
 from pipegrid.transfer.put.asking import Asking
-from pipegrid.transfer.put.elsewhere import Elsewhere
-from pipegrid.transfer.put.fullservers import FullServers
+from pipegrid.transfer.put.keyedfile import KeyedFile
+from pipegrid.transfer.put.means import PutMeans
 from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.refusals import Refusals
 from pipegrid.transfer.put.whereabouts import Whereabouts
-from pipegrid.transfer.settings import UploadSettings
 
 
 @attrs.frozen
@@ -45,36 +43,30 @@ class Parts:
 
 
 def new_parts(
-    means: Means,
-    *,
-    storage_index: bytes,
-    geometry: Geometry,
-    share_bytes: int,
-    happy: int,
-    settings: UploadSettings,
-    elsewhere: Elsewhere,
-    full: FullServers,
+    means: PutMeans,
+    file: KeyedFile,
     began_s: float,
     changed: Callable[[], None],
     reports: PutReports,
 ) -> Parts:
     """
-    Return the parts of an upload that begins; its arguments are those of ``Upload``.
+    Return the parts of an upload.
 
     Args:
-        storage_index: decides the ring of servers.
+        began_s: when it began.
         changed: called when there is news.
     """
-    index, total = storage_index, geometry.total_shares
-    secrets = means.secrets.for_file(index)
-    servers = ring(index, means.peers)
-    plan: UploadPlan[Peer] = UploadPlan(servers, total, happy, geometry.required_shares)
-    allocations = Allocations(index, share_bytes, secrets, changed)
+    geometry, shares, settings = file.geometry, file.shares, means.settings
+    servers = ring(shares.storage_index, means.grid.peers)
+    plan: UploadPlan[Peer] = UploadPlan(
+        servers, geometry.total_shares, file.happy, geometry.required_shares
+    )
+    allocations = Allocations(shares, changed)
     return Parts(
         plan,
         OpenLanes(plan, settings.silence_s),
         allocations,
-        Refusals(means.clock, index, share_bytes, changed, full),
-        Asking(elsewhere, plan, allocations, share_bytes, began_s, settings.grace_s),
-        Whereabouts(plan, total, share_bytes, reports.progress, reports.found),
+        Refusals(means.grid.clock, shares, changed, means.full),
+        Asking(means.elsewhere, plan, allocations, shares, began_s, settings.grace_s),
+        Whereabouts(plan, shares.share_bytes, reports.progress, reports.found),
     )

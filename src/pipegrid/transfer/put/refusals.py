@@ -20,6 +20,7 @@ from pipegrid.errors import NoSpace, ServerError
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put import reasons
 from pipegrid.transfer.put.fullservers import FullServers
+from pipegrid.transfer.put.shareset import ShareSet
 from pipegrid.wire.messages import ServerVersion
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class Refusals:
     The servers of one upload that refuse, and what they say when they are asked.
 
     Args:
+        shares: those of the file.
         changed: called when all that were asked have answered.
         full: told of those that have no room.
 
@@ -44,16 +46,14 @@ class Refusals:
     def __init__(
         self,
         clock: IReactorTime,
-        storage_index: bytes,
-        share_bytes: int,
+        shares: ShareSet,
         changed: Callable[[], None],
         full: FullServers,
     ) -> None:
         self.contended = False
         self.explained: dict[str, str] = {}
         self._clock = clock
-        self._storage_index = storage_index
-        self._share_bytes = share_bytes
+        self._of_file = shares
         self._changed = changed
         self._known_full = full
         self._shares: dict[Peer, set[int]] = {}
@@ -77,7 +77,9 @@ class Refusals:
         for peer in [peer for peer in self._shares if peer not in self._asked]:
             self._asked.add(peer)
             self._question(peer.server.version(), self._told_version, peer)
-            self._question(peer.server.list_shares(self._storage_index), self._told_shares, peer)
+            self._question(
+                peer.server.list_shares(self._of_file.storage_index), self._told_shares, peer
+            )
         return bool(self._questions)
 
     def take_lists(self) -> list[tuple[Peer, frozenset[int]]]:
@@ -101,14 +103,14 @@ class Refusals:
 
     def _told_version(self, version: ServerVersion, peer: Peer) -> None:
         room = version.available_bytes
-        if room is not None and room < self._share_bytes:
-            self._explain(peer, reasons.no_room(peer.name, room, self._share_bytes))
+        if room is not None and room < self._of_file.share_bytes:
+            self._explain(peer, reasons.no_room(peer.name, room, self._of_file.share_bytes))
         elif peer not in self._full:
             self.contended = True
 
     def _explain(self, peer: Peer, reason: str) -> None:
         self.explained[peer.name] = reason
-        self._known_full.refused(peer, self._share_bytes, reason, self._clock.seconds())
+        self._known_full.refused(peer, self._of_file.share_bytes, reason, self._clock.seconds())
 
     def _told_shares(self, there: frozenset[int], peer: Peer) -> None:
         self._lists.append((peer, there))

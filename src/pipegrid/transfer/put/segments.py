@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoder import Encoder, ShareWrite
-from pipegrid.core.params import Geometry
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.put.codingline import CodingLine
+from pipegrid.transfer.put.keyedfile import KeyedFile
 from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.shareway import ShareWay
-from pipegrid.transfer.put.source import Source
 
 WaitForRoom = Callable[[], Coroutine[Any, Any, None]]
 
@@ -29,26 +29,25 @@ class Segments:
         gone_by: how many have been given to the ways that were open then.
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        encoder: Encoder,
-        source: Source,
-        workers: CpuWorkers,
-        lanes: OpenLanes,
-    ) -> None:
+    def __init__(self, file: KeyedFile, workers: CpuWorkers, lanes: OpenLanes) -> None:
         self.gone_by = 0
-        self._geometry = geometry
-        self._encoder = encoder
-        self._source = source
+        self._geometry = file.geometry
+        self._source = file.source
         self._workers = workers
         self._lanes = lanes
+        self._encoder = Encoder(file.geometry, file.key)
+        self._line = CodingLine(self._encoder, file.source, workers)
 
-    def coding_line(self) -> CodingLine:
-        """Return what codes them, ahead of those that are sent; to be stopped at the end."""
-        return CodingLine(self._encoder, self._source, self._workers)
+    @property
+    def cap(self) -> ChkCap:
+        """The file's capability; there is none before the trailers are sent."""
+        return self._encoder.cap
 
-    async def send_blocks(self, line: CodingLine, wait_for_room: WaitForRoom) -> None:
+    def stop(self) -> None:
+        """Code no more segments ahead; what runs in a thread ends by itself."""
+        self._line.stop()
+
+    async def send_blocks(self, wait_for_room: WaitForRoom) -> None:
         """
         Send the blocks of every segment to those that are open when it goes by.
 
@@ -57,7 +56,7 @@ class Segments:
         """
         for index in range(self._geometry.num_segments):
             await wait_for_room()
-            coded = await line.take()
+            coded = await self._line.take()
             _send(self._encoder.add(coded), index, self._lanes.open)
             self.gone_by = index + 1
 

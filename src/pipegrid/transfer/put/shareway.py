@@ -30,6 +30,7 @@ from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.already import AlreadyThere, joined
 from pipegrid.transfer.put.batch import NO_SEGMENTS, Batch
 from pipegrid.transfer.put.owed import OwedAnswers
+from pipegrid.transfer.put.shareset import ShareSet
 from pipegrid.transfer.put.sharestate import State, state_after
 from pipegrid.wire.messages import UploadSecrets, WriteResult
 
@@ -39,7 +40,8 @@ class ShareWay:
     The way of one share to one server.
 
     Args:
-        share_bytes: of the whole share.
+        shares: those of the file.
+        secrets: of the file on this server.
         missed: so many segments went by before this lane was opened; they are coded again and sent at
             the end.
         changed: called after every event that may let the upload go on.
@@ -67,9 +69,8 @@ class ShareWay:
         self,
         peer: Peer,
         share_number: int,
-        storage_index: bytes,
+        shares: ShareSet,
         secrets: UploadSecrets,
-        share_bytes: int,
         missed: int,
         changed: Callable[[], None],
         stored: Callable[[], None],
@@ -91,9 +92,9 @@ class ShareWay:
         self.last_sign = clock.seconds()
         self.has_trailer = False
         self.all_sent = False
-        self._storage_index = storage_index
+        self._storage_index = shares.storage_index
+        self._share_bytes = shares.share_bytes
         self._secrets = secrets
-        self._share_bytes = share_bytes
         self._already = AlreadyThere()
         self._confirmed_bytes = 0
         self._incomplete = False

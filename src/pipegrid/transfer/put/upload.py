@@ -13,22 +13,17 @@ Nothing waits for the slowest server without need: a lane may cost the others at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from twisted.internet.defer import CancelledError
 
-from pipegrid.core import hashes
-from pipegrid.core.encoder import Encoder
-from pipegrid.core.params import Geometry
 from pipegrid.errors import UnhappyError
 from pipegrid.reactor.wakeup import Wakeup
-from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.peers import Means, Peer
+from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import PutReports
-from pipegrid.transfer.put.codingline import CodingLine
-from pipegrid.transfer.put.elsewhere import Elsewhere
-from pipegrid.transfer.put.fullservers import FullServers
+from pipegrid.transfer.put.begun import Begun, take_apart
+from pipegrid.transfer.put.keyedfile import KeyedFile
+from pipegrid.transfer.put.means import PutMeans
 from pipegrid.transfer.put.news import News
 from pipegrid.transfer.put.pace import TICK_S, Pace
 from pipegrid.transfer.put.parts import new_parts
@@ -37,10 +32,7 @@ from pipegrid.transfer.put.refusals import ASK_S
 from pipegrid.transfer.put.segments import Segments
 from pipegrid.transfer.put.sharestate import State
 from pipegrid.transfer.put.shareway import ShareWay
-from pipegrid.transfer.put.source import Source
-from pipegrid.transfer.put.whole import Begun, take_apart
 from pipegrid.transfer.results import PutResult
-from pipegrid.transfer.settings import UploadSettings
 from pipegrid.wire.messages import UploadSecrets
 
 _NONE: Mapping[int, Peer] = {}
@@ -51,65 +43,30 @@ class Upload:
     The upload of one encoded file (not of a literal one).
 
     Args:
-        key: 16 bytes; decides the storage index, and with it the ring.
-        happy: servers of happiness without which the file does not count as stored.
-        check_source: awaited before the last bytes are sent; raises SourceError if the source has
-            changed since the key was made.
-        elsewhere: what puts of this client have found; told of this one's end.
-        full: told of servers that have no room.
-        begun: what ``WholePut`` has begun, and did not end; it has told the cap.
+        begun: what ``put_whole`` has begun, and did not end; it has told the cap.
 
     What somebody else stores at the same time (``contended``) a later try finds.
     """
 
     def __init__(
-        self,
-        *,
-        means: Means,
-        workers: CpuWorkers,
-        source: Source,
-        geometry: Geometry,
-        key: bytes,
-        happy: int,
-        settings: UploadSettings,
-        check_source: Callable[[], Coroutine[Any, Any, None]],
-        elsewhere: Elsewhere,
-        full: FullServers,
-        reports: PutReports,
-        begun: Begun | None = None,
+        self, means: PutMeans, file: KeyedFile, reports: PutReports, begun: Begun | None
     ) -> None:
-        clock = self._clock = means.clock
-        self._source = source
-        self._geometry = geometry
-        self._check_source = check_source
+        clock = self._clock = means.grid.clock
+        self._workers = means.grid.workers
+        self._file = file
         self._cap_known = reports.cap_known if begun is None else None
-        self._encoder = Encoder(geometry, key)
-        self._storage_index = hashes.storage_index(key)
-        self._happy = happy
         self._changed = Wakeup(clock)
         self._uneventful = 0  # so many shares may be stored before there is anything to decide
         self._begun = begun
         self._started = clock.seconds() if begun is None else begun.started
-        parts = new_parts(
-            means,
-            storage_index=self._storage_index,
-            geometry=geometry,
-            share_bytes=self._encoder.share_bytes,
-            happy=happy,
-            settings=settings,
-            elsewhere=elsewhere,
-            full=full,
-            began_s=self._started,
-            changed=self._changed.fire,
-            reports=reports,
-        )
+        parts = new_parts(means, file, self._started, self._changed.fire, reports)
         self._plan, self._lanes, self._where = parts.plan, parts.lanes, parts.where
         self._allocations, self._refusals = parts.allocations, parts.refusals
         self._asking = parts.asking
         self._news = News(clock, parts)
-        self._segments = Segments(geometry, self._encoder, source, workers, self._lanes)
+        self._segments = Segments(file, self._workers, self._lanes)
         self._pace: Pace[ShareWay] = Pace(
-            settings, self._started, None if begun is None else begun.happy_since
+            means.settings, self._started, None if begun is None else begun.happy_since
         )
         self._superfluous = False
         self._held: list[ShareWay] = []  # those whose last bytes wait
@@ -128,11 +85,11 @@ class Upload:
             UnhappyError: it could not be spread over enough servers.
             SourceError: the source could not be read, or changed.
         """
-        if len(self._plan.ring) < self._happy:
-            raise too_few_servers(self._source.name, len(self._plan.ring), self._happy)
-        line = self._segments.coding_line()
+        happy, servers = self._file.happy, len(self._plan.ring)
+        if servers < happy:
+            raise too_few_servers(self._file.name, servers, happy)
         try:
-            await self._store(line)
+            await self._store()
         except (CancelledError, GeneratorExit):
             # Unfinished shares stay allocated, since a rerun resumes them.
             self._let_go()
@@ -148,7 +105,7 @@ class Upload:
             await self._lanes.forgotten(self._clock)
             raise
         finally:
-            line.stop()
+            self._segments.stop()
         if self._superfluous:
             try:
                 # Who closes the grid now would leave unfinished shares on servers.
@@ -161,7 +118,7 @@ class Upload:
         self._asking.ended(self._where.found)
         return self._result()
 
-    async def _store(self, line: CodingLine) -> None:
+    async def _store(self) -> None:
         """Ask, if that is worth it; send everything; wait until it is stored."""
         self._asking.ask()
         if self._asking.first:
@@ -170,14 +127,14 @@ class Upload:
             self._open_lanes(self._plan.opening())
         else:
             self._take_over(self._begun)
-        await self._send_all(line)
+        await self._send_all()
         await self._settle()
 
     def _result(self) -> PutResult:
         return PutResult(
-            cap=self._encoder.cap,
-            size=self._geometry.size,
-            share_bytes=self._encoder.share_bytes,
+            cap=self._segments.cap,
+            size=self._file.geometry.size,
+            share_bytes=self._file.shares.share_bytes,
             shares_placed=self._where.names_placed(),
             shares_found=self._where.names_found(),
             happiness=self._plan.happiness(),
@@ -200,7 +157,7 @@ class Upload:
             self._where.stored(peer, number)
         for peer, (numbers, call) in begun.calls.items():
             allocation, writes = take_apart(call, numbers)
-            secrets = self._allocations.secrets_for(peer)
+            secrets = self._file.shares.secrets_for(peer)
             for number, write in writes.items():
                 lane = self._lane(peer, number, secrets)
                 self._lanes.add(lane)
@@ -208,13 +165,13 @@ class Upload:
             self._allocations.adopt(peer, frozenset(numbers), allocation)
         self._take_stock()
 
-    async def _send_all(self, line: CodingLine) -> None:
+    async def _send_all(self) -> None:
         """Send every segment, and the trailers, to the lanes that are open when it goes by."""
-        await self._segments.send_blocks(line, self._wait_for_room)
-        await self._check_source()
+        await self._segments.send_blocks(self._wait_for_room)
+        await self._file.check_unchanged(self._workers)
         await self._segments.send_trailers()
         if self._cap_known is not None:
-            self._cap_known(self._encoder.cap)
+            self._cap_known(self._segments.cap)
         if self._allocations.has_news:
             self._take_stock()
         may_hold = self._asking.may_hold_back(self._clock.seconds())
@@ -279,11 +236,11 @@ class Upload:
 
     def _unhappy(self, reached: int) -> UnhappyError:
         return not_spread(
-            self._source.name,
+            self._file.name,
             reached=reached,
-            happy=self._happy,
+            happy=self._file.happy,
             stored=len(self._plan.stored),
-            required_shares=self._geometry.required_shares,
+            required_shares=self._file.geometry.required_shares,
             reasons=self._lanes.reasons,
             full=self._refusals.explained,
             contended=self.contended,
@@ -295,7 +252,7 @@ class Upload:
         for number, peer in placement.items():
             by_peer.setdefault(peer, set()).add(number)
         for peer, numbers in by_peer.items():
-            secrets = self._allocations.secrets_for(peer)
+            secrets = self._file.shares.secrets_for(peer)
             for number in sorted(numbers):
                 self._lanes.add(self._lane(peer, number, secrets))
             self._allocations.ask(peer, frozenset(numbers), secrets)
@@ -304,15 +261,14 @@ class Upload:
         return ShareWay(
             peer,
             number,
-            self._storage_index,
+            self._file.shares,
             secrets,
-            self._encoder.share_bytes,
             self._segments.gone_by,
             self._changed.fire,
             self._share_stored,
             self._clock,
             lets_go=True,
-            turn=(number + 1) / self._geometry.total_shares,
+            turn=(number + 1) / self._file.geometry.total_shares,
         )
 
     async def _wait_for_room(self) -> None:

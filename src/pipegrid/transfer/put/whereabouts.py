@@ -46,7 +46,6 @@ class Whereabouts:
     def __init__(
         self,
         plan: UploadPlan[Peer],
-        total_shares: int,
         share_bytes: int,
         progress: Progress | None = None,
         found: Progress | None = None,
@@ -54,11 +53,10 @@ class Whereabouts:
         self.placed: dict[int, Peer] = {}
         self.found: dict[int, set[Peer]] = {}
         self._plan = plan
-        self._total_shares = total_shares
         self._share_bytes = share_bytes
         self._found_parts: dict[int, int] = {}
-        self._progress = ProgressReport(progress, total_shares * share_bytes)
-        self._found_before = ProgressReport(found, total_shares * share_bytes)
+        self._progress = ProgressReport(progress, plan.total_shares * share_bytes)
+        self._found_before = ProgressReport(found, plan.total_shares * share_bytes)
 
     def found_at(
         self, peer: Peer, numbers: frozenset[int], sent_before: frozenset[int] = frozenset()
@@ -71,7 +69,7 @@ class Whereabouts:
         """
         if not numbers:
             return set()
-        there = {n for n in numbers if n < self._total_shares}
+        there = {n for n in numbers if n < self._plan.total_shares}
         self._plan.found(peer, there)
         for number in there - sent_before:
             if self.placed.get(number) is not peer:
