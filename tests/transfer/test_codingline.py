@@ -130,7 +130,7 @@ class CodingLineTests(TestCase):
                 await self.line.take()
             with self.assertRaises(SourceError):
                 await self.line.take()
-            self.line.stop()
+            self.line.close()
             await self.workers.stop()
 
         return Deferred.fromCoroutine(run())
@@ -139,7 +139,7 @@ class CodingLineTests(TestCase):
         """Whoever takes is told, and all threads end, those that wait for their turns as well."""
         taken: list[object] = []
         Deferred.fromCoroutine(self.line.take()).addBoth(taken.append)
-        self.line.stop()
+        self.line.close()
         assert isinstance(taken[0], Failure)
         self.assertIsInstance(taken[0].value, CancelledError)
         return self.workers.stop()

@@ -58,7 +58,7 @@ class CodingLine:
         self._advance()
         return coded
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Let go of everything; running jobs end by themselves and are not looked at."""
         self._turns.close()
         jobs = list(self._coded)

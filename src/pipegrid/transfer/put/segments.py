@@ -43,9 +43,9 @@ class Segments:
         """The file's capability; there is none before the trailers are sent."""
         return self._encoder.cap
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Code no more segments ahead; what runs in a thread ends by itself."""
-        self._line.stop()
+        self._line.close()
 
     async def send_blocks(self, wait_for_room: WaitForRoom) -> None:
         """

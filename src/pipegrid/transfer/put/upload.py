@@ -27,7 +27,7 @@ from pipegrid.transfer.put.means import PutMeans
 from pipegrid.transfer.put.news import News
 from pipegrid.transfer.put.pace import TICK_S, Pace
 from pipegrid.transfer.put.parts import new_parts
-from pipegrid.transfer.put.reasons import not_spread, too_few_servers
+from pipegrid.transfer.put.reasons import not_spread
 from pipegrid.transfer.put.refusals import ASK_S
 from pipegrid.transfer.put.segments import Segments
 from pipegrid.transfer.put.sharestate import State
@@ -43,6 +43,7 @@ class Upload:
     The upload of one encoded file (not of a literal one).
 
     Args:
+        means: of at least as many servers as the file wants for its happiness.
         begun: what ``put_whole`` has begun, and did not end; it has told the cap.
 
     What somebody else stores at the same time (``contended``) a later try finds.
@@ -85,9 +86,6 @@ class Upload:
             UnhappyError: it could not be spread over enough servers.
             SourceError: the source could not be read, or changed.
         """
-        happy, servers = self._file.happy, len(self._plan.ring)
-        if servers < happy:
-            raise too_few_servers(self._file.name, servers, happy)
         try:
             await self._store()
         except (CancelledError, GeneratorExit):
@@ -105,7 +103,7 @@ class Upload:
             await self._lanes.forgotten(self._clock)
             raise
         finally:
-            self._segments.stop()
+            self._segments.close()
         if self._superfluous:
             try:
                 # Who closes the grid now would leave unfinished shares on servers.
