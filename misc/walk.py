@@ -17,7 +17,8 @@ A module is *entered* when a function of it is called by one of another module, 
 * **all** rooms that are entered until then, whatever for, and the ways into them beside the first of each:
   from how many other rooms (**again**), not how often, so that neither servers nor segments count twice.
 
-``errors``, ``core`` (formats), ``wire`` (messages) and ``cli/later`` (loads modules) are no rooms of a way.
+``errors``, ``core`` (formats), ``wire`` (messages), ``cli/later`` (loads modules), ``cli/classcode`` (makes
+classes) and ``reactor/standstill`` (tells the time) are no rooms of a way.
 
     python -m misc.walk [--source DIR] [--list]
 """
@@ -40,7 +41,10 @@ from typing import Any
 SIZE = 60_000
 LARGE = 16_000
 HERE = Path(__file__).resolve().parent.parent
-NO_ROOMS = ("errors", "core/", "wire/", "version", "arguments", "cli/later", "grid/tracing")
+NO_ROOMS = (
+    *("errors", "core/", "wire/", "version", "arguments", "cli/later", "grid/tracing"),
+    *("cli/classcode", "reactor/standstill"),
+)
 
 
 class Walk:
@@ -208,7 +212,7 @@ def traced(source: str, command: str, arguments: Sequence[str], result: str) -> 
     finally:
         sys.setprofile(None)
     job = f"cli/cmd_{command}"
-    first = next(iter(tracer.back.entered), "")
+    first = next(filter(is_room, tracer.back.entered), "")
     told = {
         "there": tracer.there.told(job, tracer.writer),
         "back": tracer.back.told(first, job),
