@@ -212,9 +212,24 @@ class ShortageTests(SynchronousTestCase):
             with self.assertRaises(UnhappyError) as caught:
                 world.run(change)
             said = str(caught.exception)
-            self.assertEqual(said.count("No connection to the server could be used"), 1, said)
-            self.assertIn("and 3 others: ", said)
-            self.assertIn("can be reached; try again", said)
+            self.assertEqual(
+                said.count("No connection to server-0 could be used (refused)"), 1, said
+            )
+            self.assertEqual(said.count("could be used"), 1, said)
+            self.assertIn(" (server-1, server-2, server-3 and 2 more too)", said)
+            self.assertEqual(said.count("; try again"), 1, said)
+
+    def test_another_write_enabler(self) -> None:
+        """What can be done about it is said once, and not with each server."""
+        world = MutableWorld()
+        cap = world.create(b"zero")
+        for line in world.lines[:6]:
+            line.storage.write_enablers[cap.storage_index] = b"?" * 32
+        with self.assertRaises(UnhappyError) as caught:
+            world.run(world.client().overwrite(cap, b"one"))
+        said = str(caught.exception)
+        self.assertIn("another write enabler (server-", said)
+        self.assertEqual(said.count("repair it from another client, or delete it there"), 1, said)
 
 
 class OwnerTests(SynchronousTestCase):

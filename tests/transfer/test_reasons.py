@@ -1,10 +1,11 @@
-"""Why servers did not take shares, said once."""
+"""What servers failed with, said once."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.put.reasons import no_room, said_once
+from pipegrid.transfer.put.reasons import no_room
+from pipegrid.transfer.reasons import each_once, said_once
 
 
 class ReasonsTests(SynchronousTestCase):
@@ -29,9 +30,23 @@ class ReasonsTests(SynchronousTestCase):
             "No connection to t could be used (timeout)",
         )
 
+    def test_names_that_are_part_of_an_address(self) -> None:
+        """A server's name is often the first part of its host's, which is told as it is."""
+        reasons = {"a": "a: no such host: a.example.org", "b": "b: no such host: b.example.org"}
+        self.assertEqual(each_once(reasons), list(reasons.values()))
+        self.assertEqual(
+            each_once({"a": "of my-a, a.", "b": "of my-a, b."}), ["of my-a, a (b too)"]
+        )
+
+    def test_a_name_that_comes_twice(self) -> None:
+        """It is the same reason as another server's that is named twice."""
+        reasons = {name: f"{name} is no friend of {name}" for name in "ab"}
+        self.assertEqual(each_once(reasons), ["a is no friend of a (b too)"])
+
     def test_a_reason_without_a_name_gets_it(self) -> None:
         """What a disk failed with is told with the server."""
         self.assertEqual(said_once({"s1": "the disk failed"}), "s1: the disk failed")
+        self.assertEqual(said_once({"a": "no", "b": "no"}), "a: no (b too)")
 
     def test_strange_names(self) -> None:
         """Names that are no words, or mean something in a pattern, are names all the same."""

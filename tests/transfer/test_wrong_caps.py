@@ -15,7 +15,7 @@ from pipegrid.core.fit import CapFit
 from pipegrid.core.params import Params
 from pipegrid.core.ueb import pack
 from pipegrid.errors import CapMismatch, NotEnoughSharesError
-from pipegrid.transfer.shortage import each_once, told_once, too_few_shares
+from pipegrid.transfer.shortage import too_few_shares
 from tests.transfer.world import RTT, World, content
 
 SIZE = 200_000
@@ -181,31 +181,6 @@ class CapFitTests(SynchronousTestCase):
 
 class ReasonTests(SynchronousTestCase):
     """Why something could not be had."""
-
-    def test_each_reason_once(self) -> None:
-        """With the servers that it is about, as far as anybody wants to read."""
-        reasons = {f"s{n}": f"s{n} is down" for n in range(12)} | {"t": "the disk is full"}
-        self.assertEqual(
-            told_once(reasons), "s0, s1, s10 and 9 others: the server is down; the disk is full"
-        )
-        self.assertEqual(told_once({"a": "a is down"}), "a is down")
-        self.assertEqual(told_once({"a": "no", "b": "no"}), "no: a, b")
-        self.assertEqual(told_once({str(n): chr(97 + n) for n in range(6)}).count(";"), 3)
-        self.assertEqual(told_once({}), "")
-        self.assertEqual(
-            each_once({"a": "a takes no shares", "b": "b takes no shares", "c": "gone"}),
-            ["a, b: the server takes no shares", "gone"],
-        )
-
-    def test_names_that_are_part_of_an_address(self) -> None:
-        """A server's name is often the first part of its host's, which is told as it is."""
-        reasons = {"a": "a: no such host: a.example.org", "b": "b: no such host: b.example.org"}
-        self.assertEqual(
-            each_once(reasons), ["a: no such host: a.example.org", "b: no such host: b.example.org"]
-        )
-        self.assertEqual(
-            each_once({"a": "of my-a, a.", "b": "of my-a, b."}), ["a, b: of my-a, the server."]
-        )
 
     def test_plurals(self) -> None:
         """One share is a share."""

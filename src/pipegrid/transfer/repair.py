@@ -37,10 +37,10 @@ from pipegrid.transfer.put.allocations import Allocations, RoomAnswer
 from pipegrid.transfer.put.openlanes import OpenLanes
 from pipegrid.transfer.put.pace import until_silence
 from pipegrid.transfer.put.plan import UploadPlan
-from pipegrid.transfer.put.reasons import each_once
 from pipegrid.transfer.put.shareset import ShareSet
 from pipegrid.transfer.put.sharestate import State
 from pipegrid.transfer.put.shareway import ShareWay
+from pipegrid.transfer.reasons import each_once
 from pipegrid.transfer.recoding import Recoding
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings

@@ -4,14 +4,11 @@ Saying that too few shares were found, and why, once for each reason.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from pipegrid.core.text import counted
 from pipegrid.errors import NotEnoughSharesError
-
-_TOLD_REASONS = 3
-_TOLD_SERVERS = 3
+from pipegrid.transfer.reasons import said_once
 
 
 def too_few_shares(
@@ -35,7 +32,7 @@ def too_few_shares(
         absent: servers that were out of reach.
         absent_shares: see ``NotEnoughSharesError``.
     """
-    because = told_once(reasons)
+    because = said_once(reasons)
     if not found and not reasons and not was_any:
         text = (
             f"no share of the file is on any of {counted(servers, 'server')}; check that the cap was copied "
@@ -49,39 +46,3 @@ def too_few_shares(
             "try again when more servers work"
         )
     return NotEnoughSharesError(text, found, needed, absent, absent_shares)
-
-
-def told_once(reasons: Mapping[str, str], most: int = _TOLD_REASONS) -> str:
-    """Return the sentences, each once, and whom it is about; at most a few of both."""
-    told = each_once(reasons)
-    texts = told[:most]
-    if len(told) > most:
-        texts.append(counted(len(told) - most, "other reason"))
-    return "; ".join(texts)
-
-
-def each_once(reasons: Mapping[str, str]) -> list[str]:
-    """Return the sentences, each once, and whom it is about, those that are about most servers first."""
-    by_reason: dict[str, list[str]] = {}
-    for server, reason in sorted(reasons.items()):
-        # "alice is down" and "bob is down" are one reason.
-        name = rf"(?<![\w.-]){re.escape(server)}(?![\w-]|[.:]\w)"  # and no part of an address
-        by_reason.setdefault(re.sub(name, "…", reason) if server else reason, []).append(server)
-    told = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    texts = []
-    for reason, servers in told:
-        if len(servers) == 1:
-            texts.append(reason.replace("…", servers[0]))
-        elif "…" in reason:
-            texts.append(f"{listed(servers)}: {reason.replace('…', 'the server')}")
-        else:
-            texts.append(f"{reason}: {listed(servers)}")
-    return texts
-
-
-def listed(names: list[str]) -> str:
-    """Return the first few names, and how many others there are."""
-    others = len(names) - _TOLD_SERVERS
-    if others > 1:
-        return f"{', '.join(names[:_TOLD_SERVERS])} and {others} others"
-    return ", ".join(names)

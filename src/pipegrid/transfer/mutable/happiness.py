@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.text import counted
-from pipegrid.errors import NoSpace, ServerError, UnhappyError
+from pipegrid.errors import NoSpace, ServerError, UnhappyError, WrongSecret
 from pipegrid.transfer.mutable.mapping import ShareMap
 from pipegrid.transfer.mutable.publishing import Outcome
 from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.shortage import told_once
+from pipegrid.transfer.reasons import said_once
 
 
 def check_quorum(slot: Slot, found: ShareMap, version: Version) -> None:
@@ -45,9 +45,10 @@ def check_happy(slot: Slot, version: Version, outcome: Outcome) -> None:
         placed = {number: set(peers) for number, peers in outcome.placed.items()}
         reached = servers_of_happiness(placed)
         few = counted(reached, "server")
+        failed = {**slot.wrong_enabler, **outcome.failed}
         raise UnhappyError(
             f"version {version.name} of this mutable file has reached only {few} of happiness, "
-            f"and {wanted} are wanted{_because(outcome.failed)}; {_advice(outcome.failed)}",
+            f"and {wanted} are wanted{_because(failed)}; {_advice(failed)}",
             reached,
             wanted,
         )
@@ -56,15 +57,14 @@ def check_happy(slot: Slot, version: Version, outcome: Outcome) -> None:
 def _advice(failed: Mapping[Peer, ServerError]) -> str:
     if any(isinstance(error, NoSpace) for error in failed.values()):
         return "make room there, or add servers"
+    if any(isinstance(error, WrongSecret) for error in failed.values()):
+        return (
+            "such a file was moved there from another server, or somebody else made it: repair it from "
+            "another client, or delete it there"
+        )
     return "try again when more servers can be reached"
 
 
 def _because(failed: Mapping[Peer, ServerError]) -> str:
-    told = told_once({peer.name: _sentence(error) for peer, error in failed.items()})
+    told = said_once({peer.name: str(error) for peer, error in failed.items()})
     return f": {told}" if told else ""
-
-
-def _sentence(error: ServerError) -> str:
-    text = str(error).removesuffix(".")
-    # What is to be done is said once, of all.
-    return text.rpartition("; ")[0] or text if isinstance(error, NoSpace) else text

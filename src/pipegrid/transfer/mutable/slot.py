@@ -43,7 +43,8 @@ class Slot:
 
     Attributes:
         peers: in the order of the file's ring.
-        wrong_enabler: servers that know its shares under another write enabler, and only let us read.
+        wrong_enabler: servers that know its shares under another write enabler, and only let us read; with
+            what they said.
     """
 
     cap: MutableCap
@@ -53,7 +54,7 @@ class Slot:
     settings: MutableSettings
     _file_secrets: FileSecrets
     storage_index: bytes = attrs.field(init=False)
-    wrong_enabler: set[Peer] = attrs.field(factory=set)
+    wrong_enabler: dict[Peer, WrongSecret] = attrs.field(factory=dict)
     _derived: dict[Peer, SlotSecrets] = attrs.field(factory=dict, init=False, repr=False)
     _under_way: dict[Watch, int] = attrs.field(factory=dict, init=False)
 
@@ -94,8 +95,8 @@ class Slot:
                     peer, server.read_test_write(self.storage_index, self._secrets(peer), {}, reads)
                 )
                 return {number: pieces[0] for number, pieces in result.data.items()}
-            except WrongSecret:
-                self.wrong_enabler.add(peer)
+            except WrongSecret as error:
+                self.wrong_enabler[peer] = error
         found = await self._answer(peer, server.read_slot(self.storage_index, reads, expected))
         return {number: pieces[0] for number, pieces in found.items()}
 

@@ -1,24 +1,16 @@
 """
-Why servers did not take shares, as one sentence says it to a person: each reason once, with all whose it is.
-
-Pure. Reasons come as sentences about one server, often with advice behind a semicolon, which is left out: the
-sentence that they become part of has its own.
+Why a file could not be stored, as one sentence says it to a person.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pipegrid.errors import UnhappyError, naming
+from pipegrid.transfer.reasons import said_once
 
 LESS = "less with happy"
 """What an error advises, and names an argument; also where only its text is handed on."""
-
-MOST_REASONS = 3
-MOST_NAMES = 3
-
-_SHARE = re.compile(r"\bshare \d+")
 
 
 def no_room(server: str, room_bytes: int, needed_bytes: int) -> str:
@@ -31,47 +23,6 @@ def no_room(server: str, room_bytes: int, needed_bytes: int) -> str:
 def not_told(server: str) -> str:
     """Return the reason of a server that refuses shares, and seems to have room."""
     return f"{server} takes no share of this file at present, and does not say why"
-
-
-def each_once(reasons: Mapping[str, str]) -> list[str]:
-    """
-    Return each reason once, with all servers whose it is; the most frequent one first.
-
-    Args:
-        reasons: nickname of a server to what it failed with.
-    """
-    servers: dict[str, list[str]] = {}
-    for name, reason in sorted(reasons.items()):
-        servers.setdefault(_template(name, reason), []).append(name)
-    return [
-        template.replace("\0", names[0]) + _others(names[1:])
-        for template, names in sorted(servers.items(), key=lambda item: (-len(item[1]), item[0]))
-    ]
-
-
-def said_once(reasons: Mapping[str, str]) -> str:
-    """Return the same as one text of a few reasons; empty if there are none."""
-    texts = each_once(reasons)
-    more = len(texts) - MOST_REASONS
-    return "; ".join(texts[:MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _template(name: str, reason: str) -> str:
-    """Return a reason without the server's name and number of the share, which tell equal ones apart."""
-    text = reason.partition("; ")[0].strip().rstrip(".")
-    named = text
-    if name:  # which may be a word that comes again, such as "a"
-        named = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "\0", text, count=1)
-    return _SHARE.sub("a share", named if "\0" in named else f"\0: {text}")
-
-
-def _others(names: Sequence[str]) -> str:
-    """Return whose reason it is besides."""
-    if not names:
-        return ""
-    if len(names) > MOST_NAMES:
-        return f" ({', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more too)"
-    return f" ({', '.join(names)} too)"
 
 
 def too_few_servers(file_name: str, servers: int, happy: int) -> UnhappyError:
