@@ -203,6 +203,24 @@ class UnconfiguredTests(ProcessTestCase):
         self.assertEqual(out, "hello")
         self.run_command("get", file, status=4)  # now there is a grid, which does not have it
 
+    def test_no_grid_is_made_for_a_mirror(self) -> None:
+        """It is put into a grid that somebody chose, or nowhere: before anything is fetched, or would be."""
+        url = ("--from", "http://127.0.0.1:1/", "there")
+        for command in (
+            ("mirror", "list", "--to-grid", "list", *url),
+            ("mirror", "list", "--to-grid", "--dry-run", "list", *url),
+            ("mirror", "debian", "--to-grid", "--suite", "sid", *url),
+            ("mirror", "rpm", "--to-grid", *url),
+        ):
+            out, err = self.run_command(*command, status=2)
+            self.assertEqual((out, err.count("\n")), ("", 1), err)
+            self.assertIn(
+                "share/pipegrid, and --to-grid makes none; join one, or make one on this ", err
+            )
+            self.assertEqual(os.listdir(self.home), [], command)
+        _, err = self.run_command("-d", "nowhere", "mirror", "rpm", "--to-grid", *url, status=2)
+        self.assertIn("no grid is configured in nowhere, ", err)
+
     def test_no_grid_is_made_for_a_damaged_cap(self) -> None:
         """It would be in the way when the right one is given."""
         torn = f"URI:DIR2-RO:{'a' * 26}:{'a' * 20}"

@@ -39,12 +39,14 @@ def add(name: str, cap: str) -> OfflineJob:
     directory = _configured()
 
     def work(console: Console) -> int:
+        from pipegrid.cli.meant import check_no_file
         from pipegrid.core.caps import parse_cap
         from pipegrid.core.pasted import as_pasted
         from pipegrid.errors import UsageError
         from pipegrid.tree.aliases import add_alias, checked_name
         from pipegrid.tree.paths import has_path
 
+        check_no_file(cap)
         text = as_pasted(cap).removesuffix("/")
         if has_path(text):
             raise UsageError(

@@ -10,6 +10,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.group import CommandGroup
 from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
+from pipegrid.cli.meant import check_no_file
 from pipegrid.cli.mirrorarchive import DEBIAN_KEYRING, debian_job, rpm_job
 from pipegrid.cli.mirroroptions import (
     check_options,
@@ -207,6 +208,7 @@ def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
     """Return the job that fetches a mirror from the grid."""
     if fetching.urls or fetching.to_grid:
         raise usage_error("--from-grid goes with neither --from nor --to-grid; leave them out")
+    check_no_file(cap)
     fetching.check_deleting(dest)
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -60,7 +61,7 @@ def command(
     cap = rest.pop(0) if rest and _is_cap(rest[0]) else None
     missing = _missing_alias(rest[0]) if rest and cap is None else ""
     if len(rest) > 1:
-        raise usage_error(f"{missing and missing + '; '}give one CAP and one PATH")
+        raise usage_error(_too_many(rest, cap, missing))
     names = tuple(part for part in rest[0].split("/") if part) if rest else ()
 
     async def work(grid: Grid, console: Console) -> int:
@@ -71,7 +72,6 @@ def command(
         from pipegrid.core.caps import DirectoryCap
         from pipegrid.core.text import printable
         from pipegrid.tree.backup.catalogue import chosen
-        from pipegrid.tree.paths import resolve
 
         if missing:
             console.say(f"pipegrid: {missing}, so '{printable(rest[0])}' is looked for in the run")
@@ -86,13 +86,61 @@ def command(
         metadata_json = json.dumps(run.metadata).encode()
         root: Cap | None = run.cap
         if names:
-            place = await resolve(grid, run.cap, names)
+            place = await _found(grid, run.cap, names, {each.name for each in runs}, cap is None)
             root, metadata_json = place.cap, place.metadata_json
             if not isinstance(root, DirectoryCap):  # as if it were alone in its directory
                 root, metadata_json = _directory_of_one(place), b"{}"
         return await fetch_tree(grid, console, root, output, metadata_json, force, paranoid)
 
     return GridJob(work, *arguments[:1], makes=cap is not None)
+
+
+def _too_many(paths: list[str], cap: str | None, missing: str) -> str:
+    """Return what to say of several paths."""
+    from pipegrid.cli.meant import holding_caps
+    from pipegrid.core.text import printable
+
+    if cap is not None or missing:
+        return (
+            f"{missing and missing + '; '}give one CAP and one PATH; --as NAME says of which backup"
+        )
+    return holding_caps(paths[0], by_option=False) or (
+        f"'{printable(paths[0])}' is neither a cap nor an alias; give one PATH, and with --as NAME of which "
+        "backup"
+    )
+
+
+async def _found(
+    grid: Grid, root: Cap, names: tuple[str, ...], called: set[str], alone: bool
+) -> PathEnd:
+    """
+    Return what a path in a run leads to.
+
+    Args:
+        called: the names of all backups: what is one, and no path, wants ``--as``.
+        alone: no cap was given, so it may be what was to be one.
+
+    Raises:
+        CapError: it was meant otherwise.
+        NoSuchChild: there is nothing.
+    """
+    from pipegrid.cli.meant import check_no_file
+    from pipegrid.core.text import printable
+    from pipegrid.errors import CapError, NoSuchChild
+    from pipegrid.tree.paths import resolve
+
+    path = "/".join(names)
+    try:
+        return await resolve(grid, root, names)
+    except NoSuchChild:
+        if path in called:
+            shown = printable(shlex.quote(path))
+            raise CapError(
+                f"there is no '{printable(path)}' in the run; for the backup of that name say --as {shown}"
+            ) from None
+        if alone:
+            check_no_file(path)
+        raise
 
 
 def _missing_alias(text: str) -> str:

@@ -13,6 +13,7 @@ import click
 from pipegrid.cli.capfile import CapLine, read_cap_file
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation
+from pipegrid.cli.meant import holding_caps
 from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.core import base32
 from pipegrid.core.caps import (
@@ -149,6 +150,8 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
     try:
         return NamedFile(text.strip(), understand(text), name)
     except CapError:
+        if hint := holding_caps(text, by_option=True):
+            raise CapError(hint) from None
         meant = text.strip().partition("/")[0] + ":"
         if ":" in text or not begins_with_alias(meant):
             raise

@@ -179,7 +179,22 @@ Work = Callable[..., Awaitable[int]]
 
 
 def job_of(work: Work, to_grid: bool) -> ReactorJob | GridJob:
-    """Return what does the work, with a grid if it is to be stored in one."""
+    """
+    Return what does the work, with a grid if it is to be stored in one.
+
+    Raises:
+        UsageError: it is, and none is configured. A mirror is large, and is to survive this machine in the
+            grid: one that nobody chose would be on the same disk.
+    """
     if not to_grid:
         return ReactorJob(work)
+    from pipegrid.cli.files import client_directory
+    from pipegrid.grid.homes import is_configured
+
+    directory = client_directory()
+    if not is_configured(directory):
+        raise UsageError(
+            f"no grid is configured in {directory}, and --to-grid makes none; join one, or make one on this "
+            "machine, with 'pipegrid init', or name the directory of another client with -d"
+        )
     return ReactorGridJob(lambda reactor, grid, console: work(reactor, console, grid))

@@ -52,7 +52,9 @@ def base32_bytes(text: str) -> bytes:
     try:
         return base32.decode(text.strip())
     except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+        raise click.BadParameter(
+            f"{error}; copy all of the secret, as it stands in 'private/convergence'"
+        ) from None
 
 
 def all_of(*options: Callable[[Any], Any]) -> Callable[[F], F]:

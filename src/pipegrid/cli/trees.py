@@ -85,9 +85,15 @@ def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
     Raises:
         UsageError: it is no path, or there is no such alias.
     """
+    from pipegrid.cli.meant import check_no_file
+    from pipegrid.errors import UsageError
     from pipegrid.tree.paths import parse_here
 
-    return parse_here(text, grid.config.directory)
+    try:
+        return parse_here(text, grid.config.directory)
+    except UsageError:
+        check_no_file(text)
+        raise
 
 
 async def directory_at(grid: Grid, text: str) -> PathEnd:

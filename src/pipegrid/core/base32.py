@@ -74,7 +74,8 @@ def decode(text: str) -> bytes:
     except ValueError:
         raise ValueError("base32 text may only hold a-z and 2-7") from None
     if len(text) % 8 not in _LENGTHS:
-        raise ValueError(f"base32 text cannot be {len(text)} characters long")
+        characters = "1 character" if len(text) == 1 else f"{len(text)} characters"
+        raise ValueError(f"base32 text cannot be {characters} long")
     count = 5 * len(text) // 8
     stray = 5 * len(text) - 8 * count
     if value & (1 << stray) - 1:
