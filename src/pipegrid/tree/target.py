@@ -20,9 +20,9 @@ from typing import Literal
 
 from pipegrid.core.text import printable
 from pipegrid.disk.partfile import PartFile
-from pipegrid.disk.partname import part_path
 from pipegrid.disk.secondname import take_away_second_name
 from pipegrid.errors import SinkError, naming
+from pipegrid.tree.aside import directory_instead, link_instead
 from pipegrid.tree.home import Home, HomePart, failed
 from pipegrid.tree.metadata import Kept
 
@@ -249,8 +249,7 @@ def make_directory(parent: Home, path: str, kept: Kept, force: bool) -> tuple[Ho
                 if stat.S_ISDIR(found.st_mode):
                     mode_before = stat.S_IMODE(found.st_mode)
                 elif force:
-                    os.unlink(name, dir_fd=inside)
-                    os.mkdir(name, kept.mode_under_way, dir_fd=inside)
+                    directory_instead(kept.mode_under_way, name, inside)
                 else:
                     raise in_the_way(path) from None
             if mode_before is not None and mode_before & _WRITABLE != _WRITABLE:
@@ -341,7 +340,7 @@ def make_link(home: Home, path: str, kept: Kept, force: bool) -> bool:
                 elif not force or stat.S_ISDIR(mode):
                     raise in_the_way(path) from None
                 else:
-                    _replace_by_link(to, name, inside)
+                    link_instead(to, name, inside)
             with suppress(OSError, OverflowError, NotImplementedError):
                 if kept.mtime_ns is not None:
                     times = (kept.mtime_ns, kept.mtime_ns)
@@ -349,22 +348,6 @@ def make_link(home: Home, path: str, kept: Kept, force: bool) -> bool:
     except (OSError, ValueError) as error:
         raise failed("make the link", path, error) from error
     return made
-
-
-def _replace_by_link(to: str, name: str, inside: int) -> None:
-    """Make a link in the place of what is there, which goes only when the link is made."""
-    hidden = part_path(name, inside)
-    try:
-        os.symlink(to, hidden, dir_fd=inside)
-    except FileExistsError:  # left by a process that was killed
-        os.unlink(hidden, dir_fd=inside)
-        os.symlink(to, hidden, dir_fd=inside)
-    try:
-        os.replace(hidden, name, src_dir_fd=inside, dst_dir_fd=inside)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(hidden, dir_fd=inside)
-        raise
 
 
 def write_whole(home: Home, path: str, data: bytes, replace: bool, kept: Kept) -> None:
