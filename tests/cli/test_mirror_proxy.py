@@ -14,6 +14,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.ssl import DefaultOpenSSLContextFactory
+from twisted.internet.task import deferLater
+from twisted.internet.tcp import Connection
 from twisted.protocols.portforward import ProxyClient
 from twisted.web.server import Site
 
@@ -73,6 +75,9 @@ class ProxyProtocol(Protocol):
         connectProtocol(endpoint, made).addCallback(self._connected)
 
     def _connected(self, behind: Any) -> None:
+        if not self.connected:  # who asked has gone meanwhile
+            behind.transport.loseConnection()
+            return
         self._behind = behind
         if self._tunnel:
             self._rest = self._rest.partition(b"\r\n\r\n")[2]
@@ -91,6 +96,7 @@ class ProxyProtocol(Protocol):
     port = 0
 
     def connectionLost(self, reason: Any = None) -> None:
+        self.connected = 0
         if self._behind is not None:
             self._behind.transport.loseConnection()
 
@@ -105,7 +111,16 @@ class ProxyTests(RpmCase):
         factory: Any = Factory.forProtocol(made)
         listening: Any = reactor.listenTCP(0, factory, interface="127.0.0.1")
         self.addCleanup(listening.stopListening)
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.connections_end()))
         return f"http://me:secret@127.0.0.1:{listening.getHost().port}"
+
+    async def connections_end(self) -> None:
+        """Wait for the end of all connections: TLS's last words pass two, and one may be just made."""
+        loop: Any = reactor
+        while any(
+            isinstance(each, Connection) for each in (*loop.getReaders(), *loop.getWriters())
+        ):
+            await deferLater(loop, 0.001)
 
     async def mirror(self, url: str, **environment: str) -> tuple[int, str]:
         """Mirror through it; returns status and stderr."""

@@ -146,7 +146,7 @@ class TunnelTests(SynchronousTestCase):
         self.assertIn("hangs up", str(self.failureResultOf(opened, TunnelRefused).value))
 
     def test_cancelled(self) -> None:
-        """Giving up ends the connection, made or not."""
+        """Giving up ends the connection, made or not; of its end nobody is told once more."""
         for connected in (False, True):
             reactor = MemoryReactor()
             inner = TCP4ClientEndpoint(reactor, "127.0.0.1", 8)
@@ -159,3 +159,5 @@ class TunnelTests(SynchronousTestCase):
             connecting.cancel()
             self.failureResultOf(connecting)
             self.assertEqual(transport.disconnected, connected)
+            if connected:
+                made.connectionLost(Failure(ConnectionDone()))

@@ -82,14 +82,15 @@ class Tunnel(Protocol):
         self._fail(TunnelRefused(f"the proxy {self._proxy} {what} to {self._target}"))
 
     def _fail(self, error: Exception) -> None:
+        opened = self._opened
         self.give_up()
-        opened, self._opened = self._opened, None
         if opened is not None:
             opened.errback(error)
 
     def give_up(self) -> None:
-        """Take in nothing more, and abort the connection, if there is one yet."""
+        """Take in nothing more, abort the connection, if there is one yet, and tell nobody of its end."""
         transport: Any = self.transport
+        self._opened = None
         self._head = b""
         self.dataReceived = lambda data: None  # type: ignore[method-assign]
         if transport is not None:
