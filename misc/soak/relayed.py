@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import gatherResults
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IProtocolFactory
 
 from pipegrid.core.params import Params
@@ -81,8 +81,12 @@ class RelayedServers:
         files = {SERVERS_NAME: "\n".join(lines) + "\n"}
         create_client(directory, params=self.params, happy=self._happy, files=files)
 
-    async def stop(self) -> None:
-        """End all."""
-        for relay in self._relays:
-            await relay.stopListening()
-        await gatherResults([node.stop() for node in self.nodes])
+    def stop(self) -> Deferred[None]:
+        """End all. No coroutine, which ``addCleanup`` of the oldest Twisted would not await."""
+
+        async def stop() -> None:
+            for relay in self._relays:
+                await relay.stopListening()
+            await gatherResults([node.stop() for node in self.nodes])
+
+        return Deferred.fromCoroutine(stop())
