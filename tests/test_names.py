@@ -1,9 +1,11 @@
-"""One word has one meaning: a class has a name of its own."""
+"""One word has one meaning: a class has a name of its own, and what a docstring names is there."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -15,6 +17,12 @@ SAME_MEANING = {"Child", "Entry", "Grid", "Workers"}
 
 STILL_TO_BE_NAMED = {"Limits", "WriteResult"}
 """This list only becomes shorter. Two of these are public: limits of a host, and of a grid."""
+
+ELSEWHERE = {"twisted"}
+"""Whose names are not ours."""
+
+REFERENCE = re.compile(r"``([a-z]\w*(?:\.\w+)*\.[A-Z][a-z]\w*)``")
+"""A class, by the module that it is in, or as much of the module's name as a reader needs."""
 
 
 class NamesTests(SynchronousTestCase):
@@ -31,3 +39,35 @@ class NamesTests(SynchronousTestCase):
         allowed = SAME_MEANING | STILL_TO_BE_NAMED
         self.assertEqual({name: twice[name] for name in twice.keys() - allowed}, {})
         self.assertEqual(allowed - twice.keys(), set())
+
+    def test_classes_that_texts_name_are_there(self) -> None:
+        """In the module that the text says; a class that moves, or is renamed, takes its mentions along."""
+        homes: dict[str, list[str]] = defaultdict(list)
+        texts: dict[str, str] = {}
+        for path in sorted(PACKAGE.rglob("*.py")):
+            relative = path.relative_to(PACKAGE.parent).with_suffix("")
+            module = ".".join(relative.parts).removesuffix(".__init__")
+            texts[module] = text = path.read_text("utf-8")
+            exports = path.name == "__init__.py"
+            for name in _classes(ast.parse(text), exports):
+                homes[name].append(f".{module}.{name}")
+        gone = [
+            (module, said)
+            for module, text in texts.items()
+            for said in REFERENCE.findall(text)
+            if said.split(".")[0] not in ELSEWHERE
+            and not any(home.endswith(f".{said}") for home in homes[said.split(".")[-1]])
+        ]
+        self.assertEqual(gone, [])
+
+
+def _classes(tree: ast.Module, exports: bool) -> Iterator[str]:
+    """Yield the classes of a module, its names for types, and what it hands on if it is a package."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom) and exports:
+            yield from (alias.asname or alias.name for alias in node.names)
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign):
+            yield from (each.id for each in statement.targets if isinstance(each, ast.Name))

@@ -104,7 +104,7 @@ class Wire:
 
 class MemoryConnector:
     """
-    Implements ``foolscaplink.Connector``: each connection is a pair of brokers.
+    Implements ``link.Connector``: each connection is a pair of brokers.
 
     Attributes:
         wires: the clients' ends of all connections that were made.

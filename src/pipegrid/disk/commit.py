@@ -48,7 +48,7 @@ Policy = Literal["none", "batch", "strict"]
 
 
 class Committable(Protocol):
-    """A complete share that is not visible yet; ``storage.uploads.Upload`` is one."""
+    """A complete share that is not visible yet; ``storage.uploads.upload.ShareUpload`` is one."""
 
     share_bytes: int
     opened: int

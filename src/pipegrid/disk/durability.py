@@ -43,14 +43,14 @@ MAX_GROUP_BYTES = 64 << 20
 
 
 class Workers(Protocol):
-    """As much of ``flow.workers`` as is needed here."""
+    """As much of ``reactor.workers`` as is needed here."""
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
         """Fire with what the function returns, or fail with what it raises."""
 
 
 class Written(Protocol):
-    """A share that is being written; ``storage.uploads.Upload`` is one."""
+    """A share that is being written; ``storage.uploads.upload.ShareUpload`` is one."""
 
     unsent_bytes: int
 

@@ -48,7 +48,7 @@ class Copied:
         Send the first so many bytes, of those that there are; they are gone from here.
 
         Args:
-            socket: as ``flow.sockets.socket_of`` returned it; None: send nothing.
+            socket: as ``reactor.sockets.socket_of`` returned it; None: send nothing.
 
         Returns:
             Those of them that the socket did not take.
@@ -157,7 +157,7 @@ class PageReader:
     Reads a socket of Twisted's: bulk data as pages, all else as Twisted does.
 
     Args:
-        socket: as ``flow.sockets.socket_of`` returned it.
+        socket: as ``reactor.sockets.socket_of`` returned it.
         read_bytes: at a time.
         received: is called with what was read as pages.
     """

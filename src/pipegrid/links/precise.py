@@ -123,7 +123,7 @@ class PreciseClock(PendingCalls):
         make_timer: given what to call.
 
     Attributes:
-        early_s: what a relay on this clock should take for "now" (``relay.Link``).
+        early_s: what a relay on this clock should take for "now" (``relay.SharedLink``).
     """
 
     def __init__(

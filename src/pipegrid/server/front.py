@@ -48,7 +48,7 @@ TICK_S = 5.0
 
 
 class FoolscapFactory(Protocol):
-    """What makes protocols for Foolscap; ``foolscap_port.FoolscapPort`` is one."""
+    """What makes protocols for Foolscap; ``foolscap.port.FoolscapPort`` is one."""
 
     def buildProtocol(self, addr: IAddress | None, on_known: Callable[[], None]) -> Any:
         """Return a protocol for a connection that asks for Foolscap, or None; see there."""

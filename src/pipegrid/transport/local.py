@@ -3,7 +3,7 @@ A storage server in this very process: the contract on top of a storage director
 
 **Threads.** What moves at most ``INLINE_BYTES`` runs at once, in the reactor's thread: its system calls
 take some ten microseconds, the way to a thread and back fifty to a hundred and fifty. Larger reads and
-writes, streams, and whatever waits for the disk (``storage.durability``), run in workers.
+writes, streams, and whatever waits for the disk (``disk.durability``), run in workers.
 
 **Memory.** Nothing is copied: the pieces of a write go to the disk as they are, and a read is one buffer. A
 stream holds two chunks of 256 KiB at most.

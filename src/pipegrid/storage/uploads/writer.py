@@ -30,7 +30,7 @@ _COMPARE_BYTES = 256 * 1024
 
 class ShareWriter:
     """
-    What fills a share's file; an ``Upload`` is one, and calls the rest of it under its lock.
+    What fills a share's file; a ``ShareUpload`` is one, and calls the rest of it under its lock.
 
     Attributes:
         share_number, share_bytes: which share of its index, and the length of its data.

@@ -5,11 +5,11 @@ One connection carries everything, and a server begins calls in the order in whi
 operations are sent at once; what has to wait, and for what, is ``_Sent.conflicts``:
 
 * a write for the answer to its allocation, which brings the reference to write to. All held writes, and the
-  ``close`` behind the last, then leave together: a put is two round trips (``foolscapuploads``);
+  ``close`` behind the last, then leave together: a put is two round trips (``foolscap.uploads``);
 * a question, or an allocation, behind writes to the same shares for their answers, since a server may
   take its time to make a share durable, and carry out what comes later meanwhile.
 
-How shares are read: ``foolscapreaders``.
+How shares are read: ``foolscap.readers``.
 
 **What Foolscap cannot do.** An unfinished upload ends with its connection, at the server: on a new one writes
 fail with ``NoSuchShare``, and the upload has to begin anew.
@@ -123,7 +123,7 @@ class FoolscapServer(StoresApart):
 
     Args:
         identity: who it is.
-        connector: connects to it; ``foolscaptub.TubConnector`` is the real one.
+        connector: connects to it; ``tub.TubConnector`` is the real one.
         clock: for all patience.
     """
 

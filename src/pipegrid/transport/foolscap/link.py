@@ -62,7 +62,7 @@ _MEANINGS: dict[str, type[ServerRefused]] = {
 
 
 class Connector(Protocol):
-    """Makes connections to one server; ``foolscaptub.TubConnector`` is the real one."""
+    """Makes connections to one server; ``tub.TubConnector`` is the real one."""
 
     def connect(self) -> Deferred[Any]:
         """Fire with a remote reference to the storage server, over a connection that may be new."""

@@ -48,7 +48,7 @@ LOST_AFTER_S = 2 * KEEPALIVE_S
 
 class TubConnector:
     """
-    Implements ``foolscaplink.Connector``.
+    Implements ``link.Connector``.
 
     Args:
         throttle: bounds the rate of the connection, with those of all others.
