@@ -5,6 +5,7 @@ The command line's grammar: global options, and commands that are loaded when th
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -140,6 +141,10 @@ def parse(
         if error.filename is not None or isinstance(error, FileNotFoundError):  # for no directory
             raise
         raise SinkError(f"cannot write to standard output: {error.strerror}") from error  # the help
+    except AttributeError:
+        if sys.stdout is None:  # closed, and click before 8.1.4 was to print the help there
+            console.results.write(b"")  # says so
+        raise
     except click.Abort:  # Ctrl-C, while caps were read from a terminal or a pipe
         raise Interrupted from None
     if isinstance(outcome, int):  # the status of --help and --version
