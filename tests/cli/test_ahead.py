@@ -68,7 +68,7 @@ class AheadTests(TestCase):
             reactor, self.scratch, SERVERS, Params(2, SERVERS), SERVERS, self._relay_to
         )
         await self.servers.start()
-        self.addCleanup(lambda: Deferred.fromCoroutine(self.servers.stop()))
+        self.addCleanup(self.servers.stop)
 
     def _relay_to(self, port: int) -> Counting:
         def connected() -> None:

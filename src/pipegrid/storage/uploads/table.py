@@ -98,7 +98,7 @@ class UnfinishedUploads:
         self._given_up = 0  # to make room, since it was last told
         self._yielding: Yielding[ShareUpload] = Yielding()
         self._open = OpenFiles(max_open)
-        self._whole = WholeShares(paths, clock, self._used, self._forget)
+        self._whole = WholeShares(paths, clock, self)
         self._table_lock = threading.Lock()  # for what is counted; nothing is waited for under it
         self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
 
@@ -348,29 +348,17 @@ class UnfinishedUploads:
     def _adopt(
         self, key: Key, share_bytes: int, secret_hash: bytes, begun: BegunFile, client: Client
     ) -> ShareUpload:
-        upload = ShareUpload(
-            *key,
-            share_bytes,
-            secret_hash,
-            begun.fd,
-            begun.path,
-            begun.final_path,
-            self._known_boot_id(),
-            self._clock,
-            self._used,
-            self._forget,
-            () if begun.note is None else begun.note.ranges,
-            begun.lease,
-        )
+        boot_id = self._known_boot_id()
+        upload = ShareUpload(key, share_bytes, secret_hash, begun, boot_id, self._clock, self)
         upload.client = client
         with self._table_lock:
             self._uploads[key] = upload
             self.allocated_bytes += share_bytes
             self._yielding.add(upload)
-        self._used(upload)
+        self.used(upload)
         return upload
 
-    def _used(self, upload: ShareUpload) -> None:
+    def used(self, upload: ShareUpload) -> None:
         """Count what is still to come of it, and keep the number of open files bounded."""
         with self._table_lock:
             remaining = upload.remaining_bytes
@@ -378,7 +366,8 @@ class UnfinishedUploads:
             upload.promised_bytes = remaining
         self._open.used(upload)
 
-    def _forget(self, upload: ShareUpload) -> None:
+    def forget(self, upload: ShareUpload) -> None:
+        """Count no more of it: it has ended."""
         with self._table_lock:
             key = (upload.storage_index, upload.share_number)
             if self._uploads.get(key) is upload:

@@ -22,20 +22,33 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Range, Spans
 from pipegrid.disk import files as disk
 from pipegrid.errors import PipegridError, ServerRefused
+from pipegrid.storage.paths import Key
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
+from pipegrid.storage.uploads.beginning import BegunFile
 from pipegrid.storage.uploads.standing import NOBODY, WRITTEN_S, Client
 from pipegrid.storage.uploads.writer import ShareWriter, slice_pieces
 
 
+class UploadKeeper(Protocol):
+    """Who knows all uploads of a store."""
+
+    def used(self, upload: ShareUpload) -> None:
+        """It was written to, or opened."""
+
+    def forget(self, upload: ShareUpload) -> None:
+        """It has ended, well or not."""
+
+
 class ShareUpload(ShareWriter):
     """
-    A share that is being written; made by ``UnfinishedUploads`` alone.
+    A share that is being written; made by ``UnfinishedUploads`` alone, its keeper.
 
     Attributes:
         storage_index: of its share; the rest of that is ``ShareWriter``'s.
@@ -57,45 +70,33 @@ class ShareUpload(ShareWriter):
 
     def __init__(
         self,
-        storage_index: bytes,
-        share_number: int,
+        key: Key,
         share_bytes: int,
         secret_hash: bytes,
-        fd: int,
-        incoming_path: str,
-        final_path: str,
+        begun: BegunFile,
         boot_id: bytes,
         clock: Callable[[], float],
-        on_open: Callable[[ShareUpload], None],
-        on_gone: Callable[[ShareUpload], None],
-        received: Sequence[Range] = (),
-        fresh_lease: bytes | None = None,
+        keeper: UploadKeeper,
     ) -> None:
-        self.storage_index = storage_index
-        self.share_number = share_number
-        self.share_bytes = share_bytes
-        self.secret_hash = secret_hash
+        received = () if begun.note is None else begun.note.ranges
+        self.storage_index, self.share_number = key
+        self.share_bytes, self.secret_hash = share_bytes, secret_hash
         self.last_write = self.began = clock()
         self.client = NOBODY
-        self.left_behind = False
-        self.unsent_bytes = 0
+        self.left_behind = self.new_index = self.gone = self.stored = False
+        self.unsent_bytes = self.promised_bytes = 0
         self.opened = next(self._openings)
         self.resumed = bool(received)
-        self.new_index = False
-        self.promised_bytes = 0
-        self._fd = fd
-        self._fresh_lease = fresh_lease
+        self.resumed = bool(received)
+        self._fd = begun.fd
+        self._fresh_lease = begun.lease
         self._file: tuple[int, int] | None = None
-        self._incoming = incoming_path
-        self._final = final_path
-        self._boot_id = boot_id
-        self._clock = clock
-        self._on_open = on_open
-        self._on_gone = on_gone
+        self._incoming, self._final = begun.path, begun.final_path
+        self._boot_id, self._clock = boot_id, clock
+        self._keeper = keeper
         self._received = Spans(received)
         self._noted: tuple[Range, ...] | None = tuple(received) or None
         self._came_before = self._received.total
-        self.gone = self.stored = False
         self._beginning = False  # the disk is being asked to begin with it
         self._lock = threading.RLock()
 
@@ -167,7 +168,7 @@ class ShareUpload(ShareWriter):
                 self._lay_out(self._fresh_lease, pieces, wanted)
                 self._received.add(0, end)
                 self._inode()  # not in the thread that syncs: each call there fights for the interpreter
-                self._on_open(self)
+                self._keeper.used(self)
                 self.last_write = self._clock()
                 return
             fd = self._require_open()
@@ -181,7 +182,7 @@ class ShareUpload(ShareWriter):
                     self._fill(fd, begin, views, wanted)
             finally:
                 # Less is to come, and if it is complete it has to stay open now.
-                self._on_open(self)
+                self._keeper.used(self)
             self.unsent_bytes += end - offset
             self.last_write = self._clock()
 
@@ -195,7 +196,7 @@ class ShareUpload(ShareWriter):
         with self._lock:
             self._require_open()
             self._received.add(0, self.share_bytes)
-            self._on_open(self)  # it has to stay open now
+            self._keeper.used(self)  # it has to stay open now
 
     def checkpoint(self) -> None:
         """
@@ -382,7 +383,7 @@ class ShareUpload(ShareWriter):
             self.resumed = True
             self._received = Spans(note.ranges)
             self._noted = tuple(note.ranges)
-        self._on_open(self)
+        self._keeper.used(self)
         return self._fd
 
     def _cannot_go_on(self, error: OSError) -> ServerRefused:
@@ -391,7 +392,7 @@ class ShareUpload(ShareWriter):
     def _leave(self) -> None:
         self.gone = True
         self._close()
-        self._on_gone(self)
+        self._keeper.forget(self)
 
     def _close(self) -> None:
         if self._fd is not None:

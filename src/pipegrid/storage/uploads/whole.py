@@ -26,7 +26,7 @@ from pipegrid.storage.paths import Key, Paths
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads.standing import NOBODY, Client
-from pipegrid.storage.uploads.upload import ShareUpload
+from pipegrid.storage.uploads.upload import ShareUpload, UploadKeeper
 
 _FORBIDDEN = frozenset(
     {
@@ -46,7 +46,7 @@ class WholeShare(ShareUpload):
 
     Args:
         fd: of its file.
-        clock, on_used, on_gone: see ``WholeShares``.
+        clock, keeper: see ``WholeShares``.
         on_forbidden: called if its file cannot get a name, for a reason that others' would have as well.
     """
 
@@ -69,19 +69,16 @@ class WholeShare(ShareUpload):
 
     def __init__(
         self,
-        storage_index: bytes,
-        share_number: int,
+        key: Key,
         share_bytes: int,
         secret_hash: bytes,
         fd: int,
         final_path: str,
         clock: Callable[[], float],
-        on_used: Callable[[ShareUpload], None],
-        on_gone: Callable[[ShareUpload], None],
+        keeper: UploadKeeper,
         on_forbidden: Callable[[], None],
     ) -> None:
-        self.storage_index = storage_index
-        self.share_number = share_number
+        self.storage_index, self.share_number = key
         self.share_bytes = share_bytes
         self.secret_hash = secret_hash
         self.last_write = self.began = clock()
@@ -89,8 +86,7 @@ class WholeShare(ShareUpload):
         self._fd = fd
         self._final = final_path
         self._clock = clock
-        self._on_open = on_used
-        self._on_gone = on_gone
+        self._keeper = keeper
         self._on_forbidden = on_forbidden
         self._received = Spans.up_to(share_bytes)
         self._lock = threading.RLock()
@@ -124,20 +120,13 @@ class WholeShares:
     Args:
         paths: where shares are.
         clock: seconds since 1970.
-        on_used, on_gone: told of each share that is used once more, and that has ended.
+        keeper: told what becomes of each share.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        clock: Callable[[], float],
-        on_used: Callable[[ShareUpload], None],
-        on_gone: Callable[[ShareUpload], None],
-    ) -> None:
+    def __init__(self, paths: Paths, clock: Callable[[], float], keeper: UploadKeeper) -> None:
         self._paths = paths
         self._clock = clock
-        self._on_used = on_used
-        self._on_gone = on_gone
+        self._keeper = keeper
         # Whether files can do without names; None: nobody has tried.
         self._possible: bool | None = None
         # Unfinished uploads of other processes; None: too many to keep in mind.
@@ -173,14 +162,13 @@ class WholeShares:
             os.close(fd)
             return None
         return WholeShare(
-            *key,
+            key,
             len(data),
             sidecar.hash_secret(upload_secret),
             fd,
             paths.final(*key),
             self._clock,
-            self._on_used,
-            self._on_gone,
+            self._keeper,
             self._forbid,
         )
 
