@@ -119,9 +119,9 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual((process.returncode, prose), (1, b""))
 
     def test_signals_interrupt_and_clean_up(self) -> None:
-        """SIGINT and SIGTERM end a command that waits for its input: 130, and one sentence."""
+        """SIGINT, SIGTERM and SIGHUP end a command that waits for its input: 130, and one sentence."""
         self.run_command("init")
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             process = self.start("put", "-", stdin=subprocess.PIPE)
             self.wait_until_reading(process)
             process.send_signal(number)

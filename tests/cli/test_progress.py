@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -187,6 +188,15 @@ class BarTests(TerminalTestCase):
             (line,) = terminal.lines
             self.assertRegex(line, "^pipegrid: interrupted.* the same command can be run again$")
             self.assertNotIn("put: :", terminal.raw)
+
+    def test_a_terminal_that_hangs_up(self) -> None:
+        """The bar is taken away, as at Ctrl-C, for whoever sees that terminal again."""
+        terminal = self.on_terminal("pipegrid", "put", "-")
+        terminal.wait_until(lambda seen: "put: " in seen.raw)
+        terminal.process.kill(signal.SIGHUP)
+        self.assertEqual(terminal.finish(), 130)
+        (line,) = terminal.lines
+        self.assertRegex(line, "^pipegrid: interrupted.* the same command can be run again$")
 
     def test_ctrl_c_behind_a_bar_of_the_whole_width(self) -> None:
         """The terminal's echo of it breaks no line, so that all of the bar can be taken away."""

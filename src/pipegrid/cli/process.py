@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 _M_ARENA_MAX = -8  # of glibc's mallopt
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Being told to end, or a terminal that is closed, is as good a reason to clean up as Ctrl-C."""
+
 _told: list[int] = []
 """The signals that came before there was a command that could be cancelled."""
 
@@ -55,8 +58,7 @@ def run_process(
         glimpse: what was found at a glance of what it asks for.
     """
     _told.clear()
-    # Being told to end is as good a reason to clean up as Ctrl-C.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ENDING:
         _handle(number, _tell_to_end)
     console = Console(
         getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
@@ -137,12 +139,12 @@ def _cut_short(job: ShortcutJob, console: Console) -> int | None:
         signal.signal(number, signal.SIG_DFL)
         told.append(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ENDING:
         _handle(number, note)
     try:
         return job.cut_short(console, lambda: bool(told))
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _ENDING:
             _handle(number, _tell_to_end)
 
 
@@ -182,7 +184,7 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     outcome = _Outcome(reactor)
     reactor.callWhenRunning(outcome.begin, start)
     # Twisted's own handlers would stop the reactor, and leave no time to clean up.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ENDING:
         _handle(number, outcome.interrupted)
     wake_for_signals(reactor)
     if _told:  # of which nothing came: there is C code that forgets what was raised beneath it

@@ -37,8 +37,9 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | Glimpse | Non
         return None
     if len(dest) > MAX_DEST or (as_json and plain_json({"dest": dest}) is None):
         return None
-    if _signal.getsignal(_signal.SIGTERM) != _signal.SIG_IGN:  # as ``process`` has it
-        _signal.signal(_signal.SIGTERM, _signal.default_int_handler)
+    for number in (_signal.SIGTERM, _signal.SIGHUP):  # as ``process`` has it
+        if _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, _signal.default_int_handler)
     try:
         found = glimpse(dest, (os.cpu_count() or 1) > 1)
     except KeyboardInterrupt:
