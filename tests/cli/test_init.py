@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.grid import creation
 from pipegrid.grid.config import load
 from pipegrid.grid.creation import suggested
 from tests.cli.support import Run
@@ -282,3 +285,16 @@ class NumbersTests(SynchronousTestCase):
         make_node(self.directory / "node")
         self.directory /= "node"
         self.assertIn("never written", self.init("-k", "1", status=2).stderr)
+
+    def test_a_full_disk(self) -> None:
+        """Is no mistake of the command line: status 1, and the same command goes on when there is room."""
+        full = OSError(errno.ENOSPC, "No space left on device")
+        with mock.patch.object(creation, "create_file", side_effect=full):
+            words = "a grid directory: No space left on device; free some space\n"
+            self.assertIn(words, self.init(status=1).stderr)
+        self.init()
+        text = (self.directory / "pipegrid.cfg").read_text()
+        with mock.patch.object(creation, "replace_file", side_effect=full):
+            words = "No space left on device; nothing was changed; free some space\n"
+            self.assertIn(words, self.init("-k", "1", status=1).stderr)
+        self.assertEqual((self.directory / "pipegrid.cfg").read_text(), text)

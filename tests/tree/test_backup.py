@@ -33,6 +33,7 @@ from pipegrid.errors import (
 )
 from pipegrid.tree import localwalk
 from pipegrid.tree.backup import catalogue, naming
+from pipegrid.tree.backup import database as database_module
 from pipegrid.tree.backup import machine as machines
 from pipegrid.tree.backup.catalogue import (
     BackupRun,
@@ -1022,6 +1023,15 @@ class BackupTests(SynchronousTestCase):
         self.assertIn("database or disk is full", str(error))
         self.assertEqual(self.said, [])
         self.assertEqual(sorted(os.listdir(self.private / "backup")), before)
+        refused = OSError(errno.ENOSPC, "No space left on device")
+
+        def refuses(*_: object) -> None:
+            raise refused
+
+        patch = self.patch(database_module, "open_private", refuses)
+        error = self.failureResultOf(self.start(), SinkError).value  # it could not be made
+        patch.restore()
+        self.assertIn("No space left on device; free some space", str(error))
         self.days += 1
         full[:] = ["SELECT", "INSERT"]
         again = self.run_backup()

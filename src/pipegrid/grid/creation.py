@@ -16,11 +16,12 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.core.text import counted
+from pipegrid.disk.files import FULL
 from pipegrid.disk.private import make_directory
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import create_file, replace_file
 from pipegrid.disk.secondname import take_away_second_name
-from pipegrid.errors import UsageError, naming
+from pipegrid.errors import SinkError, UsageError, naming
 from pipegrid.grid.config import (
     DEFAULT_SERVERS,
     DURABILITIES,
@@ -78,6 +79,7 @@ def create_local(
 
     Raises:
         UsageError: it is configured already, cannot be written, or the numbers are impossible.
+        SinkError: its disk is full.
     """
     params = params or Params()
     check_servers(servers)
@@ -196,6 +198,7 @@ def change(
 
     Raises:
         UsageError: it is not configured, or by Tahoe-LAFS; or the numbers are impossible.
+        SinkError: its disk is full.
     """
     directory = Path(directory)
     before = load(directory)
@@ -227,6 +230,10 @@ def change(
             mode=path.stat().st_mode & 0o777,
         )
     except OSError as error:
+        if error.errno in FULL:
+            raise SinkError(
+                f"cannot write {path}: {error.strerror}; nothing was changed; free some space"
+            ) from error
         raise UsageError(f"cannot write {path}: {error.strerror}; change it by hand") from error
     return load(directory)
 
@@ -315,10 +322,10 @@ def _create(
         text = "\n".join([*lines, ""])
         create_file(directory / CONFIG_NAME, text.encode("utf-8"), mode=0o644)
     except OSError as error:
-        text = (
-            f"cannot make {directory} a grid directory: {error.strerror}; choose another directory"
-        )
-        raise naming(UsageError(text), "another directory") from error
+        text = f"cannot make {directory} a grid directory: {error.strerror}; "
+        if error.errno in FULL:  # what was made is of use at the next try
+            raise SinkError(f"{text}free some space") from error
+        raise naming(UsageError(f"{text}choose another directory"), "another directory") from error
     return load(directory)
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pipegrid.core.caps import ChkCap, LitCap, parse_cap
+from pipegrid.disk.files import FULL
 from pipegrid.disk.private import open_private
 from pipegrid.errors import CapError, SinkError, UsageError
 from pipegrid.tree.backup.changes import (
@@ -112,7 +113,10 @@ class Database(Memory):
         try:
             os.close(open_private(str(self._path), os.O_RDWR))
         except OSError as error:
-            raise UsageError(f"cannot open {self._path}: {error.strerror}") from error
+            text = f"cannot open {self._path}: {error.strerror}"
+            if error.errno in FULL:
+                raise SinkError(f"{text}; free some space, and run the backup again") from error
+            raise UsageError(text) from error
         self._writing = self._connect()
         version = self._writing.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
