@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, ReactorGridJob, ReactorJob
+from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 from pipegrid.mirror import HIDDEN, MANIFEST, NEW_MANIFEST
 from pipegrid.mirror.value import Value
@@ -43,7 +44,7 @@ class Display:
             return
         bar.total = report.wanted_bytes
         done = report.present_files + report.fetched_files
-        bar.set_postfix_str(f"{done}/{report.wanted_files} files", refresh=False)
+        bar.set_postfix_str(f"{done}/{counted(report.wanted_files, 'file')}", refresh=False)
         bar.update(report.present_bytes + report.fetched_bytes - bar.n)
 
     def __enter__(self) -> Display:

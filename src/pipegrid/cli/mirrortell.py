@@ -103,8 +103,10 @@ def _tell_how_many_more(console: Console, report: Report) -> None:
 def _ranked(tally: Tally) -> str:
     rate = f"{tally.bytes_per_s / 1e6:.1f} MB/s" if tally.bytes_per_s else "nothing"
     text = f"{tally.url}: {counted(tally.files, 'file')}, {rate}"
-    if tally.refused or tally.broken:
-        text += f"; {tally.refused} lacking or wrong, {tally.broken} broken"
+    failed = f"{counted(tally.refused, 'file')} lacking or wrong" if tally.refused else ""
+    broken = f"{counted(tally.broken, 'request')} failed" if tally.broken else ""
+    if failed or broken:
+        text += f"; {', '.join(filter(None, (failed, broken)))}"
     if tally.given_up is not None:
         text += f"; given up ({printable(tally.given_up)})"
     return text

@@ -188,8 +188,8 @@ class Sprint:
                 connection.read(now_s)
         except Lost as error:
             self._lost(connection, error)
-        except Odd as error:
-            self._lost(connection, Lost(str(error)))
+        except Odd as error:  # nothing broke: it does what a sprint does not, and others may
+            self._leave(self._entrants[connection.mirror], str(error))
         else:
             if connection.wants_to_write != wanted_to_write and connection.sock.fileno() >= 0:
                 self._poll.modify(connection.sock.fileno(), connection.mask)
