@@ -5,7 +5,7 @@ from __future__ import annotations
 from misc.fuzz.choices import Choices
 from pipegrid.core import directory, hashtree, layout, ueb
 from pipegrid.core.caps import parse_cap
-from pipegrid.core.directory import Child
+from pipegrid.core.directory import PackedChild
 from pipegrid.core.params import Geometry
 from pipegrid.core.shareparts import BadPart, parse_ueb_length, prove_leaf, read_layout
 from pipegrid.errors import DirectoryError, UsageError
@@ -98,9 +98,9 @@ def seeds() -> dict[str, bytes]:
         number.to_bytes(2, "big") + bytes([number]) * 32 for number in hashtree.chain_order(10, 4)
     )
     children = [
-        Child("a", parse_cap("URI:LIT:ifsgc"), {"tahoe": {"linkcrtime": 1.5}}),
-        Child("b\xe4", parse_cap("URI:DIR2-LIT:ifsgc")),
-        Child("c", parse_cap("imm.x")),
+        PackedChild("a", parse_cap("URI:LIT:ifsgc"), {"tahoe": {"linkcrtime": 1.5}}),
+        PackedChild("b\xe4", parse_cap("URI:DIR2-LIT:ifsgc")),
+        PackedChild("c", parse_cap("imm.x")),
     ]
     immutable = directory.pack_immutable(children)
     return {

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from pipegrid.core.caps import Cap, ChkCap, UnknownCap, parse_cap
-from pipegrid.core.directory import Child, pack_immutable
+from pipegrid.core.directory import PackedChild, pack_immutable
 from tests.cli.processes import ProcessTestCase, in_fresh_processes
 
 
@@ -30,7 +30,7 @@ class TreeHardeningTests(ProcessTestCase):
         self.assertEqual(len(lines), 1, err)
         self.assertTrue(all(line.isprintable() for line in err.splitlines()), repr(err))
 
-    def put_directory(self, *children: Child) -> str:
+    def put_directory(self, *children: PackedChild) -> str:
         """Store a directory that no honest program makes; returns its cap."""
         path = self.home / "packed"
         path.write_bytes(pack_immutable(children))
@@ -140,10 +140,10 @@ class TreeHardeningTests(ProcessTestCase):
         good = self.file_cap()
         huge = ChkCap(b"k" * 16, b"u" * 32, 3, 10, 1 << 60)
         cap = self.put_directory(
-            Child("good", good, {}),
-            Child("huge", huge, {}),
-            Child("esc\x1b[2J\x1b]0;mine\x07", huge, {}),
-            Child("..", good, {}),
+            PackedChild("good", good, {}),
+            PackedChild("huge", huge, {}),
+            PackedChild("esc\x1b[2J\x1b]0;mine\x07", huge, {}),
+            PackedChild("..", good, {}),
         )
         _, err = self.run_command("get", "-r", cap, "-o", "back", status=1)
         self.assert_one_sentence(err, "pipegrid: huge:", "does not fit")
@@ -155,8 +155,8 @@ class TreeHardeningTests(ProcessTestCase):
     def test_caps_of_several_lines(self) -> None:
         """A cap of a kind that nobody knows makes no line of its own, for whoever reads lists of caps."""
         cap = self.put_directory(
-            Child("new", UnknownCap("imm.lafs://x\nURI:LIT:mfrgg  false\r\t"), {}),
-            Child("good", self.file_cap(), {}),
+            PackedChild("new", UnknownCap("imm.lafs://x\nURI:LIT:mfrgg  false\r\t"), {}),
+            PackedChild("good", self.file_cap(), {}),
         )
         for arguments, lines in (
             (("manifest",), 3),

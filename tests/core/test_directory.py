@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap, parse_cap
 from pipegrid.core.directory import (
-    Child,
+    PackedChild,
     ReadWriteEntry,
     directory_cap,
     pack_immutable,
@@ -44,7 +44,7 @@ caps = st.sampled_from(
     ]
 ).map(parse_cap)
 children = st.builds(
-    Child,
+    PackedChild,
     st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
     caps,
     st.dictionaries(st.text(max_size=5), json_values, max_size=3).filter(
@@ -67,7 +67,7 @@ class ImmutableDirectoryTests(SynchronousTestCase):
         """The recorded children pack to the recorded bytes and come back from them."""
         for case in CASES["immutable"]:
             given_children = [
-                Child(child["name"], parse_cap(child["cap"]), child["metadata"])
+                PackedChild(child["name"], parse_cap(child["cap"]), child["metadata"])
                 for child in case["children"]
             ]
             packed = bytes.fromhex(case["packed_hex"])
@@ -95,7 +95,7 @@ class ImmutableDirectoryTests(SynchronousTestCase):
     def test_names_are_composed_and_sorted(self) -> None:
         """Names are stored and returned in NFC, in order of code points."""
         names = ["é", "z", "Z", "\U0001f600", "￿", "e\u0301t", "a"]
-        packed = pack_immutable(Child(name, LIT) for name in names)
+        packed = pack_immutable(PackedChild(name, LIT) for name in names)
         returned = [child.name for child in unpack_immutable(packed)]
         self.assertEqual(returned, ["Z", "a", "z", "é", "ét", "￿", "\U0001f600"])
         stored = entry(name="e\u0301".encode())
@@ -103,9 +103,9 @@ class ImmutableDirectoryTests(SynchronousTestCase):
 
     def test_metadata_has_one_form(self) -> None:
         """JSON is written with spaces, escapes and keys in the order given."""
-        packed = pack_immutable([Child("n", LIT, {"z": [1, 2.0], "a": {"é": None}})])
+        packed = pack_immutable([PackedChild("n", LIT, {"z": [1, 2.0], "a": {"é": None}})])
         self.assertIn(rb'{"z": [1, 2.0], "a": {"\u00e9": null}}', packed)
-        self.assertIn(b"2:{},", pack_immutable([Child("n", LIT)]))
+        self.assertIn(b"2:{},", pack_immutable([PackedChild("n", LIT)]))
 
     def test_refuses_children_that_could_change(self) -> None:
         """Only caps that can never mean anything else may be packed."""
@@ -123,7 +123,7 @@ class ImmutableDirectoryTests(SynchronousTestCase):
             "",
         ):
             with self.assertRaises(UsageError, msg=text):
-                pack_immutable([Child("n", parse_cap(text))])
+                pack_immutable([PackedChild("n", parse_cap(text))])
 
     def test_refuses_what_cannot_be_written(self) -> None:
         """Equal names, names outside Unicode and metadata outside JSON are refused."""
@@ -133,12 +133,12 @@ class ImmutableDirectoryTests(SynchronousTestCase):
         for _ in range(100_000):
             deep = [deep]
         for bad in (
-            [Child("é", LIT), Child("e\u0301", LIT)],
-            [Child("\ud800", LIT)],
-            [Child("n", LIT, {"x": b"bytes"})],
-            [Child("n", LIT, {"x": float("nan")})],
-            [Child("n", LIT, circle)],
-            [Child("n", LIT, {"x": deep})],
+            [PackedChild("é", LIT), PackedChild("e\u0301", LIT)],
+            [PackedChild("\ud800", LIT)],
+            [PackedChild("n", LIT, {"x": b"bytes"})],
+            [PackedChild("n", LIT, {"x": float("nan")})],
+            [PackedChild("n", LIT, circle)],
+            [PackedChild("n", LIT, {"x": deep})],
         ):
             self.assertRaises(UsageError, pack_immutable, bad)
 
@@ -167,7 +167,7 @@ class ImmutableDirectoryTests(SynchronousTestCase):
 
     def test_unknown_children(self) -> None:
         """The directory's own promise stands for the prefix that is not stored."""
-        child = Child("n", UnknownCap("imm.lafs://x"))
+        child = PackedChild("n", UnknownCap("imm.lafs://x"))
         packed = pack_immutable([child])
         self.assertIn(b"8:lafs://x,", packed)
         self.assertEqual(unpack_immutable(packed), [child])
@@ -179,7 +179,7 @@ class ImmutableDirectoryTests(SynchronousTestCase):
     def test_last_of_equal_names_counts(self) -> None:
         """Names that become equal by composition are one child, the last."""
         data = entry(name="é".encode()) + entry(name="e\u0301".encode(), cap=b"URI:LIT:ifsgc")
-        self.assertEqual(unpack_immutable(data), [Child("é", LIT)])
+        self.assertEqual(unpack_immutable(data), [PackedChild("é", LIT)])
 
     def test_refuses_damage(self) -> None:
         """Whatever is wrong, it is a DirectoryError that says where."""
@@ -218,7 +218,7 @@ class ImmutableDirectoryTests(SynchronousTestCase):
 
     @EXAMPLES
     @given(st.lists(children, max_size=5))
-    def test_round_trip(self, given_children: list[Child]) -> None:
+    def test_round_trip(self, given_children: list[PackedChild]) -> None:
         """What is packed comes back, sorted."""
         try:
             packed = pack_immutable(given_children)

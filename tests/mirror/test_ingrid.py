@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, is_literal_size
-from pipegrid.core.directory import Child, directory_cap, pack_immutable, unpack_immutable
+from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable, unpack_immutable
 from pipegrid.errors import CapError, NotEnoughSharesError, PipegridError, UnhappyError
 from pipegrid.mirror import NEW_MANIFEST
 from pipegrid.mirror.gridfetch import GridFetch
@@ -255,7 +255,10 @@ class FetchTests(GridCase):
     def tree(self, entries: list[Wanted], **children: Any) -> DirectoryCap:
         """Return the cap of a mirror with such a list."""
         listed = self.grid.add(b"".join(map(list_line, entries)))
-        made = [Child(HIDDEN, listed), *(Child(name, cap) for name, cap in children.items())]
+        made = [
+            PackedChild(HIDDEN, listed),
+            *(PackedChild(name, cap) for name, cap in children.items()),
+        ]
         return directory_cap(self.grid.add(pack_immutable(made)))
 
     def test_lost(self) -> None:
@@ -323,7 +326,9 @@ class FetchTests(GridCase):
             (b"hello\n", "is not SHA-256, size and path"),
             (b"%s 4 a\n%s 4 a/b\n" % (sha(b"data").encode(), sha(b"data").encode()), "files below"),
         ):
-            root = pack_immutable([Child(HIDDEN, self.grid.add(text)), Child("..", data)])
+            root = pack_immutable(
+                [PackedChild(HIDDEN, self.grid.add(text)), PackedChild("..", data)]
+            )
             self.refused(words, BadEntry, directory_cap(self.grid.add(root)), self.back)
         self.assertEqual(self.found(self.back), {})
         self.assertFalse((self.back.parent / "x").exists())
@@ -332,14 +337,14 @@ class FetchTests(GridCase):
         """It is read once, and of it is kept what is wanted."""
         data = b"x" * 100
         file = self.grid.add(data)
-        inner = pack_immutable([Child(f"{number}", file) for number in range(500)])
+        inner = pack_immutable([PackedChild(f"{number}", file) for number in range(500)])
         one = directory_cap(self.grid.add(inner))
         entries = [
             Wanted(f"d{number}/7", 100, "sha256", bytes.fromhex(sha(data))) for number in range(300)
         ]
         listed = self.grid.add(b"".join(map(list_line, entries)))
-        names = [Child(each.path.split("/")[0], one) for each in entries]
-        root = self.grid.add(pack_immutable([Child(HIDDEN, listed), *names]))
+        names = [PackedChild(each.path.split("/")[0], one) for each in entries]
+        root = self.grid.add(pack_immutable([PackedChild(HIDDEN, listed), *names]))
         path = Path(self.mktemp())
         self.fetch(directory_cap(root), path)
         self.assertEqual(self.found(path), {each.path: data for each in entries})

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, is_literal_size
-from pipegrid.core.directory import Child, pack_immutable
+from pipegrid.core.directory import PackedChild, pack_immutable
 from pipegrid.core.hashes import netstring
 from pipegrid.errors import NotEnoughSharesError
 
@@ -69,7 +69,7 @@ class FakeGrid:
                 given = self.file(given)
             elif isinstance(given, Mapping):
                 given = self.directory(given)
-            children.append(Child(name, given, metadata))
+            children.append(PackedChild(name, given, metadata))
         return self.packed(pack_immutable(children))
 
     def packed(self, data: bytes) -> DirectoryCap:

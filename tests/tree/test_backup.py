@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
-from pipegrid.core.directory import Child, directory_cap, pack_immutable
+from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.errors import (
     CapError,
     DirectoryError,
@@ -261,7 +261,7 @@ class CatalogueTests(SynchronousTestCase):
         self.patch(catalogue, "unpack", note)
         cap = DirectoryCap(LitCap(b"an odd one"))
         ours = {"pipegrid": {"backup": {"name": "odd"}}}
-        content = pack_immutable([Child("odd 2026-11-01_10:00:00Z", cap, ours)])
+        content = pack_immutable([PackedChild("odd 2026-11-01_10:00:00Z", cap, ours)])
         first = runs_of(cap, content)
         self.assertEqual([run.name for run in first], ["odd"])
         first.clear()
@@ -569,7 +569,7 @@ class BackupTests(SynchronousTestCase):
         self.write("a")
         first = self.run_backup()
         link = entry_of(first.run)
-        packed = pack_immutable([Child(link.name, link.cap, link.metadata or {})])
+        packed = pack_immutable([PackedChild(link.name, link.cap, link.metadata or {})])
         old = directory_cap(self.world.run(self.client.grid.put(packed)).cap)
         for with_list in (True, False):
             (self.private / "backup/catalogue.cap").write_text(f"{old}\n")

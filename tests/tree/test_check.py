@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap
-from pipegrid.core.directory import Child, pack_immutable
+from pipegrid.core.directory import PackedChild, pack_immutable
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.upkeep.upkeep import Outcome, Todo
 from pipegrid.tree.check import FirstMet, TreeSummary, check_tree, check_trees
@@ -35,7 +35,9 @@ class CheckTreeTests(BudgetTestCase):
         data = [random.randbytes(random.randrange(60, 300)) for _ in range(directories * files)]
         caps = self.put(*data)
         packed = [
-            pack_immutable([Child(f"file {n}", caps[d * files + n], {}) for n in range(files)])
+            pack_immutable(
+                [PackedChild(f"file {n}", caps[d * files + n], {}) for n in range(files)]
+            )
             for d in range(directories)
         ]
         self.directories = [DirectoryCap(cap) for cap in self.put(*packed)]  # type: ignore[arg-type]
@@ -51,7 +53,9 @@ class CheckTreeTests(BudgetTestCase):
 
     def pack(self, children: dict[str, Cap]) -> DirectoryCap:
         """Store a directory; returns its cap."""
-        [cap] = self.put(pack_immutable([Child(name, cap, {}) for name, cap in children.items()]))
+        [cap] = self.put(
+            pack_immutable([PackedChild(name, cap, {}) for name, cap in children.items()])
+        )
         return DirectoryCap(cap)  # type: ignore[arg-type]
 
     def check(self, cap: Cap | None = None, **todo: bool) -> tuple[TreeSummary, float]:

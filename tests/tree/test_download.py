@@ -17,7 +17,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
-from pipegrid.core.directory import Child, directory_cap, pack_immutable
+from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import CapError, NotEnoughSharesError, SinkError
 from pipegrid.transfer.put.many import MAX_FILES
@@ -81,7 +81,7 @@ class TreeTestCase(SynchronousTestCase):
                 given = self.put(given)
             elif isinstance(given, Mapping):
                 given = self.directory(given)
-            children.append(Child(name, given, metadata))
+            children.append(PackedChild(name, given, metadata))
         return self.packed(pack_immutable(children))
 
     # Fetching them.
@@ -164,7 +164,9 @@ class RoundTripTests(TreeTestCase):
     def test_a_directory_of_ten_thousand_entries(self) -> None:
         """It is listed in one round trip more than its bytes take."""
         lit = parse_cap("URI:LIT:ifsgc")
-        cap = self.packed(pack_immutable(Child(f"{n:05}", lit, kept()) for n in range(10_000)))
+        cap = self.packed(
+            pack_immutable(PackedChild(f"{n:05}", lit, kept()) for n in range(10_000))
+        )
         self.world.clock.advance(1)
         file: Any = cap.file
         _, bytes_s = self.world.timed(lambda: self.client.grid.read(file))

@@ -8,13 +8,13 @@ from random import Random
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap
-from pipegrid.core.directory import Child, directory_cap, pack_immutable, unpack_immutable
+from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable, unpack_immutable
 from pipegrid.tree.plan import MAX_DIRECTORY_BYTES, MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
 
 STORED: dict[Cap, bytes] = {}
 
 
-def cap_of(children: list[Child]) -> Cap:
+def cap_of(children: list[PackedChild]) -> Cap:
     """A directory's cap, which follows from its bytes."""
     packed = pack_immutable(children)
     digest = hashlib.sha256(packed).digest()

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, parse_cap
-from pipegrid.core.directory import Child, directory_cap, pack_immutable, unpack_immutable
+from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable, unpack_immutable
 from pipegrid.core.params import Params
 from pipegrid.tree.plan import DirectoryNode, TreePlan
 from tests.simulation.grid_world import GridWorld
@@ -60,7 +60,7 @@ class VectorTests(SynchronousTestCase):
         recorded = {tuple(each["path"]): each for each in backup["tree"]}
         plan = TreePlan()
         directories: dict[tuple[str, ...], DirectoryNode] = {(): plan.enter(None, "", {})}
-        packed: dict[tuple[str, ...], list[Child]] = {
+        packed: dict[tuple[str, ...], list[PackedChild]] = {
             path: unpack_immutable(bytes.fromhex(each["packed_hex"]))
             for path, each in recorded.items()
             if each["type"] == "dirnode"

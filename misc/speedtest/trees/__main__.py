@@ -60,7 +60,7 @@ from misc.speedtest.trees.contest import (
 from misc.speedtest.trees.grids import World
 from misc.speedtest.trees.sides import Side, Tahoe, Took
 from pipegrid.core.caps import LitCap
-from pipegrid.core.directory import Child, pack_immutable
+from pipegrid.core.directory import PackedChild, pack_immutable
 from pipegrid.tree.backup.changes import RACY_NS
 
 CHANGED = 10
@@ -213,7 +213,7 @@ class Bench:
     def _list(self) -> None:
         side, packed, copy = self._world.pipegrid, self._path("packed"), self._path("copy")
         literals = [LitCap(self._rng.randbytes(20)) for _ in range(ENTRIES)]
-        children = [Child(f"entry{n:05}", cap, {}) for n, cap in enumerate(literals)]
+        children = [PackedChild(f"entry{n:05}", cap, {}) for n, cap in enumerate(literals)]
         packed.write_bytes(pack_immutable(children))
         cap = side.put_file(packed)
         took = side.cat(cap, copy)

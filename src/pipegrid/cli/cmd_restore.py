@@ -162,7 +162,7 @@ def _directory_of_one(place: PathEnd) -> DirectoryCap:
     """
     from pipegrid.cli.trees import check_known
     from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
-    from pipegrid.core.directory import Child, pack_immutable
+    from pipegrid.core.directory import PackedChild, pack_immutable
     from pipegrid.core.text import printable
     from pipegrid.errors import CapError
     from pipegrid.tree.listing import metadata_of
@@ -171,7 +171,7 @@ def _directory_of_one(place: PathEnd) -> DirectoryCap:
     if cap is None or isinstance(cap, MutableCap):
         path = printable("/".join(place.names))
         raise CapError(f"{path} is no file of a backup: it can change; fetch its directory")
-    child = Child(place.names[-1], cap, metadata_of(place.metadata_json))
+    child = PackedChild(place.names[-1], cap, metadata_of(place.metadata_json))
     return DirectoryCap(LitCap(pack_immutable([child])))
 
 

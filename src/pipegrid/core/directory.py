@@ -42,7 +42,7 @@ _JSON = json.JSONEncoder(allow_nan=False)
 
 
 @attrs.frozen
-class Child:
+class PackedChild:
     """
     One entry of an immutable directory.
 
@@ -88,7 +88,7 @@ def directory_cap(file_cap: Cap) -> DirectoryCap:
     raise CapError("only the cap of a file can become that of a directory; this one is not")
 
 
-def pack_immutable(children: Iterable[Child]) -> bytes:
+def pack_immutable(children: Iterable[PackedChild]) -> bytes:
     """
     Return the bytes of an immutable directory; none for no children.
 
@@ -107,7 +107,7 @@ def pack_immutable(children: Iterable[Child]) -> bytes:
     return b"".join(netstring(entries[name]) for name in sorted(entries))
 
 
-def unpack_immutable(data: bytes) -> list[Child]:
+def unpack_immutable(data: bytes) -> list[PackedChild]:
     """
     Return the children in ascending order of their names.
 
@@ -117,7 +117,7 @@ def unpack_immutable(data: bytes) -> list[Child]:
     Raises:
         DirectoryError: data is not an immutable directory.
     """
-    children: dict[str, Child] = {}
+    children: dict[str, PackedChild] = {}
     for name, cap_text, rw_data, metadata in _entries(data):
         if rw_data:
             raise DirectoryError(
@@ -125,7 +125,7 @@ def unpack_immutable(data: bytes) -> list[Child]:
             )
         cap = immutable_cap(cap_text)
         if cap is not None:
-            children[name] = Child(name, cap, metadata)
+            children[name] = PackedChild(name, cap, metadata)
     return [children[name] for name in sorted(children)]
 
 
@@ -143,7 +143,7 @@ def unpack_readwrite(data: bytes) -> list[ReadWriteEntry]:
     return [entries[name] for name in sorted(entries)]
 
 
-def _pack_entry(name: str, child: Child) -> bytes:
+def _pack_entry(name: str, child: PackedChild) -> bytes:
     cap: Cap | None = child.cap
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     if not isinstance(file, (ChkCap, LitCap)):

@@ -24,7 +24,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
-from pipegrid.core.directory import Child, directory_cap, pack_immutable
+from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.disk.reading import read_file
 from pipegrid.errors import CapError
 from pipegrid.mirror.lists import list_line
@@ -158,7 +158,7 @@ class GridStore:
             for start in range(0, len(level), STORED_AT_ONCE):
                 part = level[start : start + STORED_AT_ONCE]
                 packed = [
-                    pack_immutable(Child(name, cap) for name, cap in directory.items())
+                    pack_immutable(PackedChild(name, cap) for name, cap in directory.items())
                     for _, _, directory in part
                 ]
                 caps = await self._packed(packed)

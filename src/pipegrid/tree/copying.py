@@ -23,8 +23,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap
-from pipegrid.core.directory import Child as PackedChild
-from pipegrid.core.directory import directory_cap, pack_immutable
+from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.core.mutable.edits import Edit, Link
 from pipegrid.core.names import composed
 from pipegrid.core.text import printable

@@ -26,7 +26,7 @@ from typing import Any
 import attrs
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap
-from pipegrid.core.directory import Child, directory_cap
+from pipegrid.core.directory import PackedChild, directory_cap
 
 MAX_ENTRIES = 200_000
 MAX_DIRECTORY_BYTES = 60 << 20
@@ -212,7 +212,7 @@ class TreePlan:
             parent.dirty = True
         self._child_ended(place)
 
-    def take_ready(self) -> tuple[DirectoryNode, list[Child]] | None:
+    def take_ready(self) -> tuple[DirectoryNode, list[PackedChild]] | None:
         """Return a directory that is to be stored now, and what is to be packed; None: there is none."""
         while self._ready:
             directory = self._ready.popleft()
@@ -229,7 +229,7 @@ class TreePlan:
             at = at.parent
         return False
 
-    def again(self, directory: DirectoryNode) -> list[Child]:
+    def again(self, directory: DirectoryNode) -> list[PackedChild]:
         """
         Return what is to be packed of a directory that could not be stored, and was not said to have failed.
         """
@@ -282,9 +282,9 @@ class TreePlan:
             directory = parent
 
 
-def _children(directory: DirectoryNode) -> list[Child]:
+def _children(directory: DirectoryNode) -> list[PackedChild]:
     children = []
     for name, entry in directory.entries.items():
         assert entry.cap is not None
-        children.append(Child(name, entry.cap, entry.metadata))
+        children.append(PackedChild(name, entry.cap, entry.metadata))
     return children

@@ -24,7 +24,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, is_literal_size
-from pipegrid.core.directory import Child, directory_cap, pack_immutable
+from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.reactor.workers import CpuWorkers
@@ -317,7 +317,7 @@ class TreeUpload:
             return
         await self._store_file(place, met, file, met.found.st_size)
 
-    async def _store_directory(self, directory: DirectoryNode, children: list[Child]) -> None:
+    async def _store_directory(self, directory: DirectoryNode, children: list[PackedChild]) -> None:
         path = path_of(directory)
         began_s = self._clock.seconds()
         try:

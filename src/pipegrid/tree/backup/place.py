@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
-from pipegrid.core.directory import Child, pack_immutable
+from pipegrid.core.directory import PackedChild, pack_immutable
 from pipegrid.disk.private import open_private
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.relocated import relocated
@@ -220,7 +220,7 @@ class BackupPlace:
 
 def _packed(runs: Sequence[BackupRun]) -> bytes:
     links = map(entry_of, runs)
-    return pack_immutable([Child(link.name, link.cap, link.metadata or {}) for link in links])
+    return pack_immutable([PackedChild(link.name, link.cap, link.metadata or {}) for link in links])
 
 
 def _text(data: bytes) -> str:
