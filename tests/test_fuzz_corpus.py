@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.mutable import edits, reading
-from pipegrid.core.mutable.entries import Entry, pack_entries
+from pipegrid.core.mutable.entries import LazyEntry, pack_entries
 from pipegrid.core.mutable.keys import VerifyingKey
 from pipegrid.core.segmentjob import Block
 from pipegrid.core.verifier import ShareVerifier
@@ -85,7 +85,7 @@ class CorpusTests(SynchronousTestCase):
             self.assertGreater(failures, 0, f"nobody misses {name}")
 
 
-def drop_the_odd(entries: dict[str, Entry]) -> bytes:
+def drop_the_odd(entries: dict[str, LazyEntry]) -> bytes:
     """Pack a directory as other programs do: without what they do not understand."""
     return pack_entries({n: entry for n, entry in entries.items() if entry.metadata is not None})
 

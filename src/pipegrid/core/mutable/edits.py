@@ -39,7 +39,7 @@ from pipegrid.core.mutable.entries import (
     MAX_DIRECTORY_BYTES,
     MAX_METADATA_BYTES,
     MAX_METADATA_DEPTH,
-    Entry,
+    LazyEntry,
     OpenDirectory,
     pack_entries,
     parse_metadata,
@@ -163,7 +163,7 @@ def edited(
     return after
 
 
-def _time_of(now: float, name: str, before: OpenDirectory, entries: dict[str, Entry]) -> float:
+def _time_of(now: float, name: str, before: OpenDirectory, entries: dict[str, LazyEntry]) -> float:
     name = composed(name)
     return later(later(now, before.entries.get(name)), entries.get(name))
 
@@ -173,7 +173,7 @@ def _names_of(edit: Edit) -> tuple[str, ...]:
 
 
 def _link(
-    entries: dict[str, Entry], edit: Link, writekey: bytes, now: float, repeated: bool
+    entries: dict[str, LazyEntry], edit: Link, writekey: bytes, now: float, repeated: bool
 ) -> None:
     name = composed(edit.name)
     old = entries.get(name)
@@ -189,7 +189,7 @@ def _link(
     entries[name] = _entry(name, read_text, write_text, packed, writekey)
 
 
-def new_entry(link: Link, writekey: bytes) -> Entry:
+def new_entry(link: Link, writekey: bytes) -> LazyEntry:
     """
     Return an entry with metadata exactly as given, without times of linking.
 
@@ -203,13 +203,15 @@ def new_entry(link: Link, writekey: bytes) -> Entry:
     return _entry(composed(link.name), read_text, write_text, packed, writekey)
 
 
-def _entry(name: str, read_text: str, write_text: str, metadata: bytes, writekey: bytes) -> Entry:
+def _entry(
+    name: str, read_text: str, write_text: str, metadata: bytes, writekey: bytes
+) -> LazyEntry:
     rw_data = encrypt_write_cap(write_text, writekey)
     fields = (name_bytes(name), read_text.encode("utf-8"), rw_data, metadata)
-    return Entry(name, b"".join(map(netstring, fields)))
+    return LazyEntry(name, b"".join(map(netstring, fields)))
 
 
-def _is_passed_on(entries: dict[str, Entry], edit: Rename, later: Sequence[Edit]) -> bool:
+def _is_passed_on(entries: dict[str, LazyEntry], edit: Rename, later: Sequence[Edit]) -> bool:
     """Return whether a child may have been renamed, and be gone from its new name by a later edit."""
     old, new = composed(edit.old), composed(edit.new)
     takers = (
@@ -220,7 +222,7 @@ def _is_passed_on(entries: dict[str, Entry], edit: Rename, later: Sequence[Edit]
     return old not in entries and new not in entries and new in map(composed, takers)
 
 
-def _rename(entries: dict[str, Entry], edit: Rename, now: float, repeated: bool) -> None:
+def _rename(entries: dict[str, LazyEntry], edit: Rename, now: float, repeated: bool) -> None:
     old_name, new_name = composed(edit.old), composed(edit.new)
     entry = entries.get(old_name)
     if entry is None:
@@ -240,7 +242,7 @@ def _rename(entries: dict[str, Entry], edit: Rename, now: float, repeated: bool)
         metadata["tahoe"] = _times(metadata.get("tahoe"), now, now)
         stored_metadata = json.dumps(metadata).encode("ascii")
     fields = (name_bytes(new_name), cap_text, rw_data, stored_metadata)
-    entries[new_name] = Entry(new_name, b"".join(map(netstring, fields)))
+    entries[new_name] = LazyEntry(new_name, b"".join(map(netstring, fields)))
 
 
 def _stored_caps(edit: Link) -> tuple[str, str]:
@@ -277,7 +279,9 @@ def _unknown_read_text(name: str, text: str) -> str:
     return text.removeprefix(_READ_ONLY)
 
 
-def _linked_metadata(old: Entry | None, given: dict[str, Any] | None, now: float) -> dict[str, Any]:
+def _linked_metadata(
+    old: LazyEntry | None, given: dict[str, Any] | None, now: float
+) -> dict[str, Any]:
     """Return the metadata of a child that is linked now in the place of an old one, or none."""
     before = old.metadata if old is not None else None
     before = {} if before is None else before

@@ -40,9 +40,9 @@ MEMORY_MULTIPLE = 32
 
 
 @attrs.frozen
-class Entry:
+class LazyEntry:
     """
-    One child.
+    One child, as it stands in the directory; what is in it is read when somebody asks.
 
     Attributes:
         name: composed (NFC).
@@ -87,7 +87,7 @@ class OpenDirectory:
         size: bytes of it when it is packed.
     """
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, LazyEntry]
     size: int
 
     @classmethod
@@ -96,7 +96,7 @@ class OpenDirectory:
         entries = unpack_entries(data)
         return cls(entries, sum(map(_packed_bytes, entries.values())))
 
-    def changed(self, entries: Mapping[str, Entry], names: Iterable[str]) -> OpenDirectory:
+    def changed(self, entries: Mapping[str, LazyEntry], names: Iterable[str]) -> OpenDirectory:
         """Return it with these entries, which differ in nothing but these names; itself if not even there."""
         size, is_same = self.size, True
         for name in set(names):
@@ -106,12 +106,12 @@ class OpenDirectory:
         return self if is_same else OpenDirectory(entries, size)
 
 
-def _packed_bytes(entry: Entry) -> int:
+def _packed_bytes(entry: LazyEntry) -> int:
     length = len(entry.stored)
     return len(str(length)) + length + 2  # a netstring
 
 
-def unpack_entries(data: bytes) -> dict[str, Entry]:
+def unpack_entries(data: bytes) -> dict[str, LazyEntry]:
     """
     Return the entries by name, in ascending order of names; of several with the same name the last.
 
@@ -123,18 +123,18 @@ def unpack_entries(data: bytes) -> dict[str, Entry]:
             f"this directory has {len(data)} bytes, and at most {MAX_DIRECTORY_BYTES} are read; "
             "if it is one, split it with the program that wrote it"
         )
-    entries: dict[str, Entry] = {}
+    entries: dict[str, LazyEntry] = {}
     for count, stored in enumerate(stored_entries(data)):
         if count == MAX_ENTRIES:
             raise DirectoryError(
                 f"this directory has more than {MAX_ENTRIES} entries, and no more are read; "
                 "split it with the program that wrote it"
             )
-        entries[stored.name] = Entry(stored.name, stored.stored)
+        entries[stored.name] = LazyEntry(stored.name, stored.stored)
     return {name: entries[name] for name in sorted(entries)}
 
 
-def pack_entries(entries: Mapping[str, Entry]) -> bytes:
+def pack_entries(entries: Mapping[str, LazyEntry]) -> bytes:
     """Return the directory's bytes; none for no entries."""
     return b"".join(netstring(entries[name].stored) for name in sorted(entries))
 

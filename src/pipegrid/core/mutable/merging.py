@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TypeGuard
 
-from pipegrid.core.mutable.entries import Entry, pack_entries, unpack_entries
+from pipegrid.core.mutable.entries import LazyEntry, pack_entries, unpack_entries
 
 
 def merge_directories(first: bytes, second: bytes) -> bytes:
@@ -56,7 +56,7 @@ def made_before(before: bytes, after: bytes, current: bytes) -> bytes | None:
     return pack_entries(entries)
 
 
-def later(now: float, replaced: Entry | None) -> float:
+def later(now: float, replaced: LazyEntry | None) -> float:
     """
     Return the time of a link that is made now: after that of the one it replaces.
 
@@ -65,11 +65,11 @@ def later(now: float, replaced: Entry | None) -> float:
     return now if replaced is None else max(now, math.nextafter(_linked_at(replaced), math.inf))
 
 
-def _age(entry: Entry) -> tuple[float, bytes]:
+def _age(entry: LazyEntry) -> tuple[float, bytes]:
     return _linked_at(entry), entry.stored
 
 
-def _linked_at(entry: Entry) -> float:
+def _linked_at(entry: LazyEntry) -> float:
     tahoe = (entry.metadata or {}).get("tahoe")
     linked = tahoe.get("linkmotime") if isinstance(tahoe, dict) else None
     return linked if is_time(linked) else -math.inf
