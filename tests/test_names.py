@@ -40,6 +40,16 @@ class NamesTests(SynchronousTestCase):
         self.assertEqual({name: twice[name] for name in twice.keys() - allowed}, {})
         self.assertEqual(allowed - twice.keys(), set())
 
+    def test_no_two_names_differ_in_case_alone(self) -> None:
+        """Who hears or reads one takes it for the other; also names with an underscore before them."""
+        spelt: dict[str, set[str]] = defaultdict(set)
+        for path in sorted(PACKAGE.rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    name = node.name.strip("_")
+                    spelt[name.lower()].add(name)
+        self.assertEqual([names for names in spelt.values() if len(names) > 1], [])
+
     def test_classes_that_texts_name_are_there(self) -> None:
         """In the module that the text says; a class that moves, or is renamed, takes its mentions along."""
         homes: dict[str, list[str]] = defaultdict(list)

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.flow.depth import FEW, FIRST, MANY, Appetite
 from pipegrid.transfer.put.many import SMALL_BYTES
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree.underway import SOME, UNDECIDED_S, UnderWay
+from pipegrid.tree.underway import SOME, UNDECIDED_S, WorkUnderWay
 
 
 class UndecidedTests(SynchronousTestCase):
@@ -24,7 +24,7 @@ class UndecidedTests(SynchronousTestCase):
         self.ended = 0
         self.waiting: list[Deferred[None]] = []
         self.numbers = 0
-        self.under_way: UnderWay[int] = UnderWay(
+        self.under_way: WorkUnderWay[int] = WorkUnderWay(
             self.has_ended,
             Limits(),
             self.clock.seconds,

@@ -169,14 +169,14 @@ class TreeUploadTests(SynchronousTestCase):
         for n in range(60):
             self.write(f"z{n:02}", random.randbytes(900_000))
         most = [0, 0]
-        begin = underway.UnderWay.begin
+        begin = underway.WorkUnderWay.begin
 
-        def counting(under_way: underway.UnderWay[Any], *args: Any) -> None:
+        def counting(under_way: underway.WorkUnderWay[Any], *args: Any) -> None:
             begin(under_way, *args)
             most[0] = max(most[0], len(under_way.running))
             most[1] = max(most[1], under_way.weight_bytes)
 
-        self.patch(underway.UnderWay, "begin", counting)
+        self.patch(underway.WorkUnderWay, "begin", counting)
         self.put()
         self.assertGreaterEqual(most[0], underway.MAX_OBJECTS // 2)
         self.assertLessEqual(most[0], underway.MAX_OBJECTS + 128)
@@ -186,14 +186,14 @@ class TreeUploadTests(SynchronousTestCase):
     def most_running(self) -> list[int]:
         """Return where the most that is under way of a tree will stand."""
         most = [0, 0]
-        begin = underway.UnderWay._begin_more
+        begin = underway.WorkUnderWay._begin_more
 
-        def counting(under_way: underway.UnderWay[Any]) -> None:
+        def counting(under_way: underway.WorkUnderWay[Any]) -> None:
             begin(under_way)
             most[0] = max(most[0], len(under_way.running))
             most[1] = max(most[1], under_way.weight_bytes)
 
-        self.patch(underway.UnderWay, "_begin_more", counting)
+        self.patch(underway.WorkUnderWay, "_begin_more", counting)
         return most
 
     def test_jobs(self) -> None:

@@ -15,7 +15,7 @@ from pipegrid.tree.localwalk import LocalWalk, Met
 from pipegrid.tree.memory import Memory, Remembered
 from pipegrid.tree.plan import TreeNode
 from pipegrid.tree.store import Source, StoresFiles
-from pipegrid.tree.underway import MAX_BYTES, UnderWay
+from pipegrid.tree.underway import MAX_BYTES, WorkUnderWay
 from pipegrid.tree.uploaded import OnItsWay, TreeCounts, TreeReports
 
 
@@ -73,7 +73,7 @@ class TreeSending:
         memory: Memory,
         counts: TreeCounts,
         reports: TreeReports,
-        under_way: UnderWay[TreeNode],
+        under_way: WorkUnderWay[TreeNode],
         wake: Callable[[], None],
     ) -> None:
         self._store = store

@@ -57,7 +57,7 @@ class _Work(Generic[P]):
     began_s: float = 0.0
 
 
-class UnderWay(Generic[P]):
+class WorkUnderWay(Generic[P]):
     """
     The pieces of work of one upload, by what each is for.
 

@@ -36,7 +36,7 @@ from pipegrid.tree.metadata import entry_metadata, entry_name
 from pipegrid.tree.plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.sending import TreeSending, Unsent, reopened
 from pipegrid.tree.store import Source, StoresFiles, unreadable_root
-from pipegrid.tree.underway import UnderWay
+from pipegrid.tree.underway import WorkUnderWay
 from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult, TreeTally, path_of
 
 GIVE_UP = 10
@@ -86,7 +86,7 @@ class TreeUpload:
         self._root_metadata: dict[str, Any] = {}
         self._batch: Deferred[Any] | None = None
         self._walked = False
-        self._under_way: UnderWay[TreeNode] = UnderWay(
+        self._under_way: WorkUnderWay[TreeNode] = WorkUnderWay(
             self._ended, limits or Limits(), clock.seconds, lambda: store.appetite, store.expect
         )
         self._sending = TreeSending(
