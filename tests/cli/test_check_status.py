@@ -14,6 +14,7 @@ from pipegrid.errors import CorruptionError, UsageError
 from pipegrid.grid.introducer import IntroducerStatus
 from pipegrid.transfer.results import CheckResult, ServerStatus
 from pipegrid.transfer.upkeep.summary import UpkeepSummary
+from pipegrid.tree.check import TreeSummary
 from tests.cli.support import FakeConfig, FakeGrid, Run
 
 CAP = ChkCap(bytes(16), bytes(32), 3, 10, 1000)
@@ -67,6 +68,9 @@ class CheckTests(SynchronousTestCase):
         summary.unreachable["dave"] = 1
         text = "2 objects: 1 healthy, 1 lost or unavailable; out of reach: dave"
         self.assertEqual(sum_up(summary, todo)[0], text)
+        again = TreeSummary(2, repaired=2, second_tries=1)
+        text = "2 objects: 0 healthy, 2 repaired, 1 at a second try, with servers back in reach"
+        self.assertEqual(sum_up(again, todo)[0], text)
 
     def test_damage_is_named_on_stderr(self) -> None:
         """Which share, where."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +16,8 @@ from pipegrid.errors import GridError, NotEnoughSharesError, UnhappyError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import begun
 from pipegrid.transfer.settings import Limits
+from pipegrid.transfer.upkeep.upkeep import Outcome, Todo, Upkeep
+from pipegrid.tree.check import FirstMet, TreeSummary, check_trees
 from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.downloading import GetTreeLimits
 from pipegrid.tree.secondtry import FIRST_WAIT_S, WAIT_S
@@ -274,3 +278,74 @@ class GetTests(OutageTestCase):
         self.assertGreater(result.failed, 0)
         for server in self.world.servers:
             server.host.restart()
+
+
+class RepairTests(OutageTestCase):
+    """What is repaired in spite of it."""
+
+    def damaged_tree(self) -> Cap:
+        """Store the tree, and have one server lose all that it has."""
+        cap = self.put_tree().cap
+        self.client.grid._limits = Limits()
+        for path in Path(self.world.servers[9].root, "shares").glob("*/*/*"):
+            path.unlink()
+        return cap
+
+    def repair(self, cap: Cap, number: int = 0, **todo: bool) -> TreeSummary:
+        """Look after the tree; servers go away right before the so manieth object."""
+        self.ended: dict[str, Outcome] = {}
+        begin, calls = Upkeep.begin, 0
+
+        def ended(_: int, place: FirstMet, outcome: Outcome) -> None:
+            self.assertNotIn("/".join(place.path), self.ended)
+            self.ended["/".join(place.path)] = outcome
+
+        def counted(upkeep: Upkeep, *args: Any, **options: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                self.go()
+            begin(upkeep, *args, **options)
+
+        patch = self.patch(Upkeep, "begin", counted)
+        checking = check_trees(
+            self.client.grid, [cap], Todo(**todo), ended=ended, waiting=self.said.append
+        )
+        summary = self.world.run(checking)
+        patch.restore()
+        self.assertEqual(len(self.ended), summary.objects)
+        return summary
+
+    def go(self) -> None:
+        """Servers go for a while."""
+        self.servers_go()
+
+    def test_servers_that_come_back(self) -> None:
+        """What was to be repaired when they were away is, when they are back; each object is told of once."""
+        for number, verify in itertools.product((6, 9, 12), (False, True)):
+            with self.subTest(number=number, verify=verify):
+                cap = self.damaged_tree()
+                self.said.clear()
+                summary = self.repair(cap, number, repair=True, verify=verify)
+                self.assertEqual((summary.objects, summary.unreadable), (12, 0))
+                self.assertEqual((summary.lost, summary.damaged, summary.failed), (0, 0, 0))
+                self.assertGreater(summary.second_tries, 0)
+                self.assertRegex(self.said[0] or "", "waited for, up to (2|10) minutes")
+                self.assertIsNone(self.said[-1])
+                self.assertEqual(self.repair(cap).healthy, 12)
+
+    def test_servers_that_stay_away(self) -> None:
+        """They are waited for ten minutes in all; then each object is told of as it was."""
+        cap = self.damaged_tree()
+        self.patch(self, "go", lambda: self.servers_go(for_s=None))
+        began_s = self.world.clock.seconds()
+        summary = self.repair(cap, 9, repair=True)
+        self.assertGreater(summary.lost + summary.failed + summary.damaged, 0)
+        self.assertEqual(summary.second_tries, 0)
+        self.assertLess(self.world.clock.seconds() - began_s, WAIT_S + 180)
+
+    def test_a_check_waits_for_nobody(self) -> None:
+        """Who asks how things are is told how they are."""
+        cap = self.damaged_tree()
+        self.assertGreater(self.repair(cap, 9).lost, 0)
+        self.assertEqual(self.said, [])

@@ -176,7 +176,9 @@ async def look_after(
         The gravest status.
     """
     from pipegrid.cli.progress import Progress
+    from pipegrid.cli.waiting import waiting_of
 
+    summary: UpkeepSummary
     report = ObjectsReport(console, show, recursive)
     named = len(files)
     files, report.statuses = await located_files(grid, console, files, recursive)
@@ -187,8 +189,11 @@ async def look_after(
             if told is not None:
                 told(done, total)
 
-        look = _trees if recursive else _many
-        summary = await look(grid, files, todo, bounds, report, count)
+        if recursive:
+            waiting = waiting_of(console, progress)
+            summary = await _trees(grid, files, todo, bounds, report, count, waiting)
+        else:
+            summary = await _many(grid, files, todo, bounds, report, count)
     summary.objects += named - len(files)
     summary.failed += named - len(files)
     text, fields = sum_up(summary, todo)
@@ -227,6 +232,7 @@ async def _trees(
     bounds: UpkeepSettings,
     report: ObjectsReport,
     count: Callable[[int, int], None],
+    waiting: Callable[[str | None], None],
 ) -> UpkeepSummary:
     from pipegrid.cli.files import NamedFile
     from pipegrid.tree.check import TreeSummary, check_trees
@@ -255,6 +261,7 @@ async def _trees(
         bounds=bounds,
         ended=ended,
         unreadable=unreadable,
+        waiting=waiting,
     )
     return summary
 
@@ -262,6 +269,8 @@ async def _trees(
 def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
     """Return the sum in one line, and its documented JSON form."""
     import attrs
+
+    from pipegrid.cli.waiting import at_a_second_try
 
     fields = attrs.asdict(summary)
     fields["unreachable"] = dict(sorted(summary.unreachable.items()))
@@ -279,6 +288,8 @@ def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
     if fields.get("unreadable"):
         unreadable = counted(fields["unreadable"], "directory", "directories")
         parts.append(f"{unreadable} not entered")
+    if fields.get("second_tries"):
+        parts.append(at_a_second_try(fields["second_tries"]))
     servers = sorted(summary.unreachable)
     if servers:
         more = f" and {len(servers) - MAX_NAMED} more" if len(servers) > MAX_NAMED else ""

@@ -132,13 +132,16 @@ class Repair:
 
     async def _make_whole(self, before: CheckResult, found: FoundShares) -> RepairResult:
         if not before.recoverable:
+            servers, absent = len(self._plan.ring), len(set(found.unreachable))
             raise too_few_shares(
                 "repair",
                 len(before.good_shares),
                 self._cap.required_shares,
-                len(self._plan.ring),
+                servers,
                 found.reasons,
                 bool(found.holders or found.bad),
+                absent,
+                absent * -(-self._cap.total_shares // max(1, servers)),
             )
         self._tell_plan()
         if self._plan.moves():  # segments will have to be held
@@ -174,6 +177,7 @@ class Repair:
             reasons=each_once(self._lanes.reasons),
             elapsed_s=self._clock.seconds() - self._started,
             reasons_by_server=dict(sorted(self._lanes.reasons.items())),
+            absent=sorted(self._lanes.absent),
         )
 
     def _tell_plan(self) -> None:

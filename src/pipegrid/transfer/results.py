@@ -127,6 +127,7 @@ class RepairResult:
         reasons: what kept servers from taking shares, if anything did.
         elapsed_s: in all.
         reasons_by_server: the same, by nickname.
+        absent: nicknames of those of them that were out of reach; one more try may find them.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -137,6 +138,7 @@ class RepairResult:
     reasons: list[str]
     elapsed_s: float
     reasons_by_server: dict[str, str] = attrs.field(factory=dict)
+    absent: list[str] = attrs.field(factory=list)
 
     @property
     def whole(self) -> bool:

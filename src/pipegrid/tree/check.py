@@ -6,6 +6,8 @@ checking overlap, so that a tree takes about as many round trips as it has level
 
 A directory that cannot be read is named, and looked after like any other object; the rest goes on.
 
+What could not be repaired for want of servers is looked after once more, at the end; see ``lookagain``.
+
 **Write caps.** To repair an object that can change takes its write cap, and so does a look at its private
 key; but what is met first may be a link that only reads it, or a directory that only reads, with all in it.
 What comes of such an object is held back where its write cap could have had another outcome. At the end, if
@@ -31,8 +33,9 @@ from pipegrid.reactor.together import begun
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.settings import UpkeepSettings
 from pipegrid.transfer.upkeep.summary import UpkeepSummary
-from pipegrid.transfer.upkeep.upkeep import Outcome, Todo, Upkeep
+from pipegrid.transfer.upkeep.upkeep import Outcome, Todo, Told, Upkeep
 from pipegrid.tree.listing import ListingLimits, ReadsFiles
+from pipegrid.tree.lookagain import SecondLooks
 from pipegrid.tree.walk import Met, Path, Unreadable, Walk, WalkLimits, identity_of, walk
 
 MAX_HELD = 10_000
@@ -71,9 +74,11 @@ class TreeSummary(UpkeepSummary):
 
     Attributes:
         unreadable: directories that could not be entered; what is below is not counted.
+        second_tries: objects of which a repair came through when servers were in reach again.
     """
 
     unreadable: int = 0
+    second_tries: int = 0
 
 
 Ended = Callable[[int, FirstMet, Outcome], None]
@@ -130,6 +135,7 @@ def check_trees(
     bounds: UpkeepSettings | None = None,
     ended: Ended | None = None,
     unreadable: Unread | None = None,
+    waiting: Callable[[str | None], None] = lambda why: None,
     walk_limits: WalkLimits | None = None,
     listing_limits: ListingLimits | None = None,
 ) -> Deferred[TreeSummary]:
@@ -139,12 +145,20 @@ def check_trees(
     Args:
         summary: to be counted in as it goes; by default a new one.
         ended, unreadable: as those of ``check_tree``, with the number of the tree in front.
+        waiting: told why, when servers are waited for to repair what they were missing for, and None when
+            the run goes on.
         Others: see ``check_tree``.
     """
     start = partial(walk, grid, limits=walk_limits, listing=listing_limits)
     counted = TreeSummary() if summary is None else summary
-    work = _Trees(grid, start, caps, todo, counted, ended, unreadable)
+    again = SecondLooks[_Placed](grid.clock, waiting)
+    work = _Trees(grid, start, caps, todo, counted, ended, unreadable, again)
     return begun(work.run(bounds), grid.clock)
+
+
+_Keepable = ChkCap | ChkVerifierCap | LitCap | MutableCap
+_Placed = tuple[int, FirstMet, _Keepable]
+"""An object by the number of its tree, its place, and what it is looked after by."""
 
 
 @attrs.frozen
@@ -165,6 +179,7 @@ class _Trees:
     _summary: TreeSummary
     _ended: Ended | None
     _unreadable: Unread | None
+    _again: SecondLooks[_Placed]
     _met_before: set[bytes] = attrs.field(factory=set)
     _met_stronger: bool = False
     _held: dict[bytes, _Held] = attrs.field(factory=dict)
@@ -184,6 +199,7 @@ class _Trees:
                 await self._find_write_caps(upkeep)
                 await upkeep.finished()
             self._give_up(self._held)
+            await self._look_again(upkeep)
         finally:
             await upkeep.close()
         return self._summary
@@ -208,9 +224,27 @@ class _Trees:
             return
         await upkeep.room()
         if identity is None or not isinstance(cap, MutableCap) or writes(cap):
-            upkeep.begin(cap, partial(self._note, number, place))
+            upkeep.begin(cap, partial(self._came, (number, place, cap)))
         else:
-            upkeep.begin(cap, partial(self._note_read, identity, number, place))
+            upkeep.begin(cap, partial(self._note_read, identity, (number, place, cap)))
+
+    async def _look_again(self, upkeep: Upkeep) -> None:
+        """Look once more after what was not repaired for want of servers."""
+
+        async def look(what: _Placed, told: Told) -> None:
+            await upkeep.room()
+            upkeep.begin(what[2], told)
+
+        def tell(what: _Placed, outcome: Outcome) -> None:
+            self._note(what[0], what[1], outcome)
+
+        await self._again.take(look, upkeep.finished, tell)
+        self._summary.second_tries += self._again.helped
+
+    def _came(self, what: _Placed, outcome: Outcome) -> None:
+        """Note what came of an object, unless it is to be repaired, and servers were missing for that."""
+        if not (self._todo.repair and self._again.keeps(what, outcome)):
+            self._note(what[0], what[1], outcome)
 
     def _note(self, number: int, place: FirstMet, outcome: Outcome) -> None:
         self._summary.note(outcome)
@@ -219,7 +253,7 @@ class _Trees:
 
     # Write caps that come later.
 
-    def _note_read(self, identity: bytes, number: int, place: FirstMet, outcome: Outcome) -> None:
+    def _note_read(self, identity: bytes, what: _Placed, outcome: Outcome) -> None:
         """Hold back what came of an object that can change, if a write cap could do more."""
         if isinstance(outcome, Failure):
             wants_more = self._todo.repair and outcome.check(CapError) is not None
@@ -227,9 +261,9 @@ class _Trees:
             # Its private key was not looked at.
             wants_more = self._todo.verify and isinstance(outcome, CheckResult) and outcome.healthy
         if wants_more:
-            self._held[identity] = _Held(number, place, outcome)
+            self._held[identity] = _Held(what[0], what[1], outcome)
         else:
-            self._note(number, place, outcome)
+            self._came(what, outcome)
 
     async def _find_write_caps(self, upkeep: Upkeep) -> None:
         """Look after what is held by the write caps that the trees tell; tell of the rest as it is."""
@@ -242,8 +276,9 @@ class _Trees:
                     if one is not None:
                         await upkeep.room()
                         damaged = isinstance(one.outcome, Failure)
-                        told = partial(self._note, one.number, one.place)
-                        upkeep.begin(_keepable(best), told, damaged=damaged)
+                        cap = _keepable(best)
+                        told = partial(self._came, (one.number, one.place, cap))
+                        upkeep.begin(cap, told, damaged=damaged)
                     if not held:
                         return
         self._give_up(held)
@@ -253,7 +288,7 @@ class _Trees:
             self._note(one.number, one.place, one.outcome)
 
 
-def _keepable(cap: Cap | None) -> ChkCap | ChkVerifierCap | LitCap | MutableCap:
+def _keepable(cap: Cap | None) -> _Keepable:
     if cap is None:
         raise CapError(
             "only the cap that writes it is here, encrypted: open the tree by its write cap"
