@@ -150,6 +150,12 @@ def is_free(socket: Any) -> bool:
     return socket.connected and not socket.dataBuffer and not socket._tempDataBuffer
 
 
+def unsent_bytes(transport: Any) -> int:
+    """Return how much was written that the kernel has not taken yet; 0 of a transport that does not tell."""
+    unsent = getattr(transport, "_tempDataLen", 0) + len(getattr(transport, "dataBuffer", b""))
+    return int(unsent - getattr(transport, "offset", 0))
+
+
 def send_now(socket: Any, data: Buffer) -> int:
     """
     Send what the socket takes at once, if nothing waits to be sent; the caller writes the rest.

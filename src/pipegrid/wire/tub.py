@@ -8,12 +8,14 @@ Tahoe-LAFS node whose directory is read, would end the other's connections.
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from foolscap.api import Tub
 
+from pipegrid.reactor.sockets import unsent_bytes
 from pipegrid.wire.allowance import Bounds
 from pipegrid.wire.broker import BoundedBroker
 from pipegrid.wire.certificates import self_signed_pem
@@ -22,7 +24,52 @@ from pipegrid.wire.negotiation import BoundedNegotiation
 KEEPALIVE_S = 60
 """After so much silence the other side is asked whether it is still there."""
 
+PONGS_APART_S = 1.0
+MAX_UNREAD = 1000
+"""Answers to the other side in a row that it has left unread; one that gives references back has few."""
+MAX_UNSENT_BYTES = 16 << 20
+"""Of which so many wait by then; a window of what we send ourselves is far smaller."""
+
 _VALID = timedelta(days=3650)
+
+
+class CallersBroker(BoundedBroker):
+    """
+    The connection of somebody who calls, and is seldom called himself.
+
+    What the other side has to be answered waits in memory until it reads: a flood of questions must not fill
+    that.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._ponged_s = -math.inf
+        self._unread = 0
+
+    def sendPONG(self, number: int) -> None:
+        """Show that we are there, once in a while: of many who ask at once, one answer says as much."""
+        now_s = self.seconds()
+        if now_s - self._ponged_s >= PONGS_APART_S:
+            self._ponged_s = now_s
+            super().sendPONG(number)
+            self._answered()
+
+    def call_ended(self, delivery: Any) -> None:
+        """A call of the other side was carried out, and answered."""
+        super().call_ended(delivery)
+        self._answered()
+
+    def callFailed(self, f: Any, reqID: int, delivery: Any = None) -> None:
+        """Tell the other side that a call failed."""
+        super().callFailed(f, reqID, delivery)
+        if delivery is None:  # it was no call even; else that was counted as its end
+            self._answered()
+
+    def _answered(self) -> None:
+        unsent = unsent_bytes(self.transport)
+        self._unread = self._unread + 1 if unsent else 0
+        if self._unread > MAX_UNREAD and unsent > MAX_UNSENT_BYTES:
+            self.refuse("it asks again and again, and reads none of the answers")
 
 
 def make_tub(lost_after_s: int, bounds: Bounds | None = None) -> Any:
@@ -35,7 +82,7 @@ def make_tub(lost_after_s: int, bounds: Bounds | None = None) -> Any:
     """
     tub = Tub(certData=_make_pem())
     tub.negotiationClass = BoundedNegotiation
-    tub.brokerClass = partial(BoundedBroker, bounds=bounds)
+    tub.brokerClass = partial(CallersBroker, bounds=bounds)
     tub.unsafeTracebacks = False
     tub.setOption("accept-gifts", False)
     tub.setOption("keepaliveTimeout", KEEPALIVE_S)

@@ -31,6 +31,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
 from pipegrid.reactor.backpressure import Backpressure
+from pipegrid.reactor.sockets import unsent_bytes
 from pipegrid.server.foolscap.governor import Governor
 from pipegrid.server.foolscap.memory import HeldMemory
 from pipegrid.server.foolscap.outlet import answer_bytes, asked_bytes
@@ -350,10 +351,7 @@ class ServerBroker(BoundedBroker):
 
     def disconnectTimerFired(self) -> None:
         """Give up a client that neither sends nor reads anything."""
-        transport = self.transport
-        unsent = getattr(transport, "_tempDataLen", 0) + len(getattr(transport, "dataBuffer", b""))
-        unsent -= getattr(transport, "offset", 0)
-        unsent += len(self._unsent or b"")
+        unsent = unsent_bytes(self.transport) + len(self._unsent or b"")
         if unsent != self._was_unsent:  # it reads
             self._was_unsent = unsent
             self.dataLastReceivedAt = self.seconds()
