@@ -45,6 +45,8 @@ class FakeIntroducer:
     Attributes:
         down: what connecting fails with, if anything.
         silent: connections are never made.
+        instead: what is found in the place of an introducer, if anything.
+        taken: fires when the introducer says that it has taken an announcement; None: at once.
         subscribers: everybody who listens, ever.
         attempts: how often somebody connected.
     """
@@ -53,7 +55,9 @@ class FakeIntroducer:
         self.known = list(known)
         self.down: Exception | None = None
         self.silent = False
-        self.version: dict[bytes, Any] = {PROTOCOL_KEY: {}}
+        self.version: Any = {PROTOCOL_KEY: {}}
+        self.instead: list[Any] = []
+        self.taken: Deferred[None] | None = None
         self.subscribers: list[Any] = []
         self.published: list[Any] = []
         self.attempts = 0
@@ -66,6 +70,8 @@ class FakeIntroducer:
             return Deferred()
         if self.down is not None:
             return fail(self.down)
+        if self.instead:
+            return succeed(self.instead[0])
         reference = FakeReference(self)
         self.references.append(reference)
         return succeed(reference)
@@ -100,7 +106,7 @@ class FakeReference:
             return succeed(self._introducer.version)
         if name == "publish_v2":
             self._introducer.published.append(arguments[0])
-            return succeed(None)
+            return succeed(None) if self._introducer.taken is None else self._introducer.taken
         assert name == "subscribe_v2"
         subscriber, service, information = arguments
         assert service == b"storage"

@@ -22,7 +22,9 @@ from pipegrid.grid.members import MAX_WARNINGS as MAX_GRID_WARNINGS
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.readiness import WAIT_FOR_S, Readiness
 from pipegrid.transfer.peers import Peer, ring
+from pipegrid.wire.allowance import TooMuch
 from pipegrid.wire.announcements import KnownServer, describe, make_signing_key, sign
+from pipegrid.wire.introducing import PROTOCOL_KEY, reason_of
 from tests.grid.introducer_support import FURL, FakeIntroducer, announced, key, nurl
 from tests.transport.memory import MemoryServer
 
@@ -192,6 +194,27 @@ class IntroducerTests(DiscoveryTestCase):
         self.assertEqual(reasons[1], "nobody answered within 15 s")
         self.assertEqual(len(world.warnings()), 2)
         self.assertIn("introducer i0 at intro.example.org:1 is out of reach", world.warnings()[0])
+
+    def test_answers_of_another_kind(self) -> None:
+        """What gives a number for an introducer, or for its version, is none, and no more is said."""
+        odd = [FakeIntroducer() for _ in range(4)]
+        odd[0].instead = [5]
+        for introducer, version in zip(odd[1:], (None, 5, [PROTOCOL_KEY]), strict=True):
+            introducer.version = version
+        world = self.world(*odd)
+        self.assertEqual(
+            {status.reason for status in world.discovery.statuses},
+            {"what answers there is no introducer"},
+        )
+
+    def test_what_strangers_say_of_an_end(self) -> None:
+        """A reason goes to terminals and logs: one line, not too long, nothing that a terminal obeys."""
+        for error in (TooMuch("a\x1b[2J" + "b" * 1000), ValueError("a\x1b[2J\nb")):
+            reason = reason_of(error)
+            self.assertTrue(reason.isprintable(), reason)
+            self.assertLess(len(reason), 300)
+            self.assertIn("a\\x1b[2J", reason)
+        self.assertNotIn("made-up line", reason_of(TooMuch("a\nmade-up line")))
 
     def test_stopping_leaves_nothing_behind(self) -> None:
         """No timer, no listener, whatever the introducer was doing."""

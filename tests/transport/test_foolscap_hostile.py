@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from foolscap.api import Referenceable
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ServerError, ServerProtocolError
 from pipegrid.transport.foolscap.client import FoolscapServer
+from pipegrid.transport.foolscap.tub import TubConnector
+from pipegrid.wire import furl
 from pipegrid.wire.foolscap import RIStorageServer
 from pipegrid.wire.messages import ShareChange, SlotSecrets
 from tests.scratch import scratch_path
@@ -91,6 +93,22 @@ class HostileFoolscapTests(SynchronousTestCase):
                 self.assertIsInstance(outcome, Failure, name)
                 outcome.trap(ServerProtocolError)
                 self.assertIn("does not say that it stores shares", str(outcome.value))
+
+    def test_no_reference(self) -> None:
+        """By a name a server gives what it likes, and need not give an object."""
+        values: tuple[Any, ...] = (None, 5, b"x", "x", [1], {}, (1,))
+        for value in values:
+            server = self.world.connect()
+            self.world.connector.results.append(succeed(value))
+            self.assertIn("does not say that", str(self.failureResultOf(server.version()).value))
+            server.disconnect()
+
+    def test_no_reference_over_tcp(self) -> None:
+        """The connector leaves it as it is, for the link to say so."""
+        connector = TubConnector(furl.parse(self.world.furl), pin=b"p" * 32)
+        connector._tub = self.world.tub
+        self.patch(self.world.tub, "getReference", lambda _: succeed(5))
+        self.assertEqual(self.successResultOf(connector.connect()), 5)
 
     def test_nonsense(self) -> None:
         """Whatever a server answers is an error of that server, or has the shape of an answer."""

@@ -21,6 +21,7 @@ from twisted.internet import error as network
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 
+from pipegrid.core.text import printable
 from pipegrid.wire import remote as _interfaces  # noqa: F401  Foolscap finds them by name
 from pipegrid.wire.allowance import Bounds, TooMuch
 from pipegrid.wire.announcements import MAX_SERVERS
@@ -35,6 +36,9 @@ LOST_AFTER_S = 3 * KEEPALIVE_S
 
 BOUNDS = Bounds(call_cost=MAX_SERVERS * 4096)
 """An introducer tells all it knows in one message; an announcement has 1 to 3 KB, and becomes 1 KB more."""
+
+_NO_INTRODUCER = "what answers there is no introducer"
+_MAX_REASON_CHARACTERS = 200
 
 Connect = Callable[[str], "Deferred[Any]"]
 """Given a fURL, fires with a remote reference: a tub's ``getReference``."""
@@ -65,7 +69,11 @@ async def connect_introducer(connect: Connect, furl: Furl, clock: IReactorTime) 
     """
     connecting = connect(str(furl)).addErrback(_as_exception)
     reference = await connecting.addTimeout(CONNECT_TIMEOUT_S, clock)
+    if not hasattr(reference, "callRemote"):
+        raise ValueError(_NO_INTRODUCER)
     version = await call(reference, "get_version").addTimeout(CONNECT_TIMEOUT_S, clock)
+    if type(version) is not dict:  # an object that names no interface answers what it likes
+        raise ValueError(_NO_INTRODUCER)
     if PROTOCOL_KEY not in version:
         raise ValueError("it speaks another version of the introducer's protocol")
     return reference
@@ -96,12 +104,16 @@ def reason_of(error: Exception | None) -> str:
     if isinstance(error, NoLocationHintsError):
         return "none of its addresses can be used"
     if isinstance(error, TooMuch):
-        return f"it was cut off, since {error}"
+        return f"it was cut off, since {_excerpt(str(error))}"
     if isinstance(error, (NegotiationError, RemoteNegotiationError, BananaError)):
         return "whoever answers there does not have its key, or does not speak Foolscap"
     if "unable to find reference for name" in str(error):
         return "the server at that address knows nothing under the fURL's last part"
     if isinstance(error, (Violation, RemoteFailure)):
-        return "what answers there is no introducer"
-    first_line = (str(error).splitlines() or [""])[0]
-    return first_line[:200] or type(error).__name__
+        return _NO_INTRODUCER
+    return _excerpt(str(error)) or type(error).__name__
+
+
+def _excerpt(text: str) -> str:
+    """Return the beginning of what may be a stranger's text: it goes to terminals and logs."""
+    return printable((text.splitlines() or [""])[0][:_MAX_REASON_CHARACTERS])

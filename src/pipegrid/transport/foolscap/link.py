@@ -160,9 +160,11 @@ class FoolscapLink:
     def _connected(self, storage: Any) -> None:
         self._connecting = None
         # Foolscap holds answers to what is declared only where the other end names the interface itself.
-        if storage.tracker.interface is not RIStorageServer:
+        tracker = getattr(storage, "tracker", None)  # what was asked for may be a number, or a list
+        if tracker is None or tracker.interface is not RIStorageServer:
             self._waiting.fail(_no_storage(self._server))
-            _end_connection(storage)
+            if tracker is not None:
+                _end_connection(storage)
             return
         self._storage = storage
         self._reason = None

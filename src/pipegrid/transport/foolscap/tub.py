@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 from foolscap import eventual
+from foolscap.ipb import IRemoteReference
 from OpenSSL.crypto import FILETYPE_ASN1, dump_certificate
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectionDone
@@ -85,18 +86,22 @@ class TubConnector:
                 limit(self._tub, self._throttle)
             self._tub.startService()
         found: Deferred[Any] = self._tub.getReference(self._furl)
-        return found.addCallback(self._check).addCallback(_hurry)
+        return found.addCallback(self._found)
 
-    def _check(self, storage: Any) -> Any:
+    def _found(self, storage: Any) -> Any:
+        if not IRemoteReference.providedBy(storage):
+            return storage  # by the name of an object it gave something else, which the link says
+        self._check(storage.tracker.broker)
+        return _hurry(storage)
+
+    def _check(self, broker: Any) -> None:
         """Let nobody else stand for the owner of a key: what is stored here would be looked for there."""
         if self._pin is not None:
-            broker = storage.tracker.broker
             der = dump_certificate(FILETYPE_ASN1, broker.transport.getPeerCertificate())
             problem = problem_of(der, self._pin, "the server")
             if problem is not None:
                 broker.shutdown(Failure(ConnectionDone()))
                 raise problem
-        return storage
 
     def close(self) -> Deferred[Any]:
         self._closed = True
