@@ -6,8 +6,10 @@ import errno
 import os
 from pathlib import Path
 
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.task import Clock
+from twisted.logger import formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
@@ -124,5 +126,25 @@ class AnnouncerTests(SynchronousTestCase):
         introducer.down = None
         clock.pump([1.0] * 60)
         self.assertEqual(introducer.published, [signed] * 2)
+        announcer.stop()
+        self.assertEqual(clock.getDelayedCalls(), [])
+
+    def test_an_introducer_that_never_answers(self) -> None:
+        """Its connection stands, and nobody hears of the server: that is said, once."""
+        said: list[str] = []
+        self.patch(announce.log, "observer", lambda event: said.append(formatEvent(event)))
+        clock, introducer = Clock(), FakeIntroducer()
+        introducer.taken = Deferred()
+        signed = (b"message", b"signature", b"key")
+        announcer = Announcer({"one": FURL}, signed, introducer.connect, clock, object)
+        announcer.start()
+        clock.pump([1.0] * 59)
+        self.assertEqual(said, [])
+        clock.pump([1.0] * 100)
+        (sentence,) = said
+        self.assertIn("introducer one at intro.example.org:1 has not taken", sentence)
+        introducer.taken.callback(None)
+        self.assertIn("announced to introducer one", said[-1])
+        introducer.lose()
         announcer.stop()
         self.assertEqual(clock.getDelayedCalls(), [])

@@ -37,6 +37,8 @@ from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, SERVICE, Ann
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.introducing import Connect, call, connect_introducer, reason_of, until_lost
 
+ANSWER_S = 60.0
+"""How long an introducer may take to say that it has an announcement, before somebody is told."""
 _NONCE_BYTES = 32
 
 log = Logger()
@@ -219,7 +221,23 @@ class Announcer:
     async def _announce(self, name: str, furl: Furl) -> None:
         reference = await connect_introducer(self._connect, furl, self._clock)
         lost = until_lost(reference)
-        await call(reference, "publish_v2", self._signed, self._canary())
+        late = self._clock.callLater(ANSWER_S, self._not_taken, name, furl)
+        try:
+            await call(reference, "publish_v2", self._signed, self._canary())
+        finally:
+            if late.active():
+                late.cancel()
         self._complained.discard(name)
         log.info("announced to introducer {name} at {address}", name=name, address=furl.address)
         await lost
+
+    def _not_taken(self, name: str, furl: Furl) -> None:
+        if name not in self._complained:
+            self._complained.add(name)
+            log.warn(
+                "introducer {name} at {address} has not taken the announcement for {patience:g} s; "
+                "clients may not hear of this server from it until it is started anew",
+                name=name,
+                address=furl.address,
+                patience=ANSWER_S,
+            )
