@@ -333,6 +333,20 @@ class LoadTests(ConfigTestCase):
                 f"cannot understand {self.path}: line {line}: it is no UTF-8 text; mend it by hand",
             )
 
+    def test_files_of_any_size(self) -> None:
+        """No more is read than settings and secrets may be, though what is too long would make sense."""
+        private = self.directory / "private"
+        for path, text, words in (
+            (private / "convergence", "a" * 200_000, "does not hold a base32 secret"),
+            (private / "secret", "a" * 200_000, "does not hold a base32 secret"),
+            (self.path, "#" * (1 << 20) + "\n", "is larger than 1048576 bytes"),
+        ):
+            before = path.read_text()
+            path.write_text(text)
+            self.assert_refused(lambda: load(self.directory), f"{path} {words}")
+            path.write_text(before)
+        load(self.directory)
+
     def test_no_grid_directory(self) -> None:
         """Missing, a file, or without configuration: make one."""
         missing = self.directory / "missing"

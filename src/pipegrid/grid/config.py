@@ -56,6 +56,9 @@ DEFAULT_SERVERS = 10
 MAX_LOCAL_SERVERS = 1000
 DURABILITIES: dict[str, Policy] = {"none": "none", "batch": "batch", "strict": "strict"}
 SECRET_BYTES = 32
+_MAX_CONFIG_BYTES = 1 << 20
+_MAX_SECRET_BYTES = 64 << 10
+"""As text; a convergence secret may have any length."""
 
 
 @attrs.frozen
@@ -170,7 +173,12 @@ def read_config(directory: Path) -> tuple[Path, SettingsFile]:
         path = directory / TAHOE_CONFIG_NAME
     # Tahoe-LAFS lets an option be given twice, and Windows editors begin files with a mark.
     try:
-        text = io.StringIO(read_file(path).decode("utf-8-sig"), newline=None).read()
+        data = read_file(path, _MAX_CONFIG_BYTES + 1)
+        if len(data) > _MAX_CONFIG_BYTES:
+            raise UsageError(
+                f"{path} is larger than {_MAX_CONFIG_BYTES} bytes; is it the right file?"
+            )
+        text = io.StringIO(data.decode("utf-8-sig"), newline=None).read()
         parser = SettingsFile(path, text, strict=not is_tahoe)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
@@ -308,7 +316,10 @@ def _flag(parser: SettingsFile, section: str, option: str, otherwise: bool) -> b
 
 def _secret(path: Path, length: int | None, is_tahoe: bool) -> bytes:
     try:
-        secret = base32.decode(read_file(path).decode("ascii").strip())
+        data = read_file(path, _MAX_SECRET_BYTES + 1)
+        if len(data) > _MAX_SECRET_BYTES:
+            raise ValueError
+        secret = base32.decode(data.decode("ascii").strip())
     except FileNotFoundError:
         remedy = (
             "start that Tahoe-LAFS node once, which makes it"
