@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UnhappyError
 from pipegrid.flow.pipeline import Pipeline
+from pipegrid.grid import discovery
 from pipegrid.grid.cache import cache_name, read_cache
 from pipegrid.grid.discovery import FORGET_AFTER_S, GRACE_S, PATIENCE_S, Discovery
 from pipegrid.grid.introducer import MAX_WARNINGS
@@ -23,7 +24,13 @@ from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.readiness import WAIT_FOR_S, Readiness
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.wire.allowance import TooMuch
-from pipegrid.wire.announcements import KnownServer, describe, make_signing_key, sign
+from pipegrid.wire.announcements import (
+    AnnouncementBook,
+    KnownServer,
+    describe,
+    make_signing_key,
+    sign,
+)
 from pipegrid.wire.introducing import PROTOCOL_KEY, reason_of
 from tests.grid.introducer_support import FURL, FakeIntroducer, announced, key, nurl
 from tests.transport.memory import MemoryServer
@@ -160,6 +167,34 @@ class IntroducerTests(DiscoveryTestCase):
         self.assertEqual(len(world.warnings()), MAX_WARNINGS + 1)
         warnings = Warnings(map(str, range(1000)))
         self.assertEqual(len(warnings()), MAX_GRID_WARNINGS)
+
+    def test_one_introducer_keeps_out_nobody_of_another(self) -> None:
+        """Each has its part of the servers that are kept, whatever one names, now or in the next run."""
+        self.patch(discovery, "AnnouncementBook", partial(AnnouncementBook, limit=6))
+        honest = FakeIntroducer(announced(1), announced(2))
+        liar = FakeIntroducer(*map(announced, range(10, 19)))
+        world = self.world(liar, honest)
+        self.assertEqual(len(world.names), 5)
+        self.assertLess({"server-1", "server-2"}, set(world.names))
+        self.assertIn("3 servers of this introducer are known already", world.warnings()[0])
+        world.discovery.stop()
+        liar.known = list(map(announced, range(20, 29)))
+        honest.known.append(announced(3))
+        world = self.world(liar, honest)
+        self.assertLess({"server-1", "server-2", "server-3"}, set(world.names))
+        self.assertEqual(len(world.names), 6)
+        world.discovery.stop()
+        world = self.world(liar, honest)  # what it named first is in its way no more
+        self.assertLess({"server-1", "server-2", "server-3"}, set(world.names))
+        self.assertEqual([status.servers for status in world.discovery.statuses], [3, 3])
+
+    def test_other_services(self) -> None:
+        """Are neither counted as servers, nor in the way of these."""
+        self.patch(discovery, "AnnouncementBook", partial(AnnouncementBook, limit=2))
+        others = [announced(number, **{"service-name": "other"}) for number in range(10, 19)]
+        world = self.world(FakeIntroducer(*others, announced(1), announced(2)))
+        self.assertEqual(sorted(world.names), ["server-1", "server-2"])
+        self.assertEqual(world.discovery.statuses[0].servers, 2)
 
     def test_connections_come_back(self) -> None:
         """After a loss it subscribes anew; while it is down, with growing pauses."""

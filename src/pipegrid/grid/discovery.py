@@ -87,6 +87,7 @@ class Discovery:
                 warn=warn,
                 verdict=self._verdict,
                 nickname=nickname,
+                most_servers=self._book.limit // len(addresses),
             )
             for address in addresses
         ]
@@ -104,7 +105,7 @@ class Discovery:
     def start(self) -> None:
         """Remember, and begin to listen."""
         for client in self.clients:
-            self._remember(client.address.name)
+            self._remember(client)
         for client in self.clients:
             client.start()
 
@@ -182,7 +183,8 @@ class Discovery:
             shown = announcement.server_id[:60]
             self._warn(f"the announcement of server {shown!r} is skipped: {error}")
 
-    def _remember(self, name: str) -> None:
+    def _remember(self, client: IntroducerClient) -> None:
+        name = client.address.name
         for path in [each / file for each in self._caches for file in cache_names(name)]:
             try:
                 remembered = read_cache(path)
@@ -190,7 +192,7 @@ class Discovery:
                 self._warn(f"what introducer {name} said earlier is not remembered: {error}")
                 continue
             for announcement in remembered:
-                if self._book.remember(announcement):
+                if client.remember(announcement):
                     self._describe(announcement)
             if remembered:
                 self._remembered[name] = {
@@ -218,7 +220,7 @@ class Discovery:
         now_s = self._now()
         known = self._book.announcements
         earlier = self._remembered.get(client.address.name, {})
-        if len(known) >= self._book.limit:
+        if client.is_full or len(known) >= self._book.limit:
             earlier = {}  # they are in the way of others
         found = []
         for each in known:

@@ -20,7 +20,14 @@ from pipegrid.grid.introducers import IntroducerAddress
 from pipegrid.reactor.reconnecting import Reconnecting
 from pipegrid.reactor.together import as_deferred
 from pipegrid.version import __version__
-from pipegrid.wire.announcements import Announcement, AnnouncementBook, signer, verify
+from pipegrid.wire.announcements import (
+    MAX_SERVERS,
+    Announcement,
+    AnnouncementBook,
+    signer,
+    verify,
+)
+from pipegrid.wire.announcements import SERVICE as STORAGE
 from pipegrid.wire.introducing import (
     SERVICE,
     Connect,
@@ -60,6 +67,7 @@ class IntroducerClient:
 
     Args:
         book: decides what is news; several introducers may share it.
+        most_servers: its part of the book: nobody is to keep out what other introducers name.
         news: given every announcement that is.
         warn: given a sentence for every announcement that is skipped.
         verdict: called when there is something new to know: it answered, failed, or was lost.
@@ -76,6 +84,7 @@ class IntroducerClient:
         warn: Callable[[str], None],
         verdict: Callable[[], None],
         nickname: str = "",
+        most_servers: int = MAX_SERVERS,
     ) -> None:
         self.address = address
         self._connect = connect
@@ -89,6 +98,9 @@ class IntroducerClient:
         self._connected = False
         self.announced: set[str] = set()
         """Ids of the servers that it named."""
+        self._most_servers = most_servers
+        self._counted: set[str] = set()
+        """Of these, and of those that it named in an earlier run, the ones that are in the book."""
         self._skipped: set[object] = set()
         self._subscriber = _Subscriber(self._heard)
         self._reconnecting = Reconnecting(
@@ -109,6 +121,18 @@ class IntroducerClient:
             None if self._connected else self._reason,
             len(self.announced),
         )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has named as many servers as are kept of it."""
+        return len(self._counted) >= self._most_servers
+
+    def remember(self, announcement: Announcement) -> bool:
+        """Take what it said in an earlier run; returns whether it is news."""
+        if self.is_full and announcement.server_id not in self._counted:
+            return False
+        self._counted.add(announcement.server_id)
+        return self._book.remember(announcement)
 
     def start(self) -> None:
         """Connect, and listen until stopped."""
@@ -145,16 +169,28 @@ class IntroducerClient:
         for signed in announcements:
             try:
                 announcement = verify(signed)
-                news = self._book.hear(announcement)
+                news = self._hear(announcement)
             except ValueError as error:
                 self._skip(signed, str(error))
                 continue
-            if len(self.announced) < self._book.limit:
-                self.announced.add(announcement.server_id)
             if news:
                 self._news(announcement)
         self.answered = True
         self._verdict()
+
+    def _hear(self, announcement: Announcement) -> bool:
+        """Return whether it is news about a storage server; raises ValueError as the book does."""
+        server_id = announcement.server_id
+        is_storage = announcement.fields.get("service-name") == STORAGE
+        if is_storage and self.is_full and server_id not in self._counted:
+            raise ValueError(
+                f"{self._most_servers} servers of this introducer are known already, and no more are kept"
+            )
+        news = self._book.hear(announcement)
+        if is_storage:
+            self._counted.add(server_id)
+            self.announced.add(server_id)
+        return news
 
     def _skip(self, signed: object, why: str) -> None:
         # After every reconnection the same come again; they are told once.
