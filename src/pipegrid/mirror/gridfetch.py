@@ -29,7 +29,7 @@ from pipegrid.mirror.manifest import begin_manifest
 from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.selecting import base_of
-from pipegrid.mirror.suites import OWN, in_order
+from pipegrid.mirror.suites import OWN, remove_in_order
 from pipegrid.mirror.sync import LOOKED_AT_ONCE
 from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, shown
 from pipegrid.reactor.together import together
@@ -135,12 +135,8 @@ class GridFetch:
             kept.update(other for _, other in await self._mirror.run(self._others, entries))
         others = await self._mirror.delete_others(kept, dry_run=True)
         if not dry_run:
-            await self._mirror.run(self._remove, in_order(others))
+            await self._mirror.run(remove_in_order, self._destination, others)
         return others
-
-    def _remove(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            self._destination.delete(path)
 
     def _others(self, entries: Sequence[Wanted]) -> list[tuple[str, str]]:
         """Ask ``further_names`` for those of some files that are there now; in the thread."""

@@ -33,7 +33,7 @@ from pipegrid.mirror.repomd import (
 )
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.rpmversion import compare_versions
-from pipegrid.mirror.suites import in_order
+from pipegrid.mirror.suites import remove_in_order
 from pipegrid.mirror.trust import Keys, check_signature
 from pipegrid.mirror.unpacking import PatchError, unpacked
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, place_of, shown
@@ -234,8 +234,8 @@ class RpmRepository:
                     named = (each.path for each in self._contents(before))
                     stays = holder(named, destination.folds)
                     others = [path for path in others if not stays(path)]
-        for path in () if dry_run else in_order(others):
-            destination.delete(path)
+        if not dry_run:
+            remove_in_order(destination, others)
         return others
 
 

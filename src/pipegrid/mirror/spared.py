@@ -24,7 +24,7 @@ from pipegrid.mirror.folding import holder
 from pipegrid.mirror.indexes import by_hash
 from pipegrid.mirror.manifest import read_manifest
 from pipegrid.mirror.selecting import HELD, READ, Index, base_of, named_by, names_packages
-from pipegrid.mirror.suites import OWN, Suite, in_order, unsigned_part
+from pipegrid.mirror.suites import OWN, Suite, remove_in_order, unsigned_part
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
 
 _OF_INDEXES = ("binary-", "source")
@@ -136,8 +136,8 @@ def remove_others(
     if others:  # only then it is worth it to read what others name
         stays = holder(spared.names(others), destination.folds)
         others = [path for path in others if not stays(path)]
-    for path in () if dry_run else in_order(others):
-        destination.delete(path)
+    if not dry_run:
+        remove_in_order(destination, others)
     return others
 
 

@@ -17,6 +17,7 @@ from pipegrid.mirror.trust import Keys, check_signature, signed_content
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, place_of, shown
 
 if TYPE_CHECKING:
+    from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.early import AnyMirror
 
 MAX_SIGNATURE_BYTES = 1 << 20
@@ -96,6 +97,17 @@ _INDEX = re.compile(
 def in_order(paths: Iterable[str]) -> list[str]:
     """Return paths that are to go in the order in which they may: what names packages before any of these."""
     return sorted(paths, key=lambda path: not _may_name_packages(place_of(path)))
+
+
+def remove_in_order(destination: Destination, paths: Iterable[str]) -> None:
+    """
+    Remove files of an archive, each as ``Destination.delete`` does.
+
+    Raises:
+        MirrorError: one cannot be removed; those that were to go after it are still there.
+    """
+    for path in in_order(paths):
+        destination.delete(path)
 
 
 def _may_name_packages(place: str) -> bool:
