@@ -34,14 +34,13 @@ from pipegrid.mirror.repomd import (
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.rpmversion import compare_versions
 from pipegrid.mirror.suites import remove_in_order
-from pipegrid.mirror.trust import Keys, check_signature
+from pipegrid.mirror.trust import MAX_SIGNATURE_BYTES, Keys, check_signature
 from pipegrid.mirror.unpacking import PatchError, unpacked
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, place_of, shown
 
 if TYPE_CHECKING:
     from pipegrid.mirror.early import AnyMirror
 
-MAX_SIGNATURE_BYTES = 1 << 20
 MAX_INDEX_BYTES = 4 << 30
 """Packed or unpacked; the largest primary known has a quarter of a gigabyte."""
 

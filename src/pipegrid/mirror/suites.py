@@ -13,14 +13,12 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
-from pipegrid.mirror.trust import Keys, check_signature, signed_content
+from pipegrid.mirror.trust import MAX_SIGNATURE_BYTES, Keys, check_signature, signed_content
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, place_of, shown
 
 if TYPE_CHECKING:
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.early import AnyMirror
-
-MAX_SIGNATURE_BYTES = 1 << 20
 
 MAX_AHEAD = timedelta(hours=1)
 """

@@ -19,6 +19,7 @@ from pipegrid.mirror.wanted import MirrorError
 
 TIMEOUT_S = 60
 MAX_KEYRING_BYTES = 16 << 20
+MAX_SIGNATURE_BYTES = 1 << 20
 
 _WEAK = ["--weak-digest", "SHA1", "--weak-digest", "RIPEMD160"]
 """Hashes with which nobody signs any more, beside MD5, which gpgv refuses by itself."""
