@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.mirror import deb822, debian, selecting, small
+from pipegrid.mirror import bounded, deb822, debian, selecting, small
 from pipegrid.mirror.debian import DebianArchive, DebianOutcome
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.selecting import Selection
@@ -718,7 +718,7 @@ class PatchTests(DebianCase):
             )
             archive.files = {f"{SUITE}/Release": release, f"{SUITE}/{BINARY}.gz": bomb}
             self.make(archive)
-            self.patch(selecting, "MAX_INDEX_BYTES", 1 << 20)
+            self.patch(bounded, "MAX_INDEX_BYTES", 1 << 20)
             self.refused("bytes, unpacked", error=BadEntry)
             if named:
                 self.refused("more than 5 bytes", indexes="unpacked", error=Exception)
@@ -854,10 +854,10 @@ class RefusalTests(DebianCase):
         archive.add()
         archive.publish()
         self.make(archive)
-        self.patch(selecting, "MAX_INDEX_BYTES", 1000)
+        self.patch(bounded, "MAX_INDEX_BYTES", 1000)
         self.refused("which no index has", error=BadEntry)
         self.assertEqual([p for p in self.world.hosts[0].requests if "elease" not in p], [])
-        self.patch(selecting, "MAX_INDEX_BYTES", 1 << 20)
+        self.patch(bounded, "MAX_INDEX_BYTES", 1 << 20)
         self.patch(selecting, "MAX_RELEASE_BYTES", 2000)
         archive = Archive(by_hash=False)
         archive.further = {f"{BINARY}.diff/Index": bytes(3000)}

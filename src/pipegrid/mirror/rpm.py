@@ -17,6 +17,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from pipegrid.mirror.bounded import check_index_bytes, index_blocks
 from pipegrid.mirror.folding import holder
 from pipegrid.mirror.manifest import keep_manifest, noting
 from pipegrid.mirror.obtain import obtain
@@ -25,7 +26,6 @@ from pipegrid.mirror.repomd import (
     MAX_REPOMD_BYTES,
     REPOMD,
     SIGNATURE,
-    Metadata,
     Package,
     Repomd,
     packages,
@@ -35,14 +35,10 @@ from pipegrid.mirror.report import Report
 from pipegrid.mirror.rpmversion import compare_versions
 from pipegrid.mirror.suites import remove_in_order
 from pipegrid.mirror.trust import MAX_SIGNATURE_BYTES, Keys, check_signature
-from pipegrid.mirror.unpacking import PatchError, unpacked
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, place_of, shown
 
 if TYPE_CHECKING:
     from pipegrid.mirror.early import AnyMirror
-
-MAX_INDEX_BYTES = 4 << 30
-"""Packed or unpacked; the largest primary known has a quarter of a gigabyte."""
 
 MAX_NAMED = 5_000_000
 
@@ -163,8 +159,7 @@ class RpmRepository:
         repomd = read_repomd(data, name)
         for each in repomd.files:
             size = max(each.file.size or 0, (each.opened.size or 0) if each.opened else 0)
-            if size > MAX_INDEX_BYTES:
-                raise BadEntry(f"{each.file.path} is said to have {size} bytes, which no index has")
+            check_index_bytes(each.file.path, size)
         before = self._before()
         _check_not_older(before, repomd, name)
         return _Found(repomd, files, before)
@@ -192,7 +187,8 @@ class RpmRepository:
         places = {
             each for each in places if not each.startswith("repodata/")
         }  # where no package may be
-        blocks = _opened(self._destination.staged_path(path), primary)
+        told = None if primary.opened is None else primary.opened.size
+        blocks = index_blocks(self._destination.staged_path(path), path, told)
         urls = [self._mirror.url(number) for number in range(self._mirror.count)]
         for count, each in enumerate(packages(blocks, path, urls)):
             if count >= MAX_NAMED:
@@ -267,23 +263,6 @@ def _own(found: _Found) -> list[Wanted]:
         Wanted(path, len(data), "sha256", sha256(data).digest())
         for path, data in found.files.items()
     ]
-
-
-def _opened(path: str, metadata: Metadata) -> Iterator[bytes]:
-    """Yield what is in an index, and no more than it should have."""
-    opened = metadata.opened
-    most = MAX_INDEX_BYTES if opened is None or opened.size is None else opened.size
-    size = 0
-    try:
-        for block in unpacked(path):
-            size += len(block)
-            if size > most:
-                raise BadEntry(
-                    f"{metadata.file.path} has more than {most} bytes, unpacked; it is not used"
-                )
-            yield block
-    except PatchError as error:
-        raise BadEntry(f"the index {metadata.file.path} cannot be read: {error}") from error
 
 
 def _check_not_older(before: Repomd | None, repomd: Repomd, name: str) -> None:

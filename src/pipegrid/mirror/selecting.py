@@ -9,15 +9,12 @@ from fnmatch import fnmatchcase
 from os.path import dirname
 from typing import Literal, NamedTuple
 
+from pipegrid.mirror.bounded import check_index_bytes, index_blocks
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, packages, read_patch_index, sources
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.indexes import by_hash
 from pipegrid.mirror.suites import Suite
-from pipegrid.mirror.unpacking import PatchError, unpacked
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, shown
-
-MAX_INDEX_BYTES = 4 << 30
-"""Unpacked, of one index whose size the release file does not tell."""
+from pipegrid.mirror.wanted import MirrorError, Wanted, shown
 
 HELD = (".xz", ".gz")
 """The forms in which an index is kept, where the archive has them; the first is the one that is read."""
@@ -87,20 +84,6 @@ def below(suite: Suite, file: Wanted) -> Wanted:
     path = suite.place(file.path)
     remote = by_hash(path, file) if suite.release.by_hash else None
     return file.but(path=path, remote=remote)
-
-
-def _bounded(path: str, index: Index) -> Iterator[bytes]:
-    """Yield what is in an index, and no more than it should have."""
-    most = MAX_INDEX_BYTES if index.size is None else index.size
-    size = 0
-    try:
-        for block in unpacked(path):
-            size += len(block)
-            if size > most:
-                raise BadEntry(f"{index.path} has more than {most} bytes, unpacked; it is not used")
-            yield block
-    except PatchError as error:
-        raise BadEntry(f"the index {index.path} cannot be read: {error}") from error
 
 
 def indexes_of(suite: Suite, selection: Selection) -> Iterator[Index]:
@@ -229,8 +212,7 @@ def _index(
     size = named[base].size if base in named else None
     forms = [below(suite, named[base + each]) for each in held]
     largest = max(size or 0, *(form.size or 0 for form in forms))
-    if largest > MAX_INDEX_BYTES:
-        raise BadEntry(f"{base} is said to have {largest} bytes, which no index has")
+    check_index_bytes(base, largest)
     return Index(suite, kind, forms, size)
 
 
@@ -253,7 +235,7 @@ def named_by(destination: Destination, index: Index) -> Iterator[Wanted]:
     """
     if not index.kind:
         return
-    blocks = _bounded(destination.staged_path(index.path), index)
+    blocks = index_blocks(destination.staged_path(index.path), index.path, index.size)
     if index.kind == "patches":
         directory = index.path.rpartition("/")[0]
         found = read_patch_index(b"".join(map(bytes, blocks)), directory, index.path)
