@@ -12,12 +12,7 @@ from pipegrid.http11 import Exchange, Limits
 from pipegrid.http11.parser import ResponseHead
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.sink import ArchiveSink, FileReceiver
-
-TRANSIENT = frozenset({408, 425, 500, 502, 504})
-"""Statuses that say "not now"; the others say "not this"."""
-
-BUSY = frozenset({429, 503})
-"""Those that say "not so much": of the mirror, and of no file in particular."""
+from pipegrid.mirror.sprint.heads import BUSY, judge
 
 MAX_RETRY_AFTER_S = 120.0
 """As long as a mirror is waited for that says when it wants to be asked again."""
@@ -59,17 +54,13 @@ class FileExchange(Exchange):
 
     def head_received(self, head: ResponseHead) -> None:
         wanted = self.errand.wanted
-        if 300 <= head.status < 400:
-            self._source.refuse(
-                self, "it redirects elsewhere, where nobody said that it may be fetched from"
-            )
-        elif head.status in BUSY:
-            pause_s = retry_after_s(head.headers)
-            self._source.put_off(self, f"it answers {head.status}", pause_s)
-        elif head.status in TRANSIENT:
-            self._source.put_off(self, f"it answers {head.status}")
-        elif head.status != 200:
-            self._source.refuse(self, f"it answers {head.status}")
+        if head.status != 200:
+            transient, reason = judge(head.status)
+            if not transient:
+                self._source.refuse(self, reason)
+            else:
+                busy = head.status in BUSY
+                self._source.put_off(self, reason, retry_after_s(head.headers) if busy else None)
         elif wanted.size is not None and head.length not in (None, wanted.size):
             self._source.refuse(self, f"it has {head.length} bytes, and {wanted.size} by the index")
         else:

@@ -14,7 +14,8 @@ from twisted.internet.task import deferLater
 from pipegrid.errors import ServerError
 from pipegrid.http11 import HostPool, Limits, RawRequest, RawResponse
 from pipegrid.mirror.address import Address, small_request
-from pipegrid.mirror.exchange import BUSY, retry_after_s
+from pipegrid.mirror.exchange import retry_after_s
+from pipegrid.mirror.sprint.heads import BUSY
 from pipegrid.mirror.wanted import MirrorError, shown
 from pipegrid.reactor.together import together
 

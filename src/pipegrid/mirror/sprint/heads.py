@@ -11,7 +11,10 @@ class Odd(Exception):
     """The server does something that a sprint does not understand; the text is a clause."""
 
 
-TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+BUSY = frozenset({429, 503})
+"""Statuses that say "not so much": of the mirror, and of no file in particular."""
+
+TRANSIENT = BUSY | {408, 425, 500, 502, 504}
 """Statuses that say "not now"; the others say "not this"."""
 
 
