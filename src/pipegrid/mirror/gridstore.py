@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
@@ -26,6 +27,7 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
 from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.disk.reading import read_file
+from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import CapError
 from pipegrid.mirror.lists import list_line
 from pipegrid.mirror.manifest import read_manifest
@@ -90,7 +92,7 @@ class GridStore:
             (listed,) = await self._put([b"".join(lines)], ["its list"])
             tree[HIDDEN] = listed
             root = await self._directories(tree)
-            await run(_write_private, os.path.join(self._root, GRID_CAP), f"{root}\n")
+            await run(replace_file, Path(self._root, GRID_CAP), f"{root}\n".encode("ascii"))
         except OSError as error:
             raise self._mirror.destination.error(error, "note what is in the grid") from error
         finally:
@@ -240,14 +242,3 @@ def _hang(tree: dict[str, Any], path: str, cap: Cap) -> None:
     for part in above:
         tree = tree.setdefault(part, {})
     tree[name] = cap
-
-
-def _write_private(path: str, text: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path + ".new")
-    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(fd)
-    os.replace(path + ".new", path)
