@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.cli.job import GridJob, ReactorJob, ShortcutJob
-from pipegrid.cli.mirroring import Display, Fetching, job_of
+from pipegrid.cli.job import GridJob, ReactorJob
+from pipegrid.cli.mirroring import Display, Fetching
 from pipegrid.cli.mirrortell import store, tell
 from pipegrid.cli.outcome import Interrupted, printable
 
@@ -104,9 +104,7 @@ class ArchiveRun:
             UsageError: it would delete what is not its own.
         """
         self._fetching.check_deleting(self._dest)
-        if self._fetching.may_cut_short:
-            return ShortcutJob(self.early, self.run)
-        return job_of(self.run, self._fetching.to_grid)
+        return self._fetching.job(self.early, self.run)
 
     def early(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob, ReactorGridJob, ReactorJob
+from pipegrid.cli.job import GridJob, ReactorGridJob, ReactorJob, ShortcutJob
 from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 from pipegrid.mirror import HIDDEN, MANIFEST, NEW_MANIFEST
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pipegrid.mirror.report import Report
     from pipegrid.mirror.sprint.dialling import BegunConnections
     from pipegrid.mirror.sprint.headstart import HeadStart
+
+Shortcut = Callable[[Console, Callable[[], bool]], "int | None"]
+Work = Callable[..., Awaitable[int]]
 
 
 class Display:
@@ -109,10 +112,24 @@ class Fetching(Value):
         """How much of what is there is hashed again, 0.0 to 1.0; ``sample`` is in percent."""
         return self.sample / 100
 
-    @property
-    def may_cut_short(self) -> bool:
-        """Whether a run needs a reactor only for mirrors that do not what they should."""
-        return not (self.dry_run or self.to_grid) and self.limit_bytes_per_s is None
+    def job(self, shortcut: Shortcut, work: Work) -> ReactorJob | GridJob:
+        """
+        Return what does a run.
+
+        Args:
+            shortcut: tried first where a reactor is needed only for mirrors that do not what they should; see
+                ``ShortcutJob``.
+            work: is given a grid, too, if the run is to be stored in one.
+
+        Raises:
+            UsageError: it is, and none is configured.
+        """
+        if self.to_grid:
+            _check_configured()
+            return ReactorGridJob(lambda reactor, grid, console: work(reactor, console, grid))
+        if self.dry_run or self.limit_bytes_per_s is not None:
+            return ReactorJob(work)
+        return ShortcutJob(shortcut, work)
 
     def check_deleting(self, dest: str) -> None:
         """
@@ -176,19 +193,12 @@ def _was_mirrored_to(dest: str) -> bool:
     )
 
 
-Work = Callable[..., Awaitable[int]]
-
-
-def job_of(work: Work, to_grid: bool) -> ReactorJob | GridJob:
+def _check_configured() -> None:
     """
-    Return what does the work, with a grid if it is to be stored in one.
-
     Raises:
-        UsageError: it is, and none is configured. A mirror is large, and is to survive this machine in the
-            grid: one that nobody chose would be on the same disk.
+        UsageError: no grid is configured. A mirror is large, and is to survive this machine in the grid: one
+            that nobody chose would be on the same disk.
     """
-    if not to_grid:
-        return ReactorJob(work)
     from pipegrid.cli.files import client_directory
     from pipegrid.grid.homes import is_configured
 
@@ -198,4 +208,3 @@ def job_of(work: Work, to_grid: bool) -> ReactorJob | GridJob:
             f"no grid is configured in {directory}, and --to-grid makes none; join one, or make one on this "
             "machine, with 'pipegrid init', or name the directory of another client with -d"
         )
-    return ReactorGridJob(lambda reactor, grid, console: work(reactor, console, grid))

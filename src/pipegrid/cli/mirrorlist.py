@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
-from pipegrid.cli.job import GridJob, ReactorJob, ShortcutJob
-from pipegrid.cli.mirroring import Display, Fetching, job_of
+from pipegrid.cli.job import GridJob, ReactorJob
+from pipegrid.cli.mirroring import Display, Fetching
 from pipegrid.cli.mirrortell import store, tell
 from pipegrid.cli.outcome import Interrupted, unreadable
 from pipegrid.errors import SourceError, UsageError
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def list_job(file: str, dest: str, jobs: int, fetching: Fetching) -> ReactorJob | GridJob:
     """Return what ``mirror list`` does."""
     run = ListRun(file, dest, fetching, jobs)
-    if fetching.may_cut_short:
-        return ShortcutJob(run.sprint, run.run)
-    return job_of(run.run, fetching.to_grid)
+    return fetching.job(run.sprint, run.run)
 
 
 class ListRun:
