@@ -6,16 +6,21 @@ import fcntl
 import os
 
 
-def names_file(path: str, fd: int) -> bool:
-    """Whether path still is the name of the open file; others may have renamed or removed it."""
+def names_file(path: str, fd: int, inside: int | None = None) -> bool:
+    """
+    Whether path still is the name of the open file; others may have renamed or removed it.
+
+    Args:
+        inside: the descriptor of the directory that path is in, if it is a name alone.
+    """
     ours = os.fstat(fd)
-    return names_inode(path, (ours.st_dev, ours.st_ino))
+    return names_inode(path, (ours.st_dev, ours.st_ino), inside)
 
 
-def names_inode(path: str, inode: tuple[int, int]) -> bool:
-    """Whether path is a name of the file with that device and number."""
+def names_inode(path: str, inode: tuple[int, int], inside: int | None = None) -> bool:
+    """Whether path is a name of the file with that device and number; ``inside`` as of ``names_file``."""
     try:
-        there = os.stat(path, follow_symlinks=False)
+        there = os.stat(path, dir_fd=inside, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return (there.st_dev, there.st_ino) == inode

@@ -33,6 +33,7 @@ from contextlib import suppress
 from typing import Any
 
 from pipegrid.disk.descriptors import open_to_write, own_descriptor
+from pipegrid.disk.locks import names_file
 from pipegrid.disk.partname import part_path
 from pipegrid.disk.patience import may_wait
 from pipegrid.disk.private import change_mode
@@ -198,13 +199,12 @@ class PartFile:
                 f"another process is writing to {self.path} at this moment; wait for it, or choose "
                 "another name"
             ) from None
-        with suppress(FileNotFoundError):
-            named = os.lstat(part, dir_fd=self._directory)
-            if os.path.samestat(named, status):
-                status = os.fstat(fd)  # under the lock
-                if status.st_nlink == 1 and status.st_uid == os.geteuid():
-                    self._tighten(fd, status.st_mode)
-                    return True
+        if names_file(part, fd, self._directory):
+            status = os.fstat(fd)  # under the lock
+            if status.st_nlink == 1 and status.st_uid == os.geteuid():
+                self._tighten(fd, status.st_mode)
+                return True
+            with suppress(FileNotFoundError):
                 os.unlink(part, dir_fd=self._directory)
         return False
 

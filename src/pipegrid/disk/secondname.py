@@ -9,6 +9,7 @@ import os
 import stat
 from contextlib import suppress
 
+from pipegrid.disk.locks import names_file
 from pipegrid.disk.partname import part_path
 
 
@@ -28,11 +29,10 @@ def take_away_second_name(target: str, inside: int | None = None) -> None:
     with suppress(OSError):  # mostly there is none; and no file is worse for another name
         fd = os.open(part, flags, dir_fd=inside)
         try:
-            named = os.stat(target, dir_fd=inside, follow_symlinks=False)
-            if not (stat.S_ISREG(named.st_mode) and os.path.samestat(named, os.fstat(fd))):
+            if not (stat.S_ISREG(os.fstat(fd).st_mode) and names_file(target, fd, inside)):
                 return
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(named, os.stat(part, dir_fd=inside, follow_symlinks=False)):
+            if names_file(part, fd, inside):
                 os.unlink(part, dir_fd=inside)
         finally:
             os.close(fd)
