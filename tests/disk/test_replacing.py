@@ -64,7 +64,14 @@ class DurabilityTests(SynchronousTestCase):
 
     def test_a_directory_that_cannot_be_synced(self) -> None:
         """The file is there all the same."""
-        with mock.patch.object(os, "O_DIRECTORY", os.O_WRONLY):  # EISDIR
+        opened = os.open
+
+        def refusing(path: str | Path, flags: int, mode: int = 0o777) -> int:
+            if Path(path) == self.directory:
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return opened(path, flags, mode)
+
+        with mock.patch.object(os, "open", refusing):
             replace_file(self.path, b"x")
         self.assertEqual(self.steps, ["fsync file", "replace"])
         self.assertEqual(self.path.read_bytes(), b"x")

@@ -37,6 +37,7 @@ from pipegrid.disk.locks import names_file
 from pipegrid.disk.partname import part_path
 from pipegrid.disk.patience import may_wait
 from pipegrid.disk.private import change_mode
+from pipegrid.disk.replacing import sync_path
 from pipegrid.disk.secondname import take_away_second_name
 from pipegrid.errors import SinkError, naming
 
@@ -385,12 +386,8 @@ class PartFile:
         with suppress(OSError):  # one that may not be read, or a system that cannot
             if self._directory is not None:
                 os.fsync(self._directory)
-                return
-            fd = os.open(os.path.dirname(self._target), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            else:
+                sync_path(os.path.dirname(self._target))
 
     def _exists(self) -> SinkError:
         text = f"{self.path} exists already; choose another name, or add replace=True"

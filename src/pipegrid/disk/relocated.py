@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pipegrid.disk.partname import SUFFIX
 from pipegrid.disk.private import make_directory, open_private
+from pipegrid.disk.replacing import sync_path
 
 
 def relocated(old: Path, new: Path) -> Path:
@@ -71,16 +72,8 @@ def _copy(old: Path, new: Path) -> None:
     try:
         shutil.copytree(old, beside, symlinks=True)
         for path in (*beside.iterdir(), beside):
-            _sync(path)
+            sync_path(path)
         os.rename(beside, new)
-        _sync(new.parent)
+        sync_path(new.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -57,11 +57,21 @@ def _sync_name(path: Path) -> None:
     The file is there by now, so nothing is said of a directory that cannot be synced.
     """
     with suppress(OSError):
-        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_path(path.parent)
+
+
+def sync_path(path: Path | str) -> None:
+    """
+    Have what is in a file on the disk, or the names in a directory.
+
+    Raises:
+        OSError: it may not be read, or the system cannot do that.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @contextmanager
