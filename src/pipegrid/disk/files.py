@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pipegrid.core.hashes import Buffer
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What a system says when a file cannot become longer, for want of room, or of more than one may have."""
+
 _CANNOT_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _SYNC_FILE_RANGE_WRITE = 2
 _MAX_PIECES = 1024  # IOV_MAX on Linux

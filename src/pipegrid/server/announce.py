@@ -26,11 +26,12 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from pipegrid.core import base32
+from pipegrid.disk.files import FULL
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
 from pipegrid.errors import UsageError
 from pipegrid.reactor.reconnecting import Reconnecting
-from pipegrid.server.identity import FULL, unusable
+from pipegrid.server.identity import unusable
 from pipegrid.version import __version__
 from pipegrid.wire import announcements, gbs_bundles
 from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, SERVICE, AnnouncementKey, Signed

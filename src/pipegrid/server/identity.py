@@ -18,7 +18,6 @@ Source: the format reference, storage protocols, sections 1.1, 1.2 and 2.1.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -31,6 +30,7 @@ import attrs
 from twisted.logger import Logger
 
 from pipegrid.core import base32
+from pipegrid.disk.files import FULL
 from pipegrid.disk.private import make_directory
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import create_file, replace_file
@@ -44,7 +44,6 @@ from pipegrid.wire.nurl import Nurl
 if TYPE_CHECKING:
     from twisted.internet.ssl import CertificateOptions
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 FURL_NAME = "storage.furl"
 _SWISSNUM_BYTES = 20
 _KEY_BITS = 2048  # RSA, as Foolscap wants it
