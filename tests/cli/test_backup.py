@@ -144,6 +144,8 @@ class CommandTests(ProcessTestCase):
         )
         _, err = self.run_command("restore", "hom:backups/here", "d", "-o", "again", status=2)
         self.assertIn("there is no alias 'hom'; give one CAP and one PATH", err)
+        _, err = self.run_command("restore", "home-and-away:here", "d", "-o", "again", status=2)
+        self.assertIn("there is no alias 'home-and-awa...'; give one CAP and one PATH", err)
         self.run_command("restore", "home:backups/here", "d", "-o", "again")
         self.assertEqual((self.home / "again/b").read_bytes(), (self.source / "d/b").read_bytes())
         read_cap, _ = self.run_command("mkdir", "--read-only", "home:")

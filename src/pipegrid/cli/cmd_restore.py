@@ -145,12 +145,10 @@ async def _found(
 
 def _missing_alias(text: str) -> str:
     """Return what is to be said of a path that looks as if it began with an alias; nothing of others."""
-    from pipegrid.core.text import printable
+    from pipegrid.tree.aliases import no_alias
     from pipegrid.tree.paths import names_alias
 
-    return (
-        f"there is no alias '{printable(text.partition(':')[0][:12])}'" if names_alias(text) else ""
-    )
+    return no_alias(text.partition(":")[0]) if names_alias(text) else ""
 
 
 def _directory_of_one(place: PathEnd) -> DirectoryCap:

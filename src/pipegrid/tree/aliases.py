@@ -171,6 +171,16 @@ def check_free(directory: Path, name: str) -> None:
         )
 
 
+def no_alias(name: str) -> str:
+    """Return the clause that there is no such alias; a longer name is ``shortened``."""
+    return f"there is no alias '{shortened(name)}'"
+
+
+def shortened(text: str) -> str:
+    """Return the start of what was given as a path or an alias: it may be a cap with a slip in it."""
+    return printable(text[:12] + ("..." if len(text) > 12 else ""))
+
+
 def unknown_alias(
     name: str, aliases: Mapping[str, str], unconfigured: Path | None = None
 ) -> UsageError:
@@ -180,19 +190,19 @@ def unknown_alias(
     Args:
         unconfigured: the client's directory, if there is none.
     """
-    short = printable(name[:12] + ("..." if len(name) > 12 else ""))  # perhaps a cap with a slip
+    missing = no_alias(name)
     if unconfigured is not None:
         return UsageError(
-            f"there is no alias '{short}', since nothing is configured in {unconfigured}; name a "
+            f"{missing}, since nothing is configured in {unconfigured}; name a "
             "client's directory with 'pipegrid -d DIR', or make one with 'pipegrid init'"
         )
     import difflib  # only mistakes need it
 
     near = difflib.get_close_matches(name[:MAX_NAME_CHARACTERS], list(aliases)[:1000], 1)
     if near:
-        return UsageError(f"there is no alias '{short}'; did you mean '{printable(near[0])}'?")
+        return UsageError(f"{missing}; did you mean '{printable(near[0])}'?")
     return UsageError(
-        f"there is no alias '{short}'; 'pipegrid alias list' shows those that there are, and a path is "
+        f"{missing}; 'pipegrid alias list' shows those that there are, and a path is "
         "written ALIAS:some/path or CAP/some/path"
     )
 

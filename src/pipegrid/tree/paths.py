@@ -29,7 +29,7 @@ from pipegrid.core.text import printable
 from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.grid.homes import default_directory, is_configured
 from pipegrid.reactor.together import Waiters
-from pipegrid.tree.aliases import as_written, read_aliases, unknown_alias
+from pipegrid.tree.aliases import as_written, read_aliases, shortened, unknown_alias
 from pipegrid.tree.listing import Entry, Kind, ListingLimits, ReadsFiles, kind_of, read_listing
 
 KEPT_BYTES = 32 << 20
@@ -87,7 +87,7 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
         known = bool(aliases) and as_written(meant, aliases or {}) is not None
         hint = f"did you mean '{printable(meant)}:'?" if known else ""
         raise UsageError(
-            f"'{_short(text)}' does not begin with a cap or an alias; "
+            f"'{shortened(text)}' does not begin with a cap or an alias; "
             + (hint or "a path is written ALIAS:some/path or CAP/some/path")
         )
     aliases = aliases or {}
@@ -152,7 +152,9 @@ def names_of(path: str) -> tuple[str, ...]:
         return ()
     names = tuple(unicodedata.normalize("NFC", name) for name in path.split("/"))
     if "" in names:
-        raise UsageError(f"there is an empty name in the path '{_short(path)}'; leave out a slash")
+        raise UsageError(
+            f"there is an empty name in the path '{shortened(path)}'; leave out a slash"
+        )
     return names
 
 
@@ -263,8 +265,3 @@ class PathFinder:
 def shown(names: Sequence[str]) -> str:
     """Return a path as a terminal can show it, without its root."""
     return printable("/".join(names))
-
-
-def _short(text: str) -> str:
-    # It may be a cap with a slip in it.
-    return printable(text[:12] + ("..." if len(text) > 12 else ""))
