@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from pipegrid.cli.outcome import printable, unreadable
-from pipegrid.cli.stdin import read_whole
+from pipegrid.cli.stdin import read_given
 from pipegrid.core.pasted import CAP_STARTS
 from pipegrid.errors import SourceError, UsageError
 
@@ -82,13 +81,7 @@ def read_cap_file(path: str, stdin: BinaryIO | None) -> list[CapLine]:
     """
     name = "standard input" if path == "-" else path
     try:
-        if path != "-":
-            with Path(path).open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-        elif stdin is None:
-            raise SourceError("cannot read standard input: it is closed")
-        else:
-            data = read_whole(stdin, MAX_BYTES + 1)
+        data = read_given(path, stdin, MAX_BYTES + 1)
     except OSError as error:
         raise unreadable(name, error) from error
     except ValueError as error:

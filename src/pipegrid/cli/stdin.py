@@ -64,6 +64,24 @@ class NoInput:
         raise SourceError("cannot read standard input: it is closed")
 
 
+def read_given(path: str, stdin: BinaryIO | None, most: int) -> bytes:
+    """
+    Return what is in a file, or its beginning.
+
+    Args:
+        path: ``-`` is standard input.
+
+    Raises:
+        SourceError: there is no standard input.
+        OSError: it cannot be read.
+        ValueError: no file can be called so.
+    """
+    if path != "-":
+        with open(path, "rb") as file:
+            return file.read(most)
+    return NoInput().read() if stdin is None else read_whole(stdin, most)
+
+
 def read_whole(file: BinaryIO, most: int) -> bytes:
     """
     Return what there is to read, or its beginning, however long that takes.

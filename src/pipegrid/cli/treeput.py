@@ -12,7 +12,7 @@ import click
 from pipegrid.cli.capfile import as_line
 from pipegrid.cli.options import EMPTY_NAME, as_one, usage_error
 from pipegrid.cli.outcome import ExitStatus, one_status, printable, with_options
-from pipegrid.cli.stdin import read_whole
+from pipegrid.cli.stdin import read_given
 from pipegrid.errors import PipegridError, SourceError
 
 if TYPE_CHECKING:
@@ -116,13 +116,8 @@ def _text_of(path: str) -> str:
     if path == "":
         raise usage_error(f"FILE: {EMPTY_NAME}")
     try:
-        if path == "-":
-            if sys.stdin is None:
-                raise SourceError("cannot read standard input: it is closed")
-            data = read_whole(sys.stdin.buffer, MAX_LIST_BYTES + 1)
-        else:
-            with open(path, "rb") as file:
-                data = file.read(MAX_LIST_BYTES + 1)
+        stdin = None if sys.stdin is None else sys.stdin.buffer
+        data = read_given(path, stdin, MAX_LIST_BYTES + 1)
     except OSError as error:
         raise SourceError(f"cannot read {printable(path)}: {error.strerror}") from error
     if len(data) > MAX_LIST_BYTES:
