@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.changing import no_directory, spot_at
 from pipegrid.cli.outcome import ExitStatus, one_status, printable
+from pipegrid.cli.places import made_home
 from pipegrid.cli.trees import root_of
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
 from pipegrid.errors import (
@@ -235,7 +236,7 @@ async def fetch_copies(
         await _fetch_file(grid, console, found[0][0], target, force)
         return ExitStatus.DONE
     places = _places(found, target)
-    home = _make_directory(target)
+    home = made_home(target)
     alone = len(found) == 1
     fetching = zip(found, places, strict=True)
     statuses = {
@@ -284,16 +285,6 @@ def _places(found: Sequence[tuple[Child, str]], target: str) -> list[str]:
         places[place] = name
         result.append(place)
     return result
-
-
-def _make_directory(path: str) -> Home:
-    from pipegrid.tree.home import Home
-
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise SinkError(f"cannot make the directory {printable(path)}: {error.strerror}") from error
-    return Home(path)
 
 
 async def _fetch_directory(

@@ -45,15 +45,23 @@ class Places:
             SinkError: that cannot be done, or something else is there.
         """
         assert self.directory is not None
-        try:
-            os.makedirs(self.directory, exist_ok=True)
-        except OSError as error:
-            raise SinkError(
-                f"cannot make the directory {self.directory}: {error.strerror}"
-            ) from error
-        from pipegrid.tree.home import Home
+        self.home = made_home(self.directory)
 
-        self.home = Home(self.directory)
+
+def made_home(path: str) -> Home:
+    """
+    Return the directory that files go to, made if it is missing.
+
+    Raises:
+        SinkError: that cannot be done, or something else is there.
+    """
+    from pipegrid.tree.home import Home
+
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise SinkError(f"cannot make the directory {printable(path)}: {error.strerror}") from error
+    return Home(path)
 
 
 def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> Places:
