@@ -40,6 +40,9 @@ _OPEN_LEVELS = 32
 _TRIES = 3
 """So often is a small file read that changes meanwhile."""
 
+CHANGED = "it changed while it was read; store it again when nobody writes to it"
+"""What is said of a file whose beginning and end may be of two versions, as a clause."""
+
 _NOTHING = TreeSelection()
 
 
@@ -310,9 +313,7 @@ class LocalWalk:
                 raise
             if met is None:
                 file.close()
-                yield LeftOut(
-                    path, "it changed while it was read; store it again when nobody writes to it"
-                )
+                yield LeftOut(path, CHANGED)
                 return
             if not isinstance(met.content, io.FileIO):
                 file.close()
