@@ -49,9 +49,14 @@ class Furl:
         return "".join(char if char.isprintable() else "?" for char in hint)
 
     @property
+    def tcp_hints(self) -> tuple[str, ...]:
+        """Those of the hints that are addresses which plain TCP can reach; of old they had no prefix."""
+        return tuple(hint for hint in self.hints if _TCP.match(hint))
+
+    @property
     def leads_to_tcp(self) -> bool:
-        """Whether one of the hints is an address that plain TCP can reach; of old they had no prefix."""
-        return any(_TCP.match(hint) for hint in self.hints)
+        """Whether one of the hints is such an address."""
+        return bool(self.tcp_hints)
 
 
 def is_furl(text: str) -> bool:

@@ -4,7 +4,6 @@ Connections to Foolscap servers over TCP: a tub for each, which lives as long as
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, cast
 
 from foolscap import eventual
@@ -25,9 +24,6 @@ from pipegrid.wire.tub import KEEPALIVE_S, make_tub
 
 if TYPE_CHECKING:
     from pipegrid.transport.throttled import Throttle
-
-# Also without "tcp:", as it was of old.
-_TCP = re.compile(r"(tcp:)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
 
 MAX_HINTS = 16
 """Addresses of one server. Foolscap connects to all at once, and anybody may announce hundreds."""
@@ -63,7 +59,7 @@ class TubConnector:
     def __init__(
         self, furl: Furl, throttle: Throttle | None = None, pin: bytes | None = None
     ) -> None:
-        hints = tuple(hint for hint in furl.hints if _TCP.match(hint))[:MAX_HINTS]
+        hints = furl.tcp_hints[:MAX_HINTS]
         if not hints:
             raise UsageError(
                 "the fURL names no TCP port to connect to, which is all that works yet"
