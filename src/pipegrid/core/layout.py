@@ -24,6 +24,9 @@ _V1_LIMIT = 1 << 32
 
 MAX_HEADER_BYTES = _V2.size
 
+MAX_OFFSET = 1 << 60
+"""No share is longer; a header that points beyond it is damaged."""
+
 
 @attrs.frozen
 class ShareLayout:

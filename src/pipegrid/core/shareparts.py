@@ -17,9 +17,6 @@ from pipegrid.core.sharebytes import ShareBytes
 from pipegrid.core.spans import Spans
 from pipegrid.core.verifiedtree import BadNode, VerifiedTree, group_end, nodes_to_read
 
-_MAX_OFFSET = 1 << 60
-"""No share is longer; a header that points beyond it is damaged."""
-
 
 class BadPart(Exception):
     """
@@ -225,7 +222,7 @@ def read_layout(header: bytes, total_shares: int) -> ShareLayout:
     if chain_bytes > most_entries * CHAIN_ENTRY_BYTES:
         raise ValueError("a share whose hash chain has more entries than the tree has nodes")
     offsets = (parsed.data, parsed.crypttext_hash_tree, parsed.block_hashes, parsed.uri_extension)
-    if max(offsets) > _MAX_OFFSET:
+    if max(offsets) > layout.MAX_OFFSET:
         raise ValueError("a share whose header points past the end of any share")
     return parsed
 

@@ -55,9 +55,6 @@ If all but some who should have shares have answered, and had them, these get tw
 took, and at least so much more.
 """
 
-_MAX_OFFSET = 1 << 60
-"""No share is longer."""
-
 
 class Check:
     """
@@ -208,7 +205,7 @@ class Check:
             self._fit.told(peer, packed)
 
     async def _read(self, number: int, peer: Peer, offset: int, length: int) -> bytes:
-        if offset >= _MAX_OFFSET:
+        if offset >= layout.MAX_OFFSET:
             return b""
         watch = Watch(self._clock, self._silence_s)
         call = peer.server.read(self._cap.storage_index, number, offset, length)

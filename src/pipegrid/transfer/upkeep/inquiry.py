@@ -18,6 +18,7 @@ import attrs
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.fit import CapFit
+from pipegrid.core.layout import MAX_OFFSET
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import ServerError
 from pipegrid.transfer.found import FoundShares, judge, ueb_in, ueb_place
@@ -28,7 +29,6 @@ from pipegrid.transport.surveys import Sample, Surveyed
 
 SAMPLES = 2
 """As in ``transfer.check``."""
-_MAX_OFFSET = 1 << 60
 
 
 class Inquiry:
@@ -144,7 +144,7 @@ class Inquiry:
 
     def _sample(self, number: int, peer: Peer) -> tuple[Sample, ...]:
         self._sampled.add((number, peer))
-        if self._place.offset >= _MAX_OFFSET:
+        if self._place.offset >= MAX_OFFSET:
             return ()
         return (Sample(number, self._place.offset, self._place.length),)
 
