@@ -80,13 +80,9 @@ class ShareBook:
         if self.verifying_key is None:
             public_der = share.read(Part.PUBLIC_KEY)
             self.verifying_key = load_verifying_key(public_der, self.cap, share.number)
-        version = header.version
-        signature = share.read(Part.SIGNATURE)
-        if not self.verifying_key.is_signature(signature, version.signed_prefix):
-            offset = share.range_of(Part.SIGNATURE)[0]
-            raise damaged(share.number, "its signature does not fit what it says it is", offset)
-        self._signed.add(version)
-        return version
+        check_signed(share, header.version, self.verifying_key)
+        self._signed.add(header.version)
+        return header.version
 
     def open_signing_key(self, share: MutableShare) -> SigningKey | None:
         """
@@ -107,3 +103,15 @@ class ShareBook:
         if self.verifying_key is None:
             return (Part.HEADER, Part.PUBLIC_KEY, Part.SIGNATURE)
         return (Part.HEADER, Part.SIGNATURE)
+
+
+def check_signed(share: MutableShare, version: Version, key: VerifyingKey) -> None:
+    """
+    Prove that a version is what a share's signature says, which is there.
+
+    Raises:
+        CorruptionError: it is not; names the share, and where in it the signature is.
+    """
+    if not key.is_signature(share.read(Part.SIGNATURE), version.signed_prefix):
+        offset = share.range_of(Part.SIGNATURE)[0]
+        raise damaged(share.number, "its signature does not fit what it says it is", offset)

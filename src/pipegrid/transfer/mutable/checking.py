@@ -13,10 +13,10 @@ from functools import partial
 import attrs
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.mutable.book import ShareBook
+from pipegrid.core.mutable.book import ShareBook, check_signed
 from pipegrid.core.mutable.keys import load_verifying_key, open_signing_key
 from pipegrid.core.mutable.reading import VersionReader
-from pipegrid.core.mutable.share import Part, damaged
+from pipegrid.core.mutable.share import Part
 from pipegrid.core.mutable.versions import Choice, Version
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, UncoordinatedWriteError
@@ -185,9 +185,7 @@ class MutableCheck:
                 data = await self._slot.read(copy.peer, copy.number, start, stop - start)
                 share.answered(start, stop - start, data)
         key = load_verifying_key(share.read(Part.PUBLIC_KEY), cap, copy.number)
-        if not key.is_signature(share.read(Part.SIGNATURE), version.signed_prefix):
-            offset = share.range_of(Part.SIGNATURE)[0]
-            raise damaged(copy.number, "its signature does not fit what it says it is", offset)
+        check_signed(share, version, key)
         if self._slot.can_write:
             open_signing_key(share.read(Part.PRIVATE_KEY), cap, copy.number)
 
