@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from pipegrid.wire.banana import CLOSE, INT, OPEN, STRING, VOCAB
-from pipegrid.wire.nothings import byte_pattern, number_of
+from pipegrid.wire.nothings import NUMBER, byte_pattern, number_of
 
 OPENED = 5
 """Objects in such an answer, itself included."""
@@ -27,7 +27,6 @@ TOKENS = 20
 MAX_FURL_BYTES = 512
 """Of the writer's; that of a server with ten addresses."""
 
-_NUMBER = rb"[\x00-\x7f]{1,5}"
 _SHARE_NUMBER = rb"[\x00-\x7f]{1,2}"
 
 
@@ -64,10 +63,10 @@ class AllocatedAnswers:
         return re.compile(
             b"".join(
                 (
-                    *(answer, b"(?P<request>", _NUMBER, b")", byte_pattern(INT)),
+                    *(answer, b"(?P<request>", NUMBER, b")", byte_pattern(INT)),
                     *(pair, there, _closed(2), writers),
                     *(b"(?P<share>", _SHARE_NUMBER, b")", byte_pattern(INT)),
-                    *(_opened(4, reference), b"(?P<clid>", _NUMBER, b")", byte_pattern(INT)),
+                    *(_opened(4, reference), b"(?P<clid>", NUMBER, b")", byte_pattern(INT)),
                     *(byte_pattern(len(name)), byte_pattern(STRING), re.escape(name)),
                     *(b"(?P<size>", _SHARE_NUMBER, b")", byte_pattern(STRING)),
                     *(b"(?P<furl>[!-~]{1,%d})" % MAX_FURL_BYTES, _closed(4)),
@@ -104,7 +103,7 @@ def parsed(found: re.Match[bytes]) -> Allocated | None:
 
 
 def _opened(place: int, kind: int) -> bytes:
-    parts = b"(?P<open%d>" % place, _NUMBER, b")", byte_pattern(OPEN), byte_pattern(kind)
+    parts = b"(?P<open%d>" % place, NUMBER, b")", byte_pattern(OPEN), byte_pattern(kind)
     return b"".join((*parts, byte_pattern(VOCAB)))
 
 

@@ -19,7 +19,8 @@ OPENED = 2
 
 TOKENS = 7
 
-_NUMBER = rb"[\x00-\x7f]{1,5}"
+NUMBER = rb"[\x00-\x7f]{1,5}"
+"""What matches a number of a token, in base 128."""
 
 
 def nothing_pattern(words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
@@ -41,16 +42,16 @@ def nothing_pattern(words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
             (
                 *(
                     b"(?P<outer>",
-                    _NUMBER,
+                    NUMBER,
                     b")",
                     byte_pattern(OPEN),
                     byte_pattern(answer),
                     byte_pattern(VOCAB),
                 ),
-                *(b"(?P<request>", _NUMBER, b")", byte_pattern(INT)),
+                *(b"(?P<request>", NUMBER, b")", byte_pattern(INT)),
                 *(
                     b"(?P<inner>",
-                    _NUMBER,
+                    NUMBER,
                     b")",
                     byte_pattern(OPEN),
                     byte_pattern(none),
