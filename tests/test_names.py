@@ -40,6 +40,18 @@ class NamesTests(SynchronousTestCase):
         self.assertEqual({name: twice[name] for name in twice.keys() - allowed}, {})
         self.assertEqual(allowed - twice.keys(), set())
 
+    def test_types_have_names_of_their_own(self) -> None:
+        """A name for a type is no class's elsewhere, and means the same wherever it is written down."""
+        meanings: dict[str, set[str]] = defaultdict(set)
+        for path in sorted(PACKAGE.rglob("*.py")):
+            tree = ast.parse(path.read_text("utf-8"))
+            for name, meaning in _named_types(tree):
+                meanings[name].add(meaning)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    meanings[node.name].add("a class")
+        self.assertEqual({name: said for name, said in meanings.items() if len(said) > 1}, {})
+
     def test_no_two_names_differ_in_case_alone(self) -> None:
         """Who hears or reads one takes it for the other; also names with an underscore before them."""
         spelt: dict[str, set[str]] = defaultdict(set)
@@ -69,6 +81,15 @@ class NamesTests(SynchronousTestCase):
             and not any(home.endswith(f".{said}") for home in homes[said.split(".")[-1]])
         ]
         self.assertEqual(gone, [])
+
+
+def _named_types(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the names that a module gives to types, and what each stands for."""
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign):
+            for each in statement.targets:
+                if isinstance(each, ast.Name) and re.fullmatch(r"[A-Z]\w*[a-z]\w*", each.id):
+                    yield each.id, ast.unparse(statement.value)
 
 
 def _classes(tree: ast.Module, exports: bool) -> Iterator[str]:

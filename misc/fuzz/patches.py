@@ -6,7 +6,7 @@ other, worked out line by line.
 from __future__ import annotations
 
 from misc.fuzz.choices import Choices
-from pipegrid.mirror.pdiff import END, Edit, Piece, merge, parse
+from pipegrid.mirror.pdiff import END, LineEdit, Piece, merge, parse
 from pipegrid.mirror.unpacking import PatchError
 
 LINES = 12
@@ -37,7 +37,7 @@ def run(data: bytes) -> None:
         merge(parsed)
 
 
-def _check(edits: list[Edit]) -> None:
+def _check(edits: list[LineEdit]) -> None:
     at = 0
     for edit in edits:
         assert at <= edit.first <= edit.last, "edits overlap, or are out of order"
@@ -45,7 +45,7 @@ def _check(edits: list[Edit]) -> None:
         at = edit.last
 
 
-def _edited(lines: list[bytes], edits: list[Edit]) -> list[bytes] | None:
+def _edited(lines: list[bytes], edits: list[LineEdit]) -> list[bytes] | None:
     """Return what an editor would make of the lines; None if it would refuse."""
     result = list(lines)
     for edit in reversed(edits):

@@ -12,7 +12,7 @@ import tqdm.std
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.progress import Progress
+from pipegrid.cli.progress import ProgressBar
 from pipegrid.cli.treeput import counts_of, reports_of
 from pipegrid.core.caps import LitCap
 from pipegrid.grid.creation import create_local
@@ -39,7 +39,7 @@ class RateTests(SynchronousTestCase):
     def test_sending_after_hashing(self) -> None:
         """A slow line is shown from its first second on, and not with the rate at which keys are made."""
         size = 600_000_000
-        with Progress(Console(None, None, self.stderr), "put") as progress:
+        with ProgressBar(Console(None, None, self.stderr), "put") as progress:
             upload = progress.upload(size)
             for eighth in range(21):
                 upload.hashed(size * eighth // 20, size)
@@ -58,7 +58,7 @@ class RateTests(SynchronousTestCase):
     def test_what_was_found_is_not_fast(self) -> None:
         """What servers had says nothing of the rate at which the rest goes."""
         size = 100_000_000
-        with Progress(Console(None, None, self.stderr), "put") as progress:
+        with ProgressBar(Console(None, None, self.stderr), "put") as progress:
             upload = progress.upload(size)
             upload.sent(0, size)
             self.now_s += 1
@@ -71,7 +71,7 @@ class RateTests(SynchronousTestCase):
 
     def test_what_is_unchanged(self) -> None:
         """Of a tree it counts as done, and as found."""
-        with Progress(Console(None, None, self.stderr), "backup") as progress:
+        with ProgressBar(Console(None, None, self.stderr), "backup") as progress:
             reports = reports_of(Console(None, None, self.stderr), progress)
             self.now_s += 1
             reports.progress(TreeCounts(bytes=100_000_000, unchanged_bytes=70_000_000))
@@ -83,7 +83,7 @@ class RateTests(SynchronousTestCase):
 
     def test_servers_that_are_waited_for(self) -> None:
         """The bar says so, with a sentence beside it, until they are in reach."""
-        with Progress(Console(None, None, self.stderr), "backup") as progress:
+        with ProgressBar(Console(None, None, self.stderr), "backup") as progress:
             reports = reports_of(Console(None, None, self.stderr), progress)
             self.now_s += 1
             reports.waiting("too few servers are in reach")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.links.link import NANOSECONDS, Bottleneck, Flow, Packet, Path, to_ns
+from pipegrid.links.link import NANOSECONDS, Bottleneck, Flow, LinkPath, Packet, to_ns
 
 
 def drain(line: Bottleneck, now_ns: int = 0) -> list[Packet]:
@@ -25,20 +25,20 @@ class LineTests(SynchronousTestCase):
 
     def test_an_infinite_line_costs_the_latency_only(self) -> None:
         """Any amount arrives one latency later, whole."""
-        path = Path(0.05, Bottleneck())
+        path = LinkPath(0.05, Bottleneck())
         packets = path.line.send(7, path.open(), 1 << 20)
         self.assertEqual({packet.arrival_ns for packet in packets}, {7 + to_ns(0.05)})
         self.assertEqual(sum(packet.size_bytes for packet in packets), 1 << 20)
 
     def test_bytes_take_their_time(self) -> None:
         """The last byte arrives size ÷ rate + latency after the first could be sent."""
-        path = Path(0.05, Bottleneck(1_000_000))
+        path = LinkPath(0.05, Bottleneck(1_000_000))
         path.line.offer(0, path.open(), 3_000_000)
         self.assertEqual(drain(path.line)[-1].arrival_ns, to_ns(3.05))
 
     def test_no_drift(self) -> None:
         """A rate that divides nothing evenly is exact after a hundred thousand packets."""
-        path = Path(0, Bottleneck(3_000_000, packet_bytes=1000))
+        path = LinkPath(0, Bottleneck(3_000_000, packet_bytes=1000))
         path.line.offer(0, path.open(), 100_000_000)
         packets = drain(path.line)
         self.assertEqual(len(packets), 100_000)
@@ -48,8 +48,8 @@ class LineTests(SynchronousTestCase):
     def test_flows_take_turns(self) -> None:
         """A small request waits for the packet on the line and one turn, not for a whole upload."""
         line = Bottleneck(1_000_000)
-        busy = Path(0, line).open()
-        small = Path(0.01, line).open()
+        busy = LinkPath(0, line).open()
+        small = LinkPath(0.01, line).open()
         line.offer(0, busy, 1_000_000)
         packets = line.transmit(0)
         line.offer(1, small, 200)
@@ -61,7 +61,7 @@ class LineTests(SynchronousTestCase):
     def test_equal_flows_get_equal_shares(self) -> None:
         """Ten uploads over one line end within one round of turns of each other."""
         line = Bottleneck(1_000_000)
-        flows = [Path(0, line).open() for _ in range(10)]
+        flows = [LinkPath(0, line).open() for _ in range(10)]
         for flow in flows:
             line.offer(0, flow, 100_000)
         packets = drain(line)
@@ -71,14 +71,14 @@ class LineTests(SynchronousTestCase):
 
     def test_a_line_of_its_own_for_every_flow(self) -> None:
         """Where the bottleneck is per connection, a second connection doubles the throughput."""
-        path = Path(0, Bottleneck(1_000_000), line_per_flow=True)
+        path = LinkPath(0, Bottleneck(1_000_000), line_per_flow=True)
         for flow in (path.open(), path.open()):
             flow.line.offer(0, flow, 1_000_000)
             self.assertEqual(drain(flow.line)[-1].arrival_ns, to_ns(1))
 
     def test_a_late_call_loses_no_rate(self) -> None:
         """Timers of a real reactor are late; packets start when they should have all the same."""
-        path = Path(0, Bottleneck(1_000_000, packet_bytes=10_000))
+        path = LinkPath(0, Bottleneck(1_000_000, packet_bytes=10_000))
         path.line.offer(0, path.open(), 50_000)
         path.line.transmit(0)
         late = path.line.transmit(to_ns(5))
@@ -87,7 +87,7 @@ class LineTests(SynchronousTestCase):
     def test_stall_and_resume(self) -> None:
         """What was on its way arrives in spite of a stall; the rest follows after it."""
         line = Bottleneck(1_000_000, packet_bytes=10_000)
-        path, other = Path(0.5, line), Path(0.5, line)
+        path, other = LinkPath(0.5, line), LinkPath(0.5, line)
         line.offer(0, path.open(), 20_000)
         (first,) = line.transmit(0)
         path.stall()
@@ -103,7 +103,7 @@ class LineTests(SynchronousTestCase):
     def test_slow_and_back(self) -> None:
         """A slowed path has a multiple of the latency and a part of the rate; nothing overtakes."""
         line = Bottleneck(1_000_000, packet_bytes=10_000)
-        path = Path(0.1, line)
+        path = LinkPath(0.1, line)
         flow = path.open()
         path.slow_down(0, 10)
         (slow,) = line.send(0, flow, 10_000)
@@ -117,7 +117,7 @@ class LineTests(SynchronousTestCase):
     def test_impossible_links(self) -> None:
         """A rate of nothing and a negative latency are refused at once."""
         self.assertRaises(ValueError, Bottleneck, 0)
-        self.assertRaises(ValueError, Path, -1, Bottleneck())
+        self.assertRaises(ValueError, LinkPath, -1, Bottleneck())
 
 
 offers = st.lists(
@@ -143,7 +143,7 @@ class LinkProperties(SynchronousTestCase):
     ) -> None:
         """Every byte leaves once, in order, never early, never above the rate, stalls or not."""
         line = Bottleneck(rate, packet_bytes=max(packet_bytes, 300))
-        paths = [Path(latency_s, line) for latency_s in (0, 0.01, 0.2)]
+        paths = [LinkPath(latency_s, line) for latency_s in (0, 0.01, 0.2)]
         flows: list[Flow] = [path.open() for path in paths]
         offered = [0, 0, 0]
         packets: list[Packet] = []

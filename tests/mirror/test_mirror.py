@@ -21,7 +21,7 @@ from pipegrid.mirror.address import parse_url, target_of
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.exchange import FileExchange
 from pipegrid.mirror.mirror import Mirror
-from pipegrid.mirror.present import Entry
+from pipegrid.mirror.present import MirrorEntry
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.verified import LIBREPO, is_noted_by_librepo
 from pipegrid.mirror.wanted import BadEntry, MirrorError, wanted
@@ -161,7 +161,7 @@ class OrdinaryTests(MirrorCase):
         world = self.make(files=archive(count=700))
         seen_before_the_end = []
 
-        def entries() -> Iterator[Entry]:
+        def entries() -> Iterator[MirrorEntry]:
             for entry in world.entries() * 2:
                 yield entry
                 seen_before_the_end.append(world.asked())
@@ -490,7 +490,7 @@ class RefusalTests(MirrorCase):
     def test_two_contents_for_one_path(self) -> None:
         """The index is wrong."""
         world = self.make()
-        entries: list[Entry] = [
+        entries: list[MirrorEntry] = [
             ("x", 1, {"sha256": sha256(data).digest()}) for data in (b"1", b"2")
         ]
         self.assertRaises(BadEntry, world.sync, entries)

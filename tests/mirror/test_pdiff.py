@@ -28,7 +28,7 @@ from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
 from pipegrid.mirror import patching, pdiff, unpacking
 from pipegrid.mirror.patching import apply_patches
-from pipegrid.mirror.pdiff import Edit, merge, parse
+from pipegrid.mirror.pdiff import LineEdit, merge, parse
 from pipegrid.mirror.unpacking import PatchError
 
 LINES = (
@@ -159,7 +159,7 @@ class MergeTests(SynchronousTestCase):
 
     def test_what_cancels_out_leaves_nothing(self) -> None:
         """A line that comes and goes is not written, and neighbours are one piece."""
-        pieces = merge([[Edit(5, 5, [b"x\n"])], [Edit(5, 6, [])]])
+        pieces = merge([[LineEdit(5, 5, [b"x\n"])], [LineEdit(5, 6, [])]])
         self.assertEqual(pieces, merge([]))
 
     def test_ranges_rise(self) -> None:
@@ -170,7 +170,7 @@ class MergeTests(SynchronousTestCase):
             marks = sorted(rng.sample(range(1000), 20))
             patches.append(
                 [
-                    Edit(a, b, [b"t\n"] * rng.randrange(3))
+                    LineEdit(a, b, [b"t\n"] * rng.randrange(3))
                     for a, b in zip(marks[::2], marks[1::2], strict=True)
                 ]
             )

@@ -19,7 +19,7 @@ from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 from pipegrid.mirror.mirror import Mirror
-from pipegrid.mirror.present import Entry
+from pipegrid.mirror.present import MirrorEntry
 from pipegrid.mirror.report import Report
 from pipegrid.simulation.clock import HeapClock
 from pipegrid.simulation.driver import leaks, run
@@ -198,7 +198,7 @@ class MirrorWorld:
             factory = Factory.forProtocol(build)
             self._ports.append(server.listen(80, factory))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[MirrorEntry]:
         """What an index would say."""
         return [
             (path, len(data), {"sha256": sha256(data).digest()})
@@ -216,7 +216,7 @@ class MirrorWorld:
             **{"durability": "none", **options},
         )
 
-    def sync(self, entries: list[Entry] | None = None, **options: Any) -> Report:
+    def sync(self, entries: list[MirrorEntry] | None = None, **options: Any) -> Report:
         """Bring it up to date; nothing may be left afterwards."""
         mirror = self.mirror(**options)
         try:

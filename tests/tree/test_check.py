@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.core.directory import PackedChild, pack_immutable
 from pipegrid.transfer.results import CheckResult, RepairResult
-from pipegrid.transfer.upkeep.upkeep import Outcome, Todo
+from pipegrid.transfer.upkeep.upkeep import Todo, UpkeepOutcome
 from pipegrid.tree.check import FirstMet, TreeSummary, check_tree, check_trees
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
@@ -60,10 +60,10 @@ class CheckTreeTests(BudgetTestCase):
 
     def check(self, cap: Cap | None = None, **todo: bool) -> tuple[TreeSummary, float]:
         """Look after a tree; returns the sum, and the round trips. Fills ``ended`` and ``unread``."""
-        self.ended: dict[str, Outcome] = {}
+        self.ended: dict[str, UpkeepOutcome] = {}
         self.unread: dict[str, Exception] = {}
 
-        def ended(place: FirstMet, outcome: Outcome) -> None:
+        def ended(place: FirstMet, outcome: UpkeepOutcome) -> None:
             path = "/".join(place.path)
             self.assertNotIn(path, self.ended)
             self.ended[path] = outcome

@@ -12,7 +12,7 @@ from pipegrid.core.mutable.childcaps import encrypt_write_cap
 from pipegrid.core.mutable.edits import Edit, Link
 from pipegrid.errors import CapError
 from pipegrid.transfer.results import CheckResult, RepairResult
-from pipegrid.transfer.upkeep.upkeep import Outcome, Todo
+from pipegrid.transfer.upkeep.upkeep import Todo, UpkeepOutcome
 from pipegrid.tree import check
 from pipegrid.tree.check import FirstMet, TreeSummary, check_trees
 from pipegrid.tree.directory import Directory, create_directory
@@ -66,7 +66,7 @@ class UpgradeTests(GridTestCase):
 
     def check(self, *caps: Cap, **todo: bool) -> TreeSummary:
         """Look after trees as somebody who knows nothing of them; fills ``ended`` and ``reads``."""
-        self.ended: dict[str, Outcome] = {}
+        self.ended: dict[str, UpkeepOutcome] = {}
         grid = self.open()
         self.reads = 0
         read = grid.read
@@ -77,7 +77,7 @@ class UpgradeTests(GridTestCase):
 
         grid.read = counting
 
-        def ended(number: int, place: FirstMet, outcome: Outcome) -> None:
+        def ended(number: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
             path = "/".join((str(number), *place.path))
             self.assertNotIn(path, self.ended)
             self.ended[path] = outcome

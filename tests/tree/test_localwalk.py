@@ -13,7 +13,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.tree import localwalk
-from pipegrid.tree.localwalk import DirectoryBegun, DirectoryEnded, LeftOut, LocalWalk, Met
+from pipegrid.tree.localwalk import DirectoryBegun, DirectoryEnded, FileMet, LeftOut, LocalWalk
 from pipegrid.tree.selection import TreeSelection
 from tests.descriptors import left_open, open_files
 
@@ -74,7 +74,7 @@ class LocalWalkTests(SynchronousTestCase):
         met = {
             each.path: each
             for each in everything(LocalWalk(str(self.root)))
-            if isinstance(each, Met)
+            if isinstance(each, FileMet)
         }
         self.assertEqual(met["small"].content, b"content")
         self.assertEqual(met["link"].link, b"no/such")
@@ -160,7 +160,9 @@ class LocalWalkTests(SynchronousTestCase):
 
         self.changes = 3
         self.patch(os, "pread", changing)
-        (met,) = (each for each in everything(LocalWalk(str(self.root))) if isinstance(each, Met))
+        (met,) = (
+            each for each in everything(LocalWalk(str(self.root))) if isinstance(each, FileMet)
+        )
         self.assertEqual(met.content, b"123455")
         self.assertEqual(met.found.st_size, 6)
         self.changes = 1000
@@ -177,13 +179,13 @@ class LocalWalkTests(SynchronousTestCase):
             for each in everything(
                 LocalWalk(str(self.root), know=lambda path, found: "cap" if path == "a" else None)
             )
-            if isinstance(each, Met)
+            if isinstance(each, FileMet)
         )
         self.assertEqual((a.known, a.content, b.known, b.content), ("cap", None, None, b"x"))
         (a, b) = (
             each
             for each in everything(LocalWalk(str(self.root), read=False))
-            if isinstance(each, Met)
+            if isinstance(each, FileMet)
         )
         self.assertEqual((a.content, b.content), (None, None))
 
@@ -273,7 +275,9 @@ class LocalWalkTests(SynchronousTestCase):
         name = os.fsencode(str(self.root)) + b"/caf\xe9"
         with open(name, "wb"):
             pass
-        (met,) = (each for each in everything(LocalWalk(str(self.root))) if isinstance(each, Met))
+        (met,) = (
+            each for each in everything(LocalWalk(str(self.root))) if isinstance(each, FileMet)
+        )
         self.assertEqual(met.name, b"caf\xe9")
 
     def test_the_root(self) -> None:

@@ -16,7 +16,7 @@ from pipegrid.errors import GridError, NotEnoughSharesError, UnhappyError
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.together import begun
 from pipegrid.transfer.settings import Limits
-from pipegrid.transfer.upkeep.upkeep import Outcome, Todo, Upkeep
+from pipegrid.transfer.upkeep.upkeep import Todo, Upkeep, UpkeepOutcome
 from pipegrid.tree.check import FirstMet, TreeSummary, check_trees
 from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.downloading import GetTreeLimits
@@ -293,10 +293,10 @@ class RepairTests(OutageTestCase):
 
     def repair(self, cap: Cap, number: int = 0, **todo: bool) -> TreeSummary:
         """Look after the tree; servers go away right before the so manieth object."""
-        self.ended: dict[str, Outcome] = {}
+        self.ended: dict[str, UpkeepOutcome] = {}
         begin, calls = Upkeep.begin, 0
 
-        def ended(_: int, place: FirstMet, outcome: Outcome) -> None:
+        def ended(_: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
             self.assertNotIn("/".join(place.path), self.ended)
             self.ended["/".join(place.path)] = outcome
 

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.tree import underway, unfinished
 from pipegrid.tree.backup import changes
 from pipegrid.tree.facade import Trees
-from pipegrid.tree.localwalk import Met
+from pipegrid.tree.localwalk import FileMet
 from pipegrid.tree.unfinished import NoUnfinishedPut, UnfinishedPut, unfinished_put
 from pipegrid.tree.uploaded import TreeReports, TreeResult
 from pipegrid.tree.uploading import NOTES_NAME
@@ -70,7 +70,7 @@ class UnfinishedTests(SynchronousTestCase):
         stored: list[str] = []
         note = UnfinishedPut.file_stored
 
-        def noting(notes: UnfinishedPut, met: Met, cap: Any) -> None:
+        def noting(notes: UnfinishedPut, met: FileMet, cap: Any) -> None:
             stored.append(met.path)
             note(notes, met, cap)
 

@@ -122,11 +122,11 @@ def _is_path(text: str) -> bool:
 async def _run(
     console: Console, backups: Backups, directory: str, name: str, options: BackupOptions
 ) -> ExitStatus:
-    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.progress import ProgressBar
     from pipegrid.core.text import counted
     from pipegrid.errors import NotEnoughSharesError
 
-    with Progress(console, "backup") as progress:
+    with ProgressBar(console, "backup") as progress:
         result = await backups.run(directory, name, options, reports_of(console, progress))
     run, counts = result.run, result.counts
     console.say(f"pipegrid: {name} {run.time}: {counts_of(counts)}; {result.elapsed_s:.1f} s")
@@ -160,11 +160,11 @@ async def _run(
 async def _would_send(
     console: Console, backups: Backups, directory: str, name: str, options: BackupOptions
 ) -> ExitStatus:
-    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.progress import ProgressBar
     from pipegrid.cli.render import amount
     from pipegrid.core.text import counted
 
-    with Progress(console, "backup") as progress:
+    with ProgressBar(console, "backup") as progress:
         would = await backups.would_send(directory, options, reports_of(console, progress), name)
     console.result(
         f"would send {counted(would.objects, 'object')}, {would.bytes} bytes ({amount(would.bytes)}; about "

@@ -67,9 +67,9 @@ def command(
         return status(result)
 
     async def alone(grid: Grid, console: Console, cap: Any) -> CheckResult:
-        from pipegrid.cli.progress import Progress
+        from pipegrid.cli.progress import ProgressBar
 
-        with Progress(console, "check", "share") as progress:
+        with ProgressBar(console, "check", "share") as progress:
             options = {"add_lease": True} if add_lease else {}
             call = progress.transfer()
             return await grid.check(cap, verify=verify, progress=call, **options)

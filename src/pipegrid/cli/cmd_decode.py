@@ -74,7 +74,7 @@ def decode(
     """Restore one file to where it shall go."""
     from pipegrid.cli.files import named_files, without_paths
     from pipegrid.cli.outfile import OutputFile
-    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.progress import ProgressBar
     from pipegrid.core.caps import LitCap
     from pipegrid.core.filecaps import readable
     from pipegrid.core.params import MAX_SEGMENT_BYTES
@@ -103,7 +103,7 @@ def decode(
             sink = stack.enter_context(OutputFile(output, force)).file
         progress = None
         if output != "-" or not console.results.isatty():
-            progress = stack.enter_context(Progress(console, "decode")).transfer()
+            progress = stack.enter_context(ProgressBar(console, "decode")).transfer()
         result = decode_file(
             cap,
             paths,

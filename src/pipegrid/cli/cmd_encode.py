@@ -51,7 +51,7 @@ def command(
     """
 
     def work(console: Console) -> int:
-        from pipegrid.cli.progress import Progress
+        from pipegrid.cli.progress import ProgressBar
         from pipegrid.core.params import Params
         from pipegrid.transfer.offline import encode_file
 
@@ -60,7 +60,7 @@ def command(
         secret = key["convergence"]
         if secret is None and config and not key["random_key"]:
             secret = config.convergence
-        with Progress(console, "encode") as progress:
+        with ProgressBar(console, "encode") as progress:
             result = encode_file(
                 file,
                 share_directory,

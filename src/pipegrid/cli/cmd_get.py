@@ -117,7 +117,7 @@ async def fetch_files(
 ) -> int:
     """Fetch files, so many at a time, and tell what came of each in their order; returns the exit status."""
     from pipegrid.cli.files import each_in_order
-    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.progress import ProgressBar
     from pipegrid.cli.trees import Locator
     from pipegrid.core.filecaps import fetchable
 
@@ -129,7 +129,7 @@ async def fetch_files(
         progress = None
         # Or it would be in the file's midst.
         if output is not None or not console.results.isatty():
-            progress = stack.enter_context(Progress(console, "get"))
+            progress = stack.enter_context(ProgressBar(console, "get"))
 
         locator = Locator(grid)
 

@@ -54,9 +54,9 @@ def command(invocation: Invocation, caps: CapArguments, recursive: bool, force: 
         return report(console, file, result, lead)
 
     async def alone(grid: Grid, console: Console, cap: Any) -> RepairResult:
-        from pipegrid.cli.progress import Progress
+        from pipegrid.cli.progress import ProgressBar
 
-        with Progress(console, "repair") as progress:
+        with ProgressBar(console, "repair") as progress:
             return await grid.repair(cap, progress=progress.transfer(), force=force)
 
     todo = {"verify": True, "repair": True, "force": force}

@@ -66,13 +66,13 @@ async def store_copies(
         UsageError, CapError, NoSuchChild, ChildExists: that cannot be.
         PipegridError: the grid failed.
     """
-    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.progress import ProgressBar
     from pipegrid.cli.treeput import reports_of
     from pipegrid.cli.uploads import BarsOfFiles
     from pipegrid.tree.copying import Copier, CopyReports, check_items
 
     told = CopiesTold(console)
-    with Progress(console, "cp") as progress:
+    with ProgressBar(console, "cp") as progress:
 
         def put_tree(path: str) -> Deferred[DirectoryCap]:
             def stored(result: Any) -> DirectoryCap:
@@ -302,13 +302,13 @@ async def _fetch_file(
     grid: Grid, console: Console, child: Child, place: str, force: bool, home: Home | None = None
 ) -> None:
     from pipegrid.cli.cmd_get import fetch
-    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.progress import ProgressBar
     from pipegrid.core.filecaps import fetchable
 
     if child.cap is None:
         raise UsageError("nothing is known that reads this; use the write cap of its directory")
     cap = fetchable(child.cap)
     part = (0, None) if isinstance(cap, MutableCap) else (0, cap.size)
-    with Progress(console, "cp") as progress:
+    with ProgressBar(console, "cp") as progress:
         result = await fetch(grid, console, cap, part, place, force, progress.transfer(), home)
     console.json_result({"path": place, "size": result.size})

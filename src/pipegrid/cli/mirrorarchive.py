@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.early import AnyMirror, EarlyMirror
     from pipegrid.mirror.report import Report
 
-Update = Callable[["AnyMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
+UpdateArchive = Callable[["AnyMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
 """Brings an archive up to date; returns what has become of it, and what there is to tell besides."""
 
 Keep = Callable[["Report"], Awaitable[dict[str, Any]]]
@@ -90,7 +90,7 @@ def rpm_job(
 class ArchiveRun:
     """One run, begun without a reactor where that can be."""
 
-    def __init__(self, dest: str, fetching: Fetching, update: Update) -> None:
+    def __init__(self, dest: str, fetching: Fetching, update: UpdateArchive) -> None:
         self._dest = dest
         self._fetching = fetching
         self._update = update

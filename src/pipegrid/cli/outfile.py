@@ -17,7 +17,7 @@ from pipegrid.transfer.results import GetResult
 if TYPE_CHECKING:
     from pipegrid.tree.home import Home
 
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 
 
 class OutputFile:

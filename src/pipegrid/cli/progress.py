@@ -145,7 +145,7 @@ class OneTransfer:
         return self._size * done // total, self._size
 
 
-class Progress:
+class ProgressBar:
     """
     A context manager: one bar for all transfers of a command.
 
@@ -211,7 +211,7 @@ class Progress:
             self._bar.set_postfix_str(postfix, refresh=False)
             self._bar.refresh()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         if self._console.shows_progress:
             self._bar = open_bar(self._console, self._verb, self._unit)
         return self

@@ -66,7 +66,7 @@ async def fetch_tree(
     Args:
         into: see ``target.begin_tree``.
     """
-    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.progress import ProgressBar
     from pipegrid.cli.trees import shown_path
     from pipegrid.cli.waiting import waiting_of
 
@@ -81,7 +81,7 @@ async def fetch_tree(
         else:
             console.detail(f"{shown_path(path)}: {how}")
 
-    with Progress(console, "get") as progress:
+    with ProgressBar(console, "get") as progress:
         result = await grid.tree.get_tree(
             cap,  # type: ignore[arg-type]
             directory,

@@ -198,13 +198,13 @@ async def put_trees(
     with_names: bool,
 ) -> int:
     """Store directories, one after the other, and print their caps; returns the exit status."""
-    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.progress import ProgressBar
 
     statuses: set[ExitStatus] = set()
     for directory in directories:
         try:
             selection = chosen.of(directory)()
-            with Progress(console, "put") as progress:
+            with ProgressBar(console, "put") as progress:
                 result = await grid.tree.put_tree(
                     directory,
                     selection=selection,

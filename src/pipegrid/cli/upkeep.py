@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipegrid.grid import Grid
     from pipegrid.transfer.settings import UpkeepSettings
     from pipegrid.transfer.upkeep.summary import UpkeepSummary
-    from pipegrid.transfer.upkeep.upkeep import Outcome, Todo
+    from pipegrid.transfer.upkeep.upkeep import Todo, UpkeepOutcome
     from pipegrid.tree.check import FirstMet
 
 MAX_NAMED = 20
@@ -116,7 +116,7 @@ class ObjectsReport:
         self.terse = terse
         self.statuses: set[ExitStatus] = set()
 
-    def note(self, file: NamedFile[Any], outcome: Outcome) -> None:
+    def note(self, file: NamedFile[Any], outcome: UpkeepOutcome) -> None:
         """Show what came of one file, a Failure too, and remember its exit status."""
         from twisted.python.failure import Failure
 
@@ -175,14 +175,14 @@ async def look_after(
     Returns:
         The gravest status.
     """
-    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.progress import ProgressBar
     from pipegrid.cli.waiting import waiting_of
 
     summary: UpkeepSummary
     report = ObjectsReport(console, show, recursive)
     named = len(files)
     files, report.statuses = await located_files(grid, console, files, recursive)
-    with Progress(console, verb, "object") as progress:
+    with ProgressBar(console, verb, "object") as progress:
         told = progress.transfer()
 
         def count(done: int, total: int) -> None:
@@ -216,7 +216,7 @@ async def _many(
 
     summary = UpkeepSummary()
 
-    def ended(number: int, outcome: Outcome) -> None:
+    def ended(number: int, outcome: UpkeepOutcome) -> None:
         summary.note(outcome)
         count(summary.objects, len(files))
         report.note(files[number], outcome)
@@ -246,7 +246,7 @@ async def _trees(
         text = files[root].text if not place.path else "" if place.cap is None else str(place.cap)
         return NamedFile(text, place.cap, path)
 
-    def ended(root: int, place: FirstMet, outcome: Outcome) -> None:
+    def ended(root: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
         count(summary.objects, 0)
         report.note(named(root, place), outcome)
 

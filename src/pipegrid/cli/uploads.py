@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from pipegrid.cli.capfile import as_line
 from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import ExitStatus, one_status, printable
-from pipegrid.cli.progress import Progress
+from pipegrid.cli.progress import ProgressBar
 from pipegrid.cli.stdin import InterruptibleInput, opened
 from pipegrid.core.text import counted
 from pipegrid.errors import SinkError, SourceError
@@ -63,7 +63,7 @@ class Uploads:
         """
         try:
             sources: list[Any] = [self._opened(path) for path in self._files]
-            with Progress(self._console, "put") as progress:
+            with ProgressBar(self._console, "put") as progress:
                 bars = BarsOfFiles(progress, sources)
                 await self._grid.put_many(
                     sources,
@@ -141,7 +141,7 @@ class BarsOfFiles:
         calls: the arguments of ``Grid.put_many`` that report.
     """
 
-    def __init__(self, progress: Progress, sources: Sequence[Any]) -> None:
+    def __init__(self, progress: ProgressBar, sources: Sequence[Any]) -> None:
         parts = [progress.upload(size_of(source)) for source in sources]
         self.calls: dict[str, Any] = {
             "progress": lambda number, done, total: parts[number].sent(done, total),

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
-    from pipegrid.cli.progress import Progress
+    from pipegrid.cli.progress import ProgressBar
 
 
-def waiting_of(console: Console, progress: Progress) -> Callable[[str | None], None]:
+def waiting_of(console: Console, progress: ProgressBar) -> Callable[[str | None], None]:
     """Return what is told why servers are waited for, and None when they are there again."""
 
     def waiting(why: str | None) -> None:

@@ -152,7 +152,7 @@ def load_syncfs() -> Callable[[int], None] | None:
     return syncfs
 
 
-Outcome = PipegridError | None
+CommitOutcome = PipegridError | None
 """What became of one share of a group: None if it is as durable as the policy demands."""
 
 
@@ -167,11 +167,11 @@ class Commit:
         self._shares = shares
         self._policy = policy
         self._disk = disk_calls
-        self._outcomes: dict[Committable, Outcome] = {}
+        self._outcomes: dict[Committable, CommitOutcome] = {}
         self._changed: dict[str, int] = {}
 
     @property
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[CommitOutcome]:
         """What became of each share, in order; complete when all steps are done."""
         return [self._outcomes[share] for share in self._shares]
 
@@ -237,7 +237,7 @@ class Commit:
         for share, outcome in self._outcomes.items():
             self._outcomes[share] = outcome or disk.disk_error(error, what)
 
-    def _publish(self, share: Committable) -> Outcome:
+    def _publish(self, share: Committable) -> CommitOutcome:
         try:
             device = share.device
             for name in share.publish():
@@ -250,7 +250,9 @@ class Commit:
         return [share for share in self._shares if share not in self._outcomes]
 
 
-def commit_group(shares: Sequence[Committable], policy: Policy, disk_calls: Disk) -> list[Outcome]:
+def commit_group(
+    shares: Sequence[Committable], policy: Policy, disk_calls: Disk
+) -> list[CommitOutcome]:
     """Make the shares durable and visible, in this thread; returns one outcome for each."""
     commit = Commit(shares, policy, disk_calls)
     commit.sync_data()

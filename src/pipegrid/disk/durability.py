@@ -20,12 +20,12 @@ from twisted.internet.defer import Deferred, execute, maybeDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.disk.commit import Commit, Committable, Disk, Outcome, Policy, commit_group
+from pipegrid.disk.commit import Commit, CommitOutcome, Committable, Disk, Policy, commit_group
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Ending = Outcome | Failure
+Ending = CommitOutcome | Failure
 """How the commit of one share has ended: None if it is as durable as the policy demands."""
 
 BEGIN_BYTES = 2 << 20
@@ -290,14 +290,14 @@ class Durability:
         done.addCallback(lambda _: commit.outcomes)
         done.addBoth(self._finished, group)
 
-    def _finished(self, result: list[Outcome] | Failure, group: list[Storable]) -> None:
+    def _finished(self, result: list[CommitOutcome] | Failure, group: list[Storable]) -> None:
         if self.policy == "batch":
             self._grouping.finished()
         self._settle(group, result)
         self._advance()
         self._look_idle()
 
-    def _settle(self, group: Sequence[Storable], result: list[Outcome] | Failure) -> None:
+    def _settle(self, group: Sequence[Storable], result: list[CommitOutcome] | Failure) -> None:
         outcomes: Sequence[Ending] = (
             [result] * len(group) if isinstance(result, Failure) else result
         )

@@ -22,7 +22,7 @@ from pipegrid.transfer.put.source import SourceLike
 if TYPE_CHECKING:
     from pipegrid.grid.mutables import Mutables
     from pipegrid.transfer.mutable.joining import Merge
-    from pipegrid.transfer.mutable.modifying import Edit, Redo
+    from pipegrid.transfer.mutable.modifying import ContentEdit, Redo
     from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class ChangingGrid(BaseGrid):
     def modify(
         self,
         cap: str | Cap,
-        function: Edit,
+        function: ContentEdit,
         *,
         merge: Merge | None = None,
         remembered: bytes | None = None,

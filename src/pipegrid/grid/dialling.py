@@ -18,7 +18,7 @@ from pipegrid.errors import UsageError
 from pipegrid.grid.homes import SERVERS_NAME, default_directory
 
 if TYPE_CHECKING:
-    from pipegrid.reactor.ahead import Address, Ahead
+    from pipegrid.reactor.ahead import Ahead, HostPort
 
 # Sockets and TLS are imported when there is somebody to connect to: an embedded grid needs neither.
 
@@ -26,7 +26,7 @@ _MOST_BYTES = 64 << 10
 """A longer file names more servers than are dialled."""
 
 
-def addresses_in(text: bytes) -> list[Address]:
+def addresses_in(text: bytes) -> list[HostPort]:
     """
     Return the addresses of the servers that speak HTTPS, as a ``servers.yaml`` seems to name them.
 
@@ -34,7 +34,7 @@ def addresses_in(text: bytes) -> list[Address]:
     and what stands in a comment are left out.
     """
     nurl = rb"pb://[^\s\"'@/]+@(\[[0-9a-fA-F:]+\]|[0-9.]+):([0-9]{1,5})/[^\s\"'#]*#v=1"
-    found: dict[Address, None] = {}
+    found: dict[HostPort, None] = {}
     for line in text.splitlines():
         if not line.lstrip().startswith(b"#"):
             for host, port in re.findall(nurl, line):

@@ -23,7 +23,7 @@ from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.mutable.files import MutableFiles, ReadResult
 from pipegrid.transfer.mutable.joining import Merge
 from pipegrid.transfer.mutable.known import KnownFiles
-from pipegrid.transfer.mutable.modifying import Edit, Redo
+from pipegrid.transfer.mutable.modifying import ContentEdit, Redo
 from pipegrid.transfer.mutable.reading import ContentReader
 from pipegrid.transfer.mutable.recalling import recall
 from pipegrid.transfer.mutable.written import CreateResult, WriteResult
@@ -198,7 +198,7 @@ class Mutables:
     async def modify(
         self,
         cap: MutableCap,
-        edit: Edit,
+        edit: ContentEdit,
         merge: Merge | None,
         remembered: bytes | None = None,
         redo: Redo | None = None,

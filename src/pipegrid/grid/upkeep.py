@@ -13,7 +13,7 @@ from pipegrid.arguments import check_callable, shown
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap
 from pipegrid.core.filecaps import keepable
 from pipegrid.errors import CapError, UsageError
-from pipegrid.transfer.upkeep.upkeep import Outcome, Upkeep
+from pipegrid.transfer.upkeep.upkeep import Upkeep, UpkeepOutcome
 
 Understood = ChkCap | ChkVerifierCap | LitCap | MutableCap
 
@@ -43,15 +43,15 @@ async def look_after(
     except UsageError:
         opening.close()
         raise
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, UpkeepOutcome] = {}
     numbers: dict[object, list[tuple[int, Understood]]] = {}
 
-    def note(number: int, outcome: Outcome) -> None:
+    def note(number: int, outcome: UpkeepOutcome) -> None:
         outcomes[number] = outcome
         if ended is not None:
             ended(number, outcome)
 
-    def told(key: object, outcome: Outcome) -> None:
+    def told(key: object, outcome: UpkeepOutcome) -> None:
         for number, cap in numbers[key]:
             note(number, _of(outcome, cap))
 
@@ -94,7 +94,7 @@ def _understood(given: str | Cap) -> Understood | Failure:
         return failure
 
 
-def _of(outcome: Outcome, cap: Understood) -> Outcome:
+def _of(outcome: UpkeepOutcome, cap: Understood) -> UpkeepOutcome:
     """Return the same outcome of another cap of the object."""
     if isinstance(outcome, Failure) or outcome.cap == cap:
         return outcome

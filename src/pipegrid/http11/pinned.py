@@ -25,7 +25,7 @@ from pipegrid.http11.certificates import Unusual, check_signed_by_itself, read
 from pipegrid.http11.errors import WrongServerKey
 from pipegrid.reactor.clientcontext import http_context
 from pipegrid.reactor.clientendpoint import ClientTLSEndpoint
-from pipegrid.reactor.clienttls import Check
+from pipegrid.reactor.clienttls import CheckCertificate
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -37,7 +37,7 @@ def pin_endpoint(
     endpoint: IStreamClientEndpoint,
     pin: bytes,
     server: str = "the server",
-    adopt: Callable[[Check, IStreamClientEndpoint], IStreamClientEndpoint] | None = None,
+    adopt: Callable[[CheckCertificate, IStreamClientEndpoint], IStreamClientEndpoint] | None = None,
 ) -> IStreamClientEndpoint:
     """
     Put TLS around an endpoint, for whoever owns one key.

@@ -5,7 +5,7 @@ Nothing here knows of connections, clocks or bytes themselves, so that the same 
 in virtual time and, under a real reactor, real sockets.
 
 **Parts.** A ``Bottleneck`` sends one packet at a time at so many bytes a second,
-or at once if it is infinitely fast. A ``Path`` is one direction between two places: a latency behind
+or at once if it is infinitely fast. A ``LinkPath`` is one direction between two places: a latency behind
 a line. Many paths may share one line (all servers behind one DSL modem). A ``Flow`` is one direction of
 one connection over a path.
 
@@ -190,7 +190,7 @@ class Bottleneck:
         self._rate = max(1, self.bytes_per_s // max(self._slowdowns, default=1))
 
 
-class Path:
+class LinkPath:
     """
     One direction between two places: a line with a latency behind it.
 
@@ -293,7 +293,7 @@ class Flow:
         "ready_ns",
     )
 
-    def __init__(self, path: Path, line: Bottleneck, owner: object = None) -> None:
+    def __init__(self, path: LinkPath, line: Bottleneck, owner: object = None) -> None:
         self.owner = owner
         self.path = path
         self.line = line

@@ -2,7 +2,7 @@
 The link model on real connections: a TCP relay that delays and throttles what passes through it.
 
 Kernels often lack netem, and it needs root; this needs neither. Connections to the relay go on to a target,
-each direction over a ``Path`` of the same model that the virtual network uses, so that many
+each direction over a ``LinkPath`` of the same model that the virtual network uses, so that many
 connections share one line as behind a DSL modem.
 
 **Exactness.** What arrives is written when the clock's timers allow. A reactor rounds them up to
@@ -41,7 +41,7 @@ from twisted.internet.tcp import Connection as TCPTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.links.link import Bottleneck, Flow, Packet, Path, to_ns, to_seconds
+from pipegrid.links.link import Bottleneck, Flow, LinkPath, Packet, to_ns, to_seconds
 from pipegrid.links.pages import Copied, PageReader, Pages, Pipes
 from pipegrid.reactor.sockets import move_much, socket_of
 
@@ -110,15 +110,15 @@ class SharedLink:
         self.pipes = Pipes()
         early_ns = to_ns(early_s)
         up, down = Bottleneck(shape.up_bytes_per_s), Bottleneck(shape.down_bytes_per_s)
-        self.up = Wire(clock, Path(shape.rtt_s / 2, up), early_ns, behind_s)
-        self.down = Wire(clock, Path(shape.rtt_s / 2, down), early_ns, behind_s)
+        self.up = Wire(clock, LinkPath(shape.rtt_s / 2, up), early_ns, behind_s)
+        self.down = Wire(clock, LinkPath(shape.rtt_s / 2, down), early_ns, behind_s)
 
 
 class Wire:
     """One direction of a link: starts packets when the line is free, and hands them over in time."""
 
     def __init__(
-        self, clock: IReactorTime, path: Path, early_ns: int, behind_s: Callable[[], float]
+        self, clock: IReactorTime, path: LinkPath, early_ns: int, behind_s: Callable[[], float]
     ) -> None:
         self.path = path
         self._behind_s = behind_s

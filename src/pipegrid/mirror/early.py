@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 from pipegrid.disk.commit import Policy
 from pipegrid.mirror.address import Address
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.present import Doubt, Entry
+from pipegrid.mirror.present import Doubt, MirrorEntry
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.sprint.dialling import BegunConnections
 from pipegrid.mirror.sprint.heads import Odd
@@ -115,7 +115,7 @@ class EarlyMirror:
         return function(*args, **kwargs)
 
     async def sync(
-        self, files: Iterable[Entry], *, staged: bool = False, always: bool = False
+        self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
     ) -> Report:
         """See ``Mirror``; nothing here is a dry run."""
         if self._mirror is not None:

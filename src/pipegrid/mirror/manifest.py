@@ -79,11 +79,11 @@ def keep_manifest(destination: Destination) -> None:
         raise destination.error(error, "note what it holds") from error
 
 
-Part = tuple[int, int]
+ManifestPart = tuple[int, int]
 """From which byte of the manifest, and up to which; both where lines begin."""
 
 
-def parts_of_manifest(destination: Destination, count: int) -> list[Part]:
+def parts_of_manifest(destination: Destination, count: int) -> list[ManifestPart]:
     """
     Return at most so many parts of the manifest, each worth a process, of about as many bytes.
 
@@ -112,7 +112,7 @@ def read_manifest(destination: Destination) -> Iterator[Wanted]:
         yield from read_list(lines_of(file), MANIFEST)
 
 
-def read_pieces(destination: Destination, part: Part) -> Iterator[bytes]:
+def read_pieces(destination: Destination, part: ManifestPart) -> Iterator[bytes]:
     """Yield a part of the manifest, some hundred whole lines at once; one that is too long may be cut."""
     with _open(destination) as file:
         file.seek(part[0])

@@ -25,7 +25,7 @@ from pipegrid.http11.endpoints import tunnelled
 from pipegrid.mirror.address import Address, parse_url, through
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.manifest import write_manifest
-from pipegrid.mirror.present import Doubt, Entry
+from pipegrid.mirror.present import Doubt, MirrorEntry
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.small import SmallFiles
 from pipegrid.mirror.source import CONNECTIONS
@@ -128,7 +128,7 @@ class Mirror:
         return self._workers.run(function, *args, **kwargs)
 
     def sync(
-        self, files: Iterable[Entry], *, staged: bool = False, always: bool = False
+        self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
     ) -> Deferred[Report]:
         """
         Fetch what is not there, or not right; fires when all is there or has failed.
@@ -171,7 +171,7 @@ class Mirror:
 
         return running.addBoth(ended)
 
-    async def _sync(self, work: Work, files: Iterable[Entry], dry_run: bool) -> Report:
+    async def _sync(self, work: Work, files: Iterable[MirrorEntry], dry_run: bool) -> Report:
         if self._closed:
             raise _closed()
         check_kind(files, Iterable, "what a mirror holds", "a list of paths, sizes and hashes")

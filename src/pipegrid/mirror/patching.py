@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from threading import BoundedSemaphore, Thread
 from typing import Any, NamedTuple
 
-from pipegrid.mirror.pdiff import END, MAX_EDITS, Edit, Piece, merge, parse
+from pipegrid.mirror.pdiff import END, MAX_EDITS, LineEdit, Piece, merge, parse
 from pipegrid.mirror.unpacking import CHUNK_BYTES, PatchError, Unpacking, unpacked
 from pipegrid.mirror.wanted import shown
 
@@ -80,9 +80,9 @@ def apply_patches(
     return write_pieces(index, merge(_parsed(patches)), fd, most_bytes)
 
 
-def _parsed(patches: Sequence[str]) -> list[list[Edit]]:
+def _parsed(patches: Sequence[str]) -> list[list[LineEdit]]:
     """Return the edits of each. Raises PatchError if all together have too much of anything."""
-    parsed: list[list[Edit]] = []
+    parsed: list[list[LineEdit]] = []
     size = lines = edits = 0
     for path in patches:
         patch = read_patch(path)

@@ -40,7 +40,7 @@ MAX_STEPS = 20_000_000
 _COMMAND = re.compile(rb"([0-9]{1,13})(?:,([0-9]{1,13}))?([acd])")
 
 
-class Edit(NamedTuple):
+class LineEdit(NamedTuple):
     """
     One change: the lines from ``first`` up to and without ``last`` (from 0) become ``text``.
 
@@ -60,7 +60,7 @@ Piece = tuple[int, int] | list[bytes]
 _NONE: list[bytes] = []
 
 
-def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[Edit]:
+def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[LineEdit]:
     """
     Read an ed script.
 
@@ -74,7 +74,7 @@ def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[Edit]:
     Raises:
         PatchError: it is not one, is cut off, has too many commands, or has them not in descending order.
     """
-    edits: list[Edit] = []
+    edits: list[LineEdit] = []
     lines = BytesIO(patch).readlines()  # splitlines would take a carriage return for an end, too
     if lines and not lines[-1].endswith(b"\n"):
         raise PatchError(f"the patch {name} is cut off: its last line has no end")
@@ -105,7 +105,7 @@ def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[Edit]:
         text = _NONE
         if kind != b"d":
             at = _read_text(lines, at, text := [], name)
-        edits.append(Edit(begin, end, text))
+        edits.append(LineEdit(begin, end, text))
         before = begin
     edits.reverse()
     return edits
@@ -133,7 +133,7 @@ def _read_text(lines: Sequence[bytes], at: int, text: list[bytes], name: str) ->
         at += 1
 
 
-def merge(patches: Sequence[Sequence[Edit]]) -> list[Piece]:
+def merge(patches: Sequence[Sequence[LineEdit]]) -> list[Piece]:
     """
     Return what the result of all the patches, one behind the other, consists of.
 
@@ -158,7 +158,7 @@ def merge(patches: Sequence[Sequence[Edit]]) -> list[Piece]:
     return pieces
 
 
-def _apply(pieces: list[Piece], edits: Sequence[Edit]) -> list[Piece]:
+def _apply(pieces: list[Piece], edits: Sequence[LineEdit]) -> list[Piece]:
     out: list[Piece] = []
     rest = _Lines(pieces)
     at = 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NOT_GIVEN_BACK = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 """How disks and file systems say that what was written is lost."""
 
-Entry = Wanted | tuple[str, int | None, Mapping[str, bytes | str]]
+MirrorEntry = Wanted | tuple[str, int | None, Mapping[str, bytes | str]]
 """A file that the mirror is to hold: path, size in bytes, hashes by name."""
 
 
@@ -59,7 +59,7 @@ class Doubt:
         return self._drawn.random() < self._sample
 
 
-def checked(files: Iterable[Entry]) -> Iterator[Wanted]:
+def checked(files: Iterable[MirrorEntry]) -> Iterator[Wanted]:
     """
     Yield each entry once.
 

@@ -24,7 +24,7 @@ READ = (*HELD, ".zst", ".bz2", "")
 _PATCHES = ".diff/Index"
 
 
-Kept = Literal["packed", "unpacked", "zstd"]
+KeptForm = Literal["packed", "unpacked", "zstd"]
 
 
 class Selection(NamedTuple):
@@ -50,7 +50,7 @@ class Selection(NamedTuple):
     with_sources: bool = False
     with_patches: bool = False
     also: tuple[str, ...] = ()
-    indexes: Kept = "packed"
+    indexes: KeptForm = "packed"
 
 
 class Index:

@@ -19,7 +19,7 @@ from pipegrid.disk.commit import Policy
 from pipegrid.mirror.address import Address
 from pipegrid.mirror.folding import kept_first
 from pipegrid.mirror.plan import Errand
-from pipegrid.mirror.present import Entry, checked
+from pipegrid.mirror.present import MirrorEntry, checked
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.sink import ArchiveSink
 from pipegrid.mirror.source import MirrorSource
@@ -102,7 +102,7 @@ class Sync:
         self._watcher: IDelayedCall | None = None
         self._ended: Deferred[None] = Deferred()
 
-    async def run(self, files: Iterable[Entry]) -> Report:
+    async def run(self, files: Iterable[MirrorEntry]) -> Report:
         """Bring some files up to date; what that means is told at ``Mirror.sync``."""
         work, options = self._work_done, self._options
         if options.sprints and not work.all_read:
@@ -133,7 +133,7 @@ class Sync:
         await self._workers.run(work.finish)
         return work.sum_up()
 
-    def _sprint(self, files: Iterable[Entry]) -> bool:
+    def _sprint(self, files: Iterable[MirrorEntry]) -> bool:
         """In the thread: fetch what can be fetched without ado."""
         options = self._options
         progress = options.progress

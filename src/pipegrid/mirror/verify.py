@@ -19,7 +19,7 @@ from pipegrid.disk.reading import read_file
 from pipegrid.mirror import MANIFEST
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.lists import lines_in, read_list
-from pipegrid.mirror.manifest import Part, parts_of_manifest, read_pieces
+from pipegrid.mirror.manifest import ManifestPart, parts_of_manifest, read_pieces
 from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.report import MAX_SHOWN, Report
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
@@ -73,7 +73,7 @@ def verify(
             if progress is not None:
                 progress(report)
 
-        def look(part: Part) -> None:
+        def look(part: ManifestPart) -> None:
             _look(destination, doubt, glance, part, report, told, stopped)
 
         look(own)
@@ -118,7 +118,7 @@ def _look(
     destination: Destination,
     doubt: Doubt,
     glance: Glance | None,
-    part: Part,
+    part: ManifestPart,
     report: Report,
     told: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
@@ -134,7 +134,7 @@ def _look(
 
 
 def _closely(
-    destination: Destination, glance: Glance | None, part: Part, report: Report
+    destination: Destination, glance: Glance | None, part: ManifestPart, report: Report
 ) -> Iterator[list[bytes]]:
     """Yield the lines of a part that ask for a closer look than a glance; count the others."""
     for text in read_pieces(destination, part):
@@ -172,7 +172,7 @@ class _Helper:
     """A process that looks at a part."""
 
     def __init__(
-        self, destination: Destination, doubt: Doubt, glance: Glance | None, part: Part
+        self, destination: Destination, doubt: Doubt, glance: Glance | None, part: ManifestPart
     ) -> None:
         self.part = part
         self._told, theirs = os.pipe()

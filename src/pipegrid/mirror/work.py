@@ -15,7 +15,7 @@ from pipegrid.mirror.address import Address
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.folding import kept_first
 from pipegrid.mirror.plan import Plan
-from pipegrid.mirror.present import Doubt, Entry, Look, checked
+from pipegrid.mirror.present import Doubt, Look, MirrorEntry, checked
 from pipegrid.mirror.report import Report, Tally
 from pipegrid.mirror.sprint.sprint import Sprint
 from pipegrid.mirror.wanted import Wanted
@@ -72,7 +72,7 @@ class Work:
 
     def sprint(
         self,
-        files: Iterable[Entry],
+        files: Iterable[MirrorEntry],
         policy: Policy,
         connections: int,
         stopped: Callable[[], bool] = lambda: False,
@@ -129,13 +129,13 @@ class Work:
         self.all_read = True
         return self.plan.is_idle and not stopped()
 
-    def _entries(self, files: Iterable[Entry]) -> Iterator[Wanted]:
+    def _entries(self, files: Iterable[MirrorEntry]) -> Iterator[Wanted]:
         destination = self.destination
         return kept_first(checked(files), destination.folds, destination.is_there)
 
     def _share(
         self,
-        files: Iterable[Entry],
+        files: Iterable[MirrorEntry],
         jobs: int,
         run: Callable[..., None],
         stopped: Callable[[], bool],

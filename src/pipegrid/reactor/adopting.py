@@ -9,9 +9,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
 from zope.interface import implementer
 
-from pipegrid.reactor.ahead import Address, Ahead, MadeAhead
+from pipegrid.reactor.ahead import Ahead, HostPort, MadeAhead
 from pipegrid.reactor.clientendpoint import ClientTLSEndpoint, ClientTLSFactory
-from pipegrid.reactor.clienttls import Check
+from pipegrid.reactor.clienttls import CheckCertificate
 
 
 @implementer(IStreamClientEndpoint)
@@ -29,9 +29,9 @@ class AdoptingEndpoint:
         self,
         reactor: Any,
         ahead: Ahead,
-        address: Address,
+        address: HostPort,
         context: ssl.SSLContext,
-        check: Check,
+        check: CheckCertificate,
         endpoint: IStreamClientEndpoint,
     ) -> None:
         self.reactor = reactor

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import NamedTuple
 
-Address = tuple[str, int]
+HostPort = tuple[str, int]
 """IPv4 or IPv6, as text, and port. There are no names: looking them up can take longer than all the rest."""
 
 MOST = 16
@@ -67,7 +67,7 @@ def handshake(context: ssl.SSLContext) -> Handshake:
 class _Connecting:
     """One connection on its way."""
 
-    def __init__(self, context: ssl.SSLContext, address: Address) -> None:
+    def __init__(self, context: ssl.SSLContext, address: HostPort) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.setblocking(False)
@@ -117,10 +117,10 @@ class Ahead:
         OSError, RuntimeError: there are no files or threads for it.
     """
 
-    def __init__(self, addresses: Iterable[Address], context: ssl.SSLContext) -> None:
+    def __init__(self, addresses: Iterable[HostPort], context: ssl.SSLContext) -> None:
         self._lock = threading.Lock()
         self._closed = False
-        self._on_their_way: dict[Address, _Connecting] = {}
+        self._on_their_way: dict[HostPort, _Connecting] = {}
         with ExitStack() as unless_begun:  # where files or threads run out, none of them stays open
             # Here, where one that cannot be had is told.
             self._selector = unless_begun.enter_context(selectors.DefaultSelector())
@@ -134,7 +134,7 @@ class Ahead:
             self._thread.start()
             unless_begun.pop_all()
 
-    def take(self, address: Address, ready: Ready) -> bool:
+    def take(self, address: HostPort, ready: Ready) -> bool:
         """
         Take the connection to an address: nobody else gets it.
 
@@ -167,7 +167,7 @@ class Ahead:
 
     # What follows runs in the thread, but for the first.
 
-    def _begin(self, context: ssl.SSLContext, address: Address) -> None:
+    def _begin(self, context: ssl.SSLContext, address: HostPort) -> None:
         try:
             # What looks like an address and is none would be looked up as a name, which may take long.
             socket.inet_pton(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, address[0])
@@ -212,7 +212,7 @@ class Ahead:
                     if key.data is not None:
                         self._go_on(selector, key.data)
 
-    def _go_on(self, selector: selectors.BaseSelector, address: Address) -> None:
+    def _go_on(self, selector: selectors.BaseSelector, address: HostPort) -> None:
         it = self._on_their_way[address]
         over = failed = False
         try:

@@ -20,7 +20,7 @@ def client_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # ``clienttls.Check`` does it
+    context.verify_mode = ssl.CERT_NONE  # ``clienttls.CheckCertificate`` does it
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION

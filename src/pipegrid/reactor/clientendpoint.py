@@ -11,7 +11,7 @@ from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
 from pipegrid.reactor.ahead import MadeAhead
-from pipegrid.reactor.clienttls import Check, ClientTLS
+from pipegrid.reactor.clienttls import CheckCertificate, ClientTLS
 
 
 class ClientTLSFactory(Factory):
@@ -30,7 +30,7 @@ class ClientTLSFactory(Factory):
     def __init__(
         self,
         context: ssl.SSLContext,
-        check: Check,
+        check: CheckCertificate,
         wrapped: IProtocolFactory,
         begun: MadeAhead | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class ClientTLSEndpoint:
     """
 
     def __init__(
-        self, context: ssl.SSLContext, check: Check, endpoint: IStreamClientEndpoint
+        self, context: ssl.SSLContext, check: CheckCertificate, endpoint: IStreamClientEndpoint
     ) -> None:
         self._context = context
         self._check = check

@@ -41,7 +41,7 @@ from pipegrid.reactor.ahead import MadeAhead, handshake
 from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.reactor.sockets import Buffer, Outlet, socket_of
 
-Check = Callable[[bytes], Exception | None]
+CheckCertificate = Callable[[bytes], Exception | None]
 """Is given the server's certificate, DER; returns what is wrong with it, or None."""
 
 _PORTION_BYTES = 2 * RECORD_BYTES
@@ -72,7 +72,11 @@ class ClientTLS(Protocol):
     """
 
     def __init__(
-        self, context: ssl.SSLContext, check: Check, wrapped: Any, begun: MadeAhead | None = None
+        self,
+        context: ssl.SSLContext,
+        check: CheckCertificate,
+        wrapped: Any,
+        begun: MadeAhead | None = None,
     ) -> None:
         self.wrappedProtocol = wrapped
         self.disconnecting = False

@@ -25,7 +25,7 @@ from random import Random
 
 from twisted.internet.task import Clock
 
-from pipegrid.links.link import Bottleneck, Flow, Packet, Path, to_ns, to_seconds
+from pipegrid.links.link import Bottleneck, Flow, LinkPath, Packet, to_ns, to_seconds
 from pipegrid.simulation.agenda import Agenda
 from pipegrid.simulation.hosts import Connecting, Host, SimulatedEndpoint
 from pipegrid.simulation.log import SentAcross
@@ -65,8 +65,8 @@ class SimulatedNetwork(Agenda):
         self.connecting: dict[Connecting, None] = {}
         self._latency_s = latency_s
         self._bytes_per_s = bytes_per_s
-        self._paths: dict[tuple[str, str], Path] = {}
-        self._held: dict[Path, deque[Callable[[], object]]] = {}
+        self._paths: dict[tuple[str, str], LinkPath] = {}
+        self._held: dict[LinkPath, deque[Callable[[], object]]] = {}
         self._line_wakes: set[Bottleneck] = set()
         self._cuts: dict[tuple[str, str, int], list[tuple[str, int, bool]]] = {}
         self._connections_between: dict[tuple[str, str], int] = {}
@@ -80,12 +80,12 @@ class SimulatedNetwork(Agenda):
             self.hosts[name] = Host(self, name, len(self.hosts))
         return self.hosts[name]
 
-    def path(self, from_host: str, to_host: str) -> Path:
+    def path(self, from_host: str, to_host: str) -> LinkPath:
         """Return one direction between two hosts."""
         key = (from_host, to_host)
         if key not in self._paths:
             latency_s = 0.0 if from_host == to_host else self._latency_s
-            self._paths[key] = Path(latency_s, Bottleneck(self._bytes_per_s))
+            self._paths[key] = LinkPath(latency_s, Bottleneck(self._bytes_per_s))
         return self._paths[key]
 
     def join(
@@ -109,7 +109,7 @@ class SimulatedNetwork(Agenda):
         for key, line in (((one, other), there), ((other, one), back)):
             if key in self._paths:
                 raise ValueError(f"{one} and {other} are joined already; join them before use")
-            self._paths[key] = Path(latency_s, line or Bottleneck(), line_per_connection)
+            self._paths[key] = LinkPath(latency_s, line or Bottleneck(), line_per_connection)
 
     def endpoint(
         self, from_host: str, to_host: str, port: int, timeout_s: float = 30.0
@@ -198,7 +198,7 @@ class SimulatedNetwork(Agenda):
             path.slow_down(now_ns, factor)
             self.later(for_s, self._speed_up, path, factor)
 
-    def _speed_up(self, path: Path, factor: int) -> None:
+    def _speed_up(self, path: LinkPath, factor: int) -> None:
         path.speed_up(self.now_ns(), factor)
 
     # What sockets need
@@ -223,7 +223,7 @@ class SimulatedNetwork(Agenda):
         self._line_wakes.discard(line)
         self._run_line(line)
 
-    def pass_through(self, path: Path, call: Callable[[], object]) -> None:
+    def pass_through(self, path: LinkPath, call: Callable[[], object]) -> None:
         """Call now, or when the path is no longer stalled."""
         if path.stalled:
             self._held.setdefault(path, deque()).append(call)

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from pipegrid.links.link import Flow, Packet, Path
+from pipegrid.links.link import Flow, LinkPath, Packet
 
 
 @attrs.frozen
@@ -110,7 +110,7 @@ class Net(Protocol):
     def offer(self, flow: Flow, size_bytes: int) -> None:
         """Queue bytes for the line and start what can start."""
 
-    def pass_through(self, path: Path, call: Callable[[], object]) -> None:
+    def pass_through(self, path: LinkPath, call: Callable[[], object]) -> None:
         """Call now, or when the path is no longer stalled."""
 
     def note(self, socket: Socket, packet: Packet, kind: str) -> None:
@@ -139,7 +139,7 @@ class Socket:
         net: Net,
         connection: int,
         host: str,
-        path: Path,
+        path: LinkPath,
         options: TcpOptions,
         answers: Callable[[], bool],
     ) -> None:

@@ -82,7 +82,7 @@ class ResponderSettings:
 
 
 @attrs.frozen
-class Key:
+class ResponderKey:
     """A key and its certificate, in PEM, and the hash by which clients know it."""
 
     pem: bytes = attrs.field(repr=False)
@@ -108,7 +108,7 @@ class ResponderService:
         reactor: Any,
         settings: ResponderSettings,
         clock: Any = None,
-        key: Key | None = None,
+        key: ResponderKey | None = None,
     ) -> None:
         self.reactor = reactor
         self.settings = settings
@@ -271,15 +271,15 @@ class Visitor:
         self._service.visitors.discard(self)
 
 
-def make_key() -> Key:
+def make_key() -> ResponderKey:
     """Return a key as storage servers have it."""
     from pipegrid.server.identity import from_pem, make_pem
 
     pem = make_pem()
-    return Key(pem, from_pem(pem, "", "the certificate").spki_hash)
+    return ResponderKey(pem, from_pem(pem, "", "the certificate").spki_hash)
 
 
-def make_context(key: Key) -> ssl.SSLContext:
+def make_context(key: ResponderKey) -> ssl.SSLContext:
     """Return TLS as storage servers have it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -14,7 +14,7 @@ from pipegrid.speedtest.children import ChildProcess, be_child, in_thread, start
 from pipegrid.speedtest.probe import Responder
 from pipegrid.speedtest.responder import (
     LOOPBACK,
-    Key,
+    ResponderKey,
     ResponderService,
     ResponderSettings,
     make_key,
@@ -74,7 +74,7 @@ async def start_responders(reactor: Any, count: int) -> RunningResponders:
 
 def _child(reactor: Any, job: Any) -> int:
     settings = ResponderSettings(LOOPBACK, 0, job["token"], _NO_LIMIT_BYTES, _NO_LIMIT_S)
-    key = Key(job["pem"].encode(), bytes.fromhex(job["spki_hash"]))
+    key = ResponderKey(job["pem"].encode(), bytes.fromhex(job["spki_hash"]))
     return ResponderService(reactor, settings, key=key).address[1]
 
 

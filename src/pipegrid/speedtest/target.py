@@ -19,7 +19,7 @@ from pipegrid.reactor.trace import Tracing
 from pipegrid.speedtest.baseline import Responder
 from pipegrid.speedtest.clients import GridSession, Session
 from pipegrid.speedtest.results import EmulatedLink, RoundTrip
-from pipegrid.speedtest.timeline import Address
+from pipegrid.speedtest.timeline import HostPort
 
 GBS = "gbs"
 FOOLSCAP = "foolscap"
@@ -61,7 +61,7 @@ class FileTarget:
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
-        self.names: dict[Address, str] = {}
+        self.names: dict[HostPort, str] = {}
 
     async def start(self) -> None:
         """Start what has to be started, and see whether it is there."""

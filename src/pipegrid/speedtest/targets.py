@@ -33,7 +33,7 @@ from pipegrid.speedtest.proxy import RunningProxy, start_proxy
 from pipegrid.speedtest.responders import RunningResponders, start_responders
 from pipegrid.speedtest.results import EmulatedLink, RoundTrip
 from pipegrid.speedtest.target import FOOLSCAP, GATEWAY, GBS, FileTarget, connect_s
-from pipegrid.speedtest.timeline import Address
+from pipegrid.speedtest.timeline import HostPort
 
 _TRANSPORT_NAMES = {"https": GBS}
 
@@ -172,7 +172,7 @@ class ConfiguredGrid(FileTarget):
         super().__init__(reactor)
         self.directory = directory or default_directory()
         self.responders = responders
-        self._places: dict[str, Address] = {}
+        self._places: dict[str, HostPort] = {}
         self._free: int | None = None
 
     def __str__(self) -> str:

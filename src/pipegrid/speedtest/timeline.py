@@ -24,7 +24,7 @@ MAX_BURSTS = 4000
 ANSWER_BYTES = 100
 """Of a Foolscap answer, roughly; how large it was nobody tells."""
 
-Address = tuple[str, int]
+HostPort = tuple[str, int]
 
 
 class Recorder:
@@ -70,7 +70,7 @@ class RecordingReactor:
         names: of servers, by the host and port where they are connected to; others are not noted.
     """
 
-    def __init__(self, reactor: Any, recorder: Recorder, names: Mapping[Address, str]) -> None:
+    def __init__(self, reactor: Any, recorder: Recorder, names: Mapping[HostPort, str]) -> None:
         self._reactor = reactor
         self._recorder = recorder
         self._names = names

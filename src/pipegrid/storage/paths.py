@@ -24,7 +24,7 @@ SHARE_NUMBERS = {str(number): number for number in range(MAX_SHARE_NUMBER + 1)}
 
 _POSSIBLE = frozenset(range(MAX_SHARE_NUMBER + 1))
 
-Key = tuple[bytes, int]
+ShareKey = tuple[bytes, int]
 """Storage index and share number."""
 
 
@@ -76,7 +76,7 @@ def possible_numbers(share_numbers: Iterable[int]) -> AbstractSet[int]:
     return {number for number in share_numbers if 0 <= number <= MAX_SHARE_NUMBER}
 
 
-def check_key(storage_index: bytes, share_number: int) -> Key:
+def check_key(storage_index: bytes, share_number: int) -> ShareKey:
     """Return both, if the number is one."""
     if type(share_number) is not int or not 0 <= share_number <= MAX_SHARE_NUMBER:
         check_number(share_number)

@@ -8,7 +8,7 @@ size. What it writes appears under its name when it is whole.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 import attrs
@@ -24,15 +24,13 @@ from pipegrid.core.text import counted
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError, UsageError
 from pipegrid.transfer.get.sink import open_sink
+from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.sharedirectory import ShareDirectory
 from pipegrid.transfer.sharefiles import ShareFile, open_share
 
 _READ_BYTES = 1 << 18
 _AHEAD_BYTES = 1 << 20  # of each share that is read, and at least one block
-
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
 
 
 @attrs.frozen

@@ -24,7 +24,7 @@ from pipegrid.wire.messages import (
 )
 
 Allocate = Callable[[bytes, Numbers, int, UploadSecrets], Deferred[Allocation]]
-Write = Callable[[bytes, int, int, Pieces, bytes], Deferred[WriteResult]]
+WriteShare = Callable[[bytes, int, int, Pieces, bytes], Deferred[WriteResult]]
 
 
 class StoresApart(ABC):
@@ -69,7 +69,7 @@ class StoresApart(ABC):
 
 def store_apart(
     allocate: Allocate,
-    write: Write,
+    write: WriteShare,
     storage_index: bytes,
     shares: Shares,
     share_bytes: int,

@@ -42,7 +42,7 @@ class Surveyed:
     samples: tuple[bytes, ...] = ()
 
 
-Told = Callable[[int, Surveyed | ServerError], None]
+OnSurveyed = Callable[[int, Surveyed | ServerError], None]
 
 
 @runtime_checkable
@@ -88,7 +88,9 @@ def takes(server: StorageServer) -> bool:
     return isinstance(server, TakesSurveys) and server.is_known_to_take_surveys
 
 
-def survey(server: StorageServer, questions: Sequence[Question], told: Told) -> Deferred[None]:
+def survey(
+    server: StorageServer, questions: Sequence[Question], told: OnSurveyed
+) -> Deferred[None]:
     """
     Ask a server many questions.
 
@@ -122,7 +124,9 @@ def survey(server: StorageServer, questions: Sequence[Question], told: Told) -> 
     return asked.addCallbacks(answered, failed)
 
 
-def _ask_apart(server: StorageServer, questions: Sequence[Question], told: Told) -> Deferred[None]:
+def _ask_apart(
+    server: StorageServer, questions: Sequence[Question], told: OnSurveyed
+) -> Deferred[None]:
     add_lease = server.lease_listed if isinstance(server, LeasesListed) else server.add_lease
 
     async def ask(number: int) -> None:

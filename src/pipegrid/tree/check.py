@@ -33,10 +33,10 @@ from pipegrid.reactor.together import begun
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.settings import UpkeepSettings
 from pipegrid.transfer.upkeep.summary import UpkeepSummary
-from pipegrid.transfer.upkeep.upkeep import Outcome, Todo, Told, Upkeep
+from pipegrid.transfer.upkeep.upkeep import OnOutcome, Todo, Upkeep, UpkeepOutcome
 from pipegrid.tree.listing import ListingLimits, ReadsFiles
 from pipegrid.tree.lookagain import SecondLooks
-from pipegrid.tree.walk import Met, Path, Unreadable, Walk, WalkLimits, identity_of, walk
+from pipegrid.tree.walk import Met, TreePath, Unreadable, Walk, WalkLimits, identity_of, walk
 
 MAX_HELD = 10_000
 """Objects whose write caps are looked for at a time, some 3 kB each; more take a walk for each so many."""
@@ -63,7 +63,7 @@ class FirstMet:
         cap: its cap; None if the tree does not tell it.
     """
 
-    path: Path
+    path: TreePath
     cap: Cap | None
 
 
@@ -81,8 +81,8 @@ class TreeSummary(UpkeepSummary):
     second_tries: int = 0
 
 
-Ended = Callable[[int, FirstMet, Outcome], None]
-Unread = Callable[[int, FirstMet, Exception], None]
+Ended = Callable[[int, FirstMet, UpkeepOutcome], None]
+OnUnread = Callable[[int, FirstMet, Exception], None]
 
 
 def check_tree(
@@ -91,7 +91,7 @@ def check_tree(
     todo: Todo,
     *,
     bounds: UpkeepSettings | None = None,
-    ended: Callable[[FirstMet, Outcome], None] | None = None,
+    ended: Callable[[FirstMet, UpkeepOutcome], None] | None = None,
     unreadable: Callable[[FirstMet, Exception], None] | None = None,
     walk_limits: WalkLimits | None = None,
     listing_limits: ListingLimits | None = None,
@@ -134,7 +134,7 @@ def check_trees(
     *,
     bounds: UpkeepSettings | None = None,
     ended: Ended | None = None,
-    unreadable: Unread | None = None,
+    unreadable: OnUnread | None = None,
     waiting: Callable[[str | None], None] = lambda why: None,
     walk_limits: WalkLimits | None = None,
     listing_limits: ListingLimits | None = None,
@@ -167,7 +167,7 @@ class _Held:
 
     number: int
     place: FirstMet
-    outcome: Outcome
+    outcome: UpkeepOutcome
 
 
 @attrs.define
@@ -178,7 +178,7 @@ class _Trees:
     _todo: Todo
     _summary: TreeSummary
     _ended: Ended | None
-    _unreadable: Unread | None
+    _unreadable: OnUnread | None
     _again: SecondLooks[_Placed]
     _met_before: set[bytes] = attrs.field(factory=set)
     _met_stronger: bool = False
@@ -231,29 +231,29 @@ class _Trees:
     async def _look_again(self, upkeep: Upkeep) -> None:
         """Look once more after what was not repaired for want of servers."""
 
-        async def look(what: _Placed, told: Told) -> None:
+        async def look(what: _Placed, told: OnOutcome) -> None:
             await upkeep.room()
             upkeep.begin(what[2], told)
 
-        def tell(what: _Placed, outcome: Outcome) -> None:
+        def tell(what: _Placed, outcome: UpkeepOutcome) -> None:
             self._note(what[0], what[1], outcome)
 
         await self._again.take(look, upkeep.finished, tell)
         self._summary.second_tries += self._again.helped
 
-    def _came(self, what: _Placed, outcome: Outcome) -> None:
+    def _came(self, what: _Placed, outcome: UpkeepOutcome) -> None:
         """Note what came of an object, unless it is to be repaired, and servers were missing for that."""
         if not (self._todo.repair and self._again.keeps(what, outcome)):
             self._note(what[0], what[1], outcome)
 
-    def _note(self, number: int, place: FirstMet, outcome: Outcome) -> None:
+    def _note(self, number: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
         self._summary.note(outcome)
         if self._ended is not None:
             self._ended(number, place, outcome)
 
     # Write caps that come later.
 
-    def _note_read(self, identity: bytes, what: _Placed, outcome: Outcome) -> None:
+    def _note_read(self, identity: bytes, what: _Placed, outcome: UpkeepOutcome) -> None:
         """Hold back what came of an object that can change, if a write cap could do more."""
         if isinstance(outcome, Failure):
             wants_more = self._todo.repair and outcome.check(CapError) is not None

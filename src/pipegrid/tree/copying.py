@@ -42,7 +42,7 @@ MAX_ITEMS = 100_000
 
 _AT_ONCE = 16
 
-How = Literal["linked", "copied", "overwritten", "same", "merged"]
+CopiedAs = Literal["linked", "copied", "overwritten", "same", "merged"]
 
 
 @attrs.frozen(eq=False)
@@ -83,7 +83,7 @@ class CopyReports:
         failed: called with what something is called, and why it is not copied; the rest goes on.
     """
 
-    done: Callable[[Item, How, Cap | None], None] = lambda item, how, cap: None
+    done: Callable[[Item, CopiedAs, Cap | None], None] = lambda item, how, cap: None
     failed: Callable[[str, Exception], None] = lambda label, error: None
 
 

@@ -42,7 +42,7 @@ from pipegrid.tree.later import KeptForLater
 from pipegrid.tree.metadata import Kept, restored
 from pipegrid.tree.names import local_name
 from pipegrid.tree.unread import UnreadDirectories
-from pipegrid.tree.walk import Found, Path, Unreadable, walk
+from pipegrid.tree.walk import Found, TreePath, Unreadable, walk
 
 FILE_BYTES = 32 << 10
 """What even an empty file counts as: objects of its download. So at most 512 are on their way."""
@@ -77,8 +77,8 @@ class TreeGet:
         force: bool = False,
         paranoid: bool = False,
         progress: Progress | None = None,
-        problem: Callable[[Path, Exception], None] | None = None,
-        done: Callable[[Path, str, int], None] | None = None,
+        problem: Callable[[TreePath, Exception], None] | None = None,
+        done: Callable[[TreePath, str, int], None] | None = None,
         limits: GetTreeLimits | None = None,
         into: Home | None = None,
         waiting: Callable[[str | None], None] | None = None,
@@ -102,7 +102,7 @@ class TreeGet:
         self._woken: Waiters[None] = Waiters()
         waiting = waiting or (lambda why: None)
         self._fetcher = FileFetcher(grid, workers, force)
-        self._later: KeptForLater[Path, tuple[WantedFile, Exception]] = KeptForLater(
+        self._later: KeptForLater[TreePath, tuple[WantedFile, Exception]] = KeptForLater(
             grid.clock, lambda: self._woken.fire(None), waiting
         )
         self._unread = UnreadDirectories(grid.clock, self._woken, waiting)
@@ -137,7 +137,7 @@ class TreeGet:
             self._later.close()
         return self.result
 
-    async def _walk(self, cap: Cap, metadata_json: bytes, base: Path) -> None:
+    async def _walk(self, cap: Cap, metadata_json: bytes, base: TreePath) -> None:
         """Meet a directory, whose path is ``base``, and all that is below."""
         bounds: Any = {"limits": self._limits.walk, "listing": self._limits.listing}
         with walk(self._grid, cap, all_paths=True, metadata_json=metadata_json, **bounds) as tree:
@@ -280,7 +280,7 @@ class TreeGet:
                     target.finish_directory(local.there, local.kept, local.mode_before)
             local = local.parent
 
-    def _make_link(self, local: IncomingDirectory, path: Path, place: str, kept: Kept) -> None:
+    def _make_link(self, local: IncomingDirectory, path: TreePath, place: str, kept: Kept) -> None:
         try:
             local.claim(place)
             target.make_link(local.there, place, kept, self._force)
@@ -379,7 +379,7 @@ class TreeGet:
 
     # Telling.
 
-    def _is_here(self, path: Path, how: str, size: int) -> None:
+    def _is_here(self, path: TreePath, how: str, size: int) -> None:
         if how == "fetched":
             self.result.files += 1
         else:
@@ -390,11 +390,11 @@ class TreeGet:
             self._progress(self._here_bytes, max(self._known_bytes, self._here_bytes))
         self._tell(path, how, size)
 
-    def _tell(self, path: Path, how: str, size: int) -> None:
+    def _tell(self, path: TreePath, how: str, size: int) -> None:
         if self._done is not None:
             self._done(path, how, size)
 
-    def _fail(self, path: Path, error: Exception) -> None:
+    def _fail(self, path: TreePath, error: Exception) -> None:
         self.result.failed += 1
         if self._problem is not None:
             self._problem(path, error)

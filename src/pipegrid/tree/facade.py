@@ -20,7 +20,7 @@ from pipegrid.grid.grid import Grid as FileGrid
 if TYPE_CHECKING:
     from pipegrid.reactor.workers import CpuWorkers
     from pipegrid.transfer.settings import UpkeepSettings
-    from pipegrid.transfer.upkeep.upkeep import Outcome
+    from pipegrid.transfer.upkeep.upkeep import UpkeepOutcome
     from pipegrid.tree.check import FirstMet as Met
     from pipegrid.tree.check import TreeSummary
     from pipegrid.tree.directory import Directory
@@ -219,7 +219,7 @@ class Trees:
         repair: bool = False,
         renew: bool = False,
         bounds: UpkeepSettings | None = None,
-        ended: Callable[[Met, Outcome], None] | None = None,
+        ended: Callable[[Met, UpkeepOutcome], None] | None = None,
         unreadable: Callable[[Met, Exception], None] | None = None,
     ) -> TreeSummary:
         """

@@ -7,7 +7,7 @@ import attrs
 from pipegrid.tree.claimed import ClaimedNames
 from pipegrid.tree.home import Home
 from pipegrid.tree.metadata import Kept
-from pipegrid.tree.walk import Path, Unreadable
+from pipegrid.tree.walk import TreePath, Unreadable
 
 
 @attrs.define(eq=False)
@@ -29,7 +29,7 @@ class IncomingDirectory:
     taken: ClaimedNames
     mode_before: int | None = None
     unfinished: int = 1
-    links: list[tuple[Path, str, Kept]] = attrs.Factory(list)
+    links: list[tuple[TreePath, str, Kept]] = attrs.Factory(list)
 
     @property
     def there(self) -> Home:

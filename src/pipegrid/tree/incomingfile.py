@@ -16,7 +16,7 @@ from pipegrid.tree import target
 from pipegrid.tree.downloading import FetchesFiles
 from pipegrid.tree.incoming import IncomingDirectory
 from pipegrid.tree.metadata import Kept
-from pipegrid.tree.walk import Path
+from pipegrid.tree.walk import TreePath
 
 SMALL_BYTES = 1 << 20
 """Files up to this are held in memory whole."""
@@ -38,12 +38,12 @@ class WantedFile:
         kept: what its entry says.
     """
 
-    path: Path
+    path: TreePath
     cap: Cap
     size: int | None
     parent: IncomingDirectory
     place: str
-    standing: target.Standing
+    standing: target.Presence
     kept: Kept
 
     @property

@@ -65,7 +65,7 @@ class DirectoryEnded:
 
 
 @attrs.frozen
-class Met:
+class FileMet:
     """
     A file or symbolic link.
 
@@ -101,7 +101,7 @@ class LeftOut:
     why: str
 
 
-Thing = DirectoryBegun | DirectoryEnded | Met | LeftOut
+Thing = DirectoryBegun | DirectoryEnded | FileMet | LeftOut
 
 
 class LocalWalk:
@@ -155,7 +155,7 @@ class LocalWalk:
             self._bytes = 0
             for thing in self._things:
                 batch.append(thing)
-                is_open = isinstance(thing, Met) and isinstance(thing.content, io.FileIO)
+                is_open = isinstance(thing, FileMet) and isinstance(thing.content, io.FileIO)
                 if is_open or len(batch) >= BATCH_THINGS or self._bytes >= BATCH_BYTES:
                     break
         return batch
@@ -293,7 +293,7 @@ class LocalWalk:
         kind = stat.S_IFMT(found.st_mode)
         if kind == stat.S_IFLNK:
             link = os.fsencode(os.readlink(name, dir_fd=level.fd))
-            yield Met(level.number, raw, path, found, began_ns, link, link)
+            yield FileMet(level.number, raw, path, found, began_ns, link, link)
         elif kind == stat.S_IFDIR:  # it was none when the names were read
             yield from self._descend(name, path)
         elif kind != stat.S_IFREG:
@@ -303,7 +303,7 @@ class LocalWalk:
         else:
             known = self._know(path, found)
             if known is not None or not self._read:
-                yield Met(level.number, raw, path, found, began_ns, None, None, known)
+                yield FileMet(level.number, raw, path, found, began_ns, None, None, known)
                 return
             file = _open_file(level.fd, name, self._shown(path))
             try:
@@ -319,18 +319,18 @@ class LocalWalk:
                 file.close()
             yield met
 
-    def _take(self, file: io.FileIO, level: _Level, name: bytes, path: str) -> Met | None:
+    def _take(self, file: io.FileIO, level: _Level, name: bytes, path: str) -> FileMet | None:
         """Read a small file; None: it changed all the time."""
         fd = file.fileno()
         for _ in range(_TRIES):
             began_ns = self._now_ns()
             found = os.fstat(fd)
             if found.st_size > SMALL_BYTES:
-                return Met(level.number, name, path, found, began_ns, file)
+                return FileMet(level.number, name, path, found, began_ns, file)
             content = os.pread(fd, found.st_size + 1, 0)
             if len(content) == found.st_size and _signature(os.fstat(fd)) == _signature(found):
                 self._bytes += len(content)
-                return Met(level.number, name, path, found, began_ns, content)
+                return FileMet(level.number, name, path, found, began_ns, content)
         return None
 
 

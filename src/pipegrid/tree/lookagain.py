@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
 from pipegrid.reactor.together import Waiters
 from pipegrid.transfer.results import CheckResult, RepairResult
-from pipegrid.transfer.upkeep.upkeep import Outcome, Told
+from pipegrid.transfer.upkeep.upkeep import OnOutcome, UpkeepOutcome
 from pipegrid.tree.later import KeptForLater
 from pipegrid.tree.secondtry import MOST, wants_servers
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _SOMETHING_ELSE = -1
 
 
-def lacking(outcome: Outcome) -> Exception | None:
+def lacking(outcome: UpkeepOutcome) -> Exception | None:
     """Return the error that says so, if servers that were out of reach may be all that was wanting."""
     if isinstance(outcome, Failure):
         error = outcome.value
@@ -56,12 +56,12 @@ class SecondLooks(Generic[T]):
         self.helped = 0
         self._clock = clock
         self._woken: Waiters[None] = Waiters()
-        self._kept: list[tuple[T, Outcome, Exception]] = []
-        self._later: KeptForLater[int, tuple[T, Outcome]] = KeptForLater(
+        self._kept: list[tuple[T, UpkeepOutcome, Exception]] = []
+        self._later: KeptForLater[int, tuple[T, UpkeepOutcome]] = KeptForLater(
             clock, lambda: self._woken.fire(None), waiting
         )
 
-    def keeps(self, what: T, outcome: Outcome) -> bool:
+    def keeps(self, what: T, outcome: UpkeepOutcome) -> bool:
         """Something came of an object; returns whether it is looked after once more."""
         error = lacking(outcome)
         if error is None:
@@ -73,9 +73,9 @@ class SecondLooks(Generic[T]):
 
     async def take(
         self,
-        look: Callable[[T, Told], Awaitable[None]],
+        look: Callable[[T, OnOutcome], Awaitable[None]],
         finished: Callable[[], Awaitable[None]],
-        tell: Callable[[T, Outcome], None],
+        tell: Callable[[T, UpkeepOutcome], None],
     ) -> None:
         """
         Take them now.
@@ -91,7 +91,7 @@ class SecondLooks(Generic[T]):
         self._kept.clear()
         under_way = 0
 
-        def told(number: int, what: T, began_s: float, outcome: Outcome) -> None:
+        def told(number: int, what: T, began_s: float, outcome: UpkeepOutcome) -> None:
             nonlocal under_way
             under_way -= 1
             error = lacking(outcome)

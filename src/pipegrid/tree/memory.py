@@ -9,7 +9,7 @@ import os
 import attrs
 
 from pipegrid.core.caps import ChkCap, LitCap
-from pipegrid.tree.localwalk import Met
+from pipegrid.tree.localwalk import FileMet
 
 
 @attrs.frozen
@@ -37,7 +37,7 @@ class Memory:
         """Return what is known of a directory of exactly these bytes."""
         return None
 
-    def file_stored(self, met: Met, cap: ChkCap | LitCap) -> None:
+    def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
         """A file was read, and is stored."""
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:

@@ -12,7 +12,7 @@ import attrs
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.tree.listing import Kind, Listing, metadata_of
 
-Path = tuple[str, ...]
+TreePath = tuple[str, ...]
 """Names from the root of a tree."""
 
 
@@ -53,7 +53,7 @@ class Found:
         best: the cap that grants most, where the tree tells one that does more than read.
     """
 
-    path: Path
+    path: TreePath
     cap: Cap | None
     kind: Kind
     metadata_json: bytes = attrs.field(default=b"{}", repr=False)
@@ -77,7 +77,7 @@ class Unreadable:
         error: why, a sentence.
     """
 
-    path: Path
+    path: TreePath
     cap: Cap | None
     error: Exception
     metadata_json: bytes = attrs.field(default=b"{}", repr=False)

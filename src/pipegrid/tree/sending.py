@@ -11,10 +11,10 @@ import attrs
 
 from pipegrid.core.caps import ChkCap, LitCap
 from pipegrid.errors import PipegridError, SourceError
-from pipegrid.tree.localwalk import LocalWalk, Met
+from pipegrid.tree.localwalk import FileMet, LocalWalk
 from pipegrid.tree.memory import Memory, Remembered
 from pipegrid.tree.plan import TreeNode
-from pipegrid.tree.store import Source, StoresFiles
+from pipegrid.tree.store import Content, StoresFiles
 from pipegrid.tree.underway import MAX_BYTES, WorkUnderWay
 from pipegrid.tree.uploaded import OnItsWay, TreeCounts, TreeReports
 
@@ -30,7 +30,7 @@ class Unsent:
         size: of that, in bytes.
     """
 
-    def __init__(self, path: str, error: PipegridError, met: Met | None = None) -> None:
+    def __init__(self, path: str, error: PipegridError, met: FileMet | None = None) -> None:
         self.path = path
         self.error = error
         self.met = met
@@ -84,7 +84,7 @@ class TreeSending:
         self._wake = wake
 
     async def put(
-        self, place: TreeNode, source: Source, size: int, cap_known: Callable[[ChkCap], None]
+        self, place: TreeNode, source: Content, size: int, cap_known: Callable[[ChkCap], None]
     ) -> ChkCap | LitCap:
         """Store something, and count it; returns its cap, and raises what ``StoresFiles.put`` does."""
         sending = OnItsWay(self._reports, self._counts, size)

@@ -23,10 +23,10 @@ from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.results import CheckResult
 
 if TYPE_CHECKING:
-    from pipegrid.transfer.upkeep.upkeep import Outcome, Upkeep
+    from pipegrid.transfer.upkeep.upkeep import Upkeep, UpkeepOutcome
 
-Source = bytes | io.FileIO | None
-FileCap = ChkCap | LitCap
+Content = bytes | io.FileIO | None
+ImmutableFileCap = ChkCap | LitCap
 
 
 @attrs.frozen
@@ -55,18 +55,18 @@ class StoresFiles(Protocol):
 
     def put(
         self,
-        source: Source,
+        source: Content,
         size: int,
         cap_known: Callable[[ChkCap], None] | None,
         progress: Progress | None,
-    ) -> Deferred[tuple[FileCap, bool]]:
+    ) -> Deferred[tuple[ImmutableFileCap, bool]]:
         """
         Store one file; see ``Grid.put``. ``source`` is None where nothing is read.
 
         Fires with its cap, and whether servers had all of it already.
         """
 
-    def check(self, cap: FileCap) -> Deferred[Health]:
+    def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
         """Renew the leases of a file; fires with how it is."""
 
     def close(self) -> Deferred[Any]:
@@ -88,7 +88,7 @@ class GridFiles:
         self._happy = options.get("happy") or min(grid.config.happy, params.total_shares)
         self._opening: Deferred[None] | None = None
         self._upkeep: Upkeep | None = None
-        self._waiting: list[tuple[FileCap, Deferred[Any]]] = []
+        self._waiting: list[tuple[ImmutableFileCap, Deferred[Any]]] = []
         self._checks: set[Deferred[Any]] = set()
         self._watching = False
 
@@ -103,18 +103,18 @@ class GridFiles:
 
     def put(
         self,
-        source: Source,
+        source: Content,
         size: int,
         cap_known: Callable[[ChkCap], None] | None,
         progress: Progress | None,
-    ) -> Deferred[tuple[FileCap, bool]]:
+    ) -> Deferred[tuple[ImmutableFileCap, bool]]:
         assert source is not None
         running = self._grid.put(source, cap_known=cap_known, progress=progress, **self._options)
         return running.addCallback(
             lambda result: (result.cap, bool(result.shares_found) and not result.shares_placed)
         )
 
-    def check(self, cap: FileCap) -> Deferred[Health]:
+    def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
         """Count its shares, and renew their leases, together with others that are asked for meanwhile."""
         told: Deferred[Any] = Deferred()
         if self._upkeep is not None:
@@ -142,10 +142,10 @@ class GridFiles:
         for cap, told in waiting:
             self._begin(upkeep, cap, told)
 
-    def _begin(self, upkeep: Upkeep, cap: FileCap, told: Deferred[Any]) -> None:
+    def _begin(self, upkeep: Upkeep, cap: ImmutableFileCap, told: Deferred[Any]) -> None:
         self._checks.add(told)
 
-        def ended(outcome: Outcome) -> None:
+        def ended(outcome: UpkeepOutcome) -> None:
             self._checks.discard(told)
             told.callback(outcome)
 
@@ -200,11 +200,11 @@ class NoStore:
 
     def put(
         self,
-        source: Source,
+        source: Content,
         size: int,
         cap_known: Callable[[ChkCap], None] | None,
         progress: Progress | None,
-    ) -> Deferred[tuple[FileCap, bool]]:
+    ) -> Deferred[tuple[ImmutableFileCap, bool]]:
         """Count it, and make up a cap of the right length."""
         if is_literal_size(size):
             return succeed((LitCap(b"?" * size), False))
@@ -214,7 +214,7 @@ class NoStore:
         k, n = self._params.required_shares, self._params.total_shares
         return succeed((ChkCap(digest[:16], digest, k, n, size), False))
 
-    def check(self, cap: FileCap) -> Deferred[Health]:
+    def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
         """Count one more check; fires at once, as if all were well."""
         self.checks += 1
         return succeed(Health(True))

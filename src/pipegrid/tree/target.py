@@ -30,7 +30,7 @@ _WRITABLE = stat.S_IRWXU
 _PERMISSIONS = 0o1777
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
-Standing = Literal["missing", "same", "perhaps", "other"]
+Presence = Literal["missing", "same", "perhaps", "other"]
 
 
 class Differs(Exception):
@@ -110,7 +110,7 @@ class FileThere(PartFile):
         return None
 
 
-def standing(home: Home, path: str, size: int | None, kept: Kept) -> Standing:
+def standing(home: Home, path: str, size: int | None, kept: Kept) -> Presence:
     """
     Return what stands where a file shall be.
 

@@ -29,7 +29,7 @@ from pipegrid.disk.locks import CannotLock, names_file, open_locked
 from pipegrid.errors import PipegridError
 from pipegrid.grid.grid import Grid
 from pipegrid.tree.backup.database import Database
-from pipegrid.tree.localwalk import Met
+from pipegrid.tree.localwalk import FileMet
 from pipegrid.tree.memory import Memory, Remembered
 from pipegrid.tree.uploading import NOTES_NAME
 
@@ -121,7 +121,7 @@ class UnfinishedPut(Memory):
         """Return what is known of a directory of exactly these bytes; it has to be checked."""
         return None if self._database is None else _due(self._database.directory(packed))
 
-    def file_stored(self, met: Met, cap: ChkCap | LitCap) -> None:
+    def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
         """A file was read, and is stored."""
         if isinstance(cap, ChkCap):
             met = attrs.evolve(met, content=None)

@@ -14,7 +14,7 @@ from pipegrid.reactor.together import Waiters
 from pipegrid.tree.incoming import Unread
 from pipegrid.tree.later import KeptForLater
 from pipegrid.tree.secondtry import MOST, wants_servers
-from pipegrid.tree.walk import Path
+from pipegrid.tree.walk import TreePath
 
 
 class UnreadDirectories:
@@ -35,8 +35,8 @@ class UnreadDirectories:
         self.is_reading = False
         self._woken = woken
         self._unread: list[Unread] = []
-        self._path: Path | None = None
-        self._later: KeptForLater[Path, Unread] = KeptForLater(
+        self._path: TreePath | None = None
+        self._later: KeptForLater[TreePath, Unread] = KeptForLater(
             clock, lambda: woken.fire(None), waiting
         )
 
@@ -50,7 +50,7 @@ class UnreadDirectories:
         self._unread.append(one)
         return True
 
-    def is_read(self, path: Path) -> bool:
+    def is_read(self, path: TreePath) -> bool:
         """A directory was read; returns whether that was at a second try."""
         return path == self._path and self._later.succeeded(path)
 

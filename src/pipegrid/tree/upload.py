@@ -30,12 +30,19 @@ from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.settings import Limits
 from pipegrid.tree.later import KeptForLater
-from pipegrid.tree.localwalk import CHANGED, DirectoryBegun, DirectoryEnded, LeftOut, LocalWalk, Met
+from pipegrid.tree.localwalk import (
+    CHANGED,
+    DirectoryBegun,
+    DirectoryEnded,
+    FileMet,
+    LeftOut,
+    LocalWalk,
+)
 from pipegrid.tree.memory import Memory, Remembered
 from pipegrid.tree.metadata import entry_metadata, entry_name
 from pipegrid.tree.plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.sending import TreeSending, Unsent, reopened
-from pipegrid.tree.store import Source, StoresFiles, unreadable_root
+from pipegrid.tree.store import Content, StoresFiles, unreadable_root
 from pipegrid.tree.underway import WorkUnderWay
 from pipegrid.tree.uploaded import TreeCounts, TreeReports, TreeResult, TreeTally, path_of
 
@@ -191,7 +198,7 @@ class TreeUpload:
             self._under_way.all_met()
         try:
             for thing in batch:
-                if isinstance(thing, Met):
+                if isinstance(thing, FileMet):
                     self._meet(thing)
                 elif isinstance(thing, DirectoryBegun):
                     self._enter(thing)
@@ -244,7 +251,7 @@ class TreeUpload:
             exact = raw
         return parent, unique, entry_metadata(found, link=link, name=exact)
 
-    def _meet(self, met: Met) -> None:
+    def _meet(self, met: FileMet) -> None:
         entry = self._entry(met.parent, met.name, met.path, met.found, met.link)
         if entry is None:
             if isinstance(met.content, io.FileIO):
@@ -274,7 +281,7 @@ class TreeUpload:
 
     # What is stored.
 
-    async def _store_file(self, place: TreeNode, met: Met, source: Source, size: int) -> None:
+    async def _store_file(self, place: TreeNode, met: FileMet, source: Content, size: int) -> None:
         began_s = self._clock.seconds()
         try:
             cap = await self._sending.put(place, source, size, partial(self._plan.known, place))
@@ -292,7 +299,7 @@ class TreeUpload:
         self._came_through(place)
         self._plan.stored(place, cap)
 
-    async def _check_file(self, place: TreeNode, met: Met, known: Remembered) -> None:
+    async def _check_file(self, place: TreeNode, met: FileMet, known: Remembered) -> None:
         self.counts.checked += 1
         if await self._sending.is_whole(known):
             self.counts.unchanged_bytes += met.found.st_size
@@ -302,7 +309,7 @@ class TreeUpload:
         await self._store_once_more(place, met, "and its shares are missing")
 
     async def _store_once_more(
-        self, place: TreeNode, met: Met, why: str = "and too few servers were in reach before"
+        self, place: TreeNode, met: FileMet, why: str = "and too few servers were in reach before"
     ) -> None:
         """Store something that the walk has met earlier; ``why`` it is of no use if it is gone."""
         if met.link is not None:

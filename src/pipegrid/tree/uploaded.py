@@ -12,7 +12,7 @@ import attrs
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.tree.plan import DirectoryNode, TreeNode
 
-Held = tuple[int, int, int, int]
+SubtreeCounts = tuple[int, int, int, int]
 """Files, directories, links and bytes."""
 
 
@@ -88,7 +88,7 @@ class TreeTally:
             at = at.parent
             _hold(at, amounts, -1)
 
-    def _count(self, amounts: Held, sign: int) -> None:
+    def _count(self, amounts: SubtreeCounts, sign: int) -> None:
         files, directories, links, size = amounts
         counts = self._counts
         counts.files += sign * files
@@ -97,7 +97,7 @@ class TreeTally:
         counts.bytes += sign * size
 
 
-def _hold(directory: DirectoryNode, amounts: Held, sign: int) -> None:
+def _hold(directory: DirectoryNode, amounts: SubtreeCounts, sign: int) -> None:
     files, directories, links, size = directory.held
     directory.held = (
         files + sign * amounts[0],

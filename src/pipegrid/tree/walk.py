@@ -24,10 +24,10 @@ from pipegrid.tree.listing import (
     check_listing_limits,
     read_listing,
 )
-from pipegrid.tree.met import Found, Met, Path, Unreadable, WalkLimits, identity_of
+from pipegrid.tree.met import Found, Met, TreePath, Unreadable, WalkLimits, identity_of
 from pipegrid.tree.order import AheadDirectory, WalkOrder
 
-__all__ = ["Found", "Met", "Path", "Unreadable", "Walk", "WalkLimits", "identity_of", "walk"]
+__all__ = ["Found", "Met", "TreePath", "Unreadable", "Walk", "WalkLimits", "identity_of", "walk"]
 
 
 class Walk:

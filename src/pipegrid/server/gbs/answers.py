@@ -124,7 +124,7 @@ def cbor(body: bytes, status: int = 200, headers: bytes = b"") -> Answer:
     return make(status, body, gbs.CONTENT_TYPE, headers)
 
 
-class Pieces:
+class AnswerPieces:
     """
     A long message that is in memory, sent by the piece.
 

@@ -21,7 +21,7 @@ from pipegrid.reactor.sockets import gather
 from pipegrid.server.gbs import answers
 from pipegrid.server.gbs.answers import STREAM_PIECE_BYTES, Answer
 from pipegrid.server.gbs.requests import Operation, Rule
-from pipegrid.storage.paths import Key
+from pipegrid.storage.paths import ShareKey
 from pipegrid.storage.reader import ShareReader
 from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire import gbs
@@ -61,7 +61,7 @@ class Receiver(Protocol):
         shares: those that its answer waits for, if it is not ready at once.
     """
 
-    shares: Sequence[Key]
+    shares: Sequence[ShareKey]
 
     def write(self, data: bytes) -> None:
         """Take the next bytes of the body."""
@@ -76,7 +76,7 @@ class Receiver(Protocol):
 class Refusal:
     """Lets the body pass, and gives the answer that was decided before it came."""
 
-    shares: Sequence[Key] = ()
+    shares: Sequence[ShareKey] = ()
 
     def __init__(self, answer: Answer, count: Callable[[Answer], Answer]) -> None:
         self._answer = answer
@@ -105,7 +105,7 @@ class Call:
         self,
         service: Service,
         rule: Rule,
-        shares: Sequence[Key],
+        shares: Sequence[ShareKey],
         handler: Callable[[Buffer], Answer | Deferred[Answer]],
     ) -> None:
         self.service = service
@@ -203,7 +203,7 @@ class InSteps(Call):
         self,
         service: Service,
         rule: Rule,
-        shares: Sequence[Key],
+        shares: Sequence[ShareKey],
         steps: Callable[[Buffer], Iterator[object]],
         handler: Callable[[Buffer], Answer | Deferred[Answer]],
     ) -> None:
@@ -230,7 +230,7 @@ class Write:
     """Writes share data where it belongs, while it comes."""
 
     def __init__(self, service: Service, upload: ShareUpload, begin: int, end: int) -> None:
-        self.shares: Sequence[Key] = ((upload.storage_index, upload.share_number),)
+        self.shares: Sequence[ShareKey] = ((upload.storage_index, upload.share_number),)
         self._service = service
         self._upload = upload
         self._at = begin

@@ -38,7 +38,7 @@ from pipegrid.server.gbs.bundles import Bundle
 from pipegrid.server.gbs.requests import Request
 from pipegrid.server.gbs.states import LIFE, Life, ServerEvent
 from pipegrid.server.turns import FairTurns
-from pipegrid.storage.paths import Key
+from pipegrid.storage.paths import ShareKey
 from pipegrid.storage.uploads.standing import NOBODY
 from pipegrid.wire.gbs_bundles import MAX_SHARES
 from pipegrid.wire.gbs_http import Resource
@@ -72,7 +72,7 @@ class Place:
     with_body: bool = True
     connection: bytes = b""
     last: bool = False
-    shares: Sequence[Key] = ()
+    shares: Sequence[ShareKey] = ()
     data: bytes | None = None
     stream: AnswerBody | None = None
 

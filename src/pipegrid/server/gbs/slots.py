@@ -97,7 +97,7 @@ class SlotChangeCall(InSteps):
     def _answer_result(self, result: SlotResult) -> Answer:
         if not self._read_bytes:
             return answers.cbor(gbs_mutable.pack_answer(result))
-        stream = answers.Pieces(gbs_mutable.pack_answer_in_pieces(result), self._sent)
+        stream = answers.AnswerPieces(gbs_mutable.pack_answer_in_pieces(result), self._sent)
         return answers.make(200, content_type=gbs.CONTENT_TYPE, stream=stream)
 
     def _not_read(self, failure: Failure) -> Failure | Answer:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from pipegrid.core import base32
@@ -27,14 +27,12 @@ from pipegrid.storage.mutable.files import SlotFile
 from pipegrid.storage.paths import SHARE_NUMBERS, check_number
 from pipegrid.storage.reader import ShareReader
 from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
+from pipegrid.wire.messages import LeaseSecrets, Reads, ShareChange, SlotResult, SlotSecrets
 
 MAX_READ_BYTES = 64 << 20
 """Of one answer, which is held in memory, however often a read vector asks for the same bytes."""
 MAX_VECTORS = 4096
 """Reads in a vector, or tests and writes of a call; clients send one or two for each share."""
-
-Reads = Sequence[tuple[int, int]]
 
 
 class Slots:

@@ -14,7 +14,7 @@ from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSuchShare, WrongSecret
 from pipegrid.storage import containers
-from pipegrid.storage.paths import Key
+from pipegrid.storage.paths import ShareKey
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 
@@ -99,7 +99,9 @@ def begin(
     return BegunFile(fd, path, final_path, note, lease)
 
 
-def take_up(path: str, key: Key, secret_hash: bytes, boot_id: bytes) -> tuple[int, sidecar.Note]:
+def take_up(
+    path: str, key: ShareKey, secret_hash: bytes, boot_id: bytes
+) -> tuple[int, sidecar.Note]:
     """
     Open the file of an upload that an earlier process, or this one, has closed; returns what it had noted.
 

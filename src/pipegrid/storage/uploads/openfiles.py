@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from pipegrid.storage.paths import Key
+from pipegrid.storage.paths import ShareKey
 from pipegrid.storage.uploads.upload import ShareUpload
 
 
@@ -21,7 +21,9 @@ class OpenFiles:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._uploads: OrderedDict[Key, ShareUpload] = OrderedDict()  # the longest unused first
+        self._uploads: OrderedDict[ShareKey, ShareUpload] = (
+            OrderedDict()
+        )  # the longest unused first
         self._lock = threading.Lock()  # nothing is waited for under it
 
     def used(self, upload: ShareUpload) -> None:
@@ -44,7 +46,7 @@ class OpenFiles:
                     if not other.is_open:
                         self._uploads.pop(key, None)
 
-    def discard(self, key: Key) -> None:
+    def discard(self, key: ShareKey) -> None:
         """It has ended, or must not be closed any more."""
         with self._lock:
             self._uploads.pop(key, None)

@@ -40,7 +40,7 @@ from twisted.logger import Logger
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace
 from pipegrid.storage import containers
-from pipegrid.storage.paths import Key, Paths, check_key
+from pipegrid.storage.paths import Paths, ShareKey, check_key
 from pipegrid.storage.uploads import beginning, standing
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
@@ -90,7 +90,7 @@ class UnfinishedUploads:
         self._max_uploads = max_uploads
         self._read_boot_id = boot_id
         self._boot_id: bytes | None = None
-        self._uploads: dict[Key, ShareUpload] = {}
+        self._uploads: dict[ShareKey, ShareUpload] = {}
         self.allocated_bytes = 0
         self._promised_bytes = 0
         self._kept: tuple[int, int] = (-1, 0)  # in which second, and how much was kept then
@@ -339,14 +339,14 @@ class UnfinishedUploads:
         version, now = containers.WRITTEN_VERSION, self._date()
         return containers.pack_lease(version, containers.OWNER_ALLOCATE, lease, now)
 
-    def _take_up(self, key: Key, secret_hash: bytes) -> ShareUpload:
+    def _take_up(self, key: ShareKey, secret_hash: bytes) -> ShareUpload:
         path = self._paths.unfinished(*key)
         fd, note = beginning.take_up(path, key, secret_hash, self._known_boot_id())
         begun = BegunFile(fd, path, self._paths.final(*key), note)
         return self._adopt(key, note.share_bytes, secret_hash, begun, NOBODY)
 
     def _adopt(
-        self, key: Key, share_bytes: int, secret_hash: bytes, begun: BegunFile, client: Client
+        self, key: ShareKey, share_bytes: int, secret_hash: bytes, begun: BegunFile, client: Client
     ) -> ShareUpload:
         boot_id = self._known_boot_id()
         upload = ShareUpload(key, share_bytes, secret_hash, begun, boot_id, self._clock, self)

@@ -28,7 +28,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Range, Spans
 from pipegrid.disk import files as disk
 from pipegrid.errors import PipegridError, ServerRefused
-from pipegrid.storage.paths import Key
+from pipegrid.storage.paths import ShareKey
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads.beginning import BegunFile
@@ -70,7 +70,7 @@ class ShareUpload(ShareWriter):
 
     def __init__(
         self,
-        key: Key,
+        key: ShareKey,
         share_bytes: int,
         secret_hash: bytes,
         begun: BegunFile,

@@ -22,7 +22,7 @@ from pipegrid.core.spans import Range, Spans
 from pipegrid.disk import files as disk
 from pipegrid.disk.unnamed import can_name, open_unnamed
 from pipegrid.storage import containers
-from pipegrid.storage.paths import Key, Paths
+from pipegrid.storage.paths import Paths, ShareKey
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads.standing import NOBODY, Client
@@ -69,7 +69,7 @@ class WholeShare(ShareUpload):
 
     def __init__(
         self,
-        key: Key,
+        key: ShareKey,
         share_bytes: int,
         secret_hash: bytes,
         fd: int,
@@ -133,7 +133,7 @@ class WholeShares:
         self._left: frozenset[str] | None = frozenset()
 
     def make(
-        self, key: Key, data: bytes, upload_secret: bytes, make_lease: Callable[[], bytes]
+        self, key: ShareKey, data: bytes, upload_secret: bytes, make_lease: Callable[[], bytes]
     ) -> WholeShare | None:
         """
         Write a share to its file; None if it has to be uploaded step by step.

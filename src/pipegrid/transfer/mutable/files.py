@@ -39,7 +39,7 @@ from pipegrid.transfer.mutable.happiness import check_happy
 from pipegrid.transfer.mutable.joining import JoinedWrites, Merge
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.mutable.mapping import ShareMap, Spoilt, place
-from pipegrid.transfer.mutable.modifying import Edit, Modification, Redo
+from pipegrid.transfer.mutable.modifying import ContentEdit, Modification, Redo
 from pipegrid.transfer.mutable.publishing import Publication
 from pipegrid.transfer.mutable.reading import ContentReader
 from pipegrid.transfer.mutable.refusals import not_writable, rollback, unreadable
@@ -280,14 +280,18 @@ class MutableFiles:
                 if done is not None:
                     return done
                 tried += update.tried
-            edit: Edit = lambda old: splice(old, offset, data)  # noqa: E731
+            edit: ContentEdit = lambda old: splice(old, offset, data)  # noqa: E731
             return await self._modification(slot, edit, tried=tried).run()
 
         result: WriteResult = await self._in_turn(cap, change)
         return result
 
     def modify(
-        self, cap: MutableCap, edit: Edit, merge: Merge | None = None, redo: Redo | None = None
+        self,
+        cap: MutableCap,
+        edit: ContentEdit,
+        merge: Merge | None = None,
+        redo: Redo | None = None,
     ) -> Deferred[WriteResult]:
         """
         Apply an edit to the content, as often as it takes; fires when it is in the version that is there.
@@ -309,13 +313,13 @@ class MutableFiles:
         """Give up the changes that are under way."""
         self._joined.close()
 
-    def _change(self, cap: MutableCap, edit: Edit, **options: Any) -> Modification:
+    def _change(self, cap: MutableCap, edit: ContentEdit, **options: Any) -> Modification:
         return self._modification(self.slot(cap), edit, **options)
 
     async def _in_turn(self, cap: MutableCap, write: Callable[[Slot], Any]) -> Any:
         return await self._joined.in_turn(cap.storage_index, lambda: write(self.slot(cap)))
 
-    def _modification(self, slot: Slot, edit: Edit, **options: Any) -> Modification:
+    def _modification(self, slot: Slot, edit: ContentEdit, **options: Any) -> Modification:
         return Modification(slot, self.known, edit, self._usual, self._random, **options)
 
     # Upkeep.

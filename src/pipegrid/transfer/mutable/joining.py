@@ -28,7 +28,7 @@ from twisted.python.failure import Failure
 from pipegrid.arguments import check_kind
 from pipegrid.core.caps import MutableCap
 from pipegrid.errors import UsageError
-from pipegrid.transfer.mutable.modifying import REMEMBERED_TRIES, Edit, Modification, Redo
+from pipegrid.transfer.mutable.modifying import REMEMBERED_TRIES, ContentEdit, Modification, Redo
 from pipegrid.transfer.mutable.written import WriteResult
 
 MAX_JOINED = 100_000
@@ -75,7 +75,7 @@ class _Content:
         self._data: bytes | None = data
         self._opened: tuple[StepwiseEdit, Any] | None = None
 
-    def apply(self, edit: Edit) -> None:
+    def apply(self, edit: ContentEdit) -> None:
         """Apply an edit; what it raises leaves all as it is."""
         if isinstance(edit, StepwiseEdit):
             before = self._open(edit)
@@ -94,7 +94,7 @@ class _Content:
             self._opened = edit, edit.open(self.data)
         return self._opened[1]
 
-    def fails(self, edit: Edit) -> bool:
+    def fails(self, edit: ContentEdit) -> bool:
         """Return whether an edit would fail, which is not applied."""
         try:
             if isinstance(edit, StepwiseEdit):
@@ -121,7 +121,7 @@ class MakesChanges(Protocol):
     def __call__(
         self,
         cap: MutableCap,
-        edit: Edit,
+        edit: ContentEdit,
         *,
         merge: Merge | None,
         redo: Redo | None,
@@ -135,7 +135,9 @@ class _Line:
     """The writes to one file of this process, one after the other."""
 
     lock: DeferredLock = attrs.field(factory=DeferredLock)
-    waiting: list[tuple[Edit, Redo | None, Deferred[WriteResult]]] = attrs.field(factory=list)
+    waiting: list[tuple[ContentEdit, Redo | None, Deferred[WriteResult]]] = attrs.field(
+        factory=list
+    )
     merge: Merge | None = None
     runs: bool = False
 
@@ -144,7 +146,7 @@ class _Tries:
     """Which of the joined edits took effect in tries that may be stored, and were passed on by others."""
 
     def __init__(self) -> None:
-        self._last: tuple[int, bytes, dict[int, Edit]] | None = None
+        self._last: tuple[int, bytes, dict[int, ContentEdit]] | None = None
         self._passed_on: deque[set[int]] = deque(maxlen=REMEMBERED_TRIES)
 
     def begin(self, unsure: int) -> None:
@@ -157,7 +159,7 @@ class _Tries:
                     edit.may_be_stored()
             self._passed_on.append(_passed_on(base, made))
 
-    def end(self, unsure: int, base: bytes, made: dict[int, Edit]) -> None:
+    def end(self, unsure: int, base: bytes, made: dict[int, ContentEdit]) -> None:
         """These took effect in it, in their order."""
         self._last = unsure, base, made
 
@@ -166,7 +168,7 @@ class _Tries:
         return any(index in each for each in self._passed_on)
 
 
-def _passed_on(base: bytes, made: dict[int, Edit]) -> set[int]:
+def _passed_on(base: bytes, made: dict[int, ContentEdit]) -> set[int]:
     """
     Return which edits fail with what all have made, and not with what was there right behind themselves.
 
@@ -198,7 +200,7 @@ class JoinedWrites:
         self._running: set[Deferred[Any]] = set()
 
     def join(
-        self, cap: MutableCap, edit: Edit, merge: Merge | None, redo: Redo | None
+        self, cap: MutableCap, edit: ContentEdit, merge: Merge | None, redo: Redo | None
     ) -> Deferred[WriteResult]:
         """Apply an edit together with others that wait; see ``MutableFiles.modify``."""
         line = self._lines.setdefault(cap.storage_index, _Line())
@@ -255,7 +257,7 @@ class JoinedWrites:
             failures.update(final)
             resting.intersection_update(final)
             tries.begin(change.unsure)
-            content, made = _Content(old), dict[int, Edit]()
+            content, made = _Content(old), dict[int, ContentEdit]()
             for index, (edit, _, waiting) in enumerate(joined):
                 if waiting.called or index in final:  # nobody waits for it any more
                     continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pipegrid.core.mutable.versions import Version
 from pipegrid.transfer.mutable.known import Known
-from pipegrid.transfer.mutable.publishing import Places
+from pipegrid.transfer.mutable.publishing import ExpectedHeads
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.peers import Peer
 
@@ -17,7 +17,7 @@ CAUTIOUS_S = 60.0
 """So long after others were met, writes have a leader from the start."""
 
 
-def leader(slot: Slot, known: Known, places: Places) -> Peer | None:
+def leader(slot: Slot, known: Known, places: ExpectedHeads) -> Peer | None:
     """Return the server to be written first, if others were met of late."""
     met_s = known.contended_s
     if met_s is None or slot.clock.seconds() - met_s > CAUTIOUS_S:
@@ -25,7 +25,9 @@ def leader(slot: Slot, known: Known, places: Places) -> Peer | None:
     return _first_holder(slot, places)
 
 
-def leader_of_range(slot: Slot, known: Known, places: Places, version: Version) -> Peer | None:
+def leader_of_range(
+    slot: Slot, known: Known, places: ExpectedHeads, version: Version
+) -> Peer | None:
     """
     Return the server to be written first with a range, whose writer does not have the rest of the content.
 
@@ -38,7 +40,7 @@ def leader_of_range(slot: Slot, known: Known, places: Places, version: Version) 
     return leader(slot, known, places)
 
 
-def _first_holder(slot: Slot, places: Places) -> Peer | None:
+def _first_holder(slot: Slot, places: ExpectedHeads) -> Peer | None:
     holders = (
         peer
         for peer in slot.peers

@@ -45,13 +45,13 @@ from pipegrid.transfer.mutable.happiness import check_happy
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.mutable.leading import leader
 from pipegrid.transfer.mutable.mapping import place
-from pipegrid.transfer.mutable.publishing import Outcome, Places, Publication
+from pipegrid.transfer.mutable.publishing import ExpectedHeads, Outcome, Publication
 from pipegrid.transfer.mutable.refusals import not_writable
 from pipegrid.transfer.mutable.remembering import Base, remember, remember_base
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.mutable.written import WriteResult, write_result
 
-Edit = Callable[[bytes], bytes]
+ContentEdit = Callable[[bytes], bytes]
 """From the old content to the new one; equal content is not written. It may be applied more than once."""
 
 Redo = Callable[[bytes, bytes, bytes], bytes | None]
@@ -70,7 +70,7 @@ class Modification:
 
     Args:
         known: what is remembered of it.
-        edit: see ``Edit``.
+        edit: see ``ContentEdit``.
         replaces: the edit does not look at the old content, and must not hide somebody else's new one: if
             another writer is met, and has won, that is an error.
         always: write a new version even if the content is equal, or the state is unclear (repair).
@@ -91,7 +91,7 @@ class Modification:
         self,
         slot: Slot,
         files: KnownFiles,
-        edit: Edit,
+        edit: ContentEdit,
         usual: tuple[int, int],
         random: Callable[[], float],
         *,
@@ -246,7 +246,7 @@ class Modification:
         )
         left_out = self._search.contrary.left_out
         unusable = {*self._slot.wrong_enabler, *left_out}
-        places: Places = place(geometry.total_shares, base.heads, self._slot.peers, unusable)
+        places: ExpectedHeads = place(geometry.total_shares, base.heads, self._slot.peers, unusable)
         self.attempts += 1
         self._search.book.trust(encoded.version)
         self._files.begin(self._slot.storage_index, self._known, encoded.version)

@@ -34,7 +34,7 @@ from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.underway import RequestsUnderWay
 from pipegrid.wire.messages import ShareChange
 
-Places = dict[Peer, dict[int, bytes | None]]
+ExpectedHeads = dict[Peer, dict[int, bytes | None]]
 """Of each server, what must be there of each share: its first bytes, or None: nothing."""
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -93,7 +93,7 @@ class Publication:
         self,
         slot: Slot,
         encoded: EncodedVersion,
-        places: Places,
+        places: ExpectedHeads,
         heads: Mapping[Peer, Mapping[int, bytes]],
         may_move: bool = True,
         read_bytes: int = HEAD_BYTES,

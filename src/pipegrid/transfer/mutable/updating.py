@@ -37,7 +37,7 @@ from pipegrid.transfer.mutable.happiness import check_happy
 from pipegrid.transfer.mutable.known import KnownFiles
 from pipegrid.transfer.mutable.leading import leader_of_range
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap
-from pipegrid.transfer.mutable.publishing import Places, Publication
+from pipegrid.transfer.mutable.publishing import ExpectedHeads, Publication
 from pipegrid.transfer.mutable.remembering import remember
 from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.mutable.surveying import FileSurvey
@@ -269,7 +269,7 @@ class Update:
             )
         except CorruptionError:
             return None
-        places: Places = {}
+        places: ExpectedHeads = {}
         heads: dict[Peer, dict[int, bytes]] = {}
         for number, copy in copies.items():
             assert len(copy.head) == MAX_HEADER_BYTES

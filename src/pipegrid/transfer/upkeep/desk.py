@@ -29,7 +29,7 @@ QUESTIONS_AT_ONCE = 1024
 REST_S = 30.0
 """For so long a server that was out of reach is not asked."""
 
-Told = Callable[[Surveyed | ServerError], None]
+OnAnswer = Callable[[Surveyed | ServerError], None]
 
 
 class Desk:
@@ -52,7 +52,7 @@ class Desk:
         self._peer = peer
         self._silence_s = silence_s
         self._broken = broken
-        self._waiting: deque[tuple[Question, Told]] = deque()
+        self._waiting: deque[tuple[Question, OnAnswer]] = deque()
         self._on_their_way: dict[Deferred[None], int] = {}
         self._unanswered = 0
         self._has_answered = False
@@ -65,7 +65,7 @@ class Desk:
     def __repr__(self) -> str:
         return f"<Desk for {self._peer.name}: {len(self._waiting)} wait, {self._unanswered} unanswered>"
 
-    def ask(self, question: Question, told: Told) -> None:
+    def ask(self, question: Question, told: OnAnswer) -> None:
         """
         Ask the server, soon.
 
@@ -102,10 +102,10 @@ class Desk:
             ]
             self._send_batch(batch)
 
-    def _send_batch(self, batch: Sequence[tuple[Question, Told]]) -> None:
+    def _send_batch(self, batch: Sequence[tuple[Question, OnAnswer]]) -> None:
         if not self._unanswered:
             self._last_sign = self._clock.seconds()
-        told: list[Told | None] = [call for _, call in batch]
+        told: list[OnAnswer | None] = [call for _, call in batch]
         self._unanswered += len(batch)
 
         def answered(number: int, answer: Surveyed | ServerError) -> None:
@@ -133,7 +133,7 @@ class Desk:
         sent.addBoth(ended)
         self._watch()
 
-    def _answered(self, call: Told, answer: Surveyed | ServerError) -> None:
+    def _answered(self, call: OnAnswer, answer: Surveyed | ServerError) -> None:
         self._unanswered -= 1
         if isinstance(answer, ServerUnreachable | ServerTimeout):
             self._rest(answer)

@@ -8,7 +8,7 @@ import attrs
 from twisted.python.failure import Failure
 
 from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
-from pipegrid.transfer.upkeep.upkeep import Outcome
+from pipegrid.transfer.upkeep.upkeep import UpkeepOutcome
 
 
 @attrs.define
@@ -41,7 +41,7 @@ class UpkeepSummary:
     shares_made: int = 0
     unreachable: Counter[str] = attrs.field(factory=Counter)
 
-    def note(self, outcome: Outcome) -> None:
+    def note(self, outcome: UpkeepOutcome) -> None:
         """Count one more object by its outcome; a Failure counts as ``failed``."""
         self.objects += 1
         if isinstance(outcome, Failure):

@@ -33,8 +33,8 @@ from pipegrid.transfer.upkeep.inquiry import Inquiry
 from pipegrid.transfer.upkeep.one import Keeper, literal
 from pipegrid.transport.surveys import Question, Sample, Surveyed
 
-Outcome = CheckResult | RenewResult | RepairResult | Failure
-Told = Callable[[Outcome], None]
+UpkeepOutcome = CheckResult | RenewResult | RepairResult | Failure
+OnOutcome = Callable[[UpkeepOutcome], None]
 
 OPEN_QUESTIONS = 32_768
 """Of all objects together; each is some 500 bytes here."""
@@ -73,7 +73,7 @@ class Todo:
 @attrs.define(eq=False)
 class _Object:
     cap: ChkCap | ChkVerifierCap | MutableCap
-    told: Told
+    told: OnOutcome
     inquiry: Inquiry | None = None
     open_questions: int = 0
 
@@ -132,7 +132,7 @@ class Upkeep:
     def begin(
         self,
         cap: ChkCap | ChkVerifierCap | LitCap | MutableCap,
-        told: Told,
+        told: OnOutcome,
         *,
         damaged: bool = False,
     ) -> None:
@@ -256,11 +256,13 @@ class Upkeep:
 
     # What takes memory.
 
-    def _start(self, one: _Object, work: Coroutine[Any, Any, Outcome], held_bytes: int) -> None:
+    def _start(
+        self, one: _Object, work: Coroutine[Any, Any, UpkeepOutcome], held_bytes: int
+    ) -> None:
         async def run() -> None:
             lent = await self._memory.borrow(OBJECT_BYTES + held_bytes)
             try:
-                outcome: Outcome = await work
+                outcome: UpkeepOutcome = await work
             except (CancelledError, GeneratorExit):
                 raise
             except Exception:
@@ -284,7 +286,7 @@ class Upkeep:
     def _look_at(self, one: _Object, cap: ChkCap | ChkVerifierCap) -> None:
         self._start(one, self._look_closely(cap), _held_bytes(cap))
 
-    async def _look_closely(self, cap: ChkCap | ChkVerifierCap) -> Outcome:
+    async def _look_closely(self, cap: ChkCap | ChkVerifierCap) -> UpkeepOutcome:
         todo = self._todo
         if todo.repair and todo.verify:
             return await self._repairing(cap).run()
@@ -296,7 +298,7 @@ class Upkeep:
     def _repairing(self, cap: ChkCap | ChkVerifierCap) -> Repair:
         return Repair(self._keeper.means, cap, self._settings)
 
-    async def _keep_mutable(self, cap: MutableCap, damaged: bool) -> Outcome:
+    async def _keep_mutable(self, cap: MutableCap, damaged: bool) -> UpkeepOutcome:
         todo, keeper = self._todo, self._keeper.mutables()
         if damaged:
             return await keeper.repair(cap, False)
@@ -307,7 +309,7 @@ class Upkeep:
             return await keeper.repair(cap, todo.force)
         return result
 
-    def _end(self, one: _Object, outcome: Outcome) -> None:
+    def _end(self, one: _Object, outcome: UpkeepOutcome) -> None:
         if one not in self._objects:
             return
         self._objects.discard(one)

@@ -58,7 +58,7 @@ from pipegrid.wire.messages import (
 WHOLE_BYTES = 124 * 1024
 """As long as shares are that can be made whole, and go in a call that is put together at once."""
 
-Call = Callable[..., Coroutine[Any, Any, Any]]
+Task = Callable[..., Coroutine[Any, Any, Any]]
 """What is carried out in its turn; its first argument is the storage index, by which turns are kept."""
 
 
@@ -381,12 +381,12 @@ class FoolscapServer(StoresApart):
     # How operations are carried out.
 
     def _ask(
-        self, numbers: Numbers | None, call: Call, storage_index: bytes, *arguments: Any
+        self, numbers: Numbers | None, call: Task, storage_index: bytes, *arguments: Any
     ) -> Deferred[Any]:
         return self._submit("ask", numbers, call, storage_index, *arguments)
 
     def _submit(
-        self, kind: str, numbers: Numbers | None, call: Call, storage_index: bytes, *arguments: Any
+        self, kind: str, numbers: Numbers | None, call: Task, storage_index: bytes, *arguments: Any
     ) -> Deferred[Any]:
         if self._disconnected:
             return fail(disconnected(self._name))

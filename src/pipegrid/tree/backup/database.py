@@ -35,7 +35,7 @@ from pipegrid.tree.backup.changes import (
     is_unchanged,
     signature_of,
 )
-from pipegrid.tree.localwalk import Met
+from pipegrid.tree.localwalk import FileMet
 from pipegrid.tree.memory import Memory, Remembered
 
 VERSION = 1
@@ -161,7 +161,7 @@ class Database(Memory):
         )
         return None if row is None else self._known(*row)
 
-    def file_stored(self, met: Met, cap: ChkCap | LitCap) -> None:
+    def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
         """A file was read, and is stored."""
         signature = signature_of(met.found)
         text = str(cap)
