@@ -90,14 +90,29 @@ class HoardTests(SynchronousTestCase):
     def greedy(
         self, uploads: list[Fake], client: Client, places: int, now: float
     ) -> Iterable[Fake]:
-        """Give up whoever may go, until there is enough."""
+        """
+        Give up whoever may go, until there is enough: those first who may go whatever else goes.
+
+        A client that has more than its siblings has less with each that goes. So one of its uploads that is
+        young may be kept by another that went before, and one that is idle is not.
+        """
         left = list(uploads)
+
+        def last(upload: Fake) -> tuple[bool, bool, bool]:
+            """Say how late it goes: stale ones first, then those of other addresses, then idle ones."""
+            return (
+                not is_stale(upload, now),
+                upload.client.address == client.address,
+                now - upload.last_write < standing.SIBLING_S,
+            )
+
         for _ in range(places):
             found = may_go(left, client, 1, now)
             if not found:
                 return
-            left.remove(found[0])
-            yield found[0]
+            chosen = min(found, key=last)
+            left.remove(chosen)
+            yield chosen
 
     def looked_at(self, count: int, hoarders: int = 1) -> int:
         """Return how many uploads are looked at for a choice, of so many."""
