@@ -15,7 +15,7 @@ from pipegrid.disk import files as disk
 from pipegrid.errors import ConflictingWrite, NoSpace, NoSuchShare
 from pipegrid.storage.store import KEEP_UNFINISHED_S
 from pipegrid.storage.uploads import standing
-from pipegrid.storage.uploads.hoard import Hoard
+from pipegrid.storage.uploads.evictionorder import EvictionOrder
 from pipegrid.storage.uploads.standing import NOBODY, Asked, Client, address_of
 from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
@@ -51,7 +51,7 @@ def one(missing_uploads: int = 1, missing_bytes: int = 0, share_bytes: int = 1) 
 
 def choose(uploads: Iterable[Fake], client: Client, asked: Asked, now: float) -> list[Fake]:
     """Return which uploads are given up, of those that there are."""
-    return Hoard(uploads, asked.missing_bytes > 0, now).choose(client, asked, now)
+    return EvictionOrder(uploads, asked.missing_bytes > 0, now).choose(client, asked, now)
 
 
 class ChoiceTests(SynchronousTestCase):
@@ -238,15 +238,15 @@ class StoreTests(StoreTestCase):
         self.store = self.make_store(max_uploads=5)
         self.hoard(5)
         calls: list[Client] = []
-        real = Hoard.choose
+        real = EvictionOrder.choose
 
         def count(
-            hoard: Hoard[ShareUpload], client: Client, asked: Asked, now: float
+            order: EvictionOrder[ShareUpload], client: Client, asked: Asked, now: float
         ) -> list[ShareUpload]:
             calls.append(client)
-            return real(hoard, client, asked, now)
+            return real(order, client, asked, now)
 
-        self.patch(Hoard, "choose", count)
+        self.patch(EvictionOrder, "choose", count)
         answer = self.store.allocate(SI, set(range(256)), 1, SECRETS, HOARDER)
         self.assertEqual((answer.allocated, calls), (set(), [HOARDER]))
         self.now += 1

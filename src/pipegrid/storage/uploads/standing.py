@@ -30,7 +30,7 @@ anybody. An honest client whose upload is given up is told by its next write (40
 addresses would still fill it. Refusing whoever has more than is left: it has to be paid by the honest client
 that stores one large share on an almost full disk.
 
-Pure: it is told the time and what there is. Who is next by these rules is found by ``hoard``.
+Pure: it is told the time and what there is. Who is next by these rules is found by ``evictionorder``.
 """
 
 from __future__ import annotations

@@ -45,11 +45,11 @@ from pipegrid.storage.uploads import beginning, standing
 from pipegrid.storage.uploads import files as incoming
 from pipegrid.storage.uploads import note as sidecar
 from pipegrid.storage.uploads.beginning import BegunFile
+from pipegrid.storage.uploads.eviction import Eviction
 from pipegrid.storage.uploads.openfiles import OpenFiles
 from pipegrid.storage.uploads.standing import LEFT_BEHIND, NOBODY, Asked, Client
 from pipegrid.storage.uploads.upload import ShareUpload
 from pipegrid.storage.uploads.whole import WholeShares
-from pipegrid.storage.uploads.yielding import Yielding
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 
 log = Logger()
@@ -96,7 +96,7 @@ class UnfinishedUploads:
         self._kept: tuple[int, int] = (-1, 0)  # in which second, and how much was kept then
         self._full_minute = -1  # in which it was last told that the disk is full
         self._given_up = 0  # to make room, since it was last told
-        self._yielding: Yielding[ShareUpload] = Yielding()
+        self._eviction: Eviction[ShareUpload] = Eviction()
         self._open = OpenFiles(max_open)
         self._whole = WholeShares(paths, clock, self)
         self._table_lock = threading.Lock()  # for what is counted; nothing is waited for under it
@@ -135,7 +135,7 @@ class UnfinishedUploads:
         have to go, and still be too little.
         """
         with self._table_lock:
-            chosen = self._yielding.choose(self._uploads.values(), client, asked, self._clock())
+            chosen = self._eviction.choose(self._uploads.values(), client, asked, self._clock())
         if not chosen:
             return False
         for upload in chosen:
@@ -258,7 +258,7 @@ class UnfinishedUploads:
     def _hand_over(self, upload: ShareUpload, client: Client) -> None:
         """Have an upload belong to a client from now on."""
         with self._table_lock:
-            self._yielding.hand_over(upload, client)
+            self._eviction.hand_over(upload, client)
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
         """Remove one and its file; see ``ShareStore.abort``, which raises the same."""
@@ -273,7 +273,7 @@ class UnfinishedUploads:
         if given_up:
             log.info("gave up {count} unfinished uploads to make room", count=given_up)
         with self._table_lock:
-            self._yielding.clear()  # made anew when there is no room: it costs little every few minutes
+            self._eviction.clear()  # made anew when there is no room: it costs little every few minutes
             idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]
         for upload in idle:
             upload.discard()
@@ -329,7 +329,7 @@ class UnfinishedUploads:
             self._uploads.clear()
             self.allocated_bytes = self._promised_bytes = 0
             self._open.clear()
-            self._yielding.clear()
+            self._eviction.clear()
         for upload in open_ones:
             upload.close()
 
@@ -354,7 +354,7 @@ class UnfinishedUploads:
         with self._table_lock:
             self._uploads[key] = upload
             self.allocated_bytes += share_bytes
-            self._yielding.add(upload)
+            self._eviction.add(upload)
         self.used(upload)
         return upload
 
@@ -374,7 +374,7 @@ class UnfinishedUploads:
                 del self._uploads[key]
                 self.allocated_bytes -= upload.share_bytes
                 self._promised_bytes -= upload.promised_bytes
-                self._yielding.remove(upload)
+                self._eviction.remove(upload)
             else:
                 return
         self._open.discard(key)

@@ -1,5 +1,5 @@
 """
-Unfinished uploads in the order in which they are given up (see ``standing``), without going through them.
+Unfinished uploads in the order in which they are evicted (see ``standing``), without going through them.
 
 A request that finds no room asks who has most and what has been idle for longest. Going through 4096 uploads
 took ten milliseconds, in which nobody else was served. Here each answer takes a few steps up and down heaps.
@@ -133,7 +133,7 @@ class _Holder(Generic[U]):
         return None if first is None else first.upload.last_write
 
 
-class Hoard(Generic[U]):
+class EvictionOrder(Generic[U]):
     """
     All unfinished uploads, for choosing among them.
 

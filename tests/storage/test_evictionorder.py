@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.storage.uploads import standing
-from pipegrid.storage.uploads.hoard import Hoard
+from pipegrid.storage.uploads.evictionorder import EvictionOrder
 from pipegrid.storage.uploads.standing import Asked, Client, is_being_written, is_stale
 from tests.storage.test_standing import HONEST, Fake
 
@@ -39,8 +39,8 @@ def may_go(uploads: Iterable[Fake], client: Client, wanted: int, now: float) -> 
     return found
 
 
-class HoardTests(SynchronousTestCase):
-    """``Hoard``, while uploads come, are written to, change hands and go."""
+class EvictionOrderTests(SynchronousTestCase):
+    """``EvictionOrder``, while uploads come, are written to, change hands and go."""
 
     @settings(max_examples=60, deadline=None, derandomize=True)
     @given(st.integers(0, 1 << 32))
@@ -48,7 +48,7 @@ class HoardTests(SynchronousTestCase):
         """Whatever has happened, who is chosen may go, and somebody is whenever somebody may go."""
         rng = random.Random(seed)
         uploads: list[Fake] = []
-        hoard: Hoard[Fake] = Hoard(uploads, False, 0.0)
+        order: EvictionOrder[Fake] = EvictionOrder(uploads, False, 0.0)
         now = 0.0
         for _ in range(150):
             now += rng.choice((0.0, 0.1, 5.0, 60.0, 500.0))
@@ -56,7 +56,7 @@ class HoardTests(SynchronousTestCase):
             if action < 2 or not uploads:
                 upload = Fake(rng.choice(CLIENTS), 10**6, now, now)
                 uploads.append(upload)
-                hoard.add(upload)
+                order.add(upload)
             elif action == 2:
                 upload = rng.choice(uploads)
                 upload.last_write = now
@@ -65,27 +65,27 @@ class HoardTests(SynchronousTestCase):
                 upload.came_bytes = min(upload.came_bytes, upload.share_bytes)
             elif action == 3:
                 upload = rng.choice(uploads)
-                hoard.remove(upload)
+                order.remove(upload)
                 upload.client = rng.choice(CLIENTS)
-                hoard.add(upload)
+                order.add(upload)
             elif action == 4:
                 upload = uploads.pop(rng.randrange(len(uploads)))
-                hoard.remove(upload)
+                order.remove(upload)
             else:
                 client, places = rng.choice(CLIENTS), rng.randrange(1, 4)
                 before = list(uploads)
                 wanted: list[Fake] = []
-                for each in hoard.choose(client, Asked(1, 1, places, 0), now):
+                for each in order.choose(client, Asked(1, 1, places, 0), now):
                     self.assertIn(each, may_go(before, client, 1, now))
                     before.remove(each)
                     wanted.append(each)
                 if not wanted:
                     enough = sum(1 for _ in self.greedy(uploads, client, places, now))
                     self.assertLess(enough, places)
-            self.assertEqual(len(hoard), len(uploads))
+            self.assertEqual(len(order), len(uploads))
         for each in uploads:
-            hoard.remove(each)
-        self.assertEqual((len(hoard), hoard._addresses, hoard._holders), (0, {}, {}))
+            order.remove(each)
+        self.assertEqual((len(order), order._addresses, order._holders), (0, {}, {}))
 
     def greedy(
         self, uploads: list[Fake], client: Client, places: int, now: float
@@ -139,14 +139,14 @@ class HoardTests(SynchronousTestCase):
             for number in range(count)
         ]
         now = count / 4
-        hoard: Hoard[Fake] = Hoard(uploads, False, now)
+        order: EvictionOrder[Fake] = EvictionOrder(uploads, False, now)
         looks = 0
         rounds = 100
         for number in range(rounds):
-            (chosen,) = hoard.choose(HONEST, Asked(1, 1, 1, 0), now)
-            hoard.remove(chosen)
-            hoard.add(Counting(Client("10.9.0.1", number % 7), began=now, last_write=now))
-            hoard.choose(Client("10.1.0.1", 0), Asked(1, 1, 1, 0), now)
+            (chosen,) = order.choose(HONEST, Asked(1, 1, 1, 0), now)
+            order.remove(chosen)
+            order.add(Counting(Client("10.9.0.1", number % 7), began=now, last_write=now))
+            order.choose(Client("10.1.0.1", 0), Asked(1, 1, 1, 0), now)
         return looks // rounds
 
     def test_few_are_looked_at(self) -> None:
@@ -159,10 +159,10 @@ class HoardTests(SynchronousTestCase):
 
     def test_nothing_heaps_up(self) -> None:
         """What has gone is forgotten, also by heaps in which it never came first."""
-        hoard: Hoard[Fake] = Hoard([Fake() for _ in range(10)], False, 0.0)
+        order: EvictionOrder[Fake] = EvictionOrder([Fake() for _ in range(10)], False, 0.0)
         for number in range(5000):
             upload = Fake(Client(f"10.0.1.{number % 50}", number), last_write=float(number))
-            hoard.add(upload)
-            hoard.remove(upload)
-        for heap in (hoard._stale, hoard._most):
+            order.add(upload)
+            order.remove(upload)
+        for heap in (order._stale, order._most):
             self.assertLess(len(heap._entries), 500)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Generic, Protocol, TypeVar
 
-from pipegrid.storage.uploads.hoard import Hoard
+from pipegrid.storage.uploads.evictionorder import EvictionOrder
 from pipegrid.storage.uploads.standing import Asked, Client, Standing
 
 
@@ -23,11 +23,11 @@ class Held(Standing, Protocol):
 U = TypeVar("U", bound=Held)
 
 
-class Yielding(Generic[U]):
+class Eviction(Generic[U]):
     """The uploads of a store, in the order in which they would be given up; made when there is no room."""
 
     def __init__(self) -> None:
-        self._hoards: dict[bool, Hoard[U]] = {}  # by what is counted: bytes, or places
+        self._orders: dict[bool, EvictionOrder[U]] = {}  # by what is counted: bytes, or places
         # Who asked in which second, and nobody had to make room.
         self._in_vain: dict[Client, int] = {}
 
@@ -42,10 +42,10 @@ class Yielding(Generic[U]):
         if self._in_vain.get(client) == second:
             return []
         by_bytes = asked.missing_bytes > 0
-        hoard = self._hoards.get(by_bytes)
-        if hoard is None:
-            hoard = self._hoards[by_bytes] = Hoard(uploads, by_bytes, now)
-        chosen = hoard.choose(client, asked, now)
+        order = self._orders.get(by_bytes)
+        if order is None:
+            order = self._orders[by_bytes] = EvictionOrder(uploads, by_bytes, now)
+        chosen = order.choose(client, asked, now)
         if not chosen:
             recent = {each: at for each, at in self._in_vain.items() if at == second}
             self._in_vain = {**recent, client: second}
@@ -53,23 +53,23 @@ class Yielding(Generic[U]):
 
     def hand_over(self, upload: U, client: Client) -> None:
         """Have an upload belong to a client from now on."""
-        hoards = [each for each in self._hoards.values() if upload in each]
-        for hoard in hoards:
-            hoard.remove(upload)
+        orders = [each for each in self._orders.values() if upload in each]
+        for order in orders:
+            order.remove(upload)
         upload.take_up(client)
-        for hoard in hoards:
-            hoard.add(upload)
+        for order in orders:
+            order.add(upload)
 
     def add(self, upload: U) -> None:
         """Another upload has begun, and may have to give way."""
-        for hoard in self._hoards.values():
-            hoard.add(upload)
+        for order in self._orders.values():
+            order.add(upload)
 
     def remove(self, upload: U) -> None:
         """An upload has ended, however that was, and cannot give way any more."""
-        for hoard in self._hoards.values():
-            hoard.remove(upload)
+        for order in self._orders.values():
+            order.remove(upload)
 
     def clear(self) -> None:
         """Make the order anew when there is no room: that costs little every few minutes."""
-        self._hoards.clear()
+        self._orders.clear()
