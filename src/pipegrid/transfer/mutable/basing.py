@@ -21,6 +21,7 @@ from pipegrid.reactor.together import together
 from pipegrid.transfer.mutable.contrary import Contrary
 from pipegrid.transfer.mutable.happiness import check_quorum
 from pipegrid.transfer.mutable.known import Known
+from pipegrid.transfer.mutable.lastseen import LastSeen
 from pipegrid.transfer.mutable.mapping import HEAD_BYTES, ShareMap, is_settled
 from pipegrid.transfer.mutable.publishing import Outcome
 from pipegrid.transfer.mutable.reading import read_whole
@@ -28,7 +29,6 @@ from pipegrid.transfer.mutable.refusals import nothing_to_change, rollback
 from pipegrid.transfer.mutable.remembering import Base
 from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.mutable.surveying import FileSurvey, Hints
-from pipegrid.transfer.mutable.told import Told
 
 REFUSAL_BYTES = 4000
 """Of each share, in the answer to a write: with small files a refused writer has all it needs in it."""
@@ -47,7 +47,7 @@ class BaseSearch:
         book: of the shares that were seen.
         own: versions that were tried, and their content, if it is known here.
         last: what the last try was made from.
-        told: what servers were left with by earlier tries.
+        last_seen: what servers were left with by earlier tries.
         contrary: servers that refuse whatever is tried.
         dirty: what is there has to be written anew, even if the edit changes nothing.
     """
@@ -78,7 +78,7 @@ class BaseSearch:
         self.book = ShareBook(slot.cap, signing_key=known.signing_key)
         self.own: dict[Version, bytes | None] = dict.fromkeys(tried)
         self.last: Base | None = None
-        self.told = Told()
+        self.last_seen = LastSeen()
         self.contrary = Contrary()
         self.dirty = always or bool(self.own)
 
@@ -214,7 +214,7 @@ class BaseSearch:
         own = len(contents) == 1 and self.own.get(version) is not None
         spoilt = [each.sequence_number for _, _, each in self._spoilt]
         highest = max([choice.highest_sequence_number, *spoilt])
-        shares = self.told.fill_in(found)
+        shares = self.last_seen.fill_in(found)
         if shares.keys() - found.copies.keys():
             highest = max([highest, *(v.sequence_number for v in self.begun)])
         return Base(version, content, shares, highest, is_own=own)

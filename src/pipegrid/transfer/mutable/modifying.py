@@ -11,7 +11,7 @@ none has shares beside that were not known. Until then:
 * **A newer version that cannot be read** is somebody's write in the middle, or one that was never ended. It
   is looked at again some times, and then written over.
 * **A server refuses that was silent when it was asked**: what it showed then is expected of it the next time
-  (``told``).
+  (``lastseen``).
 * **Too few servers answer** for a write to be acknowledged: nothing is written. Those that answer may have
   missed what others were told is stored, and a version made from theirs would hide it.
 * **Nothing can be read any more**, since many writers have destroyed each other's versions: whoever has
@@ -160,7 +160,9 @@ class Modification:
             if outcome.is_clean:
                 return self._done(encoded, content, outcome, base)
             self._search.contrary.refused(outcome, base.version)
-            self._search.told.written(outcome, encoded.version, base.version, self._search.begun)
+            self._search.last_seen.written(
+                outcome, encoded.version, base.version, self._search.begun
+            )
             if outcome.may_be_stored:
                 self._remember_try(base, encoded.version, content)
             if base.is_warm and not _was_there(base, outcome):

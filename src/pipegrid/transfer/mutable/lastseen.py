@@ -21,8 +21,8 @@ from pipegrid.transfer.mutable.publishing import Outcome
 from pipegrid.transfer.peers import Peer
 
 
-class Told:
-    """What servers were left with, as far as it can be expected of them."""
+class LastSeen:
+    """What servers were last seen to have, as far as it can be expected of them."""
 
     def __init__(self) -> None:
         self._left: dict[Peer, dict[int, bytes]] = {}
