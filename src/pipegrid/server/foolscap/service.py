@@ -26,7 +26,7 @@ from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from pipegrid.errors import ConflictingWrite, NoSuchShare, PipegridError, UsageError
-from pipegrid.server.foolscap.told import answers, answers_later
+from pipegrid.server.foolscap.clienterrors import answers, answers_later
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.uploads.standing import Client, address_of
