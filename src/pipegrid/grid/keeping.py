@@ -19,7 +19,7 @@ from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
 from pipegrid.transfer.settings import UpkeepSettings
 
 if TYPE_CHECKING:
-    from pipegrid.transfer.upkeep.one import Keeper
+    from pipegrid.transfer.upkeep.keeper import Keeper
     from pipegrid.transfer.upkeep.upkeep import Todo, Upkeep
 
 # What only one kind of transfer needs is imported when the first of that kind begins.
@@ -54,7 +54,7 @@ class KeepingGrid(BaseGrid):
             return await self._open_mutables().check(mutable, verify, add_lease)
         cap = checkable(cap)
         check_callable(progress, "progress")
-        from pipegrid.transfer.upkeep.one import literal
+        from pipegrid.transfer.upkeep.keeper import literal
 
         if isinstance(cap, LitCap):
             return literal(cap)
@@ -138,7 +138,7 @@ class KeepingGrid(BaseGrid):
         return Upkeep(self._keeper(), self._download_settings, bounds, todo)
 
     def _keeper(self) -> Keeper:
-        from pipegrid.transfer.upkeep.one import Keeper
+        from pipegrid.transfer.upkeep.keeper import Keeper
 
         return Keeper(self._means, self._download_settings.silence_s, self._open_mutables)
 
@@ -189,7 +189,7 @@ class KeepingGrid(BaseGrid):
         cap = checkable(cap)
         check_callable(progress, "progress")
         if isinstance(cap, LitCap):
-            from pipegrid.transfer.upkeep.one import literal
+            from pipegrid.transfer.upkeep.keeper import literal
 
             healthy = literal(cap)
             return RepairResult(cap, healthy, healthy, {}, [], [], 0.0)

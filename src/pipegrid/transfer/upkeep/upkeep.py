@@ -2,9 +2,9 @@
 Looking after many objects at once: checks, leases, repairs.
 
 What has to be asked about one object is ``inquiry``'s business; here the questions of many are handed to each
-server's desk, which sends them together. An object that is not well is repaired with what was learnt, without
-asking again; one that needs all of its bytes read, or a closer look, is looked at by itself. Those hold
-memory, and start as far as there is some.
+server's ``SurveyBatcher``, which sends them together. An object that is not well is repaired with what was
+learnt, without asking again; one that needs all of its bytes read, or a closer look, is looked at by itself.
+Those hold memory, and start as far as there is some.
 
 Whoever has objects waits for ``room``, and begins the next: objects come from a walk that is still under way,
 or from a list without end. Each one's outcome is told as it comes; one that fails stops nobody.
@@ -28,9 +28,9 @@ from pipegrid.transfer.peers import Peer, lease_secrets
 from pipegrid.transfer.repair import Repair
 from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
-from pipegrid.transfer.upkeep.desk import Desk
 from pipegrid.transfer.upkeep.inquiry import Inquiry
-from pipegrid.transfer.upkeep.one import Keeper, literal
+from pipegrid.transfer.upkeep.keeper import Keeper, literal
+from pipegrid.transfer.upkeep.surveybatcher import SurveyBatcher
 from pipegrid.transport.surveys import Question, Sample, Surveyed
 
 UpkeepOutcome = CheckResult | RenewResult | RepairResult | Failure
@@ -95,7 +95,7 @@ class Upkeep:
         self._settings = settings
         self._bounds = bounds
         self._todo = todo
-        self._desks: dict[Peer, Desk] = {}
+        self._batchers: dict[Peer, SurveyBatcher] = {}
         self._objects: set[_Object] = set()
         self._open_questions = 0
         self._memory = Budget(bounds.memory_bytes)
@@ -174,8 +174,8 @@ class Upkeep:
     def close(self) -> Deferred[Any]:
         """Give up what is under way; nobody is told. Fires when all is let go of."""
         self._objects.clear()
-        for desk in self._desks.values():
-            desk.close()
+        for batcher in self._batchers.values():
+            batcher.close()
         running = list(self._tasks)
         for one in running:
             one.cancel()
@@ -219,12 +219,12 @@ class Upkeep:
         self._open_questions += len(asked)
         for peer, samples in asked:
             lease = None if secrets is None else lease_secrets(secrets, peer.identity)
-            desk = self._desks.get(peer)
-            if desk is None:
+            batcher = self._batchers.get(peer)
+            if batcher is None:
                 silence_s = self._keeper.silence_s
-                desk = Desk(self._keeper.means.clock, peer, silence_s, self._broken)
-                self._desks[peer] = desk
-            desk.ask(Question(index, lease, samples), partial(self._answered, one, peer))
+                batcher = SurveyBatcher(self._keeper.means.clock, peer, silence_s, self._broken)
+                self._batchers[peer] = batcher
+            batcher.ask(Question(index, lease, samples), partial(self._answered, one, peer))
 
     def _answered(self, one: _Object, peer: Peer, answer: Surveyed | ServerError) -> None:
         inquiry = one.inquiry

@@ -32,9 +32,9 @@ REST_S = 30.0
 OnAnswer = Callable[[Surveyed | ServerError], None]
 
 
-class Desk:
+class SurveyBatcher:
     """
-    Where questions to one server are handed in.
+    Gathers the questions to one server, and sends those of a turn together.
 
     Args:
         silence_s: a server that answers none of its questions for so long is given up.
@@ -63,7 +63,8 @@ class Desk:
         self._rests_until = 0.0
 
     def __repr__(self) -> str:
-        return f"<Desk for {self._peer.name}: {len(self._waiting)} wait, {self._unanswered} unanswered>"
+        counts = f"{len(self._waiting)} wait, {self._unanswered} unanswered"
+        return f"<SurveyBatcher for {self._peer.name}: {counts}>"
 
     def ask(self, question: Question, told: OnAnswer) -> None:
         """

@@ -1,4 +1,4 @@
-"""One object looked after by itself: the check that ``transfer.check`` makes, and the leases behind it."""
+"""``Keeper``: one object looked after by itself, by the check of ``transfer.check``, and leases behind it."""
 
 from __future__ import annotations
 
