@@ -194,7 +194,7 @@ class FrontTests(SynchronousTestCase):
         self.assertEqual(begun, "abaa")
         paused = [front.transport.producerState for front in fronts]  # type: ignore[union-attr]
         self.assertEqual(paused[:2] + paused[3:], ["producing"] * 4)
-        self.assertFalse(factory._line)
+        self.assertFalse(factory._queue)
 
     def test_strangers_are_heard_in_turn(self) -> None:
         """Who has shown the secret is heard at once; what strangers say waits, and none of it is lost."""

@@ -8,7 +8,15 @@ import attrs
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.server.turns import ACTIVE_S, ALONE_S, BURST_S, SLICE_S, FairTurns, Line, Spending
+from pipegrid.server.turns import (
+    ACTIVE_S,
+    ALONE_S,
+    BURST_S,
+    SLICE_S,
+    FairQueue,
+    FairTurns,
+    Spending,
+)
 from tests.server.gbs.support import one_turn
 
 STEP_S = 0.0001
@@ -218,20 +226,20 @@ class LineTests(SynchronousTestCase):
     """In which order."""
 
     def setUp(self) -> None:
-        self.line: Line[Worker] = Line()
+        self.queue: FairQueue[Worker] = FairQueue()
 
     def join(self, name: str, place: str) -> Worker:
         """Have somebody wait."""
         clock = Clock()
         worker = Worker(name, FairTurns(clock), clock, [], place)
-        self.line.join(worker)
+        self.queue.join(worker)
         return worker
 
     def order(self, then: Callable[[Worker], None] = lambda worker: None) -> str:
         """Return who has a turn, until nobody waits."""
         found = ""
-        while self.line:
-            member = self.line.next()
+        while self.queue:
+            member = self.queue.next()
             found += member.name
             then(member)
         return found
@@ -251,8 +259,8 @@ class LineTests(SynchronousTestCase):
     def test_leaving(self) -> None:
         """Who has left is not called, and may leave again."""
         first, second = self.join("1", "x"), self.join("2", "x")
-        self.line.leave(first)
-        self.line.leave(first)
+        self.queue.leave(first)
+        self.queue.leave(first)
         self.assertEqual(self.order(), "2")
-        self.line.leave(second)
-        self.assertFalse(self.line)
+        self.queue.leave(second)
+        self.assertFalse(self.queue)

@@ -31,7 +31,7 @@ from twisted.python.failure import Failure
 from pipegrid.reactor.alarm import Alarm
 from pipegrid.reactor.together import Waiters
 from pipegrid.server.crowd import Crowd
-from pipegrid.server.turns import Line
+from pipegrid.server.turns import FairQueue
 from pipegrid.storage.uploads.standing import address_of
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class FrontFactory(Factory):
         self._empty: Waiters[None] = Waiters()
         self._crowd: Crowd[Front] = Crowd() if crowd is None else crowd
         self._timer = Alarm(clock, self._tick)
-        self._line: Line[Front] = Line()
+        self._queue: FairQueue[Front] = FairQueue()
         self._turn = Alarm(clock, self._next_turn)
 
     def buildProtocol(self, addr: IAddress | None) -> Front | None:
@@ -125,14 +125,14 @@ class FrontFactory(Factory):
         self._server.turns.asked()
         if self._turn.is_set:
             connection.pause()
-            self._line.join(connection)
+            self._queue.join(connection)
         else:
             self._turn.set(0)
             connection.hear()
 
     def _next_turn(self) -> None:
-        if self._line:
-            connection = self._line.next()
+        if self._queue:
+            connection = self._queue.next()
             self._turn.set(0)
             connection.resume()
             try:
@@ -159,7 +159,7 @@ class FrontFactory(Factory):
         """A connection is gone, and its place is free; the last one ends the wait of who stops."""
         self.connections.discard(connection)
         self._crowd.leave(connection)
-        self._line.leave(connection)
+        self._queue.leave(connection)
         if not self.connections:
             self._timer.stop()
             self._turn.stop()

@@ -94,7 +94,7 @@ W = TypeVar("W", bound=Waiting)
 M = TypeVar("M", bound=Member)
 
 
-class Line(Generic[W]):
+class FairQueue(Generic[W]):
     """Who waits, and who is next: of the address that has fewest waiting, the one that came first."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Line(Generic[W]):
         self._places.setdefault(member.place, deque()).append(member)
 
     def leave(self, member: W) -> None:
-        """Take a member out of the line; one that is not in it is no error."""
+        """Take a member out of the queue; one that is not in it is no error."""
         waiting = self._places.get(member.place)
         if waiting is not None and member in waiting:
             waiting.remove(member)
@@ -135,7 +135,7 @@ class FairTurns(Generic[M]):
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
-        self._line: Line[M] = Line()
+        self._queue: FairQueue[M] = FairQueue()
         self._call = Alarm(clock, self._next)
         # Of who works now, or did last.
         self._last: M | None = None
@@ -148,7 +148,7 @@ class FairTurns(Generic[M]):
         self._in_line = False  # it is the line's turn
 
     def __repr__(self) -> str:
-        return f"<FairTurns, {'some' if self._line else 'none'} in line>"
+        return f"<FairTurns, {'some' if self._queue else 'none'} in line>"
 
     @property
     def over(self) -> bool:
@@ -174,7 +174,7 @@ class FairTurns(Generic[M]):
         """Whether it may carry out something now, having said so (``start``); else it has to ``wait``."""
         now_s = self._began_s
         heavy = member.spending.is_heavy(now_s)
-        if heavy and self._line:
+        if heavy and self._queue:
             return False
         others = self._last is not member
         self._choose_slice(member, now_s)
@@ -186,14 +186,14 @@ class FairTurns(Generic[M]):
 
     def wait(self, member: M) -> None:
         """Have its turn in line: ``take_turn`` is called."""
-        self._line.join(member)
+        self._queue.join(member)
         if not self._in_line:
             self._call.set(0)
 
     def leave(self, member: M) -> None:
         """It wants no turn any more, whether it waits for one or not."""
-        self._line.leave(member)
-        if not self._line:
+        self._queue.leave(member)
+        if not self._queue:
             self._call.stop()
         if self._last is member:
             self._last = None
@@ -214,12 +214,12 @@ class FairTurns(Generic[M]):
         self._run_s = now_s = self._clock.seconds()
         self._in_line = True
         try:
-            while self._line and now_s - self._run_s <= self._slice_s:
-                member = self._line.next()
+            while self._queue and now_s - self._run_s <= self._slice_s:
+                member = self._queue.next()
                 self._choose_slice(member, now_s)
                 member.take_turn()
                 now_s = self._clock.seconds()
         finally:
             self._in_line = False
-            if self._line:
+            if self._queue:
                 self._call.set(0)

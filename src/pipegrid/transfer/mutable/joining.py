@@ -131,7 +131,7 @@ class MakesChanges(Protocol):
 
 
 @attrs.define(eq=False)
-class _Line:
+class _WriteQueue:
     """The writes to one file of this process, one after the other."""
 
     lock: DeferredLock = attrs.field(factory=DeferredLock)
@@ -196,29 +196,29 @@ class JoinedWrites:
     def __init__(self, clock: IReactorTime, change: MakesChanges) -> None:
         self._clock = clock
         self._change = change
-        self._lines: dict[bytes, _Line] = {}
+        self._queues: dict[bytes, _WriteQueue] = {}
         self._running: set[Deferred[Any]] = set()
 
     def join(
         self, cap: MutableCap, edit: ContentEdit, merge: Merge | None, redo: Redo | None
     ) -> Deferred[WriteResult]:
         """Apply an edit together with others that wait; see ``MutableFiles.modify``."""
-        line = self._lines.setdefault(cap.storage_index, _Line())
+        queue = self._queues.setdefault(cap.storage_index, _WriteQueue())
         if merge is not None:
-            line.merge = merge
-        if len(line.waiting) >= MAX_JOINED:
+            queue.merge = merge
+        if len(queue.waiting) >= MAX_JOINED:
             raise UsageError(
                 f"{MAX_JOINED} changes of one file wait already; wait for some of them"
             )
 
         def cancelled(gone: Deferred[WriteResult]) -> None:
-            line.waiting = [each for each in line.waiting if each[2] is not gone]
+            queue.waiting = [each for each in queue.waiting if each[2] is not gone]
 
         waiting: Deferred[WriteResult] = Deferred(cancelled)
-        line.waiting.append((edit, redo, waiting))
-        if not line.runs:
-            line.runs = True
-            running = Deferred.fromCoroutine(self._run_line(cap, line))
+        queue.waiting.append((edit, redo, waiting))
+        if not queue.runs:
+            queue.runs = True
+            running = Deferred.fromCoroutine(self._run_queue(cap, queue))
             self._running.add(running)
             running.addErrback(lambda failure: failure.trap(CancelledError))
             running.addBoth(lambda _: self._running.discard(running))
@@ -229,21 +229,21 @@ class JoinedWrites:
         for running in list(self._running):
             running.cancel()
 
-    async def _run_line(self, cap: MutableCap, line: _Line) -> None:
+    async def _run_queue(self, cap: MutableCap, queue: _WriteQueue) -> None:
         try:
             await deferLater(self._clock, 0)  # what is asked for in this turn is one change
-            while line.waiting:
-                await self.in_turn(cap.storage_index, lambda: self._apply_waiting(cap, line))
+            while queue.waiting:
+                await self.in_turn(cap.storage_index, lambda: self._apply_waiting(cap, queue))
         finally:
-            line.runs = False
-            left, line.waiting = line.waiting, []
-            self._forget_line(cap.storage_index, line)
+            queue.runs = False
+            left, queue.waiting = queue.waiting, []
+            self._forget_queue(cap.storage_index, queue)
             for *_, waiting in left:
                 if not waiting.called:
                     waiting.errback(CancelledError())
 
-    async def _apply_waiting(self, cap: MutableCap, line: _Line) -> None:
-        joined, line.waiting = line.waiting, []
+    async def _apply_waiting(self, cap: MutableCap, queue: _WriteQueue) -> None:
+        joined, queue.waiting = queue.waiting, []
         failures: dict[int, Failure] = {}
         final: dict[int, Failure] = {}
         resting: set[int] = set()  # those failed with what others of these had made
@@ -279,7 +279,7 @@ class JoinedWrites:
         change = self._change(
             cap,
             edit_all,
-            merge=line.merge,
+            merge=queue.merge,
             redo=redos.pop() if len(redos) == 1 else None,
             in_doubt=lambda: bool(failures),
         )
@@ -297,15 +297,15 @@ class JoinedWrites:
 
     async def in_turn(self, index: bytes, write: Callable[[], Any]) -> Any:
         """Write to the file of a storage index when this process's other writes to it have ended."""
-        line = self._lines.setdefault(index, _Line())
-        await line.lock.acquire()
+        queue = self._queues.setdefault(index, _WriteQueue())
+        await queue.lock.acquire()
         try:
             return await write()
         finally:
-            line.lock.release()
-            self._forget_line(index, line)
+            queue.lock.release()
+            self._forget_queue(index, queue)
 
-    def _forget_line(self, index: bytes, line: _Line) -> None:
-        idle = not (line.waiting or line.runs or line.lock.locked or line.lock.waiting)
-        if idle and self._lines.get(index) is line:
-            del self._lines[index]
+    def _forget_queue(self, index: bytes, queue: _WriteQueue) -> None:
+        idle = not (queue.waiting or queue.runs or queue.lock.locked or queue.lock.waiting)
+        if idle and self._queues.get(index) is queue:
+            del self._queues[index]
