@@ -10,7 +10,7 @@ wait for a connection, that is for ever. So when a stream has to wait while anot
 one gives its connection up: it is *parked*, and asks for what is missing when it is resumed.
 
 **After a loss** a stream asks for what is missing, too: what it has delivered is not delivered again. It does
-so while it gets on; ``MAX_BARREN`` answers in a row that bring less than ``PROGRESS_BYTES`` end it.
+so while it gets on; ``MAX_STALLED_ANSWERS`` answers in a row that bring less than ``PROGRESS_BYTES`` end it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipegrid.http11.raw import RawResponse
 from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.requests import GbsRequests
 
-MAX_BARREN = 3
+MAX_STALLED_ANSWERS = 3
 PROGRESS_BYTES = 64 * 1024
 
 
@@ -139,7 +139,7 @@ class Stream:
         self._producer: IPushProducer | None = None  # of the answer that is coming
         self._announced_end = offset
         self._asked_at = offset
-        self._barren = 0
+        self._stalled_answers = 0
         self._parked = False
         self._error: ServerError | None = None
         self.is_paused = False
@@ -246,10 +246,12 @@ class Stream:
             self._fail(error)
 
     def _retry_or_fail(self, error: ServerError) -> None:
-        self._barren = self._barren + 1 if self._at - self._asked_at < PROGRESS_BYTES else 0
+        self._stalled_answers = (
+            self._stalled_answers + 1 if self._at - self._asked_at < PROGRESS_BYTES else 0
+        )
         if self._at >= self._end:
             self._finish()
-        elif self._barren >= MAX_BARREN:
+        elif self._stalled_answers >= MAX_STALLED_ANSWERS:
             self._fail(error)
         elif self.is_paused:
             self._parked = True
