@@ -161,14 +161,21 @@ class Exchange:
         if self.connection is not None:
             self.connection.pause_changed(self)
 
-    def make_double(self) -> Exchange:
+    def make_placeholder(self) -> Exchange:
         """An abandoned one that takes this one's place on its connection."""
-        double = Exchange(self.method, b"", idempotent=True, timeout_s=self.timeout_s)
-        double.connection, double.sent, double.abandoned = self.connection, True, True
-        double.charged_bytes, double.request_bytes = self.charged_bytes, self.request_bytes
-        double.token, self.token = self.token, None
+        placeholder = Exchange(self.method, b"", idempotent=True, timeout_s=self.timeout_s)
+        placeholder.connection, placeholder.sent, placeholder.abandoned = (
+            self.connection,
+            True,
+            True,
+        )
+        placeholder.charged_bytes, placeholder.request_bytes = (
+            self.charged_bytes,
+            self.request_bytes,
+        )
+        placeholder.token, self.token = self.token, None
         self.connection = None
-        return double
+        return placeholder
 
     @property
     def can_be_repeated(self) -> bool:

@@ -245,7 +245,7 @@ class Lane:
         """
         Give up the requests behind the first written one that may be asked anew, and all queued ones.
 
-        In place of each written one stays an abandoned double, for the answer that will come.
+        In place of each written one stays an abandoned placeholder, for the answer that will come.
         """
         taken: list[Exchange] = []
         kept: deque[Exchange] = deque()
@@ -258,7 +258,7 @@ class Lane:
                 and not exchange.abandoned
             ):
                 taken.append(exchange)
-                kept.append(exchange.make_double())
+                kept.append(exchange.make_placeholder())
             else:
                 kept.append(exchange)
         self.written.clear()
