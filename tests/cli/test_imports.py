@@ -147,7 +147,7 @@ class ImportTests(SynchronousTestCase):
 
 
 class LaterTests(SynchronousTestCase):
-    """``pipegrid.cli.later``, in processes of their own."""
+    """``pipegrid.cli.lazymodules``, in processes of their own."""
 
     def run_after(self, *programs: str) -> list[str]:
         """
@@ -160,7 +160,7 @@ class LaterTests(SynchronousTestCase):
             [
                 *(sys.executable, "-W", "error::RuntimeWarning", "-c"),
                 "import os, sys\n"
-                "from pipegrid.cli.later import put_off, tls_put_off\n"
+                "from pipegrid.cli.lazymodules import put_off, tls_put_off\n"
                 "put_off()\n"
                 "with tls_put_off():\n"
                 "    from twisted.internet import defer, reactor\n"

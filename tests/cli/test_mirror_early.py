@@ -13,7 +13,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.later import LATER
+from pipegrid.cli.lazymodules import LAZY
 from pipegrid.cli.mirrorarchive import rpm_job
 from pipegrid.cli.mirroring import Fetching
 from pipegrid.mirror.destination import Destination
@@ -48,7 +48,7 @@ class EarlyTests(SynchronousTestCase):
         arguments = ("--json", "mirror", kind, str(self.dest), "--from", self.server.url)
         out, loaded = modules(_COMMAND, *arguments, *self.options, *options)
         twisted = {name for name in loaded if name.startswith(("twisted", "click"))}
-        return json.loads(out), twisted - {*LATER}
+        return json.loads(out), twisted - {*LAZY}
 
     def found(self) -> dict[str, bytes]:
         """What is there."""

@@ -18,7 +18,7 @@ from typing import Any
 from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.later import LATER
+from pipegrid.cli.lazymodules import LAZY
 from tests.cli.test_imports import _COMMAND, modules
 from tests.mirror.test_sprint import Server, ok
 
@@ -62,7 +62,7 @@ class ShortcutTests(SynchronousTestCase):
         said, loaded = self.mirror()
         self.assertEqual(self.found(), self.files)
         self.assertEqual((said["fetched"], said["retries"]), (40, 0))
-        self.assertEqual({name for name in loaded if name.startswith("twisted")} - {*LATER}, set())
+        self.assertEqual({name for name in loaded if name.startswith("twisted")} - {*LAZY}, set())
         (self.dest / "other").write_text("not wanted")
         said, loaded = self.mirror("--delete")
         self.assertEqual((said["present"], said["removed"]), (40, 1))

@@ -217,7 +217,7 @@ class Server:
 
 def load() -> None:
     """Import what commands do, in their way."""
-    from pipegrid.cli.later import put_off, tls_put_off
+    from pipegrid.cli.lazymodules import put_off, tls_put_off
 
     put_off()
     with tls_put_off():

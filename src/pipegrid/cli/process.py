@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, ShortcutJob, failure
-from pipegrid.cli.later import put_off, tls_put_off
+from pipegrid.cli.lazymodules import put_off, tls_put_off
 from pipegrid.cli.outcome import ExitStatus, Interrupted
 from pipegrid.cli.plain import plain_job
 from pipegrid.disk.patience import end_waiting

@@ -23,7 +23,7 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import Any
 
-LATER = (
+LAZY = (
     "http.cookiejar",
     "ipaddress",
     "twisted.internet.process",
@@ -36,7 +36,7 @@ LATER = (
 )
 
 
-class Later(ModuleType):
+class LazyModule(ModuleType):
     """
     Stands for a module, until something of it is asked for that is not known here.
 
@@ -75,7 +75,7 @@ class _Within:
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         package = sys.modules.get(fullname.rpartition(".")[0])
-        if not isinstance(package, Later):
+        if not isinstance(package, LazyModule):
             return None
         package._real()
         found = sys.modules.pop(fullname, None)  # there, it would be taken for one to execute again
@@ -94,12 +94,12 @@ class _Within:
 
 def put_off() -> None:
     """Have stand-ins for what is not imported yet."""
-    for name in LATER:
+    for name in LAZY:
         if name not in sys.modules:
-            sys.modules[name] = Later(name)
+            sys.modules[name] = LazyModule(name)
     if "asyncio" not in sys.modules:
         # The classes are for annotations, which nobody evaluates.
-        sys.modules["asyncio"] = Later(
+        sys.modules["asyncio"] = LazyModule(
             "asyncio", iscoroutine=_iscoroutine, AbstractEventLoop=None, Future=None
         )
         sys.meta_path.insert(0, _Within())
