@@ -1,4 +1,4 @@
-"""Leases of many files over the other protocol of a server that takes no bundles; see ``gbs.beside``."""
+"""Leases of many files over the other protocol of a server without bundles; see ``gbs.foolscapbeside``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import ServerError, ServerRefused, ServerTimeout, ServerUnreachable
 from pipegrid.flow.depth import MANY
 from pipegrid.storage import containers
-from pipegrid.transport.gbs.beside import AGAIN_S, CROWD, SOON_S, Beside
 from pipegrid.transport.gbs.client import GbsServer
+from pipegrid.transport.gbs.foolscapbeside import AGAIN_S, CROWD, SOON_S, FoolscapBeside
 from pipegrid.transport.surveys import Question, Surveyed, survey
 from pipegrid.wire.messages import LeaseSecrets
 from tests.scratch import scratch_path
 from tests.transport.contract import OTHERS_SECRETS, SECRETS
 from tests.transport.gbs_world import GbsWorld
-from tests.transport.test_gbs_beside import without_bundles
+from tests.transport.test_gbs_foolscapbeside import without_bundles
 
 LEASE = OTHERS_SECRETS.lease
 HERE = b"i" * 16
@@ -84,7 +84,7 @@ class LeasesTests(SynchronousTestCase):
     def connect(self) -> GbsServer:
         """Return a client that has another way."""
         server = without_bundles(self.world.connect())
-        server._beside = Beside(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
+        server._beside = FoolscapBeside(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
         return server
 
     def count_requests(self) -> list[bytes]:
@@ -205,7 +205,7 @@ class LeasesTests(SynchronousTestCase):
     def test_a_server_that_takes_bundles(self) -> None:
         """It is asked for leases over HTTPS only, should it take no surveys."""
         server = self.world.connect()
-        server._beside = Beside(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
+        server._beside = FoolscapBeside(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
         self.world.run(server.version())
         self.assertTrue(server.takes_bundles)
         leased = [server.lease_listed(HERE, LEASE) for _ in range(2 * MANY)]

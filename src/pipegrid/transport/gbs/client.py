@@ -36,9 +36,9 @@ from pipegrid.http11.dialer import Endpoints
 from pipegrid.http11.pool import HostPool
 from pipegrid.http11.raw import RawRequest, RawResponse
 from pipegrid.transport.gbs.answers import GbsAnswers
-from pipegrid.transport.gbs.asked import OpenQuestions, until_whole
-from pipegrid.transport.gbs.beside import Beside, StoresBeside
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
+from pipegrid.transport.gbs.foolscapbeside import FoolscapBeside, StoresBeside
+from pipegrid.transport.gbs.openquestions import OpenQuestions, until_whole
 from pipegrid.transport.gbs.order import GbsOrder
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.settings import GbsSettings
@@ -86,7 +86,7 @@ class GbsServer:
             key and nobody else; ``endpoints_for`` is the real one.
         clock: for all patience.
         bundle_bytes: of the longest bundle that it was said to take, if it was; its answers tell, too.
-        open_beside: makes a server that speaks Foolscap with the same one, if it does; see ``beside``.
+        open_beside: makes a server that speaks Foolscap with it, if it does; see ``foolscapbeside``.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class GbsServer:
         self._reads = HostPool(clock, endpoints, name, limits)
         self._streams = GbsStreams(self._reads, *talk, settings.max_streams)
         self._surveys = GbsSurveys(*talk)
-        self._beside = None if open_beside is None else Beside(clock, open_beside)
+        self._beside = None if open_beside is None else FoolscapBeside(clock, open_beside)
 
     def __repr__(self) -> str:
         return (

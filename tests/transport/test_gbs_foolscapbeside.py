@@ -12,9 +12,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerError, ServerRefused, ServerUnreachable
 from pipegrid.flow.depth import MANY, Appetite
-from pipegrid.transport.gbs import beside
-from pipegrid.transport.gbs.beside import AGAIN_S, CROWD, SOON_S, Beside
+from pipegrid.transport.gbs import foolscapbeside
 from pipegrid.transport.gbs.client import GbsServer
+from pipegrid.transport.gbs.foolscapbeside import AGAIN_S, CROWD, SOON_S, FoolscapBeside
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import Allocation, Stored
 from tests.scratch import scratch_path
@@ -76,10 +76,10 @@ class BesideContractTests(GbsContractTests):
     def make_server(self, capacity_bytes: int | None = None) -> StorageServer:
         server = super().make_server(capacity_bytes)
         assert isinstance(server, GbsServer)
-        self.patch(beside, "CROWD", 0)
-        self.patch(beside, "MANY", 0)
+        self.patch(foolscapbeside, "CROWD", 0)
+        self.patch(foolscapbeside, "MANY", 0)
         self.other = Other(self.world.connect())
-        server._beside = Beside(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
+        server._beside = FoolscapBeside(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
         without_bundles(server)
         server._beside.offer()
         self.world.clock.advance(1)
@@ -113,7 +113,7 @@ class BesideTests(SynchronousTestCase):
             return self.other
 
         server = self.world.connect()
-        server._beside = Beside(self.world.client.clock, open_server)
+        server._beside = FoolscapBeside(self.world.client.clock, open_server)
         return server
 
     def allocate(self, count: int, first: int = 0) -> list[Deferred[Allocation]]:

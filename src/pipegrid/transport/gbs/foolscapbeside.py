@@ -71,9 +71,9 @@ Store = Callable[[bytes, Shares, int, UploadSecrets], Deferred[Stored]]
 Lease = Callable[[bytes, LeaseSecrets], Deferred[None]]
 
 
-class Beside:
+class FoolscapBeside:
     """
-    The other way to one server.
+    The other way to one server: its Foolscap, beside its HTTPS.
 
     Args:
         open_server: makes a server that speaks Foolscap, and closes shares when their bytes are acknowledged;
