@@ -18,7 +18,7 @@ from pipegrid.cli.options import (
     usage_error,
 )
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.places import Places, destinations
+from pipegrid.cli.outputpaths import OutputPaths, destinations
 from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ async def fetch_files(
     grid: Grid,
     console: Console,
     files: list[NamedFile[Any]],
-    places: Places,
+    places: OutputPaths,
     output: str | None,
     force: bool,
     byte_range: str | None,
@@ -157,7 +157,7 @@ def _asked_for(
     output: str | None,
     force: bool,
     byte_range: str | None,
-) -> tuple[list[NamedFile[Any]], Places]:
+) -> tuple[list[NamedFile[Any]], OutputPaths]:
     """
     Return the files, and where they go.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.home import Home
 
 
-class Places:
+class OutputPaths:
     """
     A path for each file; None: standard output.
 
@@ -64,7 +64,7 @@ def made_home(path: str) -> Home:
     return Home(path)
 
 
-def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> Places:
+def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> OutputPaths:
     """
     Return where each file goes: several into a directory, one also into a file or to standard output.
 
@@ -78,9 +78,9 @@ def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> Places:
             raise UsageError(
                 f"{len(files)} files cannot be told apart on standard output; add -o DIR"
             )
-        return Places(files, [None], None)
+        return OutputPaths(files, [None], None)
     if len(files) == 1 and not (output.endswith("/") or os.path.isdir(output)):
-        return Places(files, [output], None)
+        return OutputPaths(files, [output], None)
     names = [_name(file) for file in files]
     taken: dict[str, int] = {}
     for number, name in enumerate(names, 1):
@@ -90,7 +90,7 @@ def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> Places:
                 f"{taken[name]}. and the {number}.; give them different names in the cap file"
             )
         taken[name] = number
-    return Places(files, [os.path.join(output, name) for name in names], output)
+    return OutputPaths(files, [os.path.join(output, name) for name in names], output)
 
 
 def _name(file: NamedFile[Any]) -> str:
