@@ -18,7 +18,7 @@ A module is *entered* when a function of it is called by one of another module, 
   from how many other rooms (**again**), not how often, so that neither servers nor segments count twice.
 
 ``errors``, ``core`` (formats), ``wire`` (messages), ``cli/lazymodules`` (loads modules; once
-``cli/later``), ``cli/classcode`` (makes classes) and ``reactor/standstill`` (tells the time) are no rooms of a way.
+``cli/later``), ``cli/classcode`` (makes classes) and ``reactor/standstill`` (tells the time) are no rooms.
 
     python -m misc.walk [--source DIR] [--list]
 """

@@ -36,7 +36,7 @@ from pipegrid.reactor.workers import Workers
 from pipegrid.transfer.peers import Peer
 from pipegrid.tree.facade import Grid
 from pipegrid.tree.uploaded import TreeCounts, TreeReports
-from pipegrid.wire.messages import Allocation, ServerIdentity, UploadSecrets, WriteResult
+from pipegrid.wire.messages import Allocation, ServerIdentity, UploadSecrets, WriteAnswer
 
 GROWTH_BYTES = 16 << 20
 SERVERS = 10
@@ -84,16 +84,16 @@ class Forgetful(MemoryServer):
         *,
         let_go: Callable[[], None] | None = None,
         again: bool = False,
-    ) -> Deferred[WriteResult]:
+    ) -> Deferred[WriteAnswer]:
         """Count it; all of it is new, since nothing is lost on the way."""
         size, key = sum(map(len, data)), (storage_index, share_number)
         self.taken_bytes += size
 
-        def write() -> WriteResult:
+        def write() -> WriteAnswer:
             left = self._missing[key] = self._missing[key] - size
             if not left:
                 del self._missing[key]
-            return WriteResult(not left, () if not left else ((0, 1),))
+            return WriteAnswer(not left, () if not left else ((0, 1),))
 
         return self._answer("write", write)
 

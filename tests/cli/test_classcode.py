@@ -28,14 +28,14 @@ sys.addaudithook(note)
 from pipegrid.cli import classcode
 code = classcode.begin()
 from pipegrid.core.caps import ChkCap, LitCap
-from pipegrid.wire.messages import WriteResult
+from pipegrid.wire.messages import WriteAnswer
 code.keep()
 one, other, third = (ChkCap(b"k" * 16, b"u" * 32, 3, 10, size) for size in (99, 99, 98))
 assert one == other and len({one, other, LitCap(b"k")}) == 2 and one != third
 try: one.size = 5
 except AttributeError: pass
 else: assert False
-print(len(compiled), repr(one), repr(WriteResult(True)))
+print(len(compiled), repr(one), repr(WriteAnswer(True)))
 """
 
 

@@ -17,7 +17,7 @@ from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_local
 from pipegrid.transfer.results import PutResult
 from pipegrid.transport.local import LocalServer
-from pipegrid.wire.messages import WriteResult
+from pipegrid.wire.messages import WriteAnswer
 
 clock: Any = installed_reactor
 
@@ -45,7 +45,7 @@ class EmbeddedTests(TestCase):
             data: Sequence[Buffer],
             *a: Any,
             **k: Any,
-        ) -> Deferred[WriteResult]:
+        ) -> Deferred[WriteAnswer]:
             self.written += sum(map(len, data))
             return write(server, index, number, at, data, *a, **k)
 

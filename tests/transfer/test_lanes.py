@@ -20,7 +20,7 @@ from pipegrid.transfer.put import batch
 from pipegrid.transfer.put.shareset import ShareSet
 from pipegrid.transfer.put.sharestate import State
 from pipegrid.transfer.put.shareway import ShareWay
-from pipegrid.wire.messages import LeaseSecrets, UploadSecrets, WriteResult
+from pipegrid.wire.messages import LeaseSecrets, UploadSecrets, WriteAnswer
 from tests.transfer.world import identity
 from tests.transport.memory import MemoryServer
 
@@ -38,7 +38,7 @@ class Server(MemoryServer):
     def __init__(self) -> None:
         super().__init__(identity(0))
         self.writes: list[tuple[int, int]] = []
-        self.answers: list[Deferred[WriteResult]] = []
+        self.answers: list[Deferred[WriteAnswer]] = []
         self.again: list[bool] = []
         self.network: list[Callable[[], None]] | None = None
         """Where what bytes are let go by is kept, if whoever tests says when; None: it has them at once."""
@@ -53,7 +53,7 @@ class Server(MemoryServer):
         *,
         let_go: Callable[[], None] | None = None,
         again: bool = False,
-    ) -> Deferred[WriteResult]:
+    ) -> Deferred[WriteAnswer]:
         self.writes.append((offset, sum(map(len, data))))
         self.again.append(again)
         self.answers.append(Deferred())
@@ -134,14 +134,14 @@ class FullWindowTests(LaneTestCase):
         self.send(self.way, 14, 15)
         self.assertEqual((len(self.server.writes), self.way.blocked), (2, True))
         self.assertFalse(self.way.has_room)
-        self.server.answers[0].callback(WriteResult(False, ((0, SHARE_BYTES),)))
+        self.server.answers[0].callback(WriteAnswer(False, ((0, SHARE_BYTES),)))
         self.assertEqual(self.server.writes[2:], [(MESSAGE, MESSAGE // 2)])
         self.assertFalse(self.way.blocked)
 
     def test_what_is_not_a_message_waits_for_the_rest(self) -> None:
         """Room alone makes no message small."""
         self.send(self.way, 0, 14)
-        self.server.answers[0].callback(WriteResult(False, ((0, SHARE_BYTES),)))
+        self.server.answers[0].callback(WriteAnswer(False, ((0, SHARE_BYTES),)))
         self.assertEqual(len(self.server.writes), 2)
         self.send(self.way, 14, 15)
         self.assertEqual(self.server.writes[2:], [(MESSAGE, MESSAGE // 2)])
@@ -177,13 +177,13 @@ class FullWindowTests(LaneTestCase):
         self.assertFalse(self.way.blocked)
         self.send(self.way, 12, 15)
         self.assertTrue(self.way.blocked)
-        self.server.answers[0].callback(WriteResult(False, ((MESSAGE // 2, SHARE_BYTES),)))
+        self.server.answers[0].callback(WriteAnswer(False, ((MESSAGE // 2, SHARE_BYTES),)))
         self.assertEqual(self.server.writes[2:], [(MESSAGE, MESSAGE // 2)])
 
     def test_what_is_little_when_the_answer_comes(self) -> None:
         """It does not leave alone, though it was all that memory allowed before."""
         self.make_holding()
-        self.server.answers[0].callback(WriteResult(False, ((MESSAGE // 2, SHARE_BYTES),)))
+        self.server.answers[0].callback(WriteAnswer(False, ((MESSAGE // 2, SHARE_BYTES),)))
         self.assertEqual((len(self.server.writes), self.way.blocked), (2, False))
         self.send(self.way, 12, 15)
         self.assertEqual(self.server.writes[2:], [(MESSAGE, MESSAGE // 2)])
@@ -191,7 +191,7 @@ class FullWindowTests(LaneTestCase):
     def test_what_the_answer_says_is_there(self) -> None:
         """It is not sent after all."""
         self.send(self.way, 0, 15)
-        self.server.answers[0].callback(WriteResult(False, ((20 * BLOCK, SHARE_BYTES),)))
+        self.server.answers[0].callback(WriteAnswer(False, ((20 * BLOCK, SHARE_BYTES),)))
         self.assertEqual(len(self.server.writes), 2)
         self.assertFalse(self.way.blocked)
 
@@ -225,7 +225,7 @@ class AlreadyThereTests(LaneTestCase):
     def answer(self, number: int, *required: tuple[int, int]) -> None:
         """Answer a write with what is still needed, in blocks."""
         ranges = tuple((begin * BLOCK, end * BLOCK) for begin, end in required)
-        self.server.answers[number].callback(WriteResult(False, ranges))
+        self.server.answers[number].callback(WriteAnswer(False, ranges))
 
     def sent(self) -> list[tuple[int, int]]:
         """Return what was written, in blocks: from, and to before."""
@@ -273,14 +273,14 @@ class AlreadyThereTests(LaneTestCase):
         self.send(lane, 10, 49)
         self.end(lane)
         self.assertEqual(self.sent(), [(0, 10), (49, 50)])
-        self.server.answers[1].callback(WriteResult(True))
+        self.server.answers[1].callback(WriteAnswer(True))
         self.assertEqual((lane.state, lane.acknowledged_bytes), ("stored", SHARE_BYTES))
 
     def test_a_block_that_is_there_in_part(self) -> None:
         """It is sent whole; servers take equal bytes twice."""
         lane = self.lane()
         self.send(lane, 0, 10)
-        self.server.answers[0].callback(WriteResult(False, ((25 * BLOCK + 1, SHARE_BYTES),)))
+        self.server.answers[0].callback(WriteAnswer(False, ((25 * BLOCK + 1, SHARE_BYTES),)))
         self.send(lane, 10, 35)
         self.assertEqual(self.sent(), [(0, 10), (25, 35)])
 
@@ -373,7 +373,7 @@ class AlreadyThereTests(LaneTestCase):
         """Of an empty answer nothing follows; all is sent."""
         lane = self.lane(lets_go=True)
         self.send(lane, 0, 10)
-        self.server.answers[0].callback(WriteResult(False))
+        self.server.answers[0].callback(WriteAnswer(False))
         self.send(lane, 10, 49)
         self.end(lane)
         self.assertEqual(sum(length for _, length in self.server.writes), SHARE_BYTES)
@@ -399,7 +399,7 @@ class LostTests(LaneTestCase):
         """From the first that was lost to the last; those that were acknowledged are not."""
         lane = self.lane(lets_go=True)
         self.send(lane, 0, 45)
-        self.server.answers[0].callback(WriteResult(False))
+        self.server.answers[0].callback(WriteAnswer(False))
         self.lose(1, 2, 3)
         self.assertEqual((lane.state, lane.missed), ("open", range(10, 40)))
         self.assertFalse(lane.misses_next(11))
@@ -434,7 +434,7 @@ class LostTests(LaneTestCase):
         lane.send(ShareWrite(0, 15 * BLOCK, (bytes(BLOCK),)))
         lane.finish()
         self.assertEqual((lane.has_trailer, lane.all_sent), (True, True))
-        self.server.answers[0].callback(WriteResult(False))
+        self.server.answers[0].callback(WriteAnswer(False))
         self.lose(1)
         self.assertEqual((lane.has_trailer, lane.all_sent), (False, False))
         self.assertEqual((lane.state, lane.missed), ("open", range(10, 15)))

@@ -46,7 +46,7 @@ from pipegrid.wire.messages import (
     SlotResult,
     SlotSecrets,
     UploadSecrets,
-    WriteResult,
+    WriteAnswer,
 )
 from tests.core.simple_encoder import Encoded, encode
 from tests.inline_workers import InlineWorkers
@@ -189,10 +189,10 @@ class Line(StoresApart):
         *,
         let_go: Callable[[], None] | None = None,
         again: bool = False,
-    ) -> Deferred[WriteResult]:
+    ) -> Deferred[WriteAnswer]:
         length = sum(map(len, data))
 
-        def write() -> Deferred[WriteResult]:
+        def write() -> Deferred[WriteAnswer]:
             self.sent_bytes += length
             if self.forget and (storage_index, share_number) in self.storage.uploads:
                 self.forget -= 1
@@ -200,27 +200,27 @@ class Line(StoresApart):
             if self.conflicts:
                 return fail(ConflictingWrite(f"{self.name} has other bytes", self.name))
             if self.discards:
-                return succeed(WriteResult(False, self.required or ((0, 1),)))
+                return succeed(WriteAnswer(False, self.required or ((0, 1),)))
             answer = self.memory.write(storage_index, share_number, offset, data, upload_secret)
             return answer.addCallbacks(taken, refused)
 
-        def taken(result: WriteResult) -> WriteResult:
+        def taken(result: WriteAnswer) -> WriteAnswer:
             if self.required is None or result.complete:
                 return result
-            return WriteResult(False, self.required)
+            return WriteAnswer(False, self.required)
 
-        def refused(failure: Failure) -> WriteResult:
+        def refused(failure: Failure) -> WriteAnswer:
             failure.trap(NoSuchShare)
             if not again or (storage_index, share_number) not in self.storage.shares:
                 failure.raiseException()
-            return WriteResult(True)
+            return WriteAnswer(True)
 
-        answer: Deferred[WriteResult] = self._call("write", write, length)
+        answer: Deferred[WriteAnswer] = self._call("write", write, length)
         if let_go is not None and self.lets_go:
             self.clock.callLater(0, self._let_go, answer, let_go)
         return answer
 
-    def _let_go(self, answer: Deferred[WriteResult], let_go: Callable[[], None]) -> None:
+    def _let_go(self, answer: Deferred[WriteAnswer], let_go: Callable[[], None]) -> None:
         if not answer.called:
             self.let_go[answer] = None
             let_go()

@@ -30,7 +30,7 @@ from pipegrid.wire.messages import (
     ServerIdentity,
     Stored,
     UploadSecrets,
-    WriteResult,
+    WriteAnswer,
 )
 from tests.transport.slot_contract import SlotContract
 
@@ -143,7 +143,7 @@ class StorageServerContract(SlotContract):
         """Store a share."""
         self.resolve(self.server.allocate(SI, {number}, len(data), secrets))
         result = self.resolve(self.server.write(SI, number, 0, [data], secrets.upload))
-        self.assertEqual(result, WriteResult(True, ()))
+        self.assertEqual(result, WriteAnswer(True, ()))
 
     def get(self, number: int) -> bytes:
         """Read a share of less than a megabyte."""
@@ -221,11 +221,11 @@ class StorageServerContract(SlotContract):
         """Until its last byte an upload is neither listed nor read; then it is both."""
         self.resolve(self.server.allocate(SI, {3}, 6, SECRETS))
         result = self.resolve(self.server.write(SI, 3, 0, [b"ab", b"c"], SECRETS.upload))
-        self.assertEqual(result, WriteResult(False, ((3, 6),)))
+        self.assertEqual(result, WriteAnswer(False, ((3, 6),)))
         self.assertEqual(self.resolve(self.server.list_shares(SI)), frozenset())
         self.fails(NoSuchShare, self.server.read(SI, 3, 0, 1))
         result = self.resolve(self.server.write(SI, 3, 3, [b"def"], SECRETS.upload))
-        self.assertEqual(result, WriteResult(True, ()))
+        self.assertEqual(result, WriteAnswer(True, ()))
         self.assertEqual(self.resolve(self.server.list_shares(SI)), frozenset({3}))
         self.assertEqual(self.get(3), b"abcdef")
 
@@ -331,12 +331,12 @@ class StorageServerContract(SlotContract):
         self.resolve(self.server.allocate(SI, {0}, 10, SECRETS))
         result = self.resolve(self.server.write(SI, 0, 2, [b"cd"], SECRETS.upload))
         if not self.RESUMES:
-            self.assertEqual(result, WriteResult(False, ((0, 2), (4, 10))))
+            self.assertEqual(result, WriteAnswer(False, ((0, 2), (4, 10))))
             return
-        self.assertEqual(result, WriteResult(False, ((4, 5), (7, 10))))
+        self.assertEqual(result, WriteAnswer(False, ((4, 5), (7, 10))))
         self.resolve(self.server.write(SI, 0, 4, [b"e"], SECRETS.upload))
         result = self.resolve(self.server.write(SI, 0, 7, [b"hij"], SECRETS.upload))
-        self.assertEqual(result, WriteResult(True))
+        self.assertEqual(result, WriteAnswer(True))
         self.assertEqual(self.get(0), b"abcdefghij")
 
     def test_resumption_on_a_new_connection(self) -> None:
@@ -356,7 +356,7 @@ class StorageServerContract(SlotContract):
         answer = self.server.allocate(SI, {0, 1}, 6, SECRETS)
         write = self.server.write(SI, 0, 3, [b"def"], SECRETS.upload)
         self.assertEqual(self.resolve(answer).already_have, frozenset())
-        self.assertEqual(self.resolve(write), WriteResult(True, ()))
+        self.assertEqual(self.resolve(write), WriteAnswer(True, ()))
         self.assertEqual(self.get(0), b"abcdef")
         result = self.resolve(self.server.write(SI, 1, 0, [b"uvwxyz"], SECRETS.upload))
         self.assertTrue(result.complete)

@@ -37,7 +37,7 @@ from pipegrid.wire.messages import (
     SlotResult,
     SlotSecrets,
     UploadSecrets,
-    WriteResult,
+    WriteAnswer,
 )
 from tests.transport.contents import Key, MemoryStorage
 from tests.transport.memorystream import MemoryStream
@@ -129,12 +129,12 @@ class MemoryServer(StoresApart):
         *,
         let_go: Callable[[], None] | None = None,
         again: bool = False,
-    ) -> Deferred[WriteResult]:
+    ) -> Deferred[WriteAnswer]:
         """Write to an unfinished share; see the contract."""
         key = (storage_index, share_number)
         end = offset + sum(map(len, data))
 
-        def write() -> WriteResult:
+        def write() -> WriteAnswer:
             upload = self.storage.upload(key, upload_secret)
             if offset < 0 or end > len(upload.data):
                 raise ServerRefused(
@@ -154,7 +154,7 @@ class MemoryServer(StoresApart):
             if complete:
                 self.storage.shares[key] = bytes(upload.data)
                 del self.storage.uploads[key]
-            return WriteResult(complete, required)
+            return WriteAnswer(complete, required)
 
         return self._answer("write", write, storage_index, share_number, offset, end - offset)
 

@@ -21,7 +21,7 @@ from pipegrid.errors import (
 from pipegrid.server.foolscap import service as storage_foolscap
 from pipegrid.server.foolscap.service import BucketReader
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import WriteResult
+from pipegrid.wire.messages import WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import (
     OTHER_SI,
@@ -99,7 +99,7 @@ class RoundTripTests(SynchronousTestCase):
             for at in range(0, 70, 10)
         ]
         self.assertLessEqual(self.round_trips(*calls), 2.3)
-        self.assertEqual(self.successResultOf(calls[-1]), WriteResult(True))
+        self.assertEqual(self.successResultOf(calls[-1]), WriteAnswer(True))
 
     def test_a_small_file_in_one_move_is_two(self) -> None:
         """Its shares need no more than an allocation and a write would."""

@@ -21,7 +21,7 @@ from pipegrid.server.gbs.site import GbsSite
 from pipegrid.simulation.driver import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import Allocation, WriteResult
+from pipegrid.wire.messages import Allocation, WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer, StorageServerContract
 from tests.transport.gbs_world import CLIENT, PORT, GbsWorld
@@ -73,7 +73,7 @@ class GbsBundlesContractTests(GbsContractTests):
         waiting = self.server.allocate(SI, {0, 5}, 3, SECRETS)
         writes = [self.server.write(SI, number, 0, [b"abc"], SECRETS.upload) for number in (0, 5)]
         self.assertEqual(self.resolve(waiting), Allocation(frozenset(), frozenset({0, 5})))
-        self.assertEqual([self.resolve(write) for write in writes], [WriteResult(True)] * 2)
+        self.assertEqual([self.resolve(write) for write in writes], [WriteAnswer(True)] * 2)
         self.assertEqual(requests, {("bundle", 200): 1})
         self.assertEqual(self.get(5), b"abc")
 

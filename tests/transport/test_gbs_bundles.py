@@ -50,7 +50,7 @@ from pipegrid.wire.gbs_bundles import (
     BundledUpload,
 )
 from pipegrid.wire.gbs_http import Resource
-from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteResult
+from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteAnswer
 from pipegrid.wire.nurl import Nurl
 from tests.transport.contract import IDENTITY, OTHERS_SECRETS, SECRETS
 from tests.transport.gbs_world import PORT, SWISSNUM
@@ -204,7 +204,7 @@ class Calls:
             data: Sequence[Buffer],
             upload_secret: bytes,
             maybe_done: bool,
-        ) -> Deferred[WriteResult]:
+        ) -> Deferred[WriteAnswer]:
             assert offset == 0
             again = " again" if maybe_done else ""
             return self._note(Call(f"write {storage_index[0]}/{share_number}{again}"))
@@ -213,7 +213,7 @@ class Calls:
             again = " again" if maybe_done else ""
             return self._note(Call(f"store {upload.storage_index[0]}{again}"))
 
-        def was_completed(storage_index: bytes, share_number: int) -> Deferred[WriteResult]:
+        def was_completed(storage_index: bytes, share_number: int) -> Deferred[WriteAnswer]:
             return self._note(Call(f"was_completed {storage_index[0]}/{share_number}"))
 
         return OrdinaryRequests(allocate, write, store, was_completed)
@@ -228,7 +228,7 @@ class Parts:
     """The parts of one upload: what whoever called has got."""
 
     allocation: Deferred[Allocation]
-    writes: dict[int, Deferred[WriteResult]]
+    writes: dict[int, Deferred[WriteAnswer]]
     data: dict[int, bytes]
 
     @property
@@ -266,7 +266,7 @@ class BundlesTestCase(SynchronousTestCase):
         """Allocate shares of an index."""
         return self.bundles.allocate(index(number), share_numbers, share_bytes, SECRETS)
 
-    def write(self, number: int, share_number: int, data: bytes) -> Deferred[WriteResult] | None:
+    def write(self, number: int, share_number: int, data: bytes) -> Deferred[WriteAnswer] | None:
         """Write all of a share."""
         return self.bundles.write(index(number), share_number, [data], SECRETS.upload)
 
@@ -303,7 +303,7 @@ class BundlesTestCase(SynchronousTestCase):
         """All parts that nobody cancelled have ended well."""
         self.assertEqual(self.successResultOf(parts.allocation).already_have, frozenset())
         for write in parts.writes.values():
-            self.assertEqual(self.successResultOf(write), WriteResult(True))
+            self.assertEqual(self.successResultOf(write), WriteAnswer(True))
 
     def check_cancelled(self, *parts: Deferred[Any]) -> None:
         """These end as what was cancelled does."""
@@ -355,7 +355,7 @@ class WholeTests(BundlesTestCase):
         self.turn()
         self.calls.made[0].settle(BundledAnswer(allocated(), {0: 404, 1: 404}), repeated=True)
         self.assertEqual(self.calls.names[1:], ["was_completed 1/0"])
-        self.calls.made[1].result.callback(WriteResult(True))
+        self.calls.made[1].result.callback(WriteAnswer(True))
         self.calls.made[2].result.errback(NoSuchShare("none"))
         result = self.successResultOf(whole)
         self.assertEqual(set(result.failed), {1})
@@ -686,10 +686,10 @@ class OfferTests(BundlesTestCase):
                 self.calls.made[1:],
                 (
                     allocated(0, 1),
-                    WriteResult(True),
+                    WriteAnswer(True),
                     error,
                     NoSpace("full", "s0"),
-                    WriteResult(True),
+                    WriteAnswer(True),
                 ),
                 strict=True,
             ):
@@ -698,10 +698,10 @@ class OfferTests(BundlesTestCase):
                 else:
                     each.result.callback(outcome)
             self.assertEqual(self.successResultOf(one.allocation), allocated(0, 1))
-            self.assertEqual(self.successResultOf(one.writes[0]), WriteResult(True))
+            self.assertEqual(self.successResultOf(one.writes[0]), WriteAnswer(True))
             self.assertIs(self.failureResultOf(one.writes[1]).value, error)
             self.failureResultOf(other.allocation, NoSpace)
-            self.assertEqual(self.successResultOf(other.writes[5]), WriteResult(True))
+            self.assertEqual(self.successResultOf(other.writes[5]), WriteAnswer(True))
 
     def test_no_bundle_after_a_refusal(self) -> None:
         """Who has refused a bundle gets no other before another answer offers them again."""
@@ -739,7 +739,7 @@ class OfferTests(BundlesTestCase):
         self.assertEqual(self.calls.names.count("write 3/0"), 1, f"{self.calls.names}")
         self.assertEqual([name for name in self.calls.names[1:] if "bundle" in name], [])
         for call in self.calls.made[1:]:
-            call.result.callback(allocated(0) if "allocate" in call.name else WriteResult(True))
+            call.result.callback(allocated(0) if "allocate" in call.name else WriteAnswer(True))
         for parts in held:
             self.check_stored(parts)
 
@@ -760,7 +760,7 @@ class AnswerTests(BundlesTestCase):
         expected = Allocation(frozenset({0, 9}), frozenset({1}))
         self.assertEqual(self.successResultOf(second.allocation), expected)
         self.failureResultOf(second.writes[0], NoSuchShare)
-        self.assertEqual(self.successResultOf(second.writes[1]), WriteResult(True))
+        self.assertEqual(self.successResultOf(second.writes[1]), WriteAnswer(True))
         self.check_stored(third)
         self.assertEqual(len(self.calls.made), 1)
 
@@ -773,7 +773,7 @@ class AnswerTests(BundlesTestCase):
             call.settle(BundledAnswer(there, {0: 404}), repeated=repeated)
             self.assertEqual(self.successResultOf(parts.allocation), there)
             if repeated:
-                self.assertEqual(self.successResultOf(parts.writes[0]), WriteResult(True))
+                self.assertEqual(self.successResultOf(parts.writes[0]), WriteAnswer(True))
             else:
                 self.failureResultOf(parts.writes[0], NoSuchShare)
             self.assertEqual(len(self.calls.made), 1)
@@ -784,11 +784,11 @@ class AnswerTests(BundlesTestCase):
         answer = BundledAnswer(Allocation(frozenset({2}), frozenset({0})), {0: 404, 1: 404, 2: 404})
         call.settle(answer, repeated=True)
         self.assertEqual(self.calls.names[1:], ["was_completed 1/0", "was_completed 1/1"])
-        self.assertEqual(self.successResultOf(parts.writes[2]), WriteResult(True))
+        self.assertEqual(self.successResultOf(parts.writes[2]), WriteAnswer(True))
         self.assertNoResult(parts.writes[0])
-        self.calls.made[1].result.callback(WriteResult(True))
+        self.calls.made[1].result.callback(WriteAnswer(True))
         self.calls.made[2].result.errback(NoSuchShare("none", "s0"))
-        self.assertEqual(self.successResultOf(parts.writes[0]), WriteResult(True))
+        self.assertEqual(self.successResultOf(parts.writes[0]), WriteAnswer(True))
         self.failureResultOf(parts.writes[1], NoSuchShare)
 
     def test_other_refusals_of_a_repeated_bundle(self) -> None:
@@ -799,7 +799,7 @@ class AnswerTests(BundlesTestCase):
             repeated=True,
         )
         self.failureResultOf(parts.writes[0], ConflictingWrite)
-        self.assertEqual(self.successResultOf(parts.writes[1]), WriteResult(True))
+        self.assertEqual(self.successResultOf(parts.writes[1]), WriteAnswer(True))
         self.failureResultOf(parts.writes[2], NoSpace)
         self.assertEqual(len(self.calls.made), 1)
 
@@ -881,7 +881,7 @@ class CancellationTests(BundlesTestCase):
         (upload,) = self.calls.made[0].uploads
         self.assertEqual(upload.shares, {0: b"n" * SHARE_BYTES, 1: parts.data[1]})
         self.calls.made[0].store()
-        self.assertEqual(self.successResultOf(again), WriteResult(True))
+        self.assertEqual(self.successResultOf(again), WriteAnswer(True))
         self.check_cancelled(parts.writes.pop(0))
         self.check_stored(parts)
 
@@ -903,7 +903,7 @@ class CancellationTests(BundlesTestCase):
         self.turn()
         self.assertEqual(self.calls.names, ["bundle 1"])
         self.calls.made[0].store()
-        self.assertEqual(self.successResultOf(parts.writes[0]), WriteResult(True))
+        self.assertEqual(self.successResultOf(parts.writes[0]), WriteAnswer(True))
 
     def test_all_of_a_held_upload(self) -> None:
         """Of an upload that nobody waits for nothing is sent; its neighbours are."""
@@ -975,7 +975,7 @@ class CancellationTests(BundlesTestCase):
         self.assertEqual(self.calls.names[1:], ["allocate 1", "write 1/0"])
         self.check_cancelled(one.writes[1], *other.all)
         self.calls.made[1].result.callback(allocated(0, 1))
-        self.calls.made[2].result.callback(WriteResult(True))
+        self.calls.made[2].result.callback(WriteAnswer(True))
         self.assertTrue(self.successResultOf(one.writes[0]).complete)
 
     def test_a_refused_bundle_needs_its_allocations(self) -> None:
@@ -998,10 +998,10 @@ class CancellationTests(BundlesTestCase):
             self.assertEqual([each.cancelled for each in made], expected)
             results: list[Any] = [
                 allocated(0, 1),
-                WriteResult(True),
-                WriteResult(False, ((5, 6),)),
+                WriteAnswer(True),
+                WriteAnswer(False, ((5, 6),)),
                 allocated(3),
-                WriteResult(False, ((7, 8),)),
+                WriteAnswer(False, ((7, 8),)),
             ]
             for each, result in zip(made, results, strict=True):
                 if not each.cancelled:
@@ -1018,8 +1018,8 @@ class CancellationTests(BundlesTestCase):
         parts.writes[0].cancel()
         self.check_cancelled(parts.writes[0])
         self.assertEqual([each.cancelled for each in self.calls.made[1:]], [True, False])
-        self.calls.made[2].result.callback(WriteResult(True))
-        self.assertEqual(self.successResultOf(parts.writes[1]), WriteResult(True))
+        self.calls.made[2].result.callback(WriteAnswer(True))
+        self.assertEqual(self.successResultOf(parts.writes[1]), WriteAnswer(True))
 
     def test_no_question_for_what_was_cancelled(self) -> None:
         """Nobody is asked about a share that nobody waits for."""
@@ -1116,7 +1116,7 @@ class CancellationTests(BundlesTestCase):
             elif call.name in conflicts:
                 call.result.errback(ConflictingWrite("other bytes", "s0"))
             else:
-                call.result.callback(WriteResult(True))
+                call.result.callback(WriteAnswer(True))
 
         for number in range(random.randrange(1, 5)):
             numbers = random.sample(range(9), random.randrange(1, 4))
@@ -1158,7 +1158,7 @@ class CancellationTests(BundlesTestCase):
                 elif name in conflicts:
                     self.failureResultOf(part, ConflictingWrite)
                 else:
-                    expected = allocated() if part is each.allocation else WriteResult(True)
+                    expected = allocated() if part is each.allocation else WriteAnswer(True)
                     self.assertEqual(self.successResultOf(part), expected, where)
 
 
@@ -1228,7 +1228,7 @@ class MemoryTests(BundlesTestCase):
                 if "allocate" in each.name:
                     each.result.callback(allocated(0, 1))
                 elif not each.cancelled:
-                    each.result.callback(WriteResult(True))
+                    each.result.callback(WriteAnswer(True))
 
         self.check_let_go(end)
 
@@ -1244,7 +1244,7 @@ class MemoryTests(BundlesTestCase):
                 repeated=True,
             )
             for each in self.calls.made[before:]:
-                each.result.callback(WriteResult(True))
+                each.result.callback(WriteAnswer(True))
 
         self.check_let_go(end)
 
@@ -1375,7 +1375,7 @@ class ServerTests(SynchronousTestCase):
             calls.made[1].answer(200, gbs.pack_allocation(allocated(0)), *headers)
             calls.made[2].answer(201, gbs.pack_required(()))
             self.assertEqual(self.successResultOf(waiting[0]), allocated(0))
-            self.assertEqual(self.successResultOf(waiting[1]), WriteResult(True))
+            self.assertEqual(self.successResultOf(waiting[1]), WriteAnswer(True))
             self.upload(server, 2)
             self.clock.advance(0)
             self.assertEqual(calls.names[3:], names)

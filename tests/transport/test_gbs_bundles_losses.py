@@ -34,7 +34,7 @@ from pipegrid.wire.gbs_bundles import (
     BundledUpload,
 )
 from pipegrid.wire.gbs_http import Resource
-from pipegrid.wire.messages import Allocation, UploadSecrets, WriteResult
+from pipegrid.wire.messages import Allocation, UploadSecrets, WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import OTHERS_SECRETS, SECRETS
 from tests.transport.gbs_world import CLIENT, SWISSNUM, GbsWorld, make_grid
@@ -111,7 +111,7 @@ class WorldTestCase(SynchronousTestCase):
         for parts in uploads.values():
             allocations.append(world.run(parts.allocation))
             for write in parts.writes.values():
-                self.assertEqual(world.run(write), WriteResult(True), where)
+                self.assertEqual(world.run(write), WriteAnswer(True), where)
         self.check_disk(world, uploads, where)
         return allocations
 
@@ -182,7 +182,7 @@ class LossTests(WorldTestCase):
         self.patch(store, "list_shares", list_shares)
         uploads = self.upload(server)
         for parts in uploads.values():
-            self.assertEqual(world.run(parts.writes[0]), WriteResult(True))
+            self.assertEqual(world.run(parts.writes[0]), WriteAnswer(True))
         self.assertGreater(world.clock.seconds(), hidden_until_s)
         self.check_disk(world, uploads)
         self.end(world, server)
@@ -252,7 +252,7 @@ class LossTests(WorldTestCase):
             world.clock.advance(200)
             self.assertEqual(len(ends), 6)
             for end in ends:
-                if not isinstance(end, (Allocation, WriteResult)):
+                if not isinstance(end, (Allocation, WriteAnswer)):
                     self.assertIsInstance(end.value, ServerError)
             self.end(world, server)
 
@@ -314,10 +314,10 @@ class OrderTests(WorldTestCase):
         world.clock.advance(0.001)
         allocation = server.allocate(index(1), {0, 2}, 10, OTHERS_SECRETS)
         write = server.write(index(1), 2, 0, [bytes(10)], OTHERS_SECRETS.upload)
-        self.assertEqual(world.run(first.writes[0]), WriteResult(True))
+        self.assertEqual(world.run(first.writes[0]), WriteAnswer(True))
         expected = Allocation(frozenset({0}), frozenset({2}))
         self.assertEqual(world.run(allocation), expected)
-        self.assertEqual(world.run(write), WriteResult(True))
+        self.assertEqual(world.run(write), WriteAnswer(True))
         self.end(world, server)
 
     def test_another_length_than_before(self) -> None:
@@ -335,7 +335,7 @@ class OrderTests(WorldTestCase):
             world.run(write)
         self.assertGreater(self.bundles(world), 0)
         result = server.write(index(4), 0, 0, [data], SECRETS.upload)
-        self.assertEqual(world.run(result), WriteResult(True))
+        self.assertEqual(world.run(result), WriteAnswer(True))
         self.check_stored(world, before | behind | {4: Parts(allocation, {}, {0: data})})
         self.end(world, server)
 

@@ -20,7 +20,7 @@ from pipegrid.errors import (
 from pipegrid.simulation.driver import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.settings import GbsSettings
-from pipegrid.wire.messages import Allocation, WriteResult
+from pipegrid.wire.messages import Allocation, WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import CLIENT, GbsWorld
@@ -91,9 +91,9 @@ class CutTests(LossTestCase):
             each.addBoth(lambda result: results.append(result))
         world.clock.advance(200)
         self.assertEqual(len(results), len(waiting), f"{where}: {results} of {waiting}")
-        said_stored = any(isinstance(r, WriteResult) and r.complete for r in results)
+        said_stored = any(isinstance(r, WriteAnswer) and r.complete for r in results)
         for result in results:
-            if not isinstance(result, (WriteResult, Allocation)):
+            if not isinstance(result, (WriteAnswer, Allocation)):
                 self.assertIsInstance(result.value, ServerError, where)
         if said_stored:
             self.assertEqual(self.held(world), DATA, where)
@@ -135,7 +135,7 @@ class ReplayTests(LossTestCase):
         self.world.network.cut(CLIENT, "s0", 0, CLIENT, 0)
         results = [self.world.run(each) for each in outcomes(self.server, pieces=1)]
         self.assertEqual(results[0].already_have, {0})
-        self.assertEqual(results[1], WriteResult(True))
+        self.assertEqual(results[1], WriteAnswer(True))
 
     def test_a_completed_share_that_is_not_durable_yet(self) -> None:
         """While a share is becoming durable it is in no list; asking a few times finds it."""

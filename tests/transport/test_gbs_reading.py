@@ -22,7 +22,7 @@ from pipegrid.server.gbs.site import GbsSite
 from pipegrid.simulation.driver import leaks
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.settings import GbsSettings
-from pipegrid.wire.messages import WriteResult
+from pipegrid.wire.messages import WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import CLIENT, PORT, GbsWorld
@@ -254,7 +254,7 @@ class StreamTests(ReadingTestCase):
 class OrderTests(ReadingTestCase):
     """Calls that touch the same share take effect in their order, although connections differ."""
 
-    def upload(self, number: int, data: bytes) -> Deferred[WriteResult]:
+    def upload(self, number: int, data: bytes) -> Deferred[WriteAnswer]:
         """Allocate and write."""
         self.server.allocate(SI, {number}, len(data), SECRETS)
         return self.server.write(SI, number, 0, [data], SECRETS.upload)

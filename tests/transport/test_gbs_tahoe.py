@@ -20,7 +20,7 @@ from pipegrid.errors import (
 )
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.uploads import CROWD_BYTES
-from pipegrid.wire.messages import Allocation, SlotResult, WriteResult
+from pipegrid.wire.messages import Allocation, SlotResult, WriteAnswer
 from tests import vectors
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer
@@ -141,9 +141,9 @@ class TahoeTests(SynchronousTestCase):
             ("patch rest b", True, ()),
         ):
             found = self.ask(recorded(name), self.write)
-            self.assertEqual(found, WriteResult(complete, required), name)
+            self.assertEqual(found, WriteAnswer(complete, required), name)
 
-    def write(self, server: GbsServer) -> Deferred[WriteResult]:
+    def write(self, server: GbsServer) -> Deferred[WriteAnswer]:
         """Write something."""
         return server.write(SI, 0, 50, [b"x" * 10], SECRETS.upload)
 

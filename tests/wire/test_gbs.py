@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import gbs
 from pipegrid.wire.gbs import AllocateRequest
-from pipegrid.wire.messages import Allocation, ServerVersion, WriteResult
+from pipegrid.wire.messages import Allocation, ServerVersion, WriteAnswer
 from tests import vectors
 
 UINT = st.integers(0, (1 << 64) - 1)
@@ -69,11 +69,11 @@ class RecordedTests(SynchronousTestCase):
     def test_writes(self) -> None:
         """What is missing, and that nothing is."""
         answer = answered("patch 50-60")
-        missing = WriteResult(False, ((0, 50), (60, 100)))
+        missing = WriteAnswer(False, ((0, 50), (60, 100)))
         self.assertEqual(gbs.unpack_required(answer, False), missing)
         self.assertEqual(gbs.pack_required(missing.required), answer)
         answer = answered("patch rest b")
-        self.assertEqual(gbs.unpack_required(answer, True), WriteResult(True))
+        self.assertEqual(gbs.unpack_required(answer, True), WriteAnswer(True))
         self.assertEqual(gbs.pack_required(()), answer)
 
     def test_lists(self) -> None:
@@ -195,7 +195,7 @@ class SchemaTests(SynchronousTestCase):
         self.assertEqual(gbs.unpack_allocation(gbs.pack_allocation(allocation)), allocation)
         self.assertEqual(gbs.unpack_shares(gbs.pack_shares(some)), some)
         required = tuple((n * 10, n * 10 + 1) for n in sorted(some))
-        result = WriteResult(False, required)
+        result = WriteAnswer(False, required)
         self.assertEqual(gbs.unpack_required(gbs.pack_required(required), False), result)
         version = ServerVersion(size, size if size < (1 << 64) - 1 else None, text)
         self.assertEqual(gbs.unpack_version(gbs.pack_version(version)), version)

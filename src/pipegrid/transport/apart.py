@@ -20,11 +20,11 @@ from pipegrid.wire.messages import (
     Shares,
     Stored,
     UploadSecrets,
-    WriteResult,
+    WriteAnswer,
 )
 
 Allocate = Callable[[bytes, Numbers, int, UploadSecrets], Deferred[Allocation]]
-WriteShare = Callable[[bytes, int, int, Pieces, bytes], Deferred[WriteResult]]
+WriteShare = Callable[[bytes, int, int, Pieces, bytes], Deferred[WriteAnswer]]
 
 
 class StoresApart(ABC):
@@ -57,7 +57,7 @@ class StoresApart(ABC):
         offset: int,
         data: Pieces,
         upload_secret: bytes,
-    ) -> Deferred[WriteResult]:
+    ) -> Deferred[WriteAnswer]:
         """Write to an unfinished share; see the contract."""
 
     def store_whole(

@@ -71,7 +71,7 @@ from pipegrid.wire.messages import (
     SlotSecrets,
     Stored,
     UploadSecrets,
-    WriteResult,
+    WriteAnswer,
 )
 
 
@@ -106,7 +106,7 @@ class StorageServer(Protocol):
         *,
         let_go: Callable[[], None] | None = None,
         again: bool = False,
-    ) -> Deferred[WriteResult]:
+    ) -> Deferred[WriteAnswer]:
         """
         Write the pieces of ``data``, one behind the other, at ``offset`` of an unfinished share.
 

@@ -48,7 +48,7 @@ from pipegrid.wire.messages import (
     SlotSecrets,
     Stored,
     UploadSecrets,
-    WriteResult,
+    WriteAnswer,
 )
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class LocalServer(StoresApart):
         *,
         let_go: Callable[[], None] | None = None,
         again: bool = False,
-    ) -> Deferred[WriteResult]:
+    ) -> Deferred[WriteAnswer]:
         """Write to an unfinished share; see the contract."""
 
         def fill(operation: OrderedCall) -> ShareUpload:
@@ -119,14 +119,14 @@ class LocalServer(StoresApart):
                 upload.checkpoint()
             return upload
 
-        async def write(operation: OrderedCall) -> WriteResult:
+        async def write(operation: OrderedCall) -> WriteAnswer:
             upload = await self._run(sum(map(len, data)), fill, operation)
             if not upload.complete:
-                return WriteResult(False, upload.required())
+                return WriteAnswer(False, upload.required())
             await self._durability.commit(upload)
-            return WriteResult(True)
+            return WriteAnswer(True)
 
-        def start(operation: OrderedCall) -> Deferred[WriteResult]:
+        def start(operation: OrderedCall) -> Deferred[WriteAnswer]:
             return Deferred.fromCoroutine(write(operation))
 
         return self._submit(storage_index, share_number, True, start)

@@ -19,7 +19,7 @@ import attrs
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
-from pipegrid.wire.messages import UNKNOWN_PROTOCOL, Allocation, ServerVersion, WriteResult
+from pipegrid.wire.messages import UNKNOWN_PROTOCOL, Allocation, ServerVersion, WriteAnswer
 
 T = TypeVar("T")
 
@@ -185,7 +185,7 @@ _REQUIRED_KEYS = frozenset({"required"})
 _RANGE_KEYS = frozenset({"begin", "end"})
 
 
-def unpack_required(body: Buffer, complete: bool) -> WriteResult:
+def unpack_required(body: Buffer, complete: bool) -> WriteAnswer:
     """
     Return what a write's answer says.
 
@@ -193,7 +193,7 @@ def unpack_required(body: Buffer, complete: bool) -> WriteResult:
         complete: whether the status (201) said that the share is complete.
     """
     if body == _COMPLETE:
-        return WriteResult(complete)
+        return WriteAnswer(complete)
     value = cbor.loads(body, MAX_ANSWER_BYTES, _REQUIRED_ITEMS)
     message = cbor.expect_map(value, _REQUIRED_KEYS, "the answer")
     ranges = []
@@ -206,7 +206,7 @@ def unpack_required(body: Buffer, complete: bool) -> WriteResult:
         ranges.append((begin, end))
     if complete and ranges:
         raise ValueError("a share that is complete, and of which bytes are required")
-    return WriteResult(complete, tuple(ranges))
+    return WriteAnswer(complete, tuple(ranges))
 
 
 def pack_shares(share_numbers: AbstractSet[int]) -> bytes:

@@ -86,7 +86,7 @@ class Allocation:
 
 
 @attrs.frozen
-class WriteResult:
+class WriteAnswer:
     """
     The answer to ``write``.
 

@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.transfer.peers import Peer
-from pipegrid.wire.messages import Allocation, Stored, WriteResult
+from pipegrid.wire.messages import Allocation, Stored, WriteAnswer
 
 
 @attrs.frozen(eq=False)
@@ -40,7 +40,7 @@ class Begun:
 
 def take_apart(
     call: Deferred[Stored], numbers: Sequence[int]
-) -> tuple[Deferred[Allocation], dict[int, Deferred[WriteResult]]]:
+) -> tuple[Deferred[Allocation], dict[int, Deferred[WriteAnswer]]]:
     """
     Return the outcome of a call as those of an allocation and of writes.
 
@@ -55,7 +55,7 @@ def take_apart(
             call.cancel()
 
     allocation: Deferred[Allocation] = Deferred(cancelled)
-    writes: dict[int, Deferred[WriteResult]] = {number: Deferred(cancelled) for number in numbers}
+    writes: dict[int, Deferred[WriteAnswer]] = {number: Deferred(cancelled) for number in numbers}
 
     def told(result: Stored | Failure) -> None:
         if isinstance(result, Failure):
@@ -66,7 +66,7 @@ def take_apart(
         pass_on(allocation, result.allocation)
         for number, write in writes.items():
             error = result.failed.get(number)
-            pass_on(write, WriteResult(True) if error is None else Failure(error))
+            pass_on(write, WriteAnswer(True) if error is None else Failure(error))
 
     call.addBoth(told)
     return allocation, writes

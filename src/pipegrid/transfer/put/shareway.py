@@ -32,7 +32,7 @@ from pipegrid.transfer.put.batch import NO_SEGMENTS, Batch
 from pipegrid.transfer.put.owed import OwedAnswers
 from pipegrid.transfer.put.shareset import ShareSet
 from pipegrid.transfer.put.sharestate import State, state_after
-from pipegrid.wire.messages import UploadSecrets, WriteResult
+from pipegrid.wire.messages import UploadSecrets, WriteAnswer
 
 
 class ShareWay:
@@ -189,7 +189,7 @@ class ShareWay:
         self._batch, self._last = self._last if self.state is State.OPEN else None, None
         self.finish()
 
-    def adopt(self, write: Deferred[WriteResult], sent_s: float) -> None:
+    def adopt(self, write: Deferred[WriteAnswer], sent_s: float) -> None:
         """All of the share was sent by somebody else, at that time, and here is what comes of it."""
         self.has_trailer = self.all_sent = True
         self.missed = NO_SEGMENTS
@@ -278,7 +278,7 @@ class ShareWay:
         return self._await_write(call, batch)
 
     def _await_write(
-        self, call: Deferred[WriteResult], batch: Batch, sent_s: float | None = None
+        self, call: Deferred[WriteAnswer], batch: Batch, sent_s: float | None = None
     ) -> Deferred[object]:
         self._await(call, sent_s)
         answer: Deferred[object] = call.addCallbacks(
@@ -292,7 +292,7 @@ class ShareWay:
             self.last_sign = self._clock.seconds() if sent_s is None else sent_s
         self._owed.asked(call, sent_s)
 
-    def _written(self, result: WriteResult, batch: Batch) -> None:
+    def _written(self, result: WriteAnswer, batch: Batch) -> None:
         if not self.ended:
             self.last_sign = self._clock.seconds()
             self._confirmed_bytes += batch.length

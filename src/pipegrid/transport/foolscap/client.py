@@ -52,7 +52,7 @@ from pipegrid.wire.messages import (
     SlotSecrets,
     Stored,
     UploadSecrets,
-    WriteResult,
+    WriteAnswer,
 )
 
 WHOLE_BYTES = 124 * 1024
@@ -248,12 +248,12 @@ class FoolscapServer(StoresApart):
         *,
         let_go: Callable[[], None] | None = None,
         again: bool = False,
-    ) -> Deferred[WriteResult]:
+    ) -> Deferred[WriteAnswer]:
         """Write to an unfinished share; see the contract. At least one byte."""
         if not any(map(len, data)):
             return fail(nothing_to_write())
 
-        async def write(storage_index: bytes) -> WriteResult:
+        async def write(storage_index: bytes) -> WriteAnswer:
             result = await self._uploads.write(
                 storage_index, share_number, offset, data, upload_secret
             )

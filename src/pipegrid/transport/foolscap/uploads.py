@@ -24,7 +24,7 @@ from pipegrid.errors import ServerError, ServerRefused, WrongSecret
 from pipegrid.reactor.together import Waiters
 from pipegrid.transport.foolscap.link import FoolscapLink
 from pipegrid.transport.sentences import no_upload
-from pipegrid.wire.messages import Pieces, WriteResult
+from pipegrid.wire.messages import Pieces, WriteAnswer
 
 
 class UnfinishedShare:
@@ -126,7 +126,7 @@ class FoolscapUploads:
         offset: int,
         data: Pieces,
         upload_secret: bytes,
-    ) -> WriteResult:
+    ) -> WriteAnswer:
         """
         Send a write, and ``close`` behind it if it completes the share. Both are sent before this waits.
 
@@ -157,11 +157,11 @@ class FoolscapUploads:
             raise
         share.answered(token, True)
         if not complete:
-            return WriteResult(False, required)
+            return WriteAnswer(False, required)
         await share.settled()
         if closed is None:
             if not share.complete:
-                return WriteResult(False, share.required())  # another write was refused
+                return WriteAnswer(False, share.required())  # another write was refused
             if share.closing:
                 raise no_upload(self._server, share_number)
             closed = self._close(storage_index, share_number, share)
@@ -172,7 +172,7 @@ class FoolscapUploads:
                 " share may be damaged; use another server",
                 self._server,
             )
-        return WriteResult(True)
+        return WriteAnswer(True)
 
     async def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
         """Give up an unfinished share, here and at the server; raises as ``write`` does."""

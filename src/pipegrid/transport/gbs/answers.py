@@ -33,7 +33,7 @@ from pipegrid.transport.sentences import (
 )
 from pipegrid.wire import gbs, gbs_bundles, gbs_http
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
-from pipegrid.wire.messages import Allocation, Reads, ServerVersion, SlotResult, WriteResult
+from pipegrid.wire.messages import Allocation, Reads, ServerVersion, SlotResult, WriteAnswer
 
 if TYPE_CHECKING:
     from pipegrid.transport.surveys import Surveyed
@@ -80,7 +80,7 @@ class GbsAnswers:
             return NoSpace(f"{self._server} has no room; use another server", self._server)
         return self._refusal(status, body, "an allocation")
 
-    def write_result(self, answer: RawResponse, share_number: int, upto: int) -> WriteResult:
+    def write_result(self, answer: RawResponse, share_number: int, upto: int) -> WriteAnswer:
         """How a write, up to byte ``upto`` of the share, has ended."""
         status = answer.status
         if status == 201 or status == 200:

@@ -45,7 +45,7 @@ from pipegrid.wire.messages import (
     Shares,
     Stored,
     UploadSecrets,
-    WriteResult,
+    WriteAnswer,
 )
 
 MAX_SHARE_BYTES = 64 * 1024
@@ -86,9 +86,9 @@ class OrdinaryRequests:
     """
 
     allocate: Callable[[bytes, Numbers, int, UploadSecrets], Deferred[Allocation]]
-    write: Callable[[bytes, int, int, Pieces, bytes, bool], Deferred[WriteResult]]
+    write: Callable[[bytes, int, int, Pieces, bytes, bool], Deferred[WriteAnswer]]
     store: Callable[[BundledUpload, bool], Deferred[Stored]]
-    was_completed: Callable[[bytes, int], Deferred[WriteResult]]
+    was_completed: Callable[[bytes, int], Deferred[WriteAnswer]]
 
 
 class GbsBundles:
@@ -167,7 +167,7 @@ class GbsBundles:
 
     def write(
         self, storage_index: bytes, share_number: int, data: Pieces, upload_secret: bytes
-    ) -> Deferred[WriteResult] | None:
+    ) -> Deferred[WriteAnswer] | None:
         """Let a write from a share's beginning on join the allocation that is held, if it is all of it."""
         held = self._held.get(storage_index)
         if held is None or isinstance(held, Whole):
@@ -181,7 +181,7 @@ class GbsBundles:
         ):
             return None
         upload.shares[share_number] = b"".join(data)
-        write = held.writes[share_number] = UploadPart[WriteResult](
+        write = held.writes[share_number] = UploadPart[WriteAnswer](
             lambda: self._cancelled(held, share_number)
         )
         if held.is_complete:
@@ -337,10 +337,10 @@ class GbsBundles:
         for number, write in held.writes.items():
             status = result.statuses[number]
             if status == 201:
-                write.fire(WriteResult(True))
+                write.fire(WriteAnswer(True))
             elif repeated and status == 404:
                 if number in allocation.already_have:
-                    write.fire(WriteResult(True))  # by the first attempt
+                    write.fire(WriteAnswer(True))  # by the first attempt
                 elif write.wanted:
                     write.follow(self._ordinary.was_completed(held.upload.storage_index, number))
             else:

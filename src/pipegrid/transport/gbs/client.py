@@ -62,7 +62,7 @@ from pipegrid.wire.messages import (
     SlotSecrets,
     Stored,
     UploadSecrets,
-    WriteResult,
+    WriteAnswer,
 )
 from pipegrid.wire.nurl import Nurl
 
@@ -172,7 +172,7 @@ class GbsServer:
         *,
         let_go: Callable[[], None] | None = None,
         again: bool = False,
-    ) -> Deferred[WriteResult]:
+    ) -> Deferred[WriteAnswer]:
         """Write to an unfinished share; see the contract. At least one byte."""
         if not any(map(len, data)):
             return fail(nothing_to_write())

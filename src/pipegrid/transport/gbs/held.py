@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.http11.replaying import Answered
 from pipegrid.wire.gbs_bundles import BundledUpload
-from pipegrid.wire.messages import Allocation, Stored, WriteResult
+from pipegrid.wire.messages import Allocation, Stored, WriteAnswer
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class HeldAllocation:
     def __init__(self, upload: BundledUpload, cancelled: Callable[[], None]) -> None:
         self.upload = upload
         self.allocation: UploadPart[Allocation] = UploadPart(cancelled)
-        self.writes: dict[int, UploadPart[WriteResult]] = {}
+        self.writes: dict[int, UploadPart[WriteAnswer]] = {}
         self.bundle: SentBundle | None = None
 
     @property

@@ -39,7 +39,7 @@ from pipegrid.wire.messages import (
     Shares,
     Stored,
     UploadSecrets,
-    WriteResult,
+    WriteAnswer,
 )
 
 T = TypeVar("T")
@@ -157,7 +157,7 @@ class GbsUploads:
         upload_secret: bytes,
         let_go: Callable[[], None] | None,
         again: bool,
-    ) -> Deferred[WriteResult]:
+    ) -> Deferred[WriteAnswer]:
         """Write to an unfinished share; see the contract."""
         bundled = None
         if not offset:
@@ -175,13 +175,13 @@ class GbsUploads:
         upload_secret: bytes,
         maybe_done: bool = False,
         let_go: Callable[[], None] | None = None,
-    ) -> Deferred[WriteResult]:
+    ) -> Deferred[WriteAnswer]:
         request = self._requests.write(
             storage_index, share_number, offset, data, upload_secret, let_go
         )
         upto = offset + sum(map(len, data))  # what waits for the answer must not hold the data
 
-        def written(answered: Answered) -> WriteResult | Deferred[WriteResult]:
+        def written(answered: Answered) -> WriteAnswer | Deferred[WriteAnswer]:
             answer, repeated = answered
             if (repeated or maybe_done) and answer.status == 404:
                 return self._was_completed(storage_index, share_number)
@@ -221,16 +221,16 @@ class GbsUploads:
             lambda answered: self._answers.aborted(answered[0], share_number, answered[1])
         )
 
-    def _was_completed(self, storage_index: bytes, share_number: int) -> Deferred[WriteResult]:
+    def _was_completed(self, storage_index: bytes, share_number: int) -> Deferred[WriteAnswer]:
         """Find out what "no such upload" means for a write that may have been carried out before."""
 
-        async def find_out() -> WriteResult:
+        async def find_out() -> WriteAnswer:
             for wait_s in (0.0, *LIST_AGAIN_S):
                 if wait_s:
                     await deferLater(self._clock, wait_s)
                 request = self._requests.list_shares(storage_index)
                 if share_number in await self.upload(request, self._answers.shares):
-                    return WriteResult(True)
+                    return WriteAnswer(True)
             raise no_upload(self._name, share_number)
 
         return self._track(lambda: Deferred.fromCoroutine(find_out()))
