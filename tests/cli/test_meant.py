@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.mirror.wanted import shown
 from tests.cli.processes import ProcessTestCase
 
 CHK = f"URI:CHK:{'a' * 26}:{'b' * 51}a:3:10:1000"
@@ -128,3 +131,36 @@ class SecretTests(ProcessTestCase):
             self.assertIn(
                 f"{words}copy all of the secret, as it stands in 'private/convergence'", err
             )
+
+
+class DestinationTests(ProcessTestCase):
+    """A file where a directory is to be made."""
+
+    def test_it_is_named(self) -> None:
+        """It stays, and the sentence says what to do."""
+        self.run_command("init", "--servers", "1")
+        (self.home / "file").write_text("mine")
+        (self.home / "tree").mkdir()
+        (self.home / "tree/a").write_text("x" * 100)
+        cap, _ = self.run_command("put", "-r", "tree")
+        self.run_command("backup", "tree")
+        for command in (
+            ("get", "-r", cap, "-o", "file"),
+            ("get", "-r", cap, "-f", "-o", "file/below"),
+            ("get", f"{cap}/a", "URI:LIT:nbswy3dp", "-o", "file"),
+            ("restore", "-o", "file"),
+        ):
+            _, err = self.run_command(*command, status=1)
+            self.assertIn(
+                "a file is in its way; choose another directory, or move the file away\n", err
+            )
+            self.assertEqual((self.home / "file").read_text(), "mine")
+
+
+class CutTextTests(SynchronousTestCase):
+    """What strangers have written, in a sentence."""
+
+    def test_ascii(self) -> None:
+        """That it is cut is seen without escapes."""
+        self.assertEqual(shown("a" * 9, 4), "'aaaa...'")
+        self.assertEqual(shown("\xe4" * 2, 4), "'\\xe4\\xe4'")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.sprint.headstart import HeadStart
 
 Shortcut = Callable[[Console, Callable[[], bool]], "int | None"]
-Work = Callable[..., Awaitable[int]]
+RunMirror = Callable[..., Awaitable[int]]
 
 
 class Display:
@@ -112,7 +112,7 @@ class Fetching(Value):
         """How much of what is there is hashed again, 0.0 to 1.0; ``sample`` is in percent."""
         return self.sample / 100
 
-    def job(self, shortcut: Shortcut, work: Work) -> ReactorJob | GridJob:
+    def job(self, shortcut: Shortcut, work: RunMirror) -> ReactorJob | GridJob:
         """
         Return what does a run.
 

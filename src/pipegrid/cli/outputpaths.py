@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.outcome import printable
-from pipegrid.errors import SinkError, UsageError
+from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
@@ -55,12 +55,12 @@ def made_home(path: str) -> Home:
     Raises:
         SinkError: that cannot be done, or something else is there.
     """
-    from pipegrid.tree.home import Home
+    from pipegrid.tree.home import Home, unmade
 
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
-        raise SinkError(f"cannot make the directory {printable(path)}: {error.strerror}") from error
+        raise unmade(path, error) from error
     return Home(path)
 
 

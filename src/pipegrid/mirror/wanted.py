@@ -166,7 +166,7 @@ def _plain_path() -> re.Pattern[str]:
 def shown(text: str, limit: int = 120) -> str:
     """Return text of strangers as it may stand in a sentence: quoted, escaped, bounded."""
     if len(text) > limit:
-        text = text[:limit] + "…"
+        text = text[:limit] + "..."  # in ASCII, or it would be escaped as well
     return ascii(text)
 
 

@@ -127,6 +127,16 @@ class HomePart(PartFile):
             os.close(fd)
 
 
+def unmade(path: str, error: Exception) -> SinkError:
+    """Return the error for a directory that could not be made."""
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        return SinkError(
+            f"cannot make the directory {printable(path)}: a file is in its way; choose another directory, "
+            "or move the file away"
+        )
+    return failed("make the directory", path, error)
+
+
 def failed(what: str, path: str, error: Exception) -> SinkError:
     """Return the error for something that could not be done on the disk."""
     reason = getattr(error, "strerror", None) or str(error)

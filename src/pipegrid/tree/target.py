@@ -23,7 +23,7 @@ from pipegrid.disk.partfile import PartFile
 from pipegrid.disk.secondname import take_away_second_name
 from pipegrid.errors import SinkError, naming
 from pipegrid.tree.aside import directory_instead, link_instead
-from pipegrid.tree.home import Home, HomePart, failed
+from pipegrid.tree.home import Home, HomePart, failed, unmade
 from pipegrid.tree.metadata import Kept
 
 _WRITABLE = stat.S_IRWXU
@@ -197,7 +197,7 @@ def make_root(path: str, kept: Kept) -> None:
         os.makedirs(path, kept.mode_under_way, exist_ok=True)
         mode = stat.S_IMODE(os.stat(path).st_mode)
     except OSError as error:
-        raise failed("make the directory", path, error) from error
+        raise unmade(path, error) from error
     if mode == kept.mode and mode & _WRITABLE != _WRITABLE:
         with suppress(OSError):
             os.chmod(path, mode | _WRITABLE)
@@ -259,7 +259,7 @@ def make_directory(parent: Home, path: str, kept: Kept, force: bool) -> tuple[Ho
             if not stat.S_ISDIR(found.st_mode):  # since a moment ago
                 raise in_the_way(path)
     except (OSError, ValueError) as error:
-        raise failed("make the directory", path, error) from error
+        raise unmade(path, error) from error
     return Home(path, (found.st_dev, found.st_ino)), mode_before
 
 

@@ -29,15 +29,9 @@ from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.settings import Limits
+from pipegrid.tree import localwalk
 from pipegrid.tree.later import KeptForLater
-from pipegrid.tree.localwalk import (
-    CHANGED,
-    DirectoryBegun,
-    DirectoryEnded,
-    FileMet,
-    LeftOut,
-    LocalWalk,
-)
+from pipegrid.tree.localwalk import DirectoryBegun, DirectoryEnded, FileMet, LeftOut, LocalWalk
 from pipegrid.tree.memory import Memory, Remembered
 from pipegrid.tree.metadata import entry_metadata, entry_name
 from pipegrid.tree.plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
@@ -286,7 +280,7 @@ class TreeUpload:
         try:
             cap = await self._sending.put(place, source, size, partial(self._plan.known, place))
             if isinstance(source, io.FileIO) and not met.is_same(os.fstat(source.fileno())):
-                raise SourceError(CHANGED)
+                raise SourceError(localwalk.CHANGED)
         except PipegridError as error:
             self._failed(place, Unsent(met.path, error, met), began_s)
             return
