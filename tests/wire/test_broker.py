@@ -123,6 +123,13 @@ class MessageTests(BrokerTestCase):
         self.receive(head + token(STRING, 900 << 20))
         self.assert_refused("larger than its kind")
 
+    def test_methods_in_the_place_of_objects(self) -> None:
+        """Foolscap has references to methods, too, and to call one as an object is an assertion there."""
+        method = opened(b"my-reference", value(-5), value(RIStorageServer.__remote_name__.encode()))
+        self.receive(call(1, 1, b"echo", method))
+        self.assert_refused("a method in the place of an object")
+        self.assertEqual(self.echo.heard, [])
+
     def test_a_string_of_any_length(self) -> None:
         """Calls of objects have what their kind may have."""
         head, _, _ = call(1, 1, b"echo", value(b"?")).partition(string(b"?"))

@@ -13,7 +13,7 @@ own. What it adds, for clients and servers alike:
   be used as often.
 * **Answers to nothing** end the connection. Objects that nobody needs are refused: gifts (references to
   third parties, for which a tub would connect to where it is told), copies of objects other than failures,
-  our own objects coming back.
+  our own objects coming back, methods.
 * **Turns.** After ``Bounds.turn_tokens`` tokens or ``TURN_CALLS`` calls the others have their turn.
   Meanwhile nothing is read from the socket; neither is it while ``MAX_CALLS`` calls are under way.
 * **References** are given back when there is time, see ``givingback``.
@@ -124,6 +124,10 @@ class BoundedBroker(BoundedReceiver):
 
     def getTrackerForYourReference(self, clid: int, *args: Any, **kwargs: Any) -> Any:
         """Return what stands for an object of the other end's."""
+        if (
+            clid < 0
+        ):  # Foolscap's way to say so; what is called by a name would be an assertion of its own
+            raise TooMuch("it gave us a method in the place of an object")
         if len(self.yourReferenceByCLID) >= MAX_REFERENCES and clid not in self.yourReferenceByCLID:
             raise TooMuch(f"it gave us more than {MAX_REFERENCES} objects")
         return super().getTrackerForYourReference(clid, *args, **kwargs)
