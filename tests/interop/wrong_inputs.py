@@ -20,6 +20,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
+from zope.interface import implementer
 
 from pipegrid.grid.cache import cache_name, read_cache
 from pipegrid.grid.homes import SERVERS_NAME
@@ -27,6 +28,7 @@ from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.server import identity
 from pipegrid.wire import cbor
 from pipegrid.wire.announcements import FURL, NURLS, make_signing_key, sign
+from pipegrid.wire.foolscap import RIStorageServer
 from pipegrid.wire.introducing import LOST_AFTER_S
 from pipegrid.wire.tub import make_tub
 from tests.grid.introducer_support import RealIntroducer
@@ -51,7 +53,7 @@ UNREACHABLE = {
     "wrong-key-furl": "is another server, with another key",
     "wrong-secret-nurl": "does not know the secret in its address; copy its NURL anew",
     "wrong-secret-furl": "does not know the secret in its address; copy its fURL anew",
-    "introducer-as-server": "is it a storage server?",
+    "introducer-as-server": "does not say that it stores shares; copy the fURL of a storage server",
     "down": "check that it runs",
     "future-https": "no version of the storage protocol that is known here",
     "future-foolscap": "no version of the storage protocol that is known here",
@@ -69,6 +71,9 @@ ANNOUNCED = (
 )
 """What is said of introducers, and of what they announce."""
 
+NOWHERE = f"URI:CHK:{'a' * 26}:{'a' * 52}:2:3:200000"
+"""A file that nobody has put anywhere."""
+
 
 class FutureHttps(Resource):
     """A storage server of a version to come: it is there, and nothing is where it used to be."""
@@ -84,6 +89,7 @@ class FutureHttps(Resource):
         return b""
 
 
+@implementer(RIStorageServer)  # type: ignore[misc]
 class FutureFoolscap(Referenceable):  # type: ignore[misc]
     """The same over Foolscap."""
 
@@ -133,7 +139,10 @@ class WrongInputTests(TestCase):
         cap = (await self.pipegrid("put", "-", data=data)).stdout.decode().strip()
         checked = json.loads((await self.pipegrid("--json", "check", "--verify", cap)).stdout)
         self.assertTrue(checked["healthy"])
-        self.assertEqual(set(checked["unreachable"]), set(UNREACHABLE))
+        # Nobody is waited for once all of a file is found; of one that is nowhere everybody is asked.
+        self.assertLessEqual(set(checked["unreachable"]), set(UNREACHABLE))
+        nowhere = await self.pipegrid("--json", "check", NOWHERE, status=4)
+        self.assertEqual(set(json.loads(nowhere.stdout)["unreachable"]), set(UNREACHABLE))
         self.assertEqual((await self.pipegrid("get", cap)).stdout, data)
 
         await deferToThread(self.tahoe.introducer.stop)
