@@ -6,7 +6,7 @@ import os
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.wanted import shown
+from pipegrid.mirror.wanted import quoted
 from tests.cli.processes import ProcessTestCase
 
 CHK = f"URI:CHK:{'a' * 26}:{'b' * 51}a:3:10:1000"
@@ -162,5 +162,5 @@ class CutTextTests(SynchronousTestCase):
 
     def test_ascii(self) -> None:
         """That it is cut is seen without escapes."""
-        self.assertEqual(shown("a" * 9, 4), "'aaaa...'")
-        self.assertEqual(shown("\xe4" * 2, 4), "'\\xe4\\xe4'")
+        self.assertEqual(quoted("a" * 9, 4), "'aaaa...'")
+        self.assertEqual(quoted("\xe4" * 2, 4), "'\\xe4\\xe4'")

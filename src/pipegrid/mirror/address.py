@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pipegrid.errors import UsageError
 from pipegrid.mirror.sprint.headstart import plain_url
 from pipegrid.mirror.value import Value
-from pipegrid.mirror.wanted import shown
+from pipegrid.mirror.wanted import quoted
 from pipegrid.version import __version__
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
@@ -85,14 +85,14 @@ def _look_closely(url: str) -> Address:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise UsageError(f"{shown(url)} is not the URL of a mirror ({error})") from None
+        raise UsageError(f"{quoted(url)} is not the URL of a mirror ({error})") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(
-            f"{shown(url)} is not the URL of a mirror; give http://HOST/PATH or https://"
+            f"{quoted(url)} is not the URL of a mirror; give http://HOST/PATH or https://"
         )
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise UsageError(
-            f"{shown(url)}: the URL of a mirror has no user, query or fragment; give http://HOST/PATH"
+            f"{quoted(url)}: the URL of a mirror has no user, query or fragment; give http://HOST/PATH"
         )
     path = quote(parts.path.rstrip("/") + "/", safe=_SAFE + "%")
     if port is None:
@@ -100,7 +100,7 @@ def _look_closely(url: str) -> Address:
     try:
         netloc = parts.netloc.encode("ascii")
     except UnicodeEncodeError:
-        raise UsageError(f"{shown(url)}: give the host's name in ASCII (xn--…)") from None
+        raise UsageError(f"{quoted(url)}: give the host's name in ASCII (xn--…)") from None
     return Address(url, parts.scheme, parts.hostname, port, path.encode("ascii"), netloc)
 
 

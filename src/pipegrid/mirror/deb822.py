@@ -13,7 +13,7 @@ from functools import lru_cache
 from os.path import join
 from typing import NamedTuple
 
-from pipegrid.mirror.wanted import DIGEST_BYTES, BadEntry, Wanted, check_path, shown, wanted
+from pipegrid.mirror.wanted import DIGEST_BYTES, BadEntry, Wanted, check_path, quoted, wanted
 
 MAX_PARAGRAPH_BYTES = 8 << 20
 """The longest of an index: a package's files in Sources, or its provides, take some kilobytes."""
@@ -149,11 +149,11 @@ def read_release(data: bytes, name: str) -> Release:
                 continue
             parts = line.split()
             if len(parts) != 3 or _SIZE.fullmatch(parts[1]) is None:
-                raise BadEntry(f"{name} has a line that is not hash, size and path: {shown(line)}")
+                raise BadEntry(f"{name} has a line that is not hash, size and path: {quoted(line)}")
             size, path = int(parts[1]), parts[2]
             known = hashes.setdefault(path, (size, {}))
             if known[0] != size:
-                raise BadEntry(f"{name} gives two sizes for {shown(path)}")
+                raise BadEntry(f"{name} gives two sizes for {quoted(path)}")
             known[1][algorithm] = parts[0]
             if len(hashes) > MAX_RELEASE_FILES:
                 raise BadEntry(
@@ -199,7 +199,7 @@ def _date(text: str | None, name: str) -> datetime | None:
     except (ValueError, TypeError, IndexError, OverflowError):
         date = None
     if date is None:
-        raise BadEntry(f"{name} has a date that is none: {shown(text)}")
+        raise BadEntry(f"{name} has a date that is none: {quoted(text)}")
     return date if date.tzinfo is not None else date.replace(tzinfo=timezone.utc)
 
 
@@ -218,7 +218,7 @@ def packages(blocks: Iterable[bytes], name: str) -> Iterator[Wanted]:
         if path is None:
             raise BadEntry(f"a package in {name} has no file name")
         if _SIZE.fullmatch(size) is None:
-            raise BadEntry(f"{shown(path)} in {name} has no size")
+            raise BadEntry(f"{quoted(path)} in {name} has no size")
         path = path.removeprefix("./")
         hashes = {
             algorithm: found[field]
@@ -261,12 +261,12 @@ def sources(blocks: Iterable[bytes], name: str) -> Iterator[Wanted]:
                 match = _SOURCE_LINE.fullmatch(line.strip())
                 if match is None:
                     raise BadEntry(
-                        f"{name} has a line that is not hash, size and name: {shown(line)}"
+                        f"{name} has a line that is not hash, size and name: {quoted(line)}"
                     )
                 size = int(match[2])
                 known = files.setdefault(match[3], (size, {}))
                 if known[0] != size:
-                    raise BadEntry(f"{name} gives two sizes for {shown(match[3])}")
+                    raise BadEntry(f"{name} gives two sizes for {quoted(match[3])}")
                 known[1][algorithm] = match[1]
         for file, (size, hashes) in files.items():
             path = join(directory, file)

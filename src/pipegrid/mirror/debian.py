@@ -52,7 +52,7 @@ from pipegrid.mirror.suites import (
     unsigned_part,
 )
 from pipegrid.mirror.trust import Keys
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, shown
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, quoted
 
 if TYPE_CHECKING:
     from pipegrid.mirror.early import AnyMirror
@@ -295,7 +295,7 @@ def _checked_name(name: str, check: Callable[[str], T]) -> T:
         return check(name)
     except BadEntry:
         raise UsageError(
-            f"{shown(name)} is no suite, component or architecture that can be mirrored; the suite of a flat"
+            f"{quoted(name)} is no suite, component or architecture that can be mirrored; the suite of a flat"
             " archive ends in a slash, such as ./"
         ) from None
 

@@ -30,7 +30,7 @@ from pipegrid.mirror.folding import holder
 from pipegrid.mirror.glance import Glance
 from pipegrid.mirror.seen import Seen
 from pipegrid.mirror.verified import Verified, is_noted_at
-from pipegrid.mirror.wanted import MirrorError, Wanted, shown
+from pipegrid.mirror.wanted import MirrorError, Wanted, quoted
 
 STAGED = f"{HIDDEN}/staged"
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -167,7 +167,7 @@ class Destination:
                 self.note(fd, wanted)  # once: this, too, changes how the file looks
             return True
         except OSError as error:
-            raise self.error(error, f"read {shown(wanted.path)}") from error
+            raise self.error(error, f"read {quoted(wanted.path)}") from error
         finally:
             os.close(fd)
 
@@ -236,7 +236,7 @@ class Destination:
             except (IsADirectoryError, NotADirectoryError) as error:
                 raise self._directories.in_the_way(path, "a directory") from error
             except OSError as error:
-                raise self.error(error, f"hold {shown(path)}") from error
+                raise self.error(error, f"hold {quoted(path)}") from error
             changed[os.path.dirname(path)] = None
         self._directories.sync(changed)
 
@@ -258,7 +258,7 @@ class Destination:
             try:
                 link_as(name, old, last, new, self._incoming)
             except OSError as error:
-                raise self.error(error, f"hold {shown(other)}") from error
+                raise self.error(error, f"hold {quoted(other)}") from error
             return
 
     def clear_staged(self) -> None:
@@ -282,20 +282,20 @@ class Destination:
         try:
             fd, name = self.open_incoming(wanted)
         except OSError as error:
-            raise self.error(error, f"hold {shown(wanted.path)}") from error
+            raise self.error(error, f"hold {quoted(wanted.path)}") from error
         try:
             found = write(fd)
             if found is None or wanted.algorithm != "sha256":
                 found = hash_file(fd, wanted.algorithm)
             if wanted.size not in (None, os.fstat(fd).st_size) or found != wanted.digest:
-                raise WrongResult(f"what was made is not the {shown(wanted.path)} of the archive")
+                raise WrongResult(f"what was made is not the {quoted(wanted.path)} of the archive")
             os.fsync(fd)
             self.note(fd, wanted)
             self.publish(name, wanted.path, staged)
         except BaseException as error:
             self.discard(name)
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-                raise self.error(error, f"hold {shown(wanted.path)}") from error
+                raise self.error(error, f"hold {quoted(wanted.path)}") from error
             raise
         finally:
             os.close(fd)
@@ -319,7 +319,7 @@ class Destination:
                     os.close(fd)
                 self.publish(name, path, staged=True)
             except OSError as error:
-                raise self.error(error, f"hold {shown(path)}") from error
+                raise self.error(error, f"hold {quoted(path)}") from error
 
     def read(self, path: str, most_bytes: int) -> bytes | None:
         """Return a file that is there, and no longer than that; a symbolic link is not followed."""
@@ -386,7 +386,7 @@ class Destination:
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=directory)
             except OSError as error:
-                raise self.error(error, f"be rid of {shown(path)}") from error
+                raise self.error(error, f"be rid of {quoted(path)}") from error
 
     def delete(self, path: str) -> None:
         """

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from pipegrid.disk.files import FULL
 from pipegrid.errors import PipegridError
-from pipegrid.mirror.wanted import BadEntry, MirrorError, shown
+from pipegrid.mirror.wanted import BadEntry, MirrorError, quoted
 
 MAX_OPEN_DIRECTORIES = 256
 MAX_ABSENT = 4096
@@ -124,7 +124,7 @@ class Directories:
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise self.in_the_way(path, "a symbolic link or a file") from error
-            raise self.error(error, f"hold {shown(path)}") from error
+            raise self.error(error, f"hold {quoted(path)}") from error
         self._absent.discard(path)
         known[path] = fd
         if len(known) > MAX_OPEN_DIRECTORIES:
@@ -174,7 +174,7 @@ class Directories:
                 try:
                     os.fsync(fd)
                 except OSError as error:
-                    raise self.error(error, f"hold {shown(path)}") from error
+                    raise self.error(error, f"hold {quoted(path)}") from error
 
     def open_file(self, path: str, name: str) -> int | None:
         """
@@ -199,12 +199,12 @@ class Directories:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise self.in_the_way(name, "a symbolic link") from error
-            raise self.error(error, f"read {shown(name)}") from error
+            raise self.error(error, f"read {quoted(name)}") from error
 
     def in_the_way(self, path: str, what: str) -> BadEntry:
         """Return the error for a path that leads over something else, or to it."""
         return BadEntry(
-            f"{shown(path)} cannot be kept in {self.path}: there is {what} in its place; move it away"
+            f"{quoted(path)} cannot be kept in {self.path}: there is {what} in its place; move it away"
         )
 
     def error(self, error: OSError | PipegridError, what: str) -> MirrorError:

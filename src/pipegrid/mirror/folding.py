@@ -8,7 +8,7 @@ other letters than the index calls it; it is the same file, and no deletion take
 
 from __future__ import annotations
 
-from pipegrid.mirror.wanted import place_of, shown
+from pipegrid.mirror.wanted import place_of, quoted
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class HeldPlaces:
         if other.path == wanted.path or other.digest == wanted.digest:
             return None
         return (
-            f"where the mirror is, it would be the same file as {shown(other.path)}, which has other bytes;"
+            f"where the mirror is, it would be the same file as {quoted(other.path)}, which has other bytes;"
             " mirror to a file system that tells such names apart"
         )
 

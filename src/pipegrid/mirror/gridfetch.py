@@ -31,7 +31,7 @@ from pipegrid.mirror.report import Report
 from pipegrid.mirror.selecting import base_of
 from pipegrid.mirror.suites import OWN, remove_in_order
 from pipegrid.mirror.sync import LOOKED_AT_ONCE
-from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, shown
+from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, quoted
 from pipegrid.reactor.together import together
 
 FETCHED_AT_ONCE = 16
@@ -161,7 +161,7 @@ class GridFetch:
         seen: dict[str, Wanted] = {}
         for each in read_list(lines_of(BytesIO(data)), "the list of the mirror"):
             if each.path in seen:
-                raise BadEntry(f"the list of the mirror names {shown(each.path)} twice")
+                raise BadEntry(f"the list of the mirror names {quoted(each.path)} twice")
             seen[each.path] = each
         return list(seen.values())
 
@@ -202,7 +202,7 @@ class GridFetch:
             for part in above:
                 found = at.setdefault(part, {})
                 if not isinstance(found, dict):
-                    raise BadEntry(f"the list of the mirror has files below {shown(each.path)}")
+                    raise BadEntry(f"the list of the mirror has files below {quoted(each.path)}")
                 at = found
             at[name] = None
         caps: dict[str, Cap] = {}

@@ -32,7 +32,7 @@ from pipegrid.errors import CapError
 from pipegrid.mirror.lists import list_line
 from pipegrid.mirror.manifest import read_manifest
 from pipegrid.mirror.mirror import Mirror
-from pipegrid.mirror.wanted import HIDDEN, MirrorError, Wanted, shown
+from pipegrid.mirror.wanted import HIDDEN, MirrorError, Wanted, quoted
 
 STORED_AT_ONCE = 512
 """Files that are given to the grid together, and noted together."""
@@ -138,7 +138,7 @@ class GridStore:
         for outcome, name in zip(outcomes, names, strict=True):
             if isinstance(outcome, Failure):
                 raise MirrorError(
-                    f"{shown(name)} could not be stored in the grid: {outcome.value};"
+                    f"{quoted(name)} could not be stored in the grid: {outcome.value};"
                     " run it again, it goes on"
                 ) from outcome.value
         return [outcome.cap for outcome in outcomes]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from io import BytesIO
 
-from pipegrid.mirror.wanted import MAX_NAME_BYTES, BadEntry, Wanted, shown, wanted
+from pipegrid.mirror.wanted import MAX_NAME_BYTES, BadEntry, Wanted, quoted, wanted
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def read_list(lines: Iterable[bytes], name: str) -> Iterator[Wanted]:
         match = any_line.fullmatch(text)
         if match is None:
             raise BadEntry(
-                f"{name}, line {number}: {shown(text)} is not SHA-256, size and path; give a file a line"
+                f"{name}, line {number}: {quoted(text)} is not SHA-256, size and path; give a file a line"
             )
         try:
             algorithm = f"sha{4 * len(match[1])}"

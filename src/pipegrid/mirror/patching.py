@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from pipegrid.mirror.pdiff import END, MAX_EDITS, LineEdit, Piece, merge, parse
 from pipegrid.mirror.unpacking import CHUNK_BYTES, PatchError, Unpacking, unpacked
-from pipegrid.mirror.wanted import shown
+from pipegrid.mirror.wanted import quoted
 
 BLOCK_BYTES = 16 << 10
 PAGES = 6
@@ -141,7 +141,7 @@ def write_pieces(
                 missing = source.advance(end - line, kept)
                 if missing and end != END:
                     raise PatchError(
-                        f"a patch is not for {shown(index)}: it speaks of line {end},"
+                        f"a patch is not for {quoted(index)}: it speaks of line {end},"
                         f" and there are {end - missing}"
                     )
                 line = end
@@ -323,7 +323,7 @@ class _Writer:
         self._size += self._gathered_bytes
         if self._most_bytes is not None and self._size > self._most_bytes:
             raise PatchError(
-                f"what becomes of {shown(self._index)} has more than {self._most_bytes} bytes"
+                f"what becomes of {quoted(self._index)} has more than {self._most_bytes} bytes"
             )
         if self._gathered or page is not None:
             self._room.acquire()

@@ -25,7 +25,7 @@ from io import BytesIO
 from typing import NamedTuple
 
 from pipegrid.mirror.unpacking import PatchError
-from pipegrid.mirror.wanted import shown
+from pipegrid.mirror.wanted import quoted
 
 MAX_LINE_NUMBER = 1 << 40
 END = 1 << 62
@@ -87,7 +87,7 @@ def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[LineEdit]:
         match = _COMMAND.fullmatch(command)
         if match is None:
             raise PatchError(
-                f"the patch {name} has no command in line {number}: {shown(command.decode('latin-1'), 40)}"
+                f"the patch {name} has no command in line {number}: {quoted(command.decode('latin-1'), 40)}"
             )
         kind = match[3]
         first = int(match[1])

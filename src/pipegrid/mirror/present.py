@@ -13,7 +13,7 @@ from pipegrid.errors import UsageError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.folding import HeldPlaces
 from pipegrid.mirror.report import Report
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, shown, wanted
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, quoted, wanted
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def checked(files: Iterable[MirrorEntry]) -> Iterator[Wanted]:
             yield each
         elif known != each.digest:
             raise BadEntry(
-                f"{shown(each.path)} is named twice, with different hashes; the index is wrong"
+                f"{quoted(each.path)} is named twice, with different hashes; the index is wrong"
             )
 
 
@@ -87,11 +87,11 @@ def _given(entry: tuple[str, int | None, Mapping[str, bytes | str]]) -> Wanted:
         sized = size is None or (isinstance(size, int) and not isinstance(size, bool))
         if isinstance(path, str) and sized and isinstance(hashes, Mapping):
             return wanted(path, size, hashes)
-    from pipegrid.arguments import shown as told  # with ``typing``
+    from pipegrid.arguments import shown  # with ``typing``
 
     raise UsageError(
         "a file of a mirror is a path as text, a size in bytes and a dict of hashes by name, "
-        f"not {told(entry)}"
+        f"not {shown(entry)}"
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pipegrid.mirror.rpmversion import MAX_VERSION_CHARS, RpmVersion
-from pipegrid.mirror.wanted import BadEntry, Wanted, place_of, shown, wanted
+from pipegrid.mirror.wanted import BadEntry, Wanted, place_of, quoted, wanted
 from pipegrid.mirror.xmlstream import XmlParser
 
 REPOMD = "repodata/repomd.xml"
@@ -141,7 +141,7 @@ class _Entry:
         above = _within(base, self._urls)
         if above is None:
             raise BadEntry(
-                f"{self.document} has {shown(path)} elsewhere (xml:base {shown(base)}), where nobody"
+                f"{self.document} has {quoted(path)} elsewhere (xml:base {quoted(base)}), where nobody"
                 " said that it may be fetched from"
             )
         return above + path.removeprefix("./")
@@ -149,14 +149,14 @@ class _Entry:
     def size(self, text: str | None) -> int:
         """Return a size that must be there."""
         if text is None or _SIZE.fullmatch(text.strip()) is None:
-            raise BadEntry(f"{self.document} does not tell the size of {shown(self.path())}")
+            raise BadEntry(f"{self.document} does not tell the size of {quoted(self.path())}")
         return int(text)
 
     def file(self, size: int | None, checksum: str = "checksum") -> Wanted:
         """The file; raises ``BadEntry`` for what no mirror holds."""
         kind = self.attributes.get(checksum, {}).get("type", "").lower()
         if not kind:
-            raise BadEntry(f"{self.document} does not tell the hash of {shown(self.path())}")
+            raise BadEntry(f"{self.document} does not tell the hash of {quoted(self.path())}")
         value = self.texts.get(checksum, "").strip()
         return wanted(self.path(), size, {_HASHES.get(kind, kind): value})
 
@@ -224,7 +224,7 @@ class _RepomdReader:
         place = place_of(file.path)
         if place in self._places:
             raise BadEntry(
-                f"{self._name} names {shown(file.path)}, which stands for something else"
+                f"{self._name} names {quoted(file.path)}, which stands for something else"
             )
         if self._kind == "primary" and any(each.kind == "primary" for each in self.found):
             raise BadEntry(f"{self._name} names two files primary")
@@ -265,7 +265,9 @@ class _PrimaryReader:
             if name == "package" and attributes.get("type", "rpm") == "rpm":
                 self._entry = _Entry(self._name, self._urls)
         elif name != "metadata":
-            raise BadEntry(f"{self._name} is no primary; it has {shown(name)} in place of metadata")
+            raise BadEntry(
+                f"{self._name} is no primary; it has {quoted(name)} in place of metadata"
+            )
         return False
 
     def closed(self, depth: int, name: str, text: str) -> None:
@@ -282,13 +284,13 @@ class _PrimaryReader:
         file = entry.file(entry.size(entry.attributes.get("size", {}).get("package")))
         if place_of(file.path.partition("/")[0]) == "repodata":
             raise BadEntry(
-                f"{self._name} names the package {shown(file.path)}, where only indexes may be"
+                f"{self._name} names the package {quoted(file.path)}, where only indexes may be"
             )
         version = entry.attributes.get("version", {})
         parts = [version.get(key, "") for key in ("epoch", "ver", "rel")]
         name, arch = entry.texts.get("name", ""), entry.texts.get("arch", "")
         if any(len(part) > MAX_VERSION_CHARS for part in (name, arch, *parts)):
             raise BadEntry(
-                f"{shown(file.path)} has a name or version of more than {MAX_VERSION_CHARS} characters"
+                f"{quoted(file.path)} has a name or version of more than {MAX_VERSION_CHARS} characters"
             )
         return Package(name, arch, RpmVersion(*parts), file)

@@ -35,7 +35,7 @@ from pipegrid.mirror.report import Report
 from pipegrid.mirror.rpmversion import compare_versions
 from pipegrid.mirror.suites import remove_in_order
 from pipegrid.mirror.trust import MAX_SIGNATURE_BYTES, Keys, check_signature
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, place_of, shown
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, place_of, quoted
 
 if TYPE_CHECKING:
     from pipegrid.mirror.early import AnyMirror
@@ -195,7 +195,7 @@ class RpmRepository:
                 raise BadEntry(f"{path} names more than {MAX_NAMED} packages; no repository does")
             if places and place_of(each.file.path) in places:
                 raise BadEntry(
-                    f"{path} names the package {shown(each.file.path)}, which is an index itself"
+                    f"{path} names the package {quoted(each.file.path)}, which is an index itself"
                 )
             yield each
 

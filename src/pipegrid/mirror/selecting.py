@@ -14,7 +14,7 @@ from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, packages, read_pa
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.indexes import by_hash
 from pipegrid.mirror.suites import Suite
-from pipegrid.mirror.wanted import MirrorError, Wanted, shown
+from pipegrid.mirror.wanted import MirrorError, Wanted, quoted
 
 HELD = (".xz", ".gz")
 """The forms in which an index is kept, where the archive has them; the first is the one that is read."""
@@ -178,7 +178,7 @@ def _check_also(release: Release, selection: Selection) -> None:
         matched = [path for path in release.files if fnmatchcase(path, pattern)]
         if matched and all(map(names_packages, matched)):
             raise MirrorError(
-                f"{shown(pattern)} names indexes of packages only, which are kept with their packages; say"
+                f"{quoted(pattern)} names indexes of packages only, which are kept with their packages; say"
                 f" which by component (here {dirname(dirname(matched[0])) or '.'}) and architecture"
             )
 

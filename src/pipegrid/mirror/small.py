@@ -16,7 +16,7 @@ from pipegrid.http11 import HostPool, Limits, RawRequest, RawResponse
 from pipegrid.mirror.address import Address, small_request
 from pipegrid.mirror.exchange import retry_after_s
 from pipegrid.mirror.sprint.heads import BUSY
-from pipegrid.mirror.wanted import MirrorError, shown
+from pipegrid.mirror.wanted import MirrorError, quoted
 from pipegrid.reactor.together import together
 
 TIMEOUT_S = 20.0
@@ -104,4 +104,4 @@ class SmallFiles:
 
 
 def _elsewhere(where: str, path: str) -> str:
-    return f"{shown(where.removesuffix(path))}; give that with --from, if it is the mirror that you mean"
+    return f"{quoted(where.removesuffix(path))}; give that with --from, if it is the mirror that you mean"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.trust import MAX_SIGNATURE_BYTES, Keys, check_signature, signed_content
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, place_of, shown
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, place_of, quoted
 
 if TYPE_CHECKING:
     from pipegrid.mirror.destination import Destination
@@ -148,7 +148,7 @@ class OwnNames:
             wrong = place in self._named or _INDEX.fullmatch(place) is not None
         if wrong:
             raise BadEntry(
-                f"{index} names the package {shown(path)}, where only indexes and release files may be"
+                f"{index} names the package {quoted(path)}, where only indexes and release files may be"
             )
 
 
@@ -235,7 +235,7 @@ class Suites:
             if found is not None:
                 return found
         raise MirrorError(
-            f"no mirror has a release file of {shown(suite)} to be believed: {'; '.join(reasons)}"
+            f"no mirror has a release file of {quoted(suite)} to be believed: {'; '.join(reasons)}"
         )
 
     async def _try(self, number: int, suite: str, reasons: list[str]) -> Suite | None:

@@ -78,20 +78,20 @@ def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> Wa
     """
     check_path(path)
     if size is not None and not 0 <= size <= MAX_SIZE_BYTES:
-        raise BadEntry(f"{shown(path)} is said to have {size} bytes, which no file has")
+        raise BadEntry(f"{quoted(path)} is said to have {size} bytes, which no file has")
     for algorithm, length in DIGEST_BYTES.items():
         value = hashes.get(algorithm)
         if value is None:
             continue
         digest = _from_hex(value) if isinstance(value, str) else value
         if digest is None or len(digest) != length:
-            raise BadEntry(f"the {algorithm} of {shown(path)} is not one: {shown(str(value))}")
+            raise BadEntry(f"the {algorithm} of {quoted(path)} is not one: {quoted(str(value))}")
         return Wanted(path, size, algorithm, digest)
     if not hashes:
-        raise BadEntry(f"{shown(path)} has no hash, so nobody could tell whether it is right")
-    weak = ", ".join(sorted(shown(name) for name in hashes))
+        raise BadEntry(f"{quoted(path)} has no hash, so nobody could tell whether it is right")
+    weak = ", ".join(sorted(quoted(name) for name in hashes))
     raise BadEntry(
-        f"{shown(path)} has only weaker hashes ({weak}); SHA-256 or better is needed, ask the archive for it"
+        f"{quoted(path)} has only weaker hashes ({weak}); SHA-256 or better is needed, ask the archive for it"
     )
 
 
@@ -109,7 +109,7 @@ def check_path(path: str) -> None:
     try:
         encoded = path.encode("utf-8")
     except UnicodeEncodeError:
-        raise BadEntry(f"the path {shown(path)} is not text") from None
+        raise BadEntry(f"the path {quoted(path)} is not text") from None
     parts = path.split("/")
     wrong = None
     if not path:
@@ -133,7 +133,7 @@ def check_path(path: str) -> None:
     elif HIDDEN in map(place_of, parts):
         wrong = "is one of the mirror's own"
     if wrong is not None:
-        raise BadEntry(f"the path {shown(path)} {wrong}; the index is not to be trusted")
+        raise BadEntry(f"the path {quoted(path)} {wrong}; the index is not to be trusted")
 
 
 def place_of(path: str) -> str:
@@ -163,7 +163,7 @@ def _plain_path() -> re.Pattern[str]:
     return re.compile(_PLAIN_PATH)
 
 
-def shown(text: str, limit: int = 120) -> str:
+def quoted(text: str, limit: int = 120) -> str:
     """Return text of strangers as it may stand in a sentence: quoted, escaped, bounded."""
     if len(text) > limit:
         text = text[:limit] + "..."  # in ASCII, or it would be escaped as well

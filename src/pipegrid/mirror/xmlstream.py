@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Protocol
 from xml.parsers import expat
 
-from pipegrid.mirror.wanted import BadEntry, shown
+from pipegrid.mirror.wanted import BadEntry, quoted
 
 MAX_DEPTH = 32
 MAX_MARKUP_BYTES = 1 << 20
@@ -115,7 +115,7 @@ class XmlParser:
         return BadEntry(f"{self._name} has {what}; it is not read on")
 
     def _refuse_doctype(self, name: str, *_: object) -> None:
-        raise self._refusal(f"a document type ({shown(name)}), which no index needs")
+        raise self._refusal(f"a document type ({quoted(name)}), which no index needs")
 
     def _open(self, name: str, attributes: Mapping[str, str]) -> None:
         self._depth = depth = self._depth + 1
