@@ -6,6 +6,7 @@ from typing import Any
 
 from foolscap import crypto, eventual
 from foolscap.negotiate import Negotiation
+from foolscap.tokens import NegotiationError
 from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
@@ -40,6 +41,7 @@ class BoundedNegotiation(StrictNegotiation):
 
     SERVER_TIMEOUT = NEGOTIATION_S
     _aborting: IDelayedCall | None = None
+    failureReason: Failure | None
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """Foolscap keeps its last messages, with all that strangers sent."""
@@ -50,6 +52,15 @@ class BoundedNegotiation(StrictNegotiation):
             super().dataReceived(chunk)
             if self._has_failed():
                 self._end()
+
+    def negotiationFailed(self) -> None:
+        """It has failed, perhaps in code of Foolscap's that took apart what a stranger said."""
+        why = self.failureReason
+        if why is not None and why.check(
+            LookupError, ValueError, TypeError, AttributeError, AssertionError
+        ):
+            self.failureReason = Failure(NegotiationError("what it said first makes no sense"))
+        super().negotiationFailed()
 
     def negotiationTimedOut(self) -> None:
         super().negotiationTimedOut()

@@ -34,6 +34,7 @@ from pipegrid.reactor.alarm import Alarm
 from pipegrid.reactor.together import Waiters
 from pipegrid.transport.interface import disconnected
 from pipegrid.transport.sentences import excerpt, nonsense, wrong_swissnum
+from pipegrid.wire.allowance import TooMuch
 from pipegrid.wire.calling import call_remote
 from pipegrid.wire.foolscap import RIStorageServer
 
@@ -190,6 +191,8 @@ class FoolscapLink:
         why = _excerpt(str(failure.value)).removesuffix(".") or type(failure.value).__name__
         if failure.check(TimeoutError):  # which says how it came about, to nobody's use
             why = f"it was not usable after {self._connect_timeout_s:g} s"
+        elif failure.check(BananaError) and not failure.check(TooMuch):
+            why = "what answers there does not speak Foolscap"  # Python's words have its classes
         return ServerUnreachable(
             f"cannot connect to {server} over Foolscap: {why}; is it running, and is this its fURL?",
             server,
