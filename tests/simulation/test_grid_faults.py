@@ -285,9 +285,9 @@ class TeethTests(SynchronousTestCase):
     def test_a_client_that_believes_in_what_was_lost(self) -> None:
         """A client that takes a server's "no such upload" for success."""
 
-        def resolve_doubt(lane: ShareWay) -> None:
-            if lane.state == "doubtful" and not lane._owed._calls:
-                lane.close(State.STORED)
+        def resolve_doubt(way: ShareWay) -> None:
+            if way.state == "doubtful" and not way._owed._calls:
+                way.close(State.STORED)
 
         self.patch(ShareWay, "resolve_doubt", resolve_doubt)
         self.check_found_out(200, "does not have share")

@@ -190,7 +190,7 @@ class LossTests(LostWritesTestCase):
         for seed in range(5):
             random = Random(seed)
             self.make(servers=11)
-            self.ring[2].storage.capacity_bytes = 0  # so one lane is late, too
+            self.ring[2].storage.capacity_bytes = 0  # so one way is late, too
             told = Told()
             started = self.world.grid.put(self.data, progress=told)
             at_s = 0.0

@@ -17,7 +17,7 @@ from pipegrid.cli.outcome import sentence
 from pipegrid.core.params import Params
 from pipegrid.errors import NoSpace, SourceError, UnhappyError
 from pipegrid.transfer.put import batch
-from pipegrid.transfer.put.openlanes import FORGET_S
+from pipegrid.transfer.put.openways import FORGET_S
 from pipegrid.transfer.put.shareway import ShareWay
 from pipegrid.transfer.put.source import FileSource
 from pipegrid.transfer.put.upload import Upload
@@ -332,7 +332,7 @@ class ExistingSharesTests(UploadTestCase):
         self.assertEqual(self.result.happiness, 10)
 
     def test_large_shares_that_are_elsewhere_are_not_sent(self) -> None:
-        """When the ring has changed, lanes whose shares exist are taken back after a window."""
+        """When the ring has changed, ways whose shares exist are taken back after a window."""
         world = World(window_bytes=1 << 20, bytes_per_s=float(1 << 20))
         self.make(9_000_000, world)
         self.world.plant(self.file, {n: self.ring[(n + 1) % 10] for n in range(10)})
@@ -614,13 +614,13 @@ class PatienceTests(UploadTestCase):
         self.assertEqual(self.took, 1.0)
 
 
-class LateLaneTests(UploadTestCase):
+class LateWayTests(UploadTestCase):
     """Shares that change server in the middle of a file."""
 
     def setUp(self) -> None:
         self.small_batches()
 
-    def test_what_a_late_lane_has_missed_is_coded_again(self) -> None:
+    def test_what_a_late_way_has_missed_is_coded_again(self) -> None:
         """The share is the same, byte for byte, wherever it was completed from."""
         world = World(11, params=MANY_SEGMENTS, window_bytes=20_000)
         self.make(400_000, world)
@@ -646,7 +646,7 @@ class LateLaneTests(UploadTestCase):
         self.assert_true()
 
     def test_shares_that_move_late_do_not_wait_for_another_event(self) -> None:
-        """A lane that is opened while others catch up is served in the same round."""
+        """A way that is opened while others catch up is served in the same round."""
         world = World(12, params=MANY_SEGMENTS)
         self.make(100_000, world)
         self.ring[2].storage.capacity_bytes = 0

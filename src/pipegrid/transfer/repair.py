@@ -34,7 +34,7 @@ from pipegrid.transfer.get.waves import MAX_QUESTIONS
 from pipegrid.transfer.peers import Means, Peer, ring
 from pipegrid.transfer.progress import Progress, ProgressReport
 from pipegrid.transfer.put.allocations import Allocations, RoomAnswer
-from pipegrid.transfer.put.openlanes import OpenLanes
+from pipegrid.transfer.put.openways import OpenWays
 from pipegrid.transfer.put.pace import until_silence
 from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.shareset import ShareSet
@@ -90,7 +90,7 @@ class Repair:
         n = self._cap.total_shares
         self._plan: UploadPlan[Peer] = UploadPlan(ring(self._storage_index, means.peers), n, n)
         self._changed = Wakeup(clock)
-        self._lanes = OpenLanes(self._plan, settings.silence_s)
+        self._ways = OpenWays(self._plan, settings.silence_s)
         self._uploaded: dict[int, str] = {}
         self._renewed: set[Peer] = set()
 
@@ -174,10 +174,10 @@ class Repair:
             after=self._check.judge(),
             uploaded=dict(sorted(self._uploaded.items())),
             renewed=sorted(peer.name for peer in self._renewed),
-            reasons=each_once(self._lanes.reasons),
+            reasons=each_once(self._ways.reasons),
             elapsed_s=self._clock.seconds() - self._started,
-            reasons_by_server=dict(sorted(self._lanes.reasons.items())),
-            absent=sorted(self._lanes.absent),
+            reasons_by_server=dict(sorted(self._ways.reasons.items())),
+            absent=sorted(self._ways.absent),
         )
 
     def _tell_plan(self) -> None:
@@ -212,7 +212,7 @@ class Repair:
                 call = peer.server.add_lease(self._storage_index, lease)
                 await watch.answer(call, peer)
             except ServerError as error:
-                self._lanes.reasons.setdefault(peer.name, str(error))
+                self._ways.reasons.setdefault(peer.name, str(error))
             else:
                 self._renewed.add(peer)
 
@@ -226,7 +226,7 @@ class Repair:
             if small:
                 return await self._send_whole(encoder)
             await self._find_room(encoder)
-            if self._lanes.open:
+            if self._ways.open:
                 await self._send_segments(encoder)
                 await self._settle()
                 return True
@@ -237,22 +237,22 @@ class Repair:
             raise
         except BaseException:
             self._let_go(abort=True)
-            await self._lanes.forgotten(self._clock)
+            await self._ways.forgotten(self._clock)
             raise
 
     def _let_go(self, *, abort: bool = False) -> None:
-        self._lanes.let_go(abort=abort)
+        self._ways.let_go(abort=abort)
         self._allocations.cancel()
 
     async def _find_room(self, encoder: Reencoder) -> None:
-        """Open lanes for all that is missing, until every one of them is known to be good."""
+        """Open ways for all that is missing, until every one of them is known to be good."""
         header = encoder.layout.pack_header()
         while True:
             self._take_stock()
-            for lane in self._open_missing(encoder):
-                lane.send(ShareWrite(lane.share_number, 0, (header,)))
-                lane.flush()
-            if all(lane.acknowledged_bytes for lane in self._lanes.open):
+            for way in self._open_missing(encoder):
+                way.send(ShareWrite(way.share_number, 0, (header,)))
+                way.flush()
+            if all(way.acknowledged_bytes for way in self._ways.open):
                 return
             await self._wait()
 
@@ -270,27 +270,27 @@ class Repair:
                 shares.setdefault(write.share_number, []).append(write)
         while True:
             self._take_stock()
-            for lane in self._open_missing(encoder):
-                for write in shares[lane.share_number]:
-                    lane.send(write)
-                lane.finish()
-            if not self._lanes.open:
+            for way in self._open_missing(encoder):
+                for write in shares[way.share_number]:
+                    way.send(write)
+                way.finish()
+            if not self._ways.open:
                 return True
             await self._wait()
 
     def _open_missing(self, encoder: Reencoder) -> Iterator[ShareWay]:
-        """Open lanes for all that is missing and has a place to go, and yield them, server by server."""
+        """Open ways for all that is missing and has a place to go, and yield them, server by server."""
         moves = self._plan.moves()
         for peer in dict.fromkeys(moves.values()):
             numbers = {number for number, home in moves.items() if home is peer}
-            yield from self._open_lanes(peer, numbers)
+            yield from self._open_ways(peer, numbers)
 
-    def _open_lanes(self, peer: Peer, numbers: set[int]) -> list[ShareWay]:
+    def _open_ways(self, peer: Peer, numbers: set[int]) -> list[ShareWay]:
         secrets = self._shares.secrets_for(peer)
         self._allocations.ask(peer, frozenset(numbers), secrets)
         opened = []
         for number in sorted(numbers):
-            lane = ShareWay(
+            way = ShareWay(
                 peer,
                 number,
                 self._shares,
@@ -300,8 +300,8 @@ class Repair:
                 self._changed.fire,
                 self._clock,
             )
-            self._lanes.add(lane)
-            opened.append(lane)
+            self._ways.add(way)
+            opened.append(way)
         return opened
 
     async def _send_segments(self, encoder: Reencoder) -> None:
@@ -309,41 +309,41 @@ class Repair:
             for index in range(encoder.geometry.num_segments):
                 ciphertext = await feed.take()
                 await self._wait_for_room()
-                if not self._lanes.open:
+                if not self._ways.open:
                     return
-                numbers = {lane.share_number for lane in self._lanes.open}
+                numbers = {way.share_number for way in self._ways.open}
                 coded = await self._recoding.coded(encoder, index, ciphertext, numbers)
                 self._send(encoder.add(coded), encoder)
-        numbers = {lane.share_number for lane in self._lanes.open}
+        numbers = {way.share_number for way in self._ways.open}
         trees = 32 * encoder.geometry.num_segments * encoder.geometry.total_shares
         self._send(await self._workers.run_if_large(16 * trees, encoder.finish, numbers), encoder)
-        for lane in self._lanes.open:
-            lane.finish()
+        for way in self._ways.open:
+            way.finish()
 
     def _send(self, writes: Iterable[ShareWrite], encoder: Reencoder) -> None:
-        lanes = {lane.share_number: lane for lane in self._lanes.open}
+        ways = {way.share_number: way for way in self._ways.open}
         for write in writes:
             if write.offset == 0:  # the header is there
                 offset = encoder.layout.header_bytes
                 write = ShareWrite(write.share_number, offset, write.pieces[1:])
-            if write.share_number in lanes:
-                lanes[write.share_number].send(write)
+            if write.share_number in ways:
+                ways[write.share_number].send(write)
 
     async def _wait_for_room(self) -> None:
         self._take_stock()
-        while any(lane.blocked for lane in self._lanes.open):
+        while any(way.blocked for way in self._ways.open):
             await self._wait()
             self._take_stock()
 
     async def _settle(self) -> None:
         self._take_stock()
-        while self._lanes.open:
+        while self._ways.open:
             await self._wait()
             self._take_stock()
 
     async def _wait(self) -> None:
         """Wait for the next event, or until some server has been silent for too long."""
-        silent_s = until_silence(self._lanes.open, self._clock.seconds(), self._settings.silence_s)
+        silent_s = until_silence(self._ways.open, self._clock.seconds(), self._settings.silence_s)
         await self._changed.wait(max(0.01, silent_s))
 
     # Events.
@@ -352,9 +352,9 @@ class Repair:
         """Tell the plan what has happened."""
         for answer in self._allocations.take_answers():
             self._allocated(answer)
-        for lane in self._lanes.take_ended(self._clock.seconds()):
-            self._lane_ended(lane)
-        done = sum(lane.acknowledged_bytes for lane in [*self._lanes.open, *self._lanes.ended])
+        for way in self._ways.take_ended(self._clock.seconds()):
+            self._way_ended(way)
+        done = sum(way.acknowledged_bytes for way in [*self._ways.open, *self._ways.ended])
         self._report.report(min(done, self._wanted_bytes))
 
     def _allocated(self, answer: RoomAnswer) -> None:
@@ -362,25 +362,25 @@ class Repair:
         if isinstance(result, Failure):
             if not result.check(ServerError, CancelledError):
                 result.raiseException()
-            self._lanes.peer_failed(peer, result.value)
+            self._ways.peer_failed(peer, result.value)
             return
         self._renewed.add(peer)
-        for lane in self._lanes.open:
-            if lane.peer is peer and lane.share_number in answer.numbers:
-                lane.last_sign = self._clock.seconds()
-                if lane.share_number in result.already_have:
-                    lane.close(State.FOUND)  # somebody else was faster
-                lane.granted = lane.share_number in result.allocated
+        for way in self._ways.open:
+            if way.peer is peer and way.share_number in answer.numbers:
+                way.last_sign = self._clock.seconds()
+                if way.share_number in result.already_have:
+                    way.close(State.FOUND)  # somebody else was faster
+                way.granted = way.share_number in result.allocated
 
-    def _lane_ended(self, lane: ShareWay) -> None:
-        peer, number = lane.peer, lane.share_number
-        if lane.state is State.REFUSED and not lane.granted:
-            self._lanes.reasons[peer.name] = f"{peer.name} takes no shares"
-        if lane.state in (State.STORED, State.FOUND):
+    def _way_ended(self, way: ShareWay) -> None:
+        peer, number = way.peer, way.share_number
+        if way.state is State.REFUSED and not way.granted:
+            self._ways.reasons[peer.name] = f"{peer.name} takes no shares"
+        if way.state in (State.STORED, State.FOUND):
             self._plan.found(peer, [number])
-            if lane.state is State.STORED:
+            if way.state is State.STORED:
                 self._uploaded[number] = peer.name
-        elif lane.state is State.FAILED:
+        elif way.state is State.FAILED:
             self._plan.failed(peer)
         else:
             self._plan.refused(number, peer)

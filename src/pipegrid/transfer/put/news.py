@@ -30,7 +30,7 @@ class News:
     def __init__(self, clock: IReactorTime, parts: Parts) -> None:
         self._clock = clock
         self._plan = parts.plan
-        self._lanes = parts.lanes
+        self._ways = parts.ways
         self._allocations = parts.allocations
         self._refusals = parts.refusals
         self._asking = parts.asking
@@ -48,9 +48,9 @@ class News:
         for peer, there in self._refusals.take_lists():
             self._where.found_at(peer, there)
             news = True
-        ended = self._lanes.take_ended(self._clock.seconds())
-        for lane in ended:
-            self._ended(lane)
+        ended = self._ways.take_ended(self._clock.seconds())
+        for way in ended:
+            self._ended(way)
         return news or bool(ended)
 
     def take_answers(self) -> bool:
@@ -62,7 +62,7 @@ class News:
             if not isinstance(answer.result, Failure):
                 self._allocated(answer.result, answer)
             elif answer.result.check(ServerError, CancelledError):
-                self._lanes.peer_failed(answer.peer, answer.result.value)
+                self._ways.peer_failed(answer.peer, answer.result.value)
             else:
                 answer.result.raiseException()
         return bool(answers)
@@ -70,27 +70,27 @@ class News:
     def _allocated(self, allocation: Allocation, answer: RoomAnswer) -> None:
         peer = answer.peer
         there = self._where.found_at(peer, allocation.already_have, answer.sent_before)
-        for lane in self._lanes.open:
-            if lane.peer is peer and lane.share_number in answer.numbers:
-                lane.last_sign = self._clock.seconds()
-                if lane.share_number in there:
-                    lane.close(State.STORED)
+        for way in self._ways.open:
+            if way.peer is peer and way.share_number in answer.numbers:
+                way.last_sign = self._clock.seconds()
+                if way.share_number in there:
+                    way.close(State.STORED)
                 # No room, or an unfinished upload: perhaps our own, which the writes then resume.
-                lane.granted = lane.share_number in allocation.allocated
+                way.granted = way.share_number in allocation.allocated
 
-    def _ended(self, lane: ShareWay) -> None:
-        peer, number = lane.peer, lane.share_number
-        if lane.state is State.STORED:
+    def _ended(self, way: ShareWay) -> None:
+        peer, number = way.peer, way.share_number
+        if way.state is State.STORED:
             self._where.stored(peer, number)
-        elif lane.state is State.LOST:
+        elif way.state is State.LOST:
             # Whoever stores the same with the same secrets may have ended it, as after a failure of theirs.
-            self._aborted = self._aborted or isinstance(lane.error, NoSuchShare)
+            self._aborted = self._aborted or isinstance(way.error, NoSuchShare)
             self._plan.lost(number, peer)
-        elif lane.state is State.REFUSED:
-            if isinstance(lane.error, WrongSecret):
+        elif way.state is State.REFUSED:
+            if isinstance(way.error, WrongSecret):
                 self._others_uploading = True
-            elif is_unexplained(lane.state, lane.error) or isinstance(lane.error, NoSpace):
-                self._refusals.note(peer, number, lane.error)
+            elif is_unexplained(way.state, way.error) or isinstance(way.error, NoSpace):
+                self._refusals.note(peer, number, way.error)
             self._plan.refused(number, peer)
-        elif lane.state is State.FAILED:
+        elif way.state is State.FAILED:
             self._plan.failed(peer)

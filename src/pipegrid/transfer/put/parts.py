@@ -14,7 +14,7 @@ from pipegrid.transfer.put.allocations import Allocations
 from pipegrid.transfer.put.asking import Asking
 from pipegrid.transfer.put.keyedfile import KeyedFile
 from pipegrid.transfer.put.means import PutMeans
-from pipegrid.transfer.put.openlanes import OpenLanes
+from pipegrid.transfer.put.openways import OpenWays
 from pipegrid.transfer.put.plan import UploadPlan
 from pipegrid.transfer.put.refusals import Refusals
 from pipegrid.transfer.put.whereabouts import Whereabouts
@@ -27,7 +27,7 @@ class Parts:
 
     Attributes:
         plan: what goes where.
-        lanes: the shares that are on their way.
+        ways: the shares that are on their way.
         allocations: questions for room, and their answers.
         refusals: servers that refused without a reason, and are asked what they have.
         asking: what is asked before anything is sent.
@@ -35,7 +35,7 @@ class Parts:
     """
 
     plan: UploadPlan[Peer]
-    lanes: OpenLanes
+    ways: OpenWays
     allocations: Allocations
     refusals: Refusals
     asking: Asking
@@ -64,7 +64,7 @@ def new_parts(
     allocations = Allocations(shares, changed)
     return Parts(
         plan,
-        OpenLanes(plan, settings.silence_s),
+        OpenWays(plan, settings.silence_s),
         allocations,
         Refusals(means.grid.clock, shares, changed, means.full),
         Asking(means.elsewhere, plan, allocations, shares, began_s, settings.grace_s),

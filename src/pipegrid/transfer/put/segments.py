@@ -15,7 +15,7 @@ from pipegrid.core.encoder import Encoder, ShareWrite
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.put.codingline import CodingLine
 from pipegrid.transfer.put.keyedfile import KeyedFile
-from pipegrid.transfer.put.openlanes import OpenLanes
+from pipegrid.transfer.put.openways import OpenWays
 from pipegrid.transfer.put.shareway import ShareWay
 
 WaitForRoom = Callable[[], Coroutine[Any, Any, None]]
@@ -29,12 +29,12 @@ class Segments:
         gone_by: how many have been given to the ways that were open then.
     """
 
-    def __init__(self, file: KeyedFile, workers: CpuWorkers, lanes: OpenLanes) -> None:
+    def __init__(self, file: KeyedFile, workers: CpuWorkers, ways: OpenWays) -> None:
         self.gone_by = 0
         self._geometry = file.geometry
         self._source = file.source
         self._workers = workers
-        self._lanes = lanes
+        self._ways = ways
         self._encoder = Encoder(file.geometry, file.key)
         self._line = CodingLine(self._encoder, file.source, workers)
 
@@ -57,37 +57,37 @@ class Segments:
         for index in range(self._geometry.num_segments):
             await wait_for_room()
             coded = await self._line.take()
-            _send(self._encoder.add(coded), index, self._lanes.open)
+            _send(self._encoder.add(coded), index, self._ways.open)
             self.gone_by = index + 1
 
     async def send_trailers(self) -> None:
         """Send what stands behind the blocks, which makes the file's cap."""
         trees = 32 * self._geometry.num_segments * self._geometry.total_shares
         writes = await self._workers.run_if_large(16 * trees, self._encoder.finish)
-        _send(writes, None, self._lanes.open)
+        _send(writes, None, self._ways.open)
 
     async def send_missed(self, late: Sequence[ShareWay], wait_for_room: WaitForRoom) -> None:
-        """Code again, and send, what lanes that were opened late have missed, or have lost."""
+        """Code again, and send, what ways that were opened late have missed, or have lost."""
         geometry = self._geometry
         assert self.gone_by == geometry.num_segments
-        missed = [lane.missed for lane in late if lane.missed]
+        missed = [way.missed for way in late if way.missed]
         first = min((each.start for each in missed), default=0)
         for index in range(first, max((each.stop for each in missed), default=0)):
             await wait_for_room()
-            # A lane whose turn is not now may just have lost something that is earlier: next time.
-            joining = [lane for lane in late if lane.misses_next(index)]
+            # A way whose turn is not now may just have lost something that is earlier: next time.
+            joining = [way for way in late if way.misses_next(index)]
             if joining:
-                shares = {lane.share_number for lane in joining}
+                shares = {way.share_number for way in joining}
                 size = 8 * geometry.segment_length(index)
                 writes = await self._workers.run_if_large(size, self._recode, index, shares)
                 # Meanwhile one may have lost more.
-                _send(writes, index, [lane for lane in joining if lane.misses_next(index)])
-        for lane in late:
-            if lane.missed or not lane.is_open:
+                _send(writes, index, [way for way in joining if way.misses_next(index)])
+        for way in late:
+            if way.missed or not way.is_open:
                 continue
-            if not lane.has_trailer:
-                lane.send(self._encoder.trailer(lane.share_number))
-            lane.finish()
+            if not way.has_trailer:
+                way.send(self._encoder.trailer(way.share_number))
+            way.finish()
 
     def _recode(self, index: int, shares: set[int]) -> list[ShareWrite]:
         geometry = self._geometry
@@ -97,10 +97,10 @@ class Segments:
         return self._encoder.recode(index, plaintext, shares)
 
 
-def _send(writes: Iterable[ShareWrite], segment: int | None, lanes: Iterable[ShareWay]) -> None:
+def _send(writes: Iterable[ShareWrite], segment: int | None, ways: Iterable[ShareWay]) -> None:
     by_share: dict[int, list[ShareWay]] = {}
-    for lane in lanes:
-        by_share.setdefault(lane.share_number, []).append(lane)
+    for way in ways:
+        by_share.setdefault(way.share_number, []).append(way)
     for write in writes:
-        for lane in by_share.get(write.share_number, ()):
-            lane.send(write, segment)
+        for way in by_share.get(write.share_number, ()):
+            way.send(write, segment)

@@ -1,14 +1,14 @@
 """
 One share on its way to one server.
 
-A lane gathers the encoder's small writes into batches (``batch``), hands them to its peer's pipeline, and
+A way gathers the encoder's small writes into batches (``batch``), hands them to its peer's pipeline, and
 knows what was acknowledged. It never waits itself: the upload looks at ``blocked`` and ``state``, and is
 woken whenever they may have changed.
 
 What its states are, and what leads from one to the next: ``sharestate``.
 
 A large batch need not be kept until it is acknowledged, if the transfer can code segments again. What is lost
-with a connection then is ``missed``, as are the segments that went by before the lane was opened.
+with a connection then is ``missed``, as are the segments that went by before the way was opened.
 
 What the server has already, of an upload that was cut off, is not sent again (``already``).
 """
@@ -42,12 +42,12 @@ class ShareWay:
     Args:
         shares: those of the file.
         secrets: of the file on this server.
-        missed: so many segments went by before this lane was opened; they are coded again and sent at
+        missed: so many segments went by before this way was opened; they are coded again and sent at
             the end.
         changed: called after every event that may let the upload go on.
         stored: called instead when the server has acknowledged all of the share.
         lets_go: segments can be coded again, so that bytes which the network has need not be kept.
-        turn: what part of a full message the second one is, more than 0 and at most 1. Lanes whose messages
+        turn: what part of a full message the second one is, more than 0 and at most 1. Ways whose messages
             filled up together would send them together, and leave the servers idle while the next are coded.
 
     Attributes:
@@ -57,8 +57,8 @@ class ShareWay:
         missed: segments that the transfer has to code again and send, in this order.
         acknowledged_bytes: what the server has confirmed, or said that it has from before.
         found_bytes: of these, what it had before.
-        stalled_s: how long this lane has kept others waiting, so far.
-        last_sign: when the server last acknowledged anything of this lane.
+        stalled_s: how long this way has kept others waiting, so far.
+        last_sign: when the server last acknowledged anything of this way.
         has_trailer: whether the hashes behind the blocks have gone by, and were not lost.
         all_sent: whether every byte of the share has been handed to the pipeline.
         error: why it was refused, lost or failed.
@@ -154,7 +154,7 @@ class ShareWay:
         return wrong or isinstance(self.error, (NoSpace, ConflictingWrite))
 
     def misses_next(self, segment: int) -> bool:
-        """Whether this is the next segment to be coded again for this lane."""
+        """Whether this is the next segment to be coded again for this way."""
         return self.state is State.OPEN and bool(self.missed) and segment == self.missed.start
 
     @property
@@ -264,7 +264,7 @@ class ShareWay:
             self._changed()  # there is memory for more of the next message
 
     def _write(self, let_go: Callable[[], None] | None, batch: Batch) -> Deferred[object]:
-        """Return a Deferred that never fails: a pipeline is shared, a failure is this lane's own."""
+        """Return a Deferred that never fails: a pipeline is shared, a failure is this way's own."""
         pieces, batch.pieces = batch.pieces, []  # the transport's now, and nobody else's
         call = self.peer.server.write(
             self._storage_index,
@@ -385,12 +385,12 @@ class ShareWay:
             room.cancel()
 
     def cancel(self, state: State) -> None:
-        """End the lane in this state and give up all unanswered writes."""
+        """End the way in this state and give up all unanswered writes."""
         self.close(state)
         self._owed.cancel()
 
     def detach(self) -> None:
-        """Tell nobody any more; else a transfer and its lanes would keep each other after their end."""
+        """Tell nobody any more; else a transfer and its ways would keep each other after their end."""
         self._changed = self._stored = lambda: None
 
     def abort(self) -> Deferred[None]:

@@ -1,13 +1,13 @@
 """
 Putting one file on a grid, in one round trip where reality allows it.
 
-The way of the data: source -> coding line (workers) -> lanes (one a share) -> pipelines (one a
+The way of the data: source -> coding line (workers) -> ways (one a share) -> pipelines (one a
 server). Allocation and writes leave together, to the servers where the plan's optimistic first
 placement wants them; answers are compared with the plan as they come, and only the difference
 costs another round trip. A share that finds a new home late joins at the current segment, and
 what it missed is coded again from the source, never kept. So is what was lost with a connection.
 
-Nothing waits for the slowest server without need: a lane may cost the others at most the grace
+Nothing waits for the slowest server without need: a way may cost the others at most the grace
 (``UploadSettings``), and is dropped after it if happiness holds without its share.
 """
 
@@ -61,11 +61,11 @@ class Upload:
         self._begun = begun
         self._started = clock.seconds() if begun is None else begun.started
         parts = new_parts(means, file, self._started, self._changed.fire, reports)
-        self._plan, self._lanes, self._where = parts.plan, parts.lanes, parts.where
+        self._plan, self._ways, self._where = parts.plan, parts.ways, parts.where
         self._allocations, self._refusals = parts.allocations, parts.refusals
         self._asking = parts.asking
         self._news = News(clock, parts)
-        self._segments = Segments(file, self._workers, self._lanes)
+        self._segments = Segments(file, self._workers, self._ways)
         self._pace: Pace[ShareWay] = Pace(
             means.settings, self._started, None if begun is None else begun.happy_since
         )
@@ -95,19 +95,19 @@ class Upload:
         except UnhappyError:
             # If servers went away in the middle a rerun goes on when they are back, with what is where it
             # will look for it.
-            self._let_go(abort=True, keep=self._plan.first() if self._lanes.lost_midway else {})
-            await self._lanes.forgotten(self._clock)
+            self._let_go(abort=True, keep=self._plan.first() if self._ways.lost_midway else {})
+            await self._ways.forgotten(self._clock)
             raise
         except BaseException:
             self._let_go(abort=True)
-            await self._lanes.forgotten(self._clock)
+            await self._ways.forgotten(self._clock)
             raise
         finally:
             self._segments.close()
         if self._superfluous:
             try:
                 # Who closes the grid now would leave unfinished shares on servers.
-                await self._lanes.forgotten(self._clock)
+                await self._ways.forgotten(self._clock)
             except BaseException:
                 self._let_go()
                 raise
@@ -122,7 +122,7 @@ class Upload:
         if self._asking.first:
             await self._hear_first()
         if self._begun is None:
-            self._open_lanes(self._plan.opening())
+            self._open_ways(self._plan.opening())
         else:
             self._take_over(self._begun)
         await self._send_all()
@@ -157,14 +157,14 @@ class Upload:
             allocation, writes = take_apart(call, numbers)
             secrets = self._file.shares.secrets_for(peer)
             for number, write in writes.items():
-                lane = self._lane(peer, number, secrets)
-                self._lanes.add(lane)
-                lane.adopt(write, begun.started)
+                way = self._way(peer, number, secrets)
+                self._ways.add(way)
+                way.adopt(write, begun.started)
             self._allocations.adopt(peer, frozenset(numbers), allocation)
         self._take_stock()
 
     async def _send_all(self) -> None:
-        """Send every segment, and the trailers, to the lanes that are open when it goes by."""
+        """Send every segment, and the trailers, to the ways that are open when it goes by."""
         await self._segments.send_blocks(self._wait_for_room)
         await self._file.check_unchanged(self._workers)
         await self._segments.send_trailers()
@@ -173,11 +173,11 @@ class Upload:
         if self._allocations.has_news:
             self._take_stock()
         may_hold = self._asking.may_hold_back(self._clock.seconds())
-        for lane in self._lanes.open:
-            if not lane.missed and lane.has_trailer:
-                lane.finish(may_hold and self._asking.holds_back(lane.exceeds_window))
+        for way in self._ways.open:
+            if not way.missed and way.has_trailer:
+                way.finish(may_hold and self._asking.holds_back(way.exceeds_window))
         if may_hold:
-            self._held = [lane for lane in self._lanes.open if lane.is_held]
+            self._held = [way for way in self._ways.open if way.is_held]
 
     async def _settle(self) -> None:
         """Wait until every share is acknowledged, or enough of them and the grace is over."""
@@ -186,23 +186,23 @@ class Upload:
             if self._held and self._asking.left_s(self._clock.seconds()) <= 0:
                 self._release()
             late = [
-                lane
-                for lane in self._lanes.open
-                if lane.is_open and not lane.all_sent and not lane.is_held
+                way
+                for way in self._ways.open
+                if way.is_open and not way.all_sent and not way.is_held
             ]
             if late:
                 await self._segments.send_missed(late, self._wait_for_room)
                 continue
-            if not self._lanes.open:
+            if not self._ways.open:
                 if not self._plan.is_enough and self._refusals.ask():
                     await self._changed.wait(ASK_S)
                     continue
                 break
             now = self._clock.seconds()
-            patience = self._pace.until_over(now, self._lanes.open, self._plan.is_enough)
+            patience = self._pace.until_over(now, self._ways.open, self._plan.is_enough)
             if patience is None:
-                for lane in self._lanes.open:
-                    self._drop(lane)
+                for way in self._ways.open:
+                    self._drop(way)
                 break
             if self._held:
                 patience = min(patience, self._asking.left_s(now))
@@ -214,15 +214,15 @@ class Upload:
 
     def _release(self) -> None:
         """Send last bytes, where they are wanted still; where others were lost they wait for those."""
-        for lane in self._held:
-            if lane.is_held:
-                lane.release()
-        self._held = [lane for lane in self._held if lane.is_open and not lane.all_sent]
+        for way in self._held:
+            if way.is_held:
+                way.release()
+        self._held = [way for way in self._held if way.is_open and not way.all_sent]
 
     def _until_decision(self) -> int:
         """How many more shares have to be stored before there is anything to do."""
         missing = self._plan.missing
-        open_ones = len(self._lanes.open)
+        open_ones = len(self._ways.open)
         return min(missing, open_ones) if missing > 0 else open_ones
 
     def _share_stored(self) -> None:
@@ -239,23 +239,23 @@ class Upload:
             happy=self._file.happy,
             stored=len(self._plan.stored),
             required_shares=self._file.geometry.required_shares,
-            reasons=self._lanes.reasons,
+            reasons=self._ways.reasons,
             full=self._refusals.explained,
             contended=self.contended,
-            absent=len(self._lanes.absent),
+            absent=len(self._ways.absent),
         )
 
-    def _open_lanes(self, placement: dict[int, Peer]) -> None:
+    def _open_ways(self, placement: dict[int, Peer]) -> None:
         by_peer: dict[Peer, set[int]] = {}
         for number, peer in placement.items():
             by_peer.setdefault(peer, set()).add(number)
         for peer, numbers in by_peer.items():
             secrets = self._file.shares.secrets_for(peer)
             for number in sorted(numbers):
-                self._lanes.add(self._lane(peer, number, secrets))
+                self._ways.add(self._way(peer, number, secrets))
             self._allocations.ask(peer, frozenset(numbers), secrets)
 
-    def _lane(self, peer: Peer, number: int, secrets: UploadSecrets) -> ShareWay:
+    def _way(self, peer: Peer, number: int, secrets: UploadSecrets) -> ShareWay:
         return ShareWay(
             peer,
             number,
@@ -270,18 +270,18 @@ class Upload:
         )
 
     async def _wait_for_room(self) -> None:
-        """Return when every open lane has room for more, dropping those that take too long."""
+        """Return when every open way has room for more, dropping those that take too long."""
         while True:
             if self._take_stock():
                 self._give_up_if_hopeless()
             patience = self._pace.until_room(
-                self._clock.seconds(), self._lanes.open, self._can_spare
+                self._clock.seconds(), self._ways.open, self._can_spare
             )
             if patience is None:
                 return
             await self._changed.wait(patience)
-            for lane in self._pace.waited(self._clock.seconds(), self._lanes.open):
-                self._drop(lane)
+            for way in self._pace.waited(self._clock.seconds(), self._ways.open):
+                self._drop(way)
 
     def _give_up_if_hopeless(self) -> None:
         """Raise UnhappyError if too little can be stored: do not send a large file in vain."""
@@ -289,43 +289,43 @@ class Upload:
         if hopeless and not self._allocations.waiting and not self._refusals.ask():
             raise self._unhappy(self._plan.hoped_happiness())
 
-    def _can_spare(self, lane: ShareWay) -> bool:
-        return self._plan.will_be_enough([lane.share_number])
+    def _can_spare(self, way: ShareWay) -> bool:
+        return self._plan.will_be_enough([way.share_number])
 
-    def _drop(self, lane: ShareWay) -> None:
+    def _drop(self, way: ShareWay) -> None:
         """Take a share back, unless happiness needs it, or whoever gets the file."""
-        if self._can_spare(lane):
-            self._dropped.add(lane.peer.name)
-            self._take_back(lane)
+        if self._can_spare(way):
+            self._dropped.add(way.peer.name)
+            self._take_back(way)
 
-    def _take_back(self, lane: ShareWay) -> None:
-        self._plan.dropped(lane.share_number, lane.peer)
-        if lane.is_held:
+    def _take_back(self, way: ShareWay) -> None:
+        self._plan.dropped(way.share_number, way.peer)
+        if way.is_held:
             # All else is sent: to break that off would cost the connection.
-            lane.close(State.DROPPED)
+            way.close(State.DROPPED)
         else:
-            lane.cancel(State.DROPPED)
-        self._lanes.forget(lane)
+            way.cancel(State.DROPPED)
+        self._ways.forget(way)
         self._changed.fire()  # one whose last byte was held may have had no call to end
 
     def _let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
-        self._lanes.let_go(abort=abort, keep=keep)
+        self._ways.let_go(abort=abort, keep=keep)
         self._allocations.cancel()
         self._refusals.cancel()
 
     def _take_stock(self) -> bool:
         """
-        Tell the plan what has happened, and open the lanes that it wants now.
+        Tell the plan what has happened, and open the ways that it wants now.
 
         Returns whether anything has happened that it did not know.
         """
         news = self._news.take()
         if news:
             for number in self._plan.superfluous():
-                for lane in self._lanes.open:
-                    if lane.share_number == number and not lane.all_sent:
-                        self._take_back(lane)
+                for way in self._ways.open:
+                    if way.share_number == number and not way.all_sent:
+                        self._take_back(way)
                         self._superfluous = True
-            self._open_lanes(self._plan.moves())
-        self._where.report(self._lanes.open)
+            self._open_ways(self._plan.moves())
+        self._where.report(self._ways.open)
         return news

@@ -1,7 +1,7 @@
 """
 A small file in one move: each server is given its shares whole, with the question for room, and has them.
 
-Nearly every small put ends so. What ``Upload`` knows of segments, lanes, windows and placements is
+Nearly every small put ends so. What ``Upload`` knows of segments, ways, windows and placements is
 not needed for it, and would take most of its time. Where reality differs (a server refuses, fails, or lets
 others wait) all that is known and all that is still on its way goes over to an ``Upload`` (``Begun``), which
 continues as if it had begun alone.

@@ -1,5 +1,5 @@
 """
-The lanes of one transfer: those that are open, those that have ended, and why some have failed.
+The ways of one transfer: those that are open, those that have ended, and why some have failed.
 
 What an end means for the placement is the transfer's business.
 """
@@ -25,9 +25,9 @@ FORGET_S = 2.0
 """For a server that does not answer; it forgets by itself after half an hour."""
 
 
-class OpenLanes:
+class OpenWays:
     """
-    The lanes of one transfer.
+    The ways of one transfer.
 
     Args:
         silence_s: a server that acknowledges nothing for so long is given up.
@@ -48,51 +48,51 @@ class OpenLanes:
         self._forgetting: set[Deferred[None]] = set()
         self._silence_s = silence_s
 
-    def add(self, lane: ShareWay) -> None:
+    def add(self, way: ShareWay) -> None:
         """A share is on its way."""
-        self._plan.sending(lane.share_number, lane.peer)
-        self.open.append(lane)
+        self._plan.sending(way.share_number, way.peer)
+        self.open.append(way)
 
     def peer_failed(self, peer: Peer, error: BaseException | None) -> None:
         """A server is gone, and with it all that was on its way there."""
         self.reasons[peer.name] = str(error)
         self._note_absence(peer.name, error)
         self._plan.failed(peer)
-        for lane in self.open:
-            if lane.peer is peer:
-                lane.cancel(State.FAILED)
+        for way in self.open:
+            if way.peer is peer:
+                way.cancel(State.FAILED)
 
     @property
     def lost_midway(self) -> bool:
         """Whether some server failed that had taken a part of its share, but not all."""
         return any(
-            lane.state is State.FAILED and lane.acknowledged_bytes
-            for lane in [*self.open, *self.ended]
+            way.state is State.FAILED and way.acknowledged_bytes
+            for way in [*self.open, *self.ended]
         )
 
     def take_ended(self, now: float) -> list[ShareWay]:
         """
-        Return the lanes that have ended since the last time; give up silent servers first.
+        Return the ways that have ended since the last time; give up silent servers first.
 
-        What a lane met that no server may raise is raised here.
+        What a way met that no server may raise is raised here.
         """
-        for lane in self.open:
-            lane.resolve_doubt()
-            if is_silent(lane, now, self._silence_s):
-                silent = f"{lane.peer.name} was silent for {self._silence_s:g} s"
-                self.peer_failed(lane.peer, ServerTimeout(silent))
-        ended = [lane for lane in self.open if lane.ended]
+        for way in self.open:
+            way.resolve_doubt()
+            if is_silent(way, now, self._silence_s):
+                silent = f"{way.peer.name} was silent for {self._silence_s:g} s"
+                self.peer_failed(way.peer, ServerTimeout(silent))
+        ended = [way for way in self.open if way.ended]
         if ended:
-            self.open = [lane for lane in self.open if not lane.ended]
+            self.open = [way for way in self.open if not way.ended]
             self.ended += ended
-        for lane in ended:
-            if lane.bug is not None:
-                lane.bug.raiseException()
-            there = lane.state in (State.STORED, State.FOUND)  # whatever was thought before
-            if not (there or lane.error is None or is_unexplained(lane.state, lane.error)):
-                self._note(lane.peer.name, lane.error)
-            if lane.is_useless:
-                self.forget(lane)
+        for way in ended:
+            if way.bug is not None:
+                way.bug.raiseException()
+            there = way.state in (State.STORED, State.FOUND)  # whatever was thought before
+            if not (there or way.error is None or is_unexplained(way.state, way.error)):
+                self._note(way.peer.name, way.error)
+            if way.is_useless:
+                self.forget(way)
         return ended
 
     def _note(self, server: str, error: ServerError) -> None:
@@ -115,18 +115,18 @@ class OpenLanes:
             abort: have servers forget unfinished shares, too; they stay for a rerun to resume otherwise.
             keep: but not these, of the shares with these numbers at these servers.
         """
-        unfinished = [lane for lane in self.open if not lane.ended]
-        for lane in [*self.open, *self.ended]:
-            lane.cancel(State.DROPPED)
-            lane.detach()
+        unfinished = [way for way in self.open if not way.ended]
+        for way in [*self.open, *self.ended]:
+            way.cancel(State.DROPPED)
+            way.detach()
         if abort:
-            for lane in unfinished:
-                if keep.get(lane.share_number) is not lane.peer:
-                    self.forget(lane)
+            for way in unfinished:
+                if keep.get(way.share_number) is not way.peer:
+                    self.forget(way)
 
-    def forget(self, lane: ShareWay) -> None:
-        """Have its server forget the unfinished share of a lane that has ended."""
-        told = lane.abort()
+    def forget(self, way: ShareWay) -> None:
+        """Have its server forget the unfinished share of a way that has ended."""
+        told = way.abort()
         self._forgetting.add(told)
         told.addBoth(lambda _: self._forgetting.discard(told))
 

@@ -1,4 +1,4 @@
-"""How a lane makes messages of an encoder's writes."""
+"""How a way makes messages of an encoder's writes."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Server(MemoryServer):
         return self.answers[-1]
 
 
-class LaneTestCase(SynchronousTestCase):
-    """One lane, whose messages are ten blocks."""
+class WayTestCase(SynchronousTestCase):
+    """One way, whose messages are ten blocks."""
 
     def setUp(self) -> None:
         self.patch(batch, "BATCH_BYTES", MESSAGE)
@@ -73,7 +73,7 @@ class LaneTestCase(SynchronousTestCase):
         self.patch(batch, "LET_GO_BYTES", BLOCK)
         self.server = Server()
 
-    def lane(self, **options: Any) -> ShareWay:
+    def make_way(self, **options: Any) -> ShareWay:
         peer = Peer(self.server, Pipeline(1 << 20, held_limit_bytes=1 << 20))
         return ShareWay(
             peer, 0, SHARES, SECRETS, 0, self.changed, self.changed, HeapClock(), **options
@@ -82,40 +82,40 @@ class LaneTestCase(SynchronousTestCase):
     def changed(self) -> None:
         """Nobody waits."""
 
-    def send(self, lane: ShareWay, first: int, after: int) -> None:
+    def send(self, way: ShareWay, first: int, after: int) -> None:
         for segment in range(first, after):
-            lane.send(ShareWrite(0, segment * BLOCK, (bytes(BLOCK),)), segment)
+            way.send(ShareWrite(0, segment * BLOCK, (bytes(BLOCK),)), segment)
 
 
-class TurnTests(LaneTestCase):
-    """Lanes that get equally much at the same time do not all send at the same time."""
+class TurnTests(WayTestCase):
+    """Ways that get equally much at the same time do not all send at the same time."""
 
     def test_only_the_second_message_is_shorter(self) -> None:
-        """From then on each lane's messages are full at another moment."""
-        lane = self.lane(turn=0.3)
-        self.send(lane, 0, 45)
-        lane.finish()
+        """From then on each way's messages are full at another moment."""
+        way = self.make_way(turn=0.3)
+        self.send(way, 0, 45)
+        way.finish()
         self.assertEqual(
             [length // BLOCK for _, length in self.server.writes], [10, 3, 10, 10, 10, 2]
         )
 
     def test_moments_are_spread_evenly(self) -> None:
-        """Ten lanes with ten turns: one is full with each block."""
+        """Ten ways with ten turns: one is full with each block."""
         full_at = []
         for number in range(10):
             self.server.writes.clear()
-            self.send(self.lane(turn=(number + 1) / 10), 0, 25)
+            self.send(self.make_way(turn=(number + 1) / 10), 0, 25)
             offset, length = self.server.writes[1]
             full_at.append((offset + length) // BLOCK)
         self.assertEqual(full_at, list(range(11, 21)))
 
     def test_by_default_all_are_full(self) -> None:
-        """Whoever has one lane needs no turns."""
-        self.send(self.lane(), 0, 30)
+        """Whoever has one way needs no turns."""
+        self.send(self.make_way(), 0, 30)
         self.assertEqual([length for _, length in self.server.writes], [MESSAGE] * 3)
 
 
-class FullWindowTests(LaneTestCase):
+class FullWindowTests(WayTestCase):
     """While a window is full, the message that comes next is gathered."""
 
     def setUp(self) -> None:
@@ -219,7 +219,7 @@ class FullWindowTests(LaneTestCase):
         self.assertFalse(self.way.blocked)
 
 
-class AlreadyThereTests(LaneTestCase):
+class AlreadyThereTests(WayTestCase):
     """What the server says that it has is not sent to it."""
 
     def answer(self, number: int, *required: tuple[int, int]) -> None:
@@ -231,165 +231,165 @@ class AlreadyThereTests(LaneTestCase):
         """Return what was written, in blocks: from, and to before."""
         return [(at // BLOCK, (at + length) // BLOCK) for at, length in self.server.writes]
 
-    def end(self, lane: ShareWay, first: int = SHARE_BYTES // BLOCK - 1) -> None:
+    def end(self, way: ShareWay, first: int = SHARE_BYTES // BLOCK - 1) -> None:
         """Send the trailer, which is the last block."""
-        lane.send(ShareWrite(0, first * BLOCK, (bytes(BLOCK),)))
-        lane.finish()
+        way.send(ShareWrite(0, first * BLOCK, (bytes(BLOCK),)))
+        way.finish()
 
     def test_what_is_there_is_passed_over(self) -> None:
         """After the first answer, by block; what is missing goes in messages as ever."""
-        lane = self.lane()
-        self.send(lane, 0, 10)
+        way = self.make_way()
+        self.send(way, 0, 10)
         self.answer(0, (10, 12), (30, 50))
-        self.assertEqual(lane.acknowledged_bytes, 28 * BLOCK)
-        self.send(lane, 10, 49)
-        self.end(lane)
+        self.assertEqual(way.acknowledged_bytes, 28 * BLOCK)
+        self.send(way, 10, 49)
+        self.end(way)
         self.assertEqual(self.sent(), [(0, 10), (10, 12), (30, 40), (40, 50)])
-        self.assertEqual((lane.has_trailer, lane.all_sent), (True, True))
+        self.assertEqual((way.has_trailer, way.all_sent), (True, True))
 
     def test_the_message_that_is_being_gathered(self) -> None:
         """It is not sent either if all of it is there; else all of it is, and not more."""
-        lane = self.lane()
-        self.send(lane, 0, 15)
+        way = self.make_way()
+        self.send(way, 0, 15)
         self.answer(0, (20, 50))
-        self.send(lane, 15, 20)
+        self.send(way, 15, 20)
         self.assertEqual(self.sent(), [(0, 10)])
-        self.send(lane, 20, 30)
+        self.send(way, 20, 30)
         self.assertEqual(self.sent(), [(0, 10), (20, 30)])
 
     def test_a_gathered_message_of_which_some_is_missing(self) -> None:
         """It goes at once when what follows is there: nobody knows how long the next one takes."""
-        lane = self.lane()
-        self.send(lane, 0, 15)
+        way = self.make_way()
+        self.send(way, 0, 15)
         self.answer(0, (14, 15), (20, 50))
-        self.send(lane, 15, 16)
+        self.send(way, 15, 16)
         self.assertEqual(self.sent(), [(0, 10), (10, 15)])
 
     def test_only_the_last_bytes_are_missing(self) -> None:
         """The first message, and they."""
-        lane = self.lane()
-        self.send(lane, 0, 10)
+        way = self.make_way()
+        self.send(way, 0, 10)
         self.answer(0, (49, 50))
-        self.send(lane, 10, 49)
-        self.end(lane)
+        self.send(way, 10, 49)
+        self.end(way)
         self.assertEqual(self.sent(), [(0, 10), (49, 50)])
         self.server.answers[1].callback(WriteAnswer(True))
-        self.assertEqual((lane.state, lane.acknowledged_bytes), ("stored", SHARE_BYTES))
+        self.assertEqual((way.state, way.acknowledged_bytes), ("stored", SHARE_BYTES))
 
     def test_a_block_that_is_there_in_part(self) -> None:
         """It is sent whole; servers take equal bytes twice."""
-        lane = self.lane()
-        self.send(lane, 0, 10)
+        way = self.make_way()
+        self.send(way, 0, 10)
         self.server.answers[0].callback(WriteAnswer(False, ((25 * BLOCK + 1, SHARE_BYTES),)))
-        self.send(lane, 10, 35)
+        self.send(way, 10, 35)
         self.assertEqual(self.sent(), [(0, 10), (25, 35)])
 
     def test_an_answer_that_comes_late(self) -> None:
         """It knows nothing of what was sent behind its write, and makes nobody send that again."""
-        lane = self.lane()
-        self.send(lane, 0, 30)
+        way = self.make_way()
+        self.send(way, 0, 30)
         self.answer(0, (10, 50))
-        self.send(lane, 30, 40)
+        self.send(way, 30, 40)
         self.answer(1, (20, 50))
         self.assertEqual(self.sent(), [(0, 10), (10, 20), (20, 30), (30, 40)])
-        self.assertEqual(lane.acknowledged_bytes, 20 * BLOCK)
+        self.assertEqual(way.acknowledged_bytes, 20 * BLOCK)
 
     def test_segments_that_are_sent_again(self) -> None:
         """Of what was lost with a connection, only what the server does not have; the rest counts as sent."""
-        lane = self.lane(lets_go=True)
-        self.send(lane, 0, 30)
+        way = self.make_way(lets_go=True)
+        self.send(way, 0, 30)
         self.server.answers[1].errback(WriteLost("the connection was lost"))
         self.answer(0, (10, 15), (20, 50))
-        self.assertEqual(lane.missed, range(10, 20))
-        self.send(lane, 10, 20)
-        lane.flush()
-        self.assertFalse(lane.missed)
+        self.assertEqual(way.missed, range(10, 20))
+        self.send(way, 10, 20)
+        way.flush()
+        self.assertFalse(way.missed)
         self.assertEqual(self.sent()[3:], [(10, 15)])
 
     def doubtful(self, *, lets_go: bool) -> ShareWay:
-        """Return a lane whose server said that it has what it has not."""
-        lane = self.lane(lets_go=lets_go)
-        self.send(lane, 0, 10)
+        """Return a way whose server said that it has what it has not."""
+        way = self.make_way(lets_go=lets_go)
+        self.send(way, 0, 10)
         self.answer(0, (49, 50))
-        self.send(lane, 10, 49)
-        self.end(lane)
+        self.send(way, 10, 49)
+        self.end(way)
         self.answer(1, (30, 40))
-        self.assertEqual((lane.state, lane.ended), ("doubtful", False))
+        self.assertEqual((way.state, way.ended), ("doubtful", False))
         self.assertEqual(self.server.calls, [])
-        lane.resolve_doubt()
-        return lane
+        way.resolve_doubt()
+        return way
 
     def test_what_was_passed_over_wrongly(self) -> None:
         """The list is asked; then all of it is sent, and nothing that the server says is believed."""
-        lane = self.doubtful(lets_go=True)
+        way = self.doubtful(lets_go=True)
         self.assertEqual([name for name, _ in self.server.calls], ["list_shares"])
-        self.assertEqual((lane.state, lane.missed, lane.all_sent), ("open", range(10, 49), False))
-        self.assertTrue(lane.has_trailer, "that was sent")
-        self.send(lane, 10, 20)
+        self.assertEqual((way.state, way.missed, way.all_sent), ("open", range(10, 49), False))
+        self.assertTrue(way.has_trailer, "that was sent")
+        self.send(way, 10, 20)
         self.answer(2, (49, 50))
-        self.send(lane, 20, 49)
-        lane.finish()
+        self.send(way, 20, 49)
+        way.finish()
         self.assertEqual(self.sent()[2:], [(10, 20), (20, 30), (30, 40), (40, 49)])
         for number in (3, 4, 5):
             self.answer(number, (49, 50))
-        lane.resolve_doubt()
-        self.assertEqual(lane.state, "lost", "once is enough")
+        way.resolve_doubt()
+        self.assertEqual(way.state, "lost", "once is enough")
 
     def test_a_share_that_is_there_after_all(self) -> None:
         """Somebody else's write completed it."""
         self.server.storage.shares[SI, 0] = b"x"
-        lane = self.doubtful(lets_go=True)
-        self.assertEqual(lane.state, "stored")
+        way = self.doubtful(lets_go=True)
+        self.assertEqual(way.state, "stored")
 
     def test_who_cannot_make_them_again(self) -> None:
-        """A repair's lane is lost then."""
-        lane = self.doubtful(lets_go=False)
-        self.assertEqual(lane.state, "lost")
+        """A repair's way is lost then."""
+        way = self.doubtful(lets_go=False)
+        self.assertEqual(way.state, "lost")
 
     def test_a_trailer_that_was_passed_over_wrongly(self) -> None:
         """It is sent after all."""
-        lane = self.lane(lets_go=True)
-        self.send(lane, 0, 10)
+        way = self.make_way(lets_go=True)
+        self.send(way, 0, 10)
         self.answer(0, (10, 11))
-        self.send(lane, 10, 49)
-        self.end(lane)
+        self.send(way, 10, 49)
+        self.end(way)
         self.assertEqual(self.sent(), [(0, 10), (10, 11)])
         self.answer(1, (49, 50))
-        lane.resolve_doubt()
-        self.assertEqual((lane.state, lane.has_trailer), ("open", False))
+        way.resolve_doubt()
+        self.assertEqual((way.state, way.has_trailer), ("open", False))
 
     def test_the_server_has_nothing_any_more(self) -> None:
-        """It knows no such upload: the share is lost, and begins anew with another lane."""
-        lane = self.lane(lets_go=True)
-        self.send(lane, 0, 10)
+        """It knows no such upload: the share is lost, and begins anew with another way."""
+        way = self.make_way(lets_go=True)
+        self.send(way, 0, 10)
         self.answer(0, (49, 50))
-        self.send(lane, 10, 49)
-        self.end(lane)
+        self.send(way, 10, 49)
+        self.end(way)
         self.server.answers[1].errback(NoSuchShare("forgotten"))
-        lane.resolve_doubt()
-        self.assertEqual(lane.state, "lost")
+        way.resolve_doubt()
+        self.assertEqual(way.state, "lost")
 
     def test_a_server_that_says_nothing(self) -> None:
         """Of an empty answer nothing follows; all is sent."""
-        lane = self.lane(lets_go=True)
-        self.send(lane, 0, 10)
+        way = self.make_way(lets_go=True)
+        self.send(way, 0, 10)
         self.server.answers[0].callback(WriteAnswer(False))
-        self.send(lane, 10, 49)
-        self.end(lane)
+        self.send(way, 10, 49)
+        self.end(way)
         self.assertEqual(sum(length for _, length in self.server.writes), SHARE_BYTES)
-        self.assertEqual(lane.acknowledged_bytes, 10 * BLOCK)
+        self.assertEqual(way.acknowledged_bytes, 10 * BLOCK)
 
     def test_other_bytes_are_there(self) -> None:
         """The share is lost, and its upload to be forgotten."""
-        lane = self.lane(lets_go=True)
-        self.send(lane, 0, 10)
+        way = self.make_way(lets_go=True)
+        self.send(way, 0, 10)
         self.server.answers[0].errback(ConflictingWrite("other bytes"))
-        self.assertEqual(lane.state, "lost")
-        self.assertIsInstance(lane.error, ConflictingWrite)
+        self.assertEqual(way.state, "lost")
+        self.assertIsInstance(way.error, ConflictingWrite)
 
 
-class LostTests(LaneTestCase):
-    """What a lane knows of messages that were lost."""
+class LostTests(WayTestCase):
+    """What a way knows of messages that were lost."""
 
     def lose(self, *numbers: int) -> None:
         for number in numbers:
@@ -397,19 +397,19 @@ class LostTests(LaneTestCase):
 
     def test_segments_of_lost_messages_are_missed(self) -> None:
         """From the first that was lost to the last; those that were acknowledged are not."""
-        lane = self.lane(lets_go=True)
-        self.send(lane, 0, 45)
+        way = self.make_way(lets_go=True)
+        self.send(way, 0, 45)
         self.server.answers[0].callback(WriteAnswer(False))
         self.lose(1, 2, 3)
-        self.assertEqual((lane.state, lane.missed), ("open", range(10, 40)))
-        self.assertFalse(lane.misses_next(11))
-        self.send(lane, 45, 46)
-        self.assertEqual(lane.missed, range(10, 40), "what goes by now is something else")
+        self.assertEqual((way.state, way.missed), ("open", range(10, 40)))
+        self.assertFalse(way.misses_next(11))
+        self.send(way, 45, 46)
+        self.assertEqual(way.missed, range(10, 40), "what goes by now is something else")
         for segment in range(10, 40):
-            self.assertTrue(lane.misses_next(segment))
-            self.send(lane, segment, segment + 1)
-        self.assertFalse(lane.missed)
-        lane.flush()
+            self.assertTrue(way.misses_next(segment))
+            self.send(way, segment, segment + 1)
+        self.assertFalse(way.missed)
+        way.flush()
         self.assertEqual(
             self.server.writes[-3:], [(10_000, 10_000), (20_000, 10_000), (30_000, 10_000)]
         )
@@ -417,48 +417,48 @@ class LostTests(LaneTestCase):
 
     def test_lost_while_it_is_sent_again(self) -> None:
         """Then what was lost first is the next again."""
-        lane = self.lane(lets_go=True)
-        self.send(lane, 0, 30)
+        way = self.make_way(lets_go=True)
+        self.send(way, 0, 30)
         self.lose(1, 2)
-        self.send(lane, 10, 20)
-        self.assertEqual(lane.missed, range(20, 30))
+        self.send(way, 10, 20)
+        self.assertEqual(way.missed, range(20, 30))
         self.lose(3)
-        self.assertEqual(lane.missed, range(10, 30))
+        self.assertEqual(way.missed, range(10, 30))
         self.lose(0)
-        self.assertEqual(lane.missed, range(30))
+        self.assertEqual(way.missed, range(30))
 
     def test_a_lost_trailer(self) -> None:
         """It has not gone by, then, and not all is sent."""
-        lane = self.lane(lets_go=True)
-        self.send(lane, 0, 15)
-        lane.send(ShareWrite(0, 15 * BLOCK, (bytes(BLOCK),)))
-        lane.finish()
-        self.assertEqual((lane.has_trailer, lane.all_sent), (True, True))
+        way = self.make_way(lets_go=True)
+        self.send(way, 0, 15)
+        way.send(ShareWrite(0, 15 * BLOCK, (bytes(BLOCK),)))
+        way.finish()
+        self.assertEqual((way.has_trailer, way.all_sent), (True, True))
         self.server.answers[0].callback(WriteAnswer(False))
         self.lose(1)
-        self.assertEqual((lane.has_trailer, lane.all_sent), (False, False))
-        self.assertEqual((lane.state, lane.missed), ("open", range(10, 15)))
+        self.assertEqual((way.has_trailer, way.all_sent), (False, False))
+        self.assertEqual((way.state, way.missed), ("open", range(10, 15)))
 
-    def test_a_lane_that_has_ended_misses_nothing(self) -> None:
+    def test_a_way_that_has_ended_misses_nothing(self) -> None:
         """It is over."""
-        lane = self.lane(lets_go=True)
-        self.send(lane, 0, 10)
-        lane.close(State.DROPPED)
+        way = self.make_way(lets_go=True)
+        self.send(way, 0, 10)
+        way.close(State.DROPPED)
         self.lose(0)
-        self.assertEqual((lane.state, lane.missed, lane.error), ("dropped", range(0), None))
+        self.assertEqual((way.state, way.missed, way.error), ("dropped", range(0), None))
 
-    def test_a_doubtful_lane_asks(self) -> None:
+    def test_a_doubtful_way_asks(self) -> None:
         """What the server says of its list is the answer to this as well."""
-        lane = self.lane(lets_go=True)
-        self.send(lane, 0, 20)
-        lane.close(State.DOUBTFUL)
+        way = self.make_way(lets_go=True)
+        self.send(way, 0, 20)
+        way.close(State.DOUBTFUL)
         self.lose(0, 1)
-        self.assertEqual(lane.state, "doubtful")
-        lane.resolve_doubt()
-        self.assertEqual(lane.state, "lost")
+        self.assertEqual(way.state, "doubtful")
+        way.resolve_doubt()
+        self.assertEqual(way.state, "lost")
 
     def test_who_cannot_make_them_again_keeps_them(self) -> None:
-        """A repair's lanes let go of nothing."""
-        lane = self.lane()
-        self.send(lane, 0, 10)
-        self.assertEqual(lane.peer.pipeline.bytes_held, MESSAGE)
+        """A repair's ways let go of nothing."""
+        way = self.make_way()
+        self.send(way, 0, 10)
+        self.assertEqual(way.peer.pipeline.bytes_held, MESSAGE)
