@@ -23,7 +23,12 @@ from tests.scratch import scratch_path
 from tests.test_layers import imports
 
 HOME = Path(__file__).parent.parent.parent
-WITH_TLS = ("tests.transport.test_foolscap_loopback", "tests.transport.test_gbs")
+WITH_TLS = (
+    "tests.transport.test_foolscap_hostile",
+    "tests.transport.test_foolscap_loopback",
+    "tests.transport.test_foolscap_negotiation",
+    "tests.transport.test_gbs",
+)
 """Where transports are tested with TLS."""
 BRING_TLS = (
     "pipegrid.reactor.bulktls",
