@@ -142,7 +142,7 @@ def parse(
             raise
         raise SinkError(f"cannot write to standard output: {error.strerror}") from error  # the help
     except AttributeError:
-        if sys.stdout is None:  # closed, and click before 8.1.4 was to print the help there
+        if sys.stdout is None:  # closed, and an older click (8.1.0) was to print the help there
             console.results.write(b"")  # says so
         raise
     except click.Abort:  # Ctrl-C, while caps were read from a terminal or a pipe
