@@ -344,6 +344,16 @@ class RepairTests(OutageTestCase):
         self.assertEqual(summary.second_tries, 0)
         self.assertLess(self.world.clock.seconds() - began_s, WAIT_S + 180)
 
+    def test_some_that_are_gone_for_good(self) -> None:
+        """Others take what they had, and nobody is waited for."""
+        cap = self.damaged_tree()
+        for server in self.world.servers[:3]:
+            server.host.crash()
+        began_s = self.world.clock.seconds()
+        summary = self.repair(cap, repair=True)
+        self.assertEqual((summary.repaired, summary.second_tries, self.said), (12, 0, []))
+        self.assertLess(self.world.clock.seconds() - began_s, 2)
+
     def test_a_check_waits_for_nobody(self) -> None:
         """Who asks how things are is told how they are."""
         cap = self.damaged_tree()
