@@ -14,6 +14,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.outcome import sentence
+from pipegrid.core.encoder import Encoder
 from pipegrid.core.params import Params
 from pipegrid.errors import NoSpace, SourceError, UnhappyError
 from pipegrid.transfer.put import batch
@@ -141,6 +142,23 @@ class PlacementTests(UploadTestCase):
         self.assertEqual((caught.exception.reached, caught.exception.wanted), (6, 7))
         self.assertEqual([line.calls for line in self.world.lines], [[]] * 6)
         self.assertIn("add servers", str(caught.exception))
+
+    def test_too_few_servers_for_a_large_file(self) -> None:
+        """It is said before the file is read."""
+        read: list[int] = []
+        self.make(3 * SEGMENT, World(6, params=MANY_SEGMENTS))
+        putting = self.world.grid.put(self.data, hashing=lambda done, total: read.append(done))
+        self.assertRaises(UnhappyError, self.world.run, putting)
+        self.assertEqual(read, [])
+
+    def test_servers_that_are_gone_when_the_key_is_made(self) -> None:
+        """Nothing is coded for nobody."""
+        self.make(3 * SEGMENT, World(params=MANY_SEGMENTS))
+        peers: Any = self.world.grid._means.peers
+        self.patch(Encoder, "code", None)
+        putting = self.world.grid.put(self.data, hashing=lambda *_: peers.clear())
+        error = self.assertRaises(UnhappyError, self.world.run, putting)
+        self.assertIn("reached only 0 of the 7 servers", str(error))
 
     def test_too_few_working_servers(self) -> None:
         """The error names what was reached, and why not more."""

@@ -92,7 +92,8 @@ def share_length(geometry: Geometry, layout: ShareLayout) -> int:
 
 def share_bytes(geometry: Geometry) -> int:
     """Return the length of every share that writers make of such a file."""
-    return share_length(geometry, for_geometry(geometry))
+    layout = for_geometry(geometry)
+    return share_length(geometry, layout)
 
 
 def parse_header(data: bytes) -> ShareLayout:

@@ -13,7 +13,6 @@ from pipegrid.transfer.progress import PutReports
 from pipegrid.transfer.put.begun import Begun
 from pipegrid.transfer.put.keyedfile import KeyedFile
 from pipegrid.transfer.put.means import PutMeans
-from pipegrid.transfer.put.reasons import too_few_servers
 from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.put.whole import put_whole
 from pipegrid.transfer.results import PutResult
@@ -46,9 +45,6 @@ async def _upload(
 ) -> PutResult:
     """Upload it, and again if somebody else does just now."""
     for wait_s in (*_CONTENTION_WAITS_S, None):
-        servers = len(means.grid.peers)
-        if servers < file.happy:
-            raise too_few_servers(file.name, servers, file.happy)
         upload = Upload(means, file, reports, begun)
         begun = None
         try:

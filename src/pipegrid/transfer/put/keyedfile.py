@@ -15,7 +15,6 @@ from pipegrid.core import hashes, layout
 from pipegrid.core.hashes import KEY_BYTES, TaggedHasher, convergent_key_hasher
 from pipegrid.core.params import Geometry
 from pipegrid.errors import SourceError
-from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.peers import Means
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.shareset import ShareSet
@@ -51,7 +50,7 @@ class KeyedFile:
         """What a person calls it."""
         return self.source.name
 
-    async def check_unchanged(self, workers: CpuWorkers) -> None:
+    async def check_unchanged(self, means: Means) -> None:
         """
         Make sure that what was coded is what the key was made of.
 
@@ -61,7 +60,7 @@ class KeyedFile:
         if self.source.check_unchanged() or self.secret is None:
             return
         # The time stamps cannot tell; the content can.
-        if self.key != await _convergent_key(self.source, self.geometry, self.secret, workers):
+        if self.key != await _convergent_key(self.source, self.geometry, self.secret, means):
             raise SourceError(
                 f"{self.name} changed while it was read; nothing was stored, try again "
                 "when nobody writes to it"
@@ -86,7 +85,7 @@ async def with_key(
     if secret is None:
         key = os.urandom(KEY_BYTES)
     else:
-        key = await _convergent_key(source, geometry, secret, means.workers, hashing)
+        key = await _convergent_key(source, geometry, secret, means, hashing)
     index = hashes.storage_index(key)
     shares = ShareSet(index, layout.share_bytes(geometry), means.secrets.for_file(index))
     return KeyedFile(source, geometry, happy, secret, key, shares)
@@ -96,7 +95,7 @@ async def _convergent_key(
     source: Source,
     geometry: Geometry,
     convergence: bytes,
-    workers: CpuWorkers,
+    means: Means,
     hashing: Progress | None = None,
 ) -> bytes:
     hasher = convergent_key_hasher(
@@ -106,7 +105,7 @@ async def _convergent_key(
         length = min(_SLICE_BYTES, source.size - start)
         if hashing is not None:
             hashing(start, source.size)
-        await workers.run_if_large(length, _hash_slice, source, hasher, start, length)
+        await means.workers.run_if_large(length, _hash_slice, source, hasher, start, length)
     return hasher.digest()[:KEY_BYTES]
 
 

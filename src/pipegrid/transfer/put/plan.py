@@ -97,6 +97,8 @@ class UploadPlan(Generic[T]):
 
     def first(self) -> dict[int, T]:
         """Return the optimistic placement: share i to the i-th server of the ring, and round."""
+        if not self.ring:
+            return {}
         return {i: self.ring[i % len(self.ring)] for i in range(self.total_shares)}
 
     def opening(self) -> dict[int, T]:

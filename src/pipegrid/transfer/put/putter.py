@@ -27,6 +27,7 @@ from pipegrid.transfer.put.keyedfile import with_key
 from pipegrid.transfer.put.keynotes import KeyNote, KeyNotes
 from pipegrid.transfer.put.means import PutMeans
 from pipegrid.transfer.put.overdue import Overdue
+from pipegrid.transfer.put.reasons import too_few_servers
 from pipegrid.transfer.put.source import BytesSource, FileSource, Source, SourceLike, open_source
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
@@ -98,6 +99,9 @@ class Putter:
             if is_literal_size(source.size):
                 cap = LitCap(bytes(source.read_at(0, source.size)))
                 return PutResult(cap, source.size, 0, {}, {}, 0, self._clock.seconds() - started)
+            servers = len(self._means.grid.peers)
+            if servers < happy:  # to be said before a large file is read
+                raise too_few_servers(source.name, servers, happy)
             geometry = params.geometry(source.size)
             lent = await self._memory.borrow(_held_bytes(geometry))
             try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoder import Encoder, ShareWrite
-from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.peers import Means
 from pipegrid.transfer.put.codingline import CodingLine
 from pipegrid.transfer.put.keyedfile import KeyedFile
 from pipegrid.transfer.put.openways import OpenWays
@@ -29,14 +29,14 @@ class Segments:
         gone_by: how many have been given to the ways that were open then.
     """
 
-    def __init__(self, file: KeyedFile, workers: CpuWorkers, ways: OpenWays) -> None:
+    def __init__(self, file: KeyedFile, means: Means, ways: OpenWays) -> None:
         self.gone_by = 0
         self._geometry = file.geometry
         self._source = file.source
-        self._workers = workers
+        self._workers = means.workers
         self._ways = ways
         self._encoder = Encoder(file.geometry, file.key)
-        self._line = CodingLine(self._encoder, file.source, workers)
+        self._line = CodingLine(self._encoder, file.source, means.workers)
 
     @property
     def cap(self) -> ChkCap:

@@ -43,7 +43,6 @@ class Upload:
     The upload of one encoded file (not of a literal one).
 
     Args:
-        means: of at least as many servers as the file wants for its happiness.
         begun: what ``put_whole`` has begun, and did not end; it has told the cap.
 
     What somebody else stores at the same time (``contended``) a later try finds.
@@ -53,7 +52,7 @@ class Upload:
         self, means: PutMeans, file: KeyedFile, reports: PutReports, begun: Begun | None
     ) -> None:
         clock = self._clock = means.grid.clock
-        self._workers = means.grid.workers
+        self._means = means
         self._file = file
         self._cap_known = reports.cap_known if begun is None else None
         self._changed = Wakeup(clock)
@@ -65,7 +64,7 @@ class Upload:
         self._allocations, self._refusals = parts.allocations, parts.refusals
         self._asking = parts.asking
         self._news = News(clock, parts)
-        self._segments = Segments(file, self._workers, self._ways)
+        self._segments = Segments(file, means.grid, self._ways)
         self._pace: Pace[ShareWay] = Pace(
             means.settings, self._started, None if begun is None else begun.happy_since
         )
@@ -166,7 +165,7 @@ class Upload:
     async def _send_all(self) -> None:
         """Send every segment, and the trailers, to the ways that are open when it goes by."""
         await self._segments.send_blocks(self._wait_for_room)
-        await self._file.check_unchanged(self._workers)
+        await self._file.check_unchanged(self._means.grid)
         await self._segments.send_trailers()
         if self._cap_known is not None:
             self._cap_known(self._segments.cap)
@@ -272,7 +271,7 @@ class Upload:
     async def _wait_for_room(self) -> None:
         """Return when every open way has room for more, dropping those that take too long."""
         while True:
-            if self._take_stock():
+            if self._take_stock() or not self._ways.open:
                 self._give_up_if_hopeless()
             patience = self._pace.until_room(
                 self._clock.seconds(), self._ways.open, self._can_spare
