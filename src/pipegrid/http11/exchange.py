@@ -164,15 +164,10 @@ class Exchange:
     def make_placeholder(self) -> Exchange:
         """An abandoned one that takes this one's place on its connection."""
         placeholder = Exchange(self.method, b"", idempotent=True, timeout_s=self.timeout_s)
-        placeholder.connection, placeholder.sent, placeholder.abandoned = (
-            self.connection,
-            True,
-            True,
-        )
-        placeholder.charged_bytes, placeholder.request_bytes = (
-            self.charged_bytes,
-            self.request_bytes,
-        )
+        placeholder.connection = self.connection
+        placeholder.sent = placeholder.abandoned = True
+        placeholder.charged_bytes = self.charged_bytes
+        placeholder.request_bytes = self.request_bytes
         placeholder.token, self.token = self.token, None
         self.connection = None
         return placeholder

@@ -124,9 +124,8 @@ class BoundedBroker(BoundedReceiver):
 
     def getTrackerForYourReference(self, clid: int, *args: Any, **kwargs: Any) -> Any:
         """Return what stands for an object of the other end's."""
-        if (
-            clid < 0
-        ):  # Foolscap's way to say so; what is called by a name would be an assertion of its own
+        # Foolscap's way to say so; what is called by a name would be an assertion of its own.
+        if clid < 0:
             raise TooMuch("it gave us a method in the place of an object")
         if len(self.yourReferenceByCLID) >= MAX_REFERENCES and clid not in self.yourReferenceByCLID:
             raise TooMuch(f"it gave us more than {MAX_REFERENCES} objects")

@@ -21,9 +21,8 @@ class OpenFiles:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._uploads: OrderedDict[ShareKey, ShareUpload] = (
-            OrderedDict()
-        )  # the longest unused first
+        # The longest unused first.
+        self._uploads: OrderedDict[ShareKey, ShareUpload] = OrderedDict()
         self._lock = threading.Lock()  # nothing is waited for under it
 
     def used(self, upload: ShareUpload) -> None:

@@ -42,6 +42,7 @@ from io import FileIO
 from pathlib import Path
 
 from pipegrid.core.params import Geometry
+from pipegrid.disk.locks import names_file, open_locked
 
 MAX_NOTES = 100
 MAX_AGE_S = 7 * 24 * 3600.0
@@ -143,7 +144,7 @@ class KeyNotes:
         file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
         try:
             _lock(file, path)
-            if not _names(path, file.fileno()):
+            if not names_file(path, file.fileno()):
                 file.close()
                 return None
             os.fchmod(file.fileno(), 0o600)
@@ -201,23 +202,13 @@ def _lock(file: FileIO, path: str) -> None:
         raise
 
 
-def _names(path: str, fd: int) -> bool:
-    """Return whether a path still leads to the open file."""
-    here = os.fstat(fd)
-    try:
-        there = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
-
-
 def _remove_unused(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
-    finally:
-        os.close(fd)
+    fd = open_locked(path, os.O_RDONLY)
+    if fd is not None:
+        try:
+            os.unlink(path)
+        finally:
+            os.close(fd)
 
 
 def _digest(secret: bytes) -> str:

@@ -246,9 +246,8 @@ class Stream:
             self._fail(error)
 
     def _retry_or_fail(self, error: ServerError) -> None:
-        self._stalled_answers = (
-            self._stalled_answers + 1 if self._at - self._asked_at < PROGRESS_BYTES else 0
-        )
+        stalled = self._at - self._asked_at < PROGRESS_BYTES
+        self._stalled_answers = self._stalled_answers + 1 if stalled else 0
         if self._at >= self._end:
             self._finish()
         elif self._stalled_answers >= MAX_STALLED_ANSWERS:
