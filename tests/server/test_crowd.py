@@ -75,6 +75,18 @@ class CrowdTests(SynchronousTestCase):
         for _ in range(1000):
             self.assertIsNot(self.crowd.enter(Guest(), "a"), newcomer)
 
+    def test_in_one_turn_few_are_cut(self) -> None:
+        """Those that were cut and are not gone are counted, so that a burst is bounded."""
+        self.crowd = Crowd(100, 100, max_closing=10)
+        guests = self.enter("a", 100)
+        cut = [self.crowd.enter(Guest(), "a") for _ in range(10)]
+        self.assertEqual(cut, guests[:10])
+        newcomer = Guest()
+        self.assertIs(self.crowd.enter(newcomer, "a"), newcomer)
+        self.crowd.leave(guests[0])
+        self.assertIs(self.crowd.enter(newcomer, "a"), guests[10])
+        self.assertEqual(len(self.crowd), 100)
+
     def test_the_known_make_room_when_they_are_quiet(self) -> None:
         """Whoever knows the secret cannot shut out the others by doing nothing; the quietest goes."""
         for host in ("a", "b"):

@@ -33,6 +33,22 @@ class Transport(StringTransport):
         self.protocol.connectionLost()
 
 
+class LateTransport(Transport):
+    """Loses its connection in the reactor's next turn, as Twisted's does."""
+
+    is_closed = False
+
+    def abortConnection(self) -> None:
+        """Note it."""
+        self.aborted = True
+
+    def turn(self) -> None:
+        """The next turn has come."""
+        if self.aborted and not self.is_closed:
+            self.is_closed = True
+            self.protocol.connectionLost()
+
+
 class MetricsPageTests(SynchronousTestCase):
     """One factory on a clock of its own, with a page that counts how often it was made."""
 
@@ -47,6 +63,7 @@ class MetricsPageTests(SynchronousTestCase):
 
     def connect(self) -> tuple[MetricsConnection, Transport]:
         connection = self.factory.buildProtocol(None)
+        assert connection is not None
         transport = Transport(connection)
         connection.makeConnection(transport)
         return connection, transport
@@ -121,6 +138,26 @@ class MetricsPageTests(SynchronousTestCase):
         self.factory.stopFactory()
         self.assertTrue(all(each.aborted for each in crowd))
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_bursts(self) -> None:
+        """In one turn, in which what is cut keeps its descriptor, a thousand newcomers open twice sixteen."""
+        crowd: list[LateTransport] = []
+        for burst in range(3):
+            refused = 0
+            for _ in range(1000):
+                connection = self.factory.buildProtocol(None)
+                if connection is None:
+                    refused += 1
+                    continue
+                crowd.append(LateTransport(connection))
+                connection.makeConnection(crowd[-1])
+            is_open = [each for each in crowd if not each.is_closed]
+            self.assertEqual(len(is_open), 2 * MAX_CONNECTIONS)
+            self.assertEqual(refused, 1000 - (2 if burst == 0 else 1) * MAX_CONNECTIONS)
+            for each in crowd:
+                each.turn()
+            self.assertEqual(sum(not each.is_closed for each in crowd), MAX_CONNECTIONS)
+            self.assertEqual(len(self.factory.connections), MAX_CONNECTIONS)
 
     def ask_amid_crowd(self) -> bytes:
         connection, transport = self.connect()

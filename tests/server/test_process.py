@@ -27,6 +27,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.server import supervised
+from pipegrid.server.metricspage import MAX_CONNECTIONS
 
 PATIENCE_S = 30.0
 
@@ -201,6 +202,30 @@ class CrowdTests(ProcessTestCase):
         self.honest()
         for each in strangers:
             each.close()
+
+    def test_bursts_at_the_page_of_metrics(self) -> None:
+        """While silent connections come by the hundred, few have a descriptor of the server's."""
+        page = str(self.directory.relative_to(Path.cwd()) / "m")
+        process = self.serve("--metrics", f"unix:{page}")
+        self.honest()
+        descriptors = Path(f"/proc/{process.pid}/fd")
+        before, most = len(os.listdir(descriptors)), 0
+        silent = [socket.socket(socket.AF_UNIX) for _ in range(600)]
+        for each in silent:
+            each.setblocking(False)
+        for _ in range(3):
+            for each in silent:
+                with contextlib.suppress(
+                    OSError
+                ):  # BlockingIOError: those that wait are many enough
+                    each.connect(page)
+                most = max(most, len(os.listdir(descriptors)))
+            time.sleep(0.1)
+            self.assertLessEqual(len(os.listdir(descriptors)), before + MAX_CONNECTIONS)
+        self.assertLessEqual(most, before + 2 * MAX_CONNECTIONS)
+        for each in silent:
+            each.close()
+        self.honest()
 
 
 class ExhaustionTests(ProcessTestCase):

@@ -13,6 +13,9 @@ one). Whoever comes when that is reached is let in all the same, and another one
   So those who know the secret cannot shut out others who do, neither by silence nor by a byte now and then;
 * if there is neither, the newcomer goes.
 
+A connection that is cut keeps its descriptor until the reactor's next turn, and in one turn of a burst hundreds
+may come. So where many are being closed already (``MAX_CLOSING``), the newcomer goes.
+
 Behind one address there may be a network's worth of clients (NAT), or all of them (Tor, a proxy): each client
 of ours has one to three connections to a server, so that half of the thousand serves more than 150 at work at
 the same moment, and idle ones do not count. An operator whose clients all come from one address says so
@@ -29,6 +32,8 @@ from typing import Generic, Protocol, TypeVar
 from pipegrid.storage.uploads.standing import address_of
 
 MAX_CONNECTIONS = 1000
+MAX_CLOSING = 128
+"""Connections that have been cut, and whose descriptors are not free yet."""
 QUIET_S = 2.0
 _RESERVE = 8  # one place of so many is for strangers, however many known connections there are
 
@@ -50,16 +55,22 @@ class Crowd(Generic[G]):
     Args:
         max_connections: in all.
         max_per_address: from one address; None for half of all.
+        max_closing: beyond ``max_connections``, those that were cut and of which ``leave`` was not said yet.
     """
 
     def __init__(
-        self, max_connections: int = MAX_CONNECTIONS, max_per_address: int | None = None
+        self,
+        max_connections: int = MAX_CONNECTIONS,
+        max_per_address: int | None = None,
+        max_closing: int | None = None,
     ) -> None:
         assert max_connections > 0
         self.max_connections = max_connections
         if max_per_address is None:
             max_per_address = max(1, max_connections // 2)
         self.max_per_address = min(max_per_address, max_connections)
+        self._max_closing = max_closing
+        self._closing: set[G] = set()
         self._places: dict[G, str] = {}
         self._strangers: dict[str, dict[G, None]] = {}  # by address, oldest first
         self._known: dict[str, dict[G, None]] = {}
@@ -88,9 +99,11 @@ class Crowd(Generic[G]):
         else:
             self._add(guest, place)
             return None
-        if victim is None:
+        if victim is None or self._closes_enough():
             return guest
         self.leave(victim)
+        if self._max_closing is not None:
+            self._closing.add(victim)
         self._add(guest, place)
         return victim
 
@@ -104,6 +117,7 @@ class Crowd(Generic[G]):
 
     def leave(self, guest: G) -> None:
         """It has gone; that may be said twice."""
+        self._closing.discard(guest)
         place = self._places.pop(guest, None)
         if place is None:
             return
@@ -112,6 +126,9 @@ class Crowd(Generic[G]):
             self.strangers -= 1
         else:
             _take(self._known, place, guest)
+
+    def _closes_enough(self) -> bool:
+        return self._max_closing is not None and len(self._closing) >= self._max_closing
 
     def _add(self, guest: G, place: str) -> None:
         self._places[guest] = place

@@ -97,7 +97,7 @@ class FrontFactory(Factory):
             return front
         self._server.refused += 1
         if victim is front:
-            self.note_hostile(addr, "there are too many connections, and all are busy")
+            self.note_hostile(addr, "there are too many connections, all busy or just being closed")
             return None
         self.note_hostile(victim.addr, "others needed its place")
         victim.abort()

@@ -8,7 +8,8 @@ here
 
 * only the head of a request is read, 8 KiB at most, and nothing behind it;
 * each connection has ten seconds for all of it, and ends with its answer;
-* there are sixteen; who comes then is let in, and the oldest goes;
+* there are sixteen, by ``crowd``'s rules: who comes then is let in, and the oldest goes, but no more than
+  sixteen of them in one turn of the reactor, in which their descriptors are not free yet;
 * the page is made once a second, however often it is asked for.
 """
 
@@ -22,6 +23,7 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
 from pipegrid.reactor.alarm import Alarm
+from pipegrid.server.crowd import Crowd
 
 PLACE = b"/metrics"
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -58,12 +60,23 @@ class MetricsFactory(Factory):
     def __init__(self, clock: IReactorTime, render: Callable[[], bytes]) -> None:
         self.clock = clock
         self.connections: dict[MetricsConnection, None] = {}
+        # Whoever asks is on this machine, as a rule, or behind one proxy.
+        self._crowd: Crowd[MetricsConnection] = Crowd(
+            MAX_CONNECTIONS, MAX_CONNECTIONS, max_closing=MAX_CONNECTIONS
+        )
         self._render = render
         self._page = b""
         self._made_s: float | None = None
 
-    def buildProtocol(self, addr: IAddress | None) -> MetricsConnection:
-        return MetricsConnection(self)
+    def buildProtocol(self, addr: IAddress | None) -> MetricsConnection | None:
+        """Return what answers one request, or None: so many have just been cut that there is no room."""
+        connection = MetricsConnection(self)
+        victim = self._crowd.enter(connection, str(getattr(addr, "host", "")))
+        if victim is connection:
+            return None
+        if victim is not None:
+            victim.abort()
+        return connection
 
     def stopFactory(self) -> None:
         """Cut all connections: the server ends."""
@@ -78,13 +91,13 @@ class MetricsFactory(Factory):
         return self._page
 
     def connected(self, connection: MetricsConnection) -> None:
-        """Count one more; the oldest of too many goes."""
+        """Take note of one more."""
         self.connections[connection] = None
-        if len(self.connections) > MAX_CONNECTIONS:
-            next(iter(self.connections)).abort()
 
     def disconnected(self, connection: MetricsConnection) -> None:
+        """It is gone, and its descriptor free."""
         self.connections.pop(connection, None)
+        self._crowd.leave(connection)
 
 
 class MetricsConnection(Protocol):
@@ -115,6 +128,10 @@ class MetricsConnection(Protocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._alarm.stop()
         self._factory.disconnected(self)
+
+    def quiet_s(self) -> float:
+        """Return 0: nobody has to show a secret here, so all are judged by their age."""
+        return 0.0
 
     def abort(self) -> None:
         """Close the connection at once."""

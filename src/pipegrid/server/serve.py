@@ -33,7 +33,7 @@ from pipegrid.reactor.monotonic import make_monotonic
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, supervised
 from pipegrid.server.collecting import Collecting
-from pipegrid.server.crowd import MAX_CONNECTIONS, Crowd
+from pipegrid.server.crowd import MAX_CLOSING, MAX_CONNECTIONS, Crowd
 from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.front import Front, FrontFactory
 from pipegrid.server.gbs.service import GbsService
@@ -177,7 +177,7 @@ class StorageNode:
             connections = min(self.settings.max_connections, raise_file_limit())
             self._server = GbsSite(service, self._reactor)
             self._foolscap = FoolscapPort(service, who, self._server.note_hostile)
-            crowd: Crowd[Front] = Crowd(connections, self.settings.max_per_address)
+            crowd: Crowd[Front] = Crowd(connections, self.settings.max_per_address, MAX_CLOSING)
             self._front = FrontFactory(
                 self._server, who.contexts(), self._reactor, self._foolscap, crowd
             )
