@@ -13,8 +13,8 @@ one). Whoever comes when that is reached is let in all the same, and another one
   So those who know the secret cannot shut out others who do, neither by silence nor by a byte now and then;
 * if there is neither, the newcomer goes.
 
-A connection that is cut keeps its descriptor until the reactor's next turn, and in one turn of a burst hundreds
-may come. So where many are being closed already (``MAX_CLOSING``), the newcomer goes.
+A connection that is cut keeps its descriptor until the reactor's next turn, and in one turn of a burst
+hundreds may come. So where many are being closed already (``MAX_CLOSING``), the newcomer goes.
 
 Behind one address there may be a network's worth of clients (NAT), or all of them (Tor, a proxy): each client
 of ours has one to three connections to a server, so that half of the thousand serves more than 150 at work at
