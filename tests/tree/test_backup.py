@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import stat
 import time
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -55,7 +56,6 @@ from pipegrid.tree.backup.changes import (
     is_unchanged,
     signature_of,
 )
-from pipegrid.tree.backup.database import Database
 from pipegrid.tree.backup.machine import this_machine
 from pipegrid.tree.backup.naming import check_name
 from pipegrid.tree.backup.retention import Retention, kept
@@ -1011,13 +1011,7 @@ class BackupTests(SynchronousTestCase):
                     raise sqlite3.OperationalError("database or disk is full")
                 return super().execute(statement, *values)
 
-        self.patch(
-            Database,
-            "_connect",
-            lambda database: sqlite3.connect(
-                database._path, isolation_level=None, check_same_thread=False, factory=Full
-            ),
-        )
+        self.patch(sqlite3, "connect", partial(sqlite3.connect, factory=Full))
         full = ["journal_mode"]
         error = self.failureResultOf(self.start(), SinkError).value
         self.assertIn("database or disk is full", str(error))

@@ -120,7 +120,8 @@ def _removed(fd: int, name: str) -> bool:
 
 class Ledger:
     """
-    The same, by path, for file systems without attributes. One thread at a time.
+    The same, by path, for file systems without attributes. One thread at a time; processes that fetch and
+    verify side by side share it.
 
     It saves time, and no more, so whatever is wrong with it is no reason to fail. On a disk that is full, or
     not to be written to, it takes no notes, and knows nothing. One that is damaged is moved away and begun
@@ -144,10 +145,10 @@ class Ledger:
     def _open(self) -> sqlite3.Connection:
         import sqlite3
 
-        database = sqlite3.connect(self._path, check_same_thread=False)
+        from pipegrid.disk.databases import open_database
+
+        database = open_database(self._path, shared=True)
         try:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = NORMAL")
             database.execute(
                 "CREATE TABLE IF NOT EXISTS verified (path TEXT PRIMARY KEY, proof BLOB) WITHOUT ROWID"
             )
@@ -159,7 +160,7 @@ class Ledger:
     def set_aside(self) -> None:
         """Believe nothing of it; what belongs to it goes, too, or the next one would be made of that."""
         self.close()
-        for suffix in ("-wal", "-shm"):
+        for suffix in ("-journal", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.unlink(self._path + suffix)
         os.replace(self._path, self._path + ".damaged")
@@ -197,6 +198,7 @@ class Ledger:
             return False
         try:
             with self._database:
+                self._database.execute("BEGIN")
                 self._database.executemany(statement, rows)
         except sqlite3.Error:
             return False

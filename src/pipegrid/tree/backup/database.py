@@ -3,13 +3,12 @@ What a client remembers of its backups: which files had which cap, and when each
 grid.
 
 One SQLite file, written in WAL mode and in small transactions, so that a process that is killed loses a
-window of
-what it had learned and nothing else: what is missing is read and stored again. What is recorded was stored
-before.
+window of what it had learned and nothing else: what is missing is read and stored again. What is recorded
+was stored before. One process uses it at a time, which ``BackupPlace.lock`` ensures.
 A database that is damaged is set aside, and a new one begun: nothing is lost but time.
 
-Paths, names and caps are secrets; the file is nobody else's to read. Two threads use it, each its own
-connection: one reads while the walk asks, the reactor's writes.
+Paths, names and caps are secrets; the file is nobody else's to read. Two threads use it, one after the
+other: one reads while the walk asks, the reactor's writes.
 """
 
 from __future__ import annotations
@@ -21,9 +20,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from pipegrid.core.caps import ChkCap, LitCap, parse_cap
+from pipegrid.disk.databases import open_database
 from pipegrid.disk.files import FULL
 from pipegrid.disk.private import open_private
 from pipegrid.errors import CapError, SinkError, UsageError
@@ -93,6 +94,7 @@ class Database(Memory):
         self._rows = self._bytes = 0
         self._committed_s = now()
         self._broken = False
+        self._busy = Lock()  # the thread that asks, and the reactor's
         try:
             try:
                 self._open()
@@ -117,32 +119,24 @@ class Database(Memory):
             if error.errno in FULL:
                 raise SinkError(f"{text}; free some space, and run the backup again") from error
             raise UsageError(text) from error
-        self._writing = self._connect()
-        version = self._writing.execute("PRAGMA user_version").fetchone()[0]
+        self._connection = open_database(self._path)
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
-            self._writing.close()
+            self._connection.close()
             raise UsageError(
                 f"{self._path} was made by a later PipeGrid; use that one, or move the file away"
             )
-        damage = self._writing.execute("PRAGMA quick_check(1)").fetchone()[0]
+        damage = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
             raise sqlite3.DatabaseError(damage)
-        self._writing.execute("PRAGMA journal_mode=WAL")
-        self._writing.execute("PRAGMA synchronous=NORMAL")
-        self._writing.executescript(_SCHEMA)
-        self._writing.execute(f"PRAGMA user_version={VERSION}")
-        self._reading = self._connect()
-
-    def _connect(self) -> sqlite3.Connection:
-        # The thread that asks is another one every time, but only one at a time.
-        return sqlite3.connect(self._path, timeout=5, isolation_level=None, check_same_thread=False)
+        self._connection.executescript(_SCHEMA)
+        self._connection.execute(f"PRAGMA user_version={VERSION}")
 
     # Memory, as uploads ask it.
 
     def file(self, path: str, found: os.stat_result) -> Remembered | None:
         """Return what is known of a regular file, if it is unchanged."""
         row = self._ask(
-            self._reading,
             "SELECT size, mtime_ns, ctime_ns, inode, read_ns, files.cap, checked FROM files "
             "LEFT JOIN objects ON objects.cap = files.cap WHERE path = ? AND context = ?",
             (self._key(path), self._context),
@@ -154,7 +148,6 @@ class Database(Memory):
     def directory(self, packed: bytes) -> Remembered | None:
         """Return what is known of a directory of exactly these bytes."""
         row = self._ask(
-            self._writing,
             "SELECT directories.cap, checked FROM directories "
             "LEFT JOIN objects ON objects.cap = directories.cap WHERE digest = ?",
             (self._digest(packed),),
@@ -215,10 +208,9 @@ class Database(Memory):
             self._set_aside(None)
 
     def _close_connections(self) -> None:
-        for name in ("_reading", "_writing"):
-            connection = getattr(self, name, None)
-            if connection is not None:
-                connection.close()
+        connection = getattr(self, "_connection", None)
+        if connection is not None:
+            connection.close()
 
     # Within.
 
@@ -238,13 +230,12 @@ class Database(Memory):
     def _digest(self, packed: bytes) -> bytes:
         return hashlib.sha256(self._context + packed).digest()
 
-    def _ask(
-        self, connection: sqlite3.Connection, statement: str, values: tuple[object, ...]
-    ) -> tuple[Any, ...] | None:
+    def _ask(self, statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
         if self._broken:
             return None
         try:
-            row: tuple[Any, ...] | None = connection.execute(statement, values).fetchone()
+            with self._busy:
+                row: tuple[Any, ...] | None = self._connection.execute(statement, values).fetchone()
         except sqlite3.OperationalError as error:
             self._stop_writing(error)
             return None
@@ -257,9 +248,10 @@ class Database(Memory):
         if self._broken or self._read_only:
             return
         try:
-            if not self._writing.in_transaction:
-                self._writing.execute("BEGIN")
-            self._writing.execute(statement, values)
+            with self._busy:
+                if not self._connection.in_transaction:
+                    self._connection.execute("BEGIN")
+                self._connection.execute(statement, values)
         except sqlite3.OperationalError as error:  # the disk is full: what is there is good
             self._stop_writing(error)
             return
@@ -276,8 +268,9 @@ class Database(Memory):
         self._rows = self._bytes = 0
         self._committed_s = self._now()
         try:
-            if self._writing.in_transaction:
-                self._writing.execute("COMMIT")
+            with self._busy:
+                if self._connection.in_transaction:
+                    self._connection.execute("COMMIT")
         except sqlite3.OperationalError as error:
             self._stop_writing(error)
         except sqlite3.DatabaseError:
