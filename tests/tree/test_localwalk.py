@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from pipegrid.tree import localwalk
 from pipegrid.tree.localwalk import DirectoryBegun, DirectoryEnded, FileMet, LeftOut, LocalWalk
 from pipegrid.tree.selection import TreeSelection
 from tests.descriptors import left_open, open_files
+from tests.images import mounted_ext4
 
 
 def everything(walk: LocalWalk) -> list[Any]:
@@ -143,6 +148,87 @@ class LocalWalkTests(SynchronousTestCase):
             self.seen(know=know),
             ["+", "a", f"!b: {vanished}", f"!d: {vanished}", "+e", "e/x", "-", "-"],
         )
+
+    def without_kinds(self, failing: dict[str, int]) -> list[str]:
+        """Have names listed without kinds, and some fail when looked at; returns those that were."""
+        real, looked_at = os.scandir, []
+
+        class Entry:
+            def __init__(self, entry: os.DirEntry[str]) -> None:
+                self.name = entry.name
+                self._entry = entry
+
+            def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+                looked_at.append(self.name)
+                if self.name in failing:
+                    raise OSError(failing[self.name], os.strerror(failing[self.name]))
+                return self._entry.is_dir(follow_symlinks=follow_symlinks)
+
+        @contextmanager
+        def scandir(fd: int) -> Iterator[Iterator[Entry]]:
+            with real(fd) as entries:
+                yield (Entry(entry) for entry in entries)
+
+        self.patch(os, "scandir", scandir)
+        return looked_at
+
+    def test_a_file_system_without_kinds(self) -> None:
+        """One entry that cannot be looked at is left out by name; all else is met, in the root as well."""
+        for path in ("a", "bad", "d/x", "d/lost", "z"):
+            self.write(path)
+        self.without_kinds({"bad": errno.EACCES, "lost": errno.ESTALE})
+        self.assertEqual(
+            self.seen(),
+            [
+                "+",
+                "!bad: it cannot be read: Permission denied",
+                "a",
+                "z",
+                "+d",
+                "!d/lost: it cannot be read: its file system lost it (stale file handle); mount that again, "
+                "and store it then",
+                "d/x",
+                "-",
+                "-",
+            ],
+        )
+
+    def test_what_is_excluded_is_not_looked_at(self) -> None:
+        """Nor is it named, whatever is wrong with it."""
+        for path in ("a", "bad", "mount/x", "other/x"):
+            self.write(path)
+        looked_at = self.without_kinds(dict.fromkeys(("bad", "mount"), errno.ENOTCONN))
+        wanted = ["+", "a", "+other", "other/x", "-", "-"]
+        self.assertEqual(
+            self.seen(selection=TreeSelection(["bad", "mount/"])),
+            wanted,
+        )
+        self.assertNotIn("bad", looked_at)
+        looked_at.clear()
+        self.assertEqual(
+            self.seen(selection=TreeSelection(["bad"], ["other", "a"])),
+            wanted,
+        )
+        self.assertEqual(sorted(looked_at), ["a", "other", "x"])
+
+    def test_a_damaged_inode(self) -> None:
+        """On a real file system that lists no kinds: that entry is left out, with the reason."""
+        root = mounted_ext4(self, 1024, without="filetype")
+        for name in ("a", "lost", "z"):
+            (root / name).write_bytes(b"x")
+        inode = (root / "lost").stat().st_ino
+        image = str(root.parent / "image")
+        subprocess.run(["umount", str(root)], check=True)
+        subprocess.run(
+            ["debugfs", "-w", "-R", f"clri <{inode}>", image], check=True, capture_output=True
+        )
+        subprocess.run(["mount", "-o", "loop", image, str(root)], check=True)
+        self.root = root
+        without = TreeSelection(["lost+found"])
+        bad, *others = self.seen(selection=without)[1:]
+        self.assertTrue(bad.startswith("!lost: it cannot be read: "), bad)
+        self.assertEqual(others, ["a", "z", "-"])
+        self.assertEqual(self.seen(selection=TreeSelection(["lost*"])), ["+", "a", "z", "-"])
 
     def test_a_file_that_changes(self) -> None:
         """It is read again; if it never stands still it is named."""

@@ -1,5 +1,5 @@
 """
-Files of settings and notes, read without ever waiting for somebody else.
+Files of settings and notes, read without ever waiting for somebody else, and what a directory's entries are.
 
 A named pipe that lies in such a file's place would keep the thread that opens it for ever, signals or not.
 """
@@ -13,6 +13,26 @@ import stat
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """
+    Return whether an entry is a directory, and no link; False if it cannot be looked at.
+
+    File systems that do not say so where names are listed have each entry looked at, which may fail for one.
+    """
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a regular file; as ``is_directory``."""
+    try:
+        return entry.is_file(follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def read_file(path: Path | str, most_bytes: int = -1) -> bytes:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from pipegrid.disk.files import FULL
+from pipegrid.disk.reading import is_directory
 from pipegrid.errors import PipegridError
 from pipegrid.mirror.wanted import BadEntry, MirrorError, quoted
 
@@ -145,14 +146,14 @@ class Directories:
             if fd is None:
                 continue
             with os.scandir(fd) as entries:
-                names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+                names = [(entry.name, is_directory(entry)) for entry in entries]
             if directory and (without, True) in names:
                 continue
-            for name, is_directory in sorted(names):
+            for name, is_below in sorted(names):
                 path = f"{directory}/{name}" if directory else name
                 if path == without:
                     continue
-                if is_directory:
+                if is_below:
                     ahead.append(path)
                 else:
                     yield path

@@ -11,6 +11,7 @@ import os
 from stat import S_ISDIR
 from struct import error as StructError
 
+from pipegrid.disk.reading import is_directory
 from pipegrid.mirror.seen import ROW
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
@@ -145,7 +146,7 @@ class Glance:
         fd = os.open(path[cut:] or ".", _DIRECTORY, dir_fd=start)
         try:
             with os.scandir(fd) as entries:
-                names = {each.name for each in entries if each.is_dir(follow_symlinks=False)}
+                names = {each.name for each in entries if is_directory(each)}
             self._room -= 1 + len(names)
             if len(self._opened) < MAX_OPEN:
                 self._opened.append(fd)

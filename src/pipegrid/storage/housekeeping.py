@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from pipegrid.disk import files as disk
+from pipegrid.disk.reading import is_directory
 from pipegrid.storage import leases
 from pipegrid.storage.expiry import Expiry
 from pipegrid.storage.mutable import files as slotfiles
@@ -87,7 +88,7 @@ def _names(directory: str) -> list[str]:
 def _directories(path: str) -> list[str]:
     try:
         with os.scandir(path) as entries:
-            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+            return [entry.path for entry in entries if is_directory(entry)]
     except OSError:
         return []
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from pipegrid.disk import files as disk
+from pipegrid.disk.reading import is_file
 from pipegrid.errors import ServerRefused
 from pipegrid.storage import containers
 from pipegrid.storage.mutable import containers as mutable_containers
@@ -142,9 +143,7 @@ def list_numbers(directory: str, counts: Callable[[str], bool]) -> frozenset[int
             return frozenset(
                 SHARE_NUMBERS[entry.name]
                 for entry in entries
-                if entry.name in SHARE_NUMBERS
-                and entry.is_file(follow_symlinks=False)
-                and counts(entry.path)
+                if entry.name in SHARE_NUMBERS and is_file(entry) and counts(entry.path)
             )
     except FileNotFoundError:
         return None

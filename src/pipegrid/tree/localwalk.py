@@ -229,7 +229,15 @@ class LocalWalk:
         try:
             with os.scandir(level.fd) as entries:
                 for entry in entries:
-                    level.names.append((entry.name, entry.is_dir(follow_symlinks=False)))
+                    path = f"{level.path}/{entry.name}" if level.path else entry.name
+                    if not self._selection.may_take(path):
+                        continue  # before it is looked at, as some file systems have it
+                    try:
+                        level.names.append((entry.name, entry.is_dir(follow_symlinks=False)))
+                    except OSError as error:
+                        if self._selection.takes(path, True):
+                            yield LeftOut(path, _reason(error))
+                        continue
                     if len(level.names) > MAX_ENTRIES:
                         level.names.clear()
                         yield LeftOut(
@@ -295,7 +303,8 @@ class LocalWalk:
             link = os.fsencode(os.readlink(name, dir_fd=level.fd))
             yield FileMet(level.number, raw, path, found, began_ns, link, link)
         elif kind == stat.S_IFDIR:  # it was none when the names were read
-            yield from self._descend(name, path)
+            if self._selection.takes(path, True):
+                yield from self._descend(name, path)
         elif kind != stat.S_IFREG:
             yield LeftOut(
                 path, f"it is {_KINDS.get(kind, 'no file')}, which has no content to store"
@@ -386,7 +395,7 @@ def _open_file(fd: int, name: str, shown: str) -> io.FileIO:
     file = io.FileIO(shown, "rb", opener=opener)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.ESTALE, "it is no file any more")
+        raise OSError(errno.ENOENT, "it is no file any more")
     return file
 
 
@@ -395,6 +404,13 @@ def _signature(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _reason(error: OSError) -> str:
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
+    if error.errno == errno.ENOENT:
         return "it vanished while the directory was read"
+    if error.errno in (errno.ENOTDIR, errno.ELOOP):
+        return "something else came into its place while the directory was read"
+    if error.errno == errno.ESTALE:
+        return (
+            "it cannot be read: its file system lost it (stale file handle); mount that again, and store "
+            "it then"
+        )
     return f"it cannot be read: {error.strerror}"

@@ -93,6 +93,15 @@ class TreeSelection:
         """Paths that were wanted and that nobody has asked about: they are not there."""
         return sorted(self._unmet)
 
+    def may_take(self, path: str) -> bool:
+        """Whether something may be stored, of which nothing but the name is known yet."""
+        name = path.rpartition("/")[2]
+        names, paths = self._names, self._paths
+        if (names and names.fullmatch(name)) or (paths and paths.fullmatch(path)):
+            self._unmet.discard(path)
+            return False
+        return self._wanted is None or self._is_wanted(path, True)
+
     def takes(self, path: str, is_directory: bool) -> bool:
         """Whether something is stored, or at least entered."""
         name = path.rpartition("/")[2]

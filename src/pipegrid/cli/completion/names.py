@@ -71,7 +71,7 @@ def anywhere(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
         return on_grid(invocation, text)
     try:
         with os.scandir(".") as entries:
-            local = [each.name + ("/" if each.is_dir() else "") for each in entries]
+            local = [each.name + ("/" if os.path.isdir(each.name) else "") for each in entries]
     except OSError:
         local = []
     if not text.startswith("."):

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.disk.commit import Disk
+from pipegrid.disk.reading import is_file
 from pipegrid.errors import NoSpace, NoSuchShare, Overloaded, ServerRefused, UsageError, WrongSecret
 from pipegrid.storage.leaserecords import HasRoom
 from pipegrid.storage.mutable import containers
@@ -253,7 +254,7 @@ def _numbers_in(directory: str) -> list[int]:
             return [
                 SHARE_NUMBERS[entry.name]
                 for entry in entries
-                if entry.name in SHARE_NUMBERS and entry.is_file(follow_symlinks=False)
+                if entry.name in SHARE_NUMBERS and is_file(entry)
             ]
     except FileNotFoundError:
         return []

@@ -33,7 +33,7 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.versions import MAX_SEQUENCE_NUMBER, Version, parse_version
-from pipegrid.disk.reading import read_file
+from pipegrid.disk.reading import is_file, read_file
 from pipegrid.disk.replacing import replace_file
 
 MAX_FILES = 10_000
@@ -214,7 +214,7 @@ class KnownFiles:
         """Remove the files that were not used for longest, if there are too many."""
         assert self._directory is not None
         with os.scandir(self._directory) as entries:
-            files = [entry.path for entry in entries if entry.is_file(follow_symlinks=False)]
+            files = [entry.path for entry in entries if is_file(entry)]
         if len(files) <= MAX_FILES:
             return
         by_age = sorted(files, key=lambda path: os.stat(path).st_mtime)

@@ -43,6 +43,7 @@ from pathlib import Path
 
 from pipegrid.core.params import Geometry
 from pipegrid.disk.locks import names_file, open_locked
+from pipegrid.disk.reading import is_file
 
 MAX_NOTES = 100
 MAX_AGE_S = 7 * 24 * 3600.0
@@ -174,7 +175,7 @@ class KeyNotes:
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 with suppress(OSError):
-                    if entry.name != wanted and entry.is_file(follow_symlinks=False):
+                    if entry.name != wanted and is_file(entry):
                         notes.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
         notes.sort(reverse=True)
         too_old = self._clock() - MAX_AGE_S
