@@ -15,6 +15,7 @@ from pipegrid.errors import (
     NoSuchChild,
     NotEnoughSharesError,
     PipegridError,
+    RemoteCallError,
     RollbackError,
     SegmentTooLarge,
     ServerTimeout,
@@ -25,6 +26,7 @@ from pipegrid.errors import (
 
 MADE = (
     UsageError("a"),
+    RemoteCallError("a", "b", "c"),
     SegmentTooLarge(1 << 25, 1 << 20),
     NoSuchChild("a", "b"),
     ChildExists("a", "b"),

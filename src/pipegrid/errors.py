@@ -53,6 +53,21 @@ class PipelineStopped(UsageError):
     """An earlier call of this pipeline failed, or it was aborted; start over with a new one."""
 
 
+class RemoteCallError(PipegridError):
+    """
+    A call on a pipeline failed at the peer, whose protocol hands on failures as text: Foolscap's does.
+
+    Attributes:
+        remote_type: the name of the exception's class at the peer, with its module; as the peer says.
+        remote_traceback: the peer's traceback, or what it sent instead.
+    """
+
+    def __init__(self, message: str, remote_type: str = "", remote_traceback: str = "") -> None:
+        super().__init__(message)
+        self.remote_type = remote_type
+        self.remote_traceback = remote_traceback
+
+
 class CapError(UsageError):
     """A capability string is malformed, or is of a kind that this operation cannot use."""
 

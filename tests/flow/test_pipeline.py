@@ -239,6 +239,16 @@ class FailureTests(SynchronousTestCase):
         )
         self.failureResultOf(pipeline.flush(), Broken)
 
+    def test_a_long_text_is_not_repeated_whole(self) -> None:
+        """It may be the peer's; the failure itself has all of it."""
+        self.pipeline.add(10, self.peer.call)
+        self.peer.fail(error=Broken("x" * 100_000))
+        self.assertEqual(
+            len(str(self.failureResultOf(self.pipeline.flush(), Broken).value)), 100_000
+        )
+        later = self.failureResultOf(self.pipeline.flush(), PipelineStopped)
+        self.assertLess(len(str(later.value)), 500)
+
     def test_a_failure_nobody_asked_for_is_logged(self) -> None:
         """Dropping a failed pipeline without flush leaves a trace in the log."""
         self.pipeline.add(10, self.peer.call)
@@ -323,6 +333,24 @@ class CancellationTests(SynchronousTestCase):
         del self.pipeline
         gc.collect()
         self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_a_call_that_raises_when_it_is_cancelled(self) -> None:
+        """It has failed and ended; the others are cancelled, all waits fail; a late answer is nothing."""
+
+        def cancel(_: object) -> None:
+            raise Broken("not now")
+
+        stubborn: Deferred[None] = Deferred(cancel)
+        waiting = [self.pipeline.add(100, lambda: stubborn), self.pipeline.add(100, self.peer.call)]
+        flushed = self.pipeline.flush()
+        self.successResultOf(self.pipeline.abort())
+        self.failureResultOf(waiting[0], Broken)
+        self.failureResultOf(waiting[1], PipelineStopped)
+        self.failureResultOf(flushed, PipelineStopped)
+        self.assertEqual((self.pipeline.failure_count, self.pipeline.calls_in_flight), (1, 0))
+        self.pipeline._check_invariants()
+        stubborn.callback(None)
+        self.assertEqual((self.pipeline.failure_count, self.pipeline.bytes_in_flight), (1, 0))
 
     def test_abort_from_within_a_call_cancels_that_call(self) -> None:
         """A call that aborts its own pipeline while it starts is cancelled like the others."""

@@ -13,6 +13,9 @@ be unacknowledged. The promises, and why they are these: docs/explanation-flow-c
   fail with ``PipelineStopped``, whose cause is the first failure.
 * Failures after the first are counted in ``failure_count``; the first few stay in ``failures``.
   A first failure that nobody asked for is logged when the pipeline is garbage, as an unhandled error.
+* What is handed out holds an exception, so that a coroutine can raise it, also where the protocol of a call
+  hands on failures as text: then it is a ``RemoteCallFailure``, whose exception is what the protocol itself
+  raises in coroutines (``RemoteError`` in Perspective Broker), else a ``RemoteCallError``.
 * A stopped pipeline stays stopped. A call whose failure should not stop it handles that itself,
   with an errback on the Deferred that it gives; it fires with ``UNDELIVERED`` then, lest the window take
   the failure for a fast acknowledgement.
@@ -23,16 +26,18 @@ be unacknowledged. The promises, and why they are these: docs/explanation-flow-c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
+from twisted.python import reflect
 from twisted.python.failure import Failure
 
 from pipegrid.arguments import check_has, check_whole, shown
-from pipegrid.errors import PipelineStopped, UsageError
+from pipegrid.errors import PipelineStopped, RemoteCallError, UsageError
 from pipegrid.flow.window import FixedWindow, Sent, Window, left_for_message
 
 if TYPE_CHECKING:
@@ -48,6 +53,29 @@ UNDELIVERED = object()
 
 KEPT_FAILURES = 8
 """A lost connection fails every call in flight in the same way: a few tell as much as thousands."""
+
+
+_MAX_REASON_CHARACTERS = 200
+"""Of a failure's text in other texts: it may be the peer's, and is whole in the failure itself."""
+
+
+class RemoteCallFailure(Failure):
+    """
+    A failure that arrived without an exception, with one that can be raised.
+
+    ``check`` and ``trap`` know it by the remote names of its class and parents, too.
+
+    Attributes:
+        remote: the failure as it arrived.
+    """
+
+    def __init__(self, error: BaseException, remote: Failure) -> None:
+        super().__init__(error)
+        self.remote = remote
+
+    def check(self, *errorTypes: Any) -> Any:
+        """Return the first of these types, or names of types, that it is here or was at the peer."""
+        return super().check(*errorTypes) or self.remote.check(*errorTypes)
 
 
 class Pipeline:
@@ -253,12 +281,12 @@ class Pipeline:
 
         Returns:
             A Deferred that fires when all calls have ended. It never fails: who aborts has a reason
-            already. What else went wrong stays in ``failures``. Aborting again is harmless.
+            already. What else went wrong stays in ``failures``. Aborting again is harmless. A call that
+            raises while it is cancelled has failed and ended.
         """
         self._stopped = self._aborted = True
-        for running in list(self._calls.values()):
-            if running is not None:
-                running.cancel()
+        for token, running in list(self._calls.items()):
+            self._cancel(token, running)
         self._fire_waits()
         done: Deferred[None] = self.flush()
         # Nobody will ask a pipeline that was given up, so there is nothing left to complain about.
@@ -288,13 +316,23 @@ class Pipeline:
     ) -> None:
         running: Deferred[object] = defer.maybeDeferred(call, *args, **kwargs)
         self._calls[token] = running
-        if self._aborted:
-            running.cancel()
         running.addCallbacks(
             self._acknowledged, self._failed, callbackArgs=(token,), errbackArgs=(token,)
         )
+        if self._aborted:
+            self._cancel(token, running)
+
+    def _cancel(self, token: Sent, running: Deferred[object] | None) -> None:
+        if running is None or token not in self._calls:
+            return  # it is about to return, or has ended while another was cancelled
+        try:
+            running.cancel()
+        except Exception:
+            self._failed(Failure(), token)
 
     def _acknowledged(self, result: object, token: Sent) -> None:
+        if token not in self._calls:
+            return  # its end was its cancellation
         self._ended(token)
         if result is UNDELIVERED:
             self._window.abandoned(token)
@@ -303,10 +341,12 @@ class Pipeline:
         self._fire_waits()
 
     def _failed(self, failure: Failure, token: Sent) -> None:
+        if token not in self._calls:
+            return
         self._ended(token)
-        self._window.abandoned(token)
-        if not (self._aborted and failure.check(defer.CancelledError)):
+        if not (self._aborted and isinstance(failure.value, defer.CancelledError)):
             self._note_failure(failure)
+        self._window.abandoned(token)
         self._fire_waits()
 
     def _ended(self, token: Sent) -> None:
@@ -324,13 +364,15 @@ class Pipeline:
             self._bytes_held -= token.size
 
     def _note_failure(self, failure: Failure) -> None:
-        failure.cleanFailure()  # the frames would keep the message's bytes alive
-        if self._failure_count == 0:
-            self._unreported = defer.fail(failure)
-        self._failure_count += 1
-        if len(self._failures) < KEPT_FAILURES:
-            self._failures.append(failure)
+        """Count a failure before anything else: what other protocols made of it may not bear more."""
         self._stopped = True
+        self._failure_count += 1
+        if self._failure_count > KEPT_FAILURES:
+            return
+        failure = _as_raisable(failure)
+        self._failures.append(failure)
+        if self._failure_count == 1:
+            self._unreported = defer.fail(failure)
 
     def _take_failure(self) -> Failure:
         """Return the first failure, the first time; then what says that it was told before."""
@@ -341,7 +383,7 @@ class Pipeline:
         if self._failures:
             stopped = PipelineStopped(
                 "a call on this pipeline failed before, so nothing more is sent on it "
-                f"({self._failures[0].getErrorMessage()}); start over with a new one"
+                f"({_excerpt(self._failures[0])}); start over with a new one"
             )
             stopped.__cause__ = self._failures[0].value
         else:
@@ -391,3 +433,47 @@ class Pipeline:
         if not self._firing:
             assert not self._room_waits or not (self.has_room or self._stopped)
             assert not self._flush_waits or self._calls
+
+
+def _as_raisable(failure: Failure) -> Failure:
+    """Return the failure, or one in its place, whose value is an exception, without frames."""
+    if isinstance(failure.value, BaseException):
+        # The frames would keep the message's bytes alive. A failure of another kind may not bear it.
+        with suppress(Exception):
+            failure.cleanFailure()
+        return failure
+    return RemoteCallFailure(_awaited(failure) or _remote_error(failure), failure)
+
+
+def _awaited(failure: Failure) -> BaseException | None:
+    """Return what a coroutine that awaits this failure gets, if the failure knows how to be raised there."""
+
+    def awaiting() -> Generator[None, None, BaseException]:
+        try:
+            yield
+        except BaseException as error:
+            return error.with_traceback(None)
+        raise AssertionError("nothing was raised")
+
+    generator = awaiting()
+    next(generator)
+    try:
+        failure.throwExceptionIntoGenerator(generator)
+    except StopIteration as stop:
+        found: BaseException | None = stop.value
+    except Exception:  # its value is no exception, and it knows of no other
+        found = None
+    finally:
+        generator.close()
+    return found
+
+
+def _remote_error(failure: Failure) -> RemoteCallError:
+    kind = next(iter(failure.parents), type(failure.value))
+    name = kind if isinstance(kind, str) else reflect.qual(kind)
+    return RemoteCallError(f"{failure.getErrorMessage()} ({name})", name, failure.getTraceback())
+
+
+def _excerpt(failure: Failure) -> str:
+    text = failure.getErrorMessage()
+    return text if len(text) <= _MAX_REASON_CHARACTERS else f"{text[:_MAX_REASON_CHARACTERS]}..."
