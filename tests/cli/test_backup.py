@@ -240,6 +240,53 @@ class CommandTests(ProcessTestCase):
         _, err = self.run_command("restore", "-o", "back")
         self.assertRegex(err, r"src as of \S+Z; 1 left out when it was stored\n")
 
+    def test_text_files_of_other_kinds(self) -> None:
+        """A mark, or ends of lines as on Windows, change nothing; what is no UTF-8 is refused first."""
+        self.write("kept")
+        self.write("secret")
+        self.run_command("put", "src/kept")  # makes the grid, and says so
+        patterns = self.home / "patterns"
+        listed = self.home / "listed"
+        listed.write_bytes(b"\xef\xbb\xbfkept\r\n")
+        for data in (b"\xef\xbb\xbfsecret\n", b"secret\r\n"):
+            patterns.write_bytes(data)
+            out, _ = self.run_command("put", "-r", "--exclude-from", "patterns", "src")
+            self.assertEqual(out, self.run_command("put", "-r", "--files-from", "listed", "src")[0])
+        for data, where in (
+            ("secret\n".encode("utf-16"), "1: it is UTF-16"),
+            (b"x\nsecr\xe9t\n", "2: it is not UTF-8"),
+            (b"secret\n\0\n", "2: it holds a zero byte, as UTF-16 does"),
+        ):
+            patterns.write_bytes(data)
+            for option in ("--exclude-from", "--files-from"):
+                for command in (("put", "-r"), ("backup",)):
+                    out, err = self.run_command(*command, option, "patterns", "src", status=2)
+                    self.assertEqual(out, "")
+                    self.assertIn(f"patterns:{where}; save the file as UTF-8 text\n", err)
+            _, err = self.run_command("get", "--cap-file", "patterns", "-o", "x", status=2)
+            self.assertIn(f"patterns:{where}", err)
+
+    def test_patterns_that_match_nothing(self) -> None:
+        """Each is reported with its place, unless any directory has what it matches; the status stays."""
+        self.write("one/kept.txt")
+        self.write("two/secret.key")
+        self.run_command("put", "src/one/kept.txt")
+        (self.home / "patterns").write_text("# of keys\n*.kay\n*.key\n")
+        arguments = ["--exclude-from", "patterns", "--exclude", "cache/", "--exclude-vcs"]
+        _, err = self.run_command("put", "-r", *arguments, "src/one", "src/two")
+        said = [line for line in err.splitlines() if "matched nothing" in line]
+        self.assertEqual(
+            said,
+            [
+                "pipegrid: --exclude: the pattern 'cache/' matched nothing",
+                "pipegrid: patterns:2: the pattern '*.kay' matched nothing",
+            ],
+        )
+        for more in ([], ["--dry-run"]):
+            _, err = self.run_command("backup", *arguments, *more, "src/two")
+            self.assertIn("patterns:2: the pattern '*.kay' matched nothing\n", err)
+            self.assertNotIn("'*.key'", err)
+
     def test_wrong_arguments(self) -> None:
         """A sentence each, and status 2 or 1."""
         self.write("a")

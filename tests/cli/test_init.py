@@ -79,14 +79,16 @@ class InitTests(SynchronousTestCase):
         self.assertTrue(load(node).nickname)
         aliases.write_bytes(b"home: URI:DIR2:\xff\n")
         self.directory = Path(self.mktemp())
-        self.assertIn("aliases is no UTF-8", self.init("--tahoe", str(node), status=2).stderr)
+        self.assertIn(
+            "aliases:1: it is not UTF-8", self.init("--tahoe", str(node), status=2).stderr
+        )
 
     def test_a_tahoe_node_whose_files_cannot_be_read(self) -> None:
         """Nothing is made of it: its servers would be missing, and nobody would know."""
         for name, content, words in (
-            ("servers", b'storage: {"\xff": {}}', "mend it by hand"),
-            ("introducers", b"\xff", "mend it by hand"),
-            ("servers", "storage: {}".encode("utf-16"), "is no UTF-8"),
+            ("servers", b'storage: {"\xff": {}}', "it is not UTF-8"),
+            ("introducers", b"\xff", "it is not UTF-8"),
+            ("servers", "storage: {}".encode("utf-16"), "it is UTF-16"),
             ("servers", None, "Is a directory"),
             ("introducers", None, "Is a directory"),
         ):

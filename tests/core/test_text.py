@@ -5,7 +5,8 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import text
-from pipegrid.core.text import counted, harmless, printable
+from pipegrid.core.text import counted, decode_text, harmless, printable
+from pipegrid.errors import UsageError
 
 
 class TextTests(SynchronousTestCase):
@@ -65,3 +66,29 @@ class CountedTests(SynchronousTestCase):
         )
         self.assertEqual(counted(1, "directory", "directories"), "1 directory")
         self.assertEqual(counted(3, "directory", "directories"), "3 directories")
+
+
+class DecodeTests(SynchronousTestCase):
+    """``decode_text``: all files that people write."""
+
+    def test_text(self) -> None:
+        """UTF-8, with or without a mark, with either end of lines."""
+        for data in (b"a\nb\xc3\xbc\n", b"\xef\xbb\xbfa\nb\xc3\xbc\n", b"a\r\nb\xc3\xbc\r\n"):
+            self.assertEqual(decode_text(data, "file"), "a\nbü\n")
+        self.assertEqual(decode_text(b"a\r\nb", "file", keep_ends=True), "a\r\nb")
+        self.assertEqual(decode_text(b"", "file"), "")
+
+    def test_anything_else(self) -> None:
+        """An error that names file and line."""
+        text = "one\ntwo ü\n"
+        for data, where in (
+            (text.encode("utf-16"), "1: it is UTF-16"),
+            (text.encode("utf-16-le"), "1: it holds a zero byte"),
+            (text.encode("utf-16-be"), "1: it holds a zero byte"),
+            (text.encode("utf-32"), "1: it is UTF-16"),
+            (text.encode("latin-1"), "2: it is not UTF-8"),
+            (b"one\ntwo\0\n", "2: it holds a zero byte"),
+            (b"one\ntwo\rthree\r", "2: it holds a carriage return"),
+        ):
+            error = self.assertRaises(UsageError, decode_text, data, "file")
+            self.assertTrue(str(error).startswith(f"file:{where}"), str(error))

@@ -326,11 +326,14 @@ class LoadTests(ConfigTestCase):
 
     def test_not_text(self) -> None:
         """A file of another kind."""
-        for data, line in ((b"\xff\xfe\x00", 1), (b"[node]\nnickname = caf\xe9\n", 2)):
+        for data, where in (
+            (b"\xff\xfe\x00", "1: it is UTF-16"),
+            (b"[node]\nnickname = caf\xe9\n", "2: it is not UTF-8"),
+        ):
             self.path.write_bytes(data)
             self.assert_refused(
                 lambda: load(self.directory),
-                f"cannot understand {self.path}: line {line}: it is no UTF-8 text; mend it by hand",
+                f"{self.path}:{where}; save the file as UTF-8 text",
             )
 
     def test_files_of_any_size(self) -> None:

@@ -128,6 +128,14 @@ class ListTests(SynchronousTestCase):
             ],
         )
 
+    def test_a_mark(self) -> None:
+        """At the beginning, and ends of lines as on Windows, change nothing."""
+        lines = [
+            b"\xef\xbb\xbf" + DIGEST.hex().encode() + b" 1 a\r\n",
+            DIGEST.hex().encode() + b" 2 b c\r\n",
+        ]
+        self.assertEqual([each.path for each in read_list(lines, "the list")], ["a", "b c"])
+
     def test_bad_lines(self) -> None:
         """Each is named with its number."""
         hexed = DIGEST.hex().encode()
@@ -138,6 +146,8 @@ class ListTests(SynchronousTestCase):
             hexed[:-1] + b" 1 a",
             hexed + b" 1 ../a",
             hexed + b" 1 \xff",
+            hexed + b" 1 a\0b",
+            (DIGEST.hex() + " 1 a").encode("utf-16"),
             hexed + b" 99999999999999999 a",
             hexed + b" 1 " + b"x" * MAX_LINE_BYTES,
         ):

@@ -57,6 +57,15 @@ class AliasFileTests(SynchronousTestCase):
         remove_alias(self.home, "there")
         self.assertEqual(theirs.read_text(), f"ours: {CAP}\n")
 
+    def test_no_utf_8(self) -> None:
+        """Is an error with file and line, and nothing is added to it."""
+        data = f"home: {CAP}\n".encode("utf-16")
+        self.path.write_bytes(data)
+        for do in (lambda: read_aliases(self.home), lambda: add_alias(self.home, "ours", CAP)):
+            error = self.assertRaises(UsageError, do)
+            self.assertIn("aliases:1: it is UTF-16", str(error))
+        self.assertEqual(self.path.read_bytes(), data)
+
     def test_a_name_that_stands_twice(self) -> None:
         """The last one counts; all are removed, and each may have been the only copy of its cap."""
         caps = [f"URI:DIR2-CHK:{letter * 26}:{'a' * 52}:3:10:100" for letter in "bcd"]

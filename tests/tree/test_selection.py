@@ -80,7 +80,7 @@ class SelectionTests(SynchronousTestCase):
 
     def test_files(self) -> None:
         """Of patterns, and of paths below a directory."""
-        self.assertEqual(patterns_of("# x\n\n *.o \n#y\nb\n"), ["*.o", "b"])
+        self.assertEqual(patterns_of("# x\n\n *.o \n#y\nb\n"), [(3, "*.o"), (5, "b")])
         self.assertEqual(
             paths_below("/home/u", ["a/b", "", "/home/u/c", "/home/u"]), ["a/b", "c", ""]
         )

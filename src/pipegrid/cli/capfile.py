@@ -8,8 +8,8 @@ Cap files: one cap or path a line, perhaps with the name of its file behind it, 
 
 Between cap and name are two spaces. Behind a cap without a path any blanks will do that a person writes by
 hand (then the name does not begin with one); a path has blanks of its own, so two of them, or a tab, end it.
-In a name ``\n`` stands for the end of a line, ``\\`` for a backslash, and ``\x1b`` for any character that a
-terminal would not print.
+In a name ``\n`` stands for the end of a line, ``\\`` for a backslash, ``\x1b`` for any character that a
+terminal would not print, and ``\udce9`` for the byte E9 of a name that is no UTF-8.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import BinaryIO, NamedTuple
 from pipegrid.cli.outcome import printable, unreadable
 from pipegrid.cli.stdin import read_given
 from pipegrid.core.pasted import CAP_STARTS
+from pipegrid.core.text import decode_text
 from pipegrid.errors import SourceError, UsageError
 
 MAX_BYTES = 16 << 20
@@ -29,6 +30,9 @@ MAX_BYTES = 16 << 20
 MAX_CAPS = 100_000
 
 _ESCAPE = re.compile(r"\\(?:([\\nrt])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+_NO_TEXT = re.compile("[\ud800-\udfff]")
+"""Bytes of a name that is no UTF-8, as Python keeps them."""
+
 _BEHIND_A_PATH = re.compile(r"  |\t")
 _SHORT = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
 
@@ -54,8 +58,9 @@ def as_line(cap: str, name: str) -> str:
 
 
 def escaped(name: str) -> str:
-    """Return a name on one line, as a terminal can show it and ``unescaped`` reads it."""
-    return printable(name.replace("\\", "\\\\"))
+    """Return a name on one line, in UTF-8, as a terminal can show it and ``unescaped`` reads it."""
+    text = printable(name.replace("\\", "\\\\"))
+    return _NO_TEXT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def unescaped(text: str) -> str:
@@ -100,10 +105,10 @@ def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
         raise UsageError(
             f"{name} is larger than {MAX_BYTES >> 20} MiB; a cap file has one cap a line, so choose another"
         )
-    lines = data.decode("utf-8-sig", "surrogateescape").split("\n")
+    lines = decode_text(data, name).split("\n")
     found = []
     for number, line in enumerate(lines, 1):
-        line = line.removesuffix("\r").lstrip()
+        line = line.lstrip()
         if not line or line.startswith("#"):
             continue
         cap = _cap_of(line)

@@ -97,9 +97,10 @@ def command(
             made_anew, chosen.one_file_system, retention, archives, named is not None
         )
         backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
-        if dry_run:
-            return await _would_send(console, backups, source, called, options)
-        return await _run(console, backups, source, called, options)
+        do = _would_send if dry_run else _run
+        status = await do(console, backups, source, called, options)
+        chosen.report_unmatched(console)
+        return status
 
     return GridJob(work, path or "")
 

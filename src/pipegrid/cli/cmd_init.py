@@ -230,6 +230,7 @@ def _files(
 
     None: introducers know.
     """
+    from pipegrid.core.text import decode_text
     from pipegrid.grid.homes import SERVERS_NAME
     from pipegrid.grid.introducers import INTRODUCERS_NAME, IntroducerAddress, Introducers
     from pipegrid.grid.servers import parse_static_servers, read_bounded
@@ -247,7 +248,7 @@ def _files(
         if not found.servers:
             because = "".join(f" ({warning})" for warning in found.warnings[:1])
             raise UsageError(f"{servers_file} names no servers that can be used{because}")
-        files[SERVERS_NAME] = data.decode("utf-8")
+        files[SERVERS_NAME] = decode_text(data, servers_file)
         number = len(found.servers)
     if introducer_furls:
         addresses = []

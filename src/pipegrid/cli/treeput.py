@@ -13,6 +13,7 @@ from pipegrid.cli.capfile import as_line
 from pipegrid.cli.options import EMPTY_NAME, as_one, usage_error
 from pipegrid.cli.outcome import ExitStatus, one_status, printable, with_options
 from pipegrid.cli.stdin import read_given
+from pipegrid.core.text import decode_text
 from pipegrid.errors import PipegridError, SourceError
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_LIST_BYTES = 64 << 20
+MAX_UNMATCHED = 20
+"""Patterns that matched nothing, each of which is reported on its own."""
 
 
 selection_options = as_one(
@@ -86,11 +89,16 @@ class Chosen:
     ) -> None:
         from pipegrid.tree.selection import VCS, TreeSelection, patterns_of
 
+        self._given_in = dict.fromkeys(exclude, "--exclude")
         patterns = list(exclude)
         for path in exclude_from:
-            patterns += patterns_of(_text_of(path))
+            for number, pattern in patterns_of(_text_of(path)):
+                self._given_in.setdefault(pattern, f"{printable(path)}:{number}")
+                patterns.append(pattern)
         if exclude_vcs:
             patterns += VCS
+        self._unmatched = set(self._given_in)
+        self._made: TreeSelection | None = None
         TreeSelection(patterns)  # to say now what is wrong with them
         self.one_file_system = one_file_system
         self._patterns = patterns
@@ -109,7 +117,28 @@ class Chosen:
         if self._lines is not None:
             only = paths_below(os.path.abspath(directory), self._lines)
         TreeSelection(self._patterns, only)
-        return lambda: TreeSelection(self._patterns, only)
+
+        def make() -> TreeSelection:
+            self._note_unmatched()
+            self._made = TreeSelection(self._patterns, only)
+            return self._made
+
+        return make
+
+    def _note_unmatched(self) -> None:
+        if self._made is not None:
+            self._unmatched.intersection_update(self._made.unmatched)
+
+    def report_unmatched(self, console: Console) -> None:
+        """Report the patterns that have matched nothing in any walk."""
+        self._note_unmatched()
+        unmatched = [each for each in self._given_in if each in self._unmatched]
+        for pattern in unmatched[:MAX_UNMATCHED]:
+            where = self._given_in[pattern]
+            console.say(f"pipegrid: {where}: the pattern '{printable(pattern)}' matched nothing")
+        if len(unmatched) > MAX_UNMATCHED:
+            more = len(unmatched) - MAX_UNMATCHED
+            console.say(f"pipegrid: {more} more patterns matched nothing")
 
 
 def _text_of(path: str) -> str:
@@ -124,7 +153,7 @@ def _text_of(path: str) -> str:
         raise SourceError(
             f"{printable(path)} has more than {MAX_LIST_BYTES >> 20} MiB; list directories instead"
         )
-    return os.fsdecode(data)
+    return decode_text(data, "standard input" if path == "-" else printable(path))
 
 
 def reports_of(console: Console, progress: Any) -> TreeReports:
@@ -201,6 +230,7 @@ async def put_trees(
     from pipegrid.cli.progress import ProgressBar
 
     statuses: set[ExitStatus] = set()
+    all_met = True
     for directory in directories:
         try:
             selection = chosen.of(directory)()
@@ -214,6 +244,7 @@ async def put_trees(
                 )
         except PipegridError as error:
             statuses.add(console.failed(error, printable(directory), {"path": directory}))
+            all_met = False
             continue
         cap = str(result.cap)
         console.say(f"pipegrid: {printable(directory)}: {counts_of(result.counts)}")
@@ -228,4 +259,6 @@ async def put_trees(
                 "elapsed_s": result.elapsed_s,
             },
         )
+    if all_met:
+        chosen.report_unmatched(console)
     return one_status(statuses)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import configparser
 import hashlib
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,7 @@ import attrs
 from pipegrid.arguments import check_whole
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
-from pipegrid.core.text import counted
+from pipegrid.core.text import counted, decode_text
 from pipegrid.disk.commit import Policy
 from pipegrid.disk.reading import read_file
 from pipegrid.errors import UsageError, naming
@@ -171,14 +170,14 @@ def read_config(directory: Path) -> tuple[Path, SettingsFile]:
     is_tahoe = not path.exists() and (directory / TAHOE_CONFIG_NAME).is_file()
     if is_tahoe:
         path = directory / TAHOE_CONFIG_NAME
-    # Tahoe-LAFS lets an option be given twice, and Windows editors begin files with a mark.
+    # Tahoe-LAFS lets an option be given twice.
     try:
         data = read_file(path, _MAX_CONFIG_BYTES + 1)
         if len(data) > _MAX_CONFIG_BYTES:
             raise UsageError(
                 f"{path} is larger than {_MAX_CONFIG_BYTES} bytes; is it the right file?"
             )
-        text = io.StringIO(data.decode("utf-8-sig"), newline=None).read()
+        text = decode_text(data, str(path))
         parser = SettingsFile(path, text, strict=not is_tahoe)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
@@ -187,7 +186,7 @@ def read_config(directory: Path) -> tuple[Path, SettingsFile]:
         ) from None
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except (configparser.Error, UnicodeDecodeError) as error:
+    except configparser.Error as error:
         raise UsageError(
             f"cannot understand {path}: {ini_problem(error)}; mend it by hand"
         ) from error
@@ -319,7 +318,7 @@ def _secret(path: Path, length: int | None, is_tahoe: bool) -> bytes:
         data = read_file(path, _MAX_SECRET_BYTES + 1)
         if len(data) > _MAX_SECRET_BYTES:
             raise ValueError
-        secret = base32.decode(data.decode("ascii").strip())
+        secret = base32.decode(decode_text(data, str(path)).strip())
     except FileNotFoundError:
         remedy = (
             "start that Tahoe-LAFS node once, which makes it"

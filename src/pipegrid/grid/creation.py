@@ -15,7 +15,7 @@ import attrs
 
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
-from pipegrid.core.text import counted
+from pipegrid.core.text import counted, decode_text
 from pipegrid.disk.files import FULL
 from pipegrid.disk.private import make_directory
 from pipegrid.disk.reading import read_file
@@ -164,9 +164,8 @@ def create_like_tahoe(
         if not (node / name).is_file():
             continue
         try:
-            files[name] = read_file(node / name, MAX_COPIED_BYTES + 1).decode("utf-8")
-        except UnicodeDecodeError:  # YAML may be UTF-16
-            raise UsageError(f"{node / name} is no UTF-8; save it as that") from None
+            data = read_file(node / name, MAX_COPIED_BYTES + 1)
+            files[name] = decode_text(data, str(node / name))
         except OSError as error:
             raise UsageError(f"cannot read {node / name}: {error.strerror}") from error
         if len(files[name]) > MAX_COPIED_BYTES:
@@ -222,8 +221,7 @@ def change(
     if params.max_segment_bytes != before.params.max_segment_bytes:
         settings["segment_size"] = str(params.max_segment_bytes)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            text = file.read()
+        text = decode_text(read_file(path), str(path), keep_ends=True)
         replace_file(
             path.resolve(),  # where there is a link, it stays
             with_settings(text, settings).encode("utf-8"),

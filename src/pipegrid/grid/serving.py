@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from pipegrid.core.text import decode_text
 from pipegrid.errors import UsageError
 from pipegrid.grid.config import nickname_of, old_introducer
 from pipegrid.grid.config import read_config as read_config_file
@@ -129,8 +130,9 @@ class _Reader:
     def _port(self) -> str | None:
         text = self._text("tub.port", "node")
         if not text:  # Tahoe-LAFS chose one, and wrote it down
-            data = read_bounded(self._directory / _PORT_FILE)
-            return data.decode("ascii", "replace").strip() or None if data is not None else None
+            path = self._directory / _PORT_FILE
+            data = read_bounded(path)
+            return None if data is None else decode_text(data, str(path)).strip() or None
         if text == "disabled":
             raise self._wrong(
                 "node", "tub.port", "is 'disabled': nobody could reach the server; set it"

@@ -122,7 +122,7 @@ def check_settings(path: Path, parser: configparser.ConfigParser, text: str) -> 
 def settings_in(text: str) -> Iterator[tuple[int, str, str | None]]:
     """Yield the lines of a configuration that say something: number, section, and setting if it is one."""
     section = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line[:1].isspace() or line[:1] in ("#", ";"):
             continue  # it goes on with the value of the setting before, or is a comment
         if found := _SECTION.match(line):
@@ -192,9 +192,6 @@ def yaml_problem(error: Exception) -> str:
 
 def ini_problem(error: Exception) -> str:
     """Return where and what is wrong in an INI file, on one line."""
-    if isinstance(error, UnicodeDecodeError):
-        line = error.object[: error.start].count(b"\n") + 1
-        return f"line {line}: it is no UTF-8 text"
     first_line = (str(error).splitlines() or ["no text"])[0].rstrip(".")
     number = getattr(error, "lineno", None)
     if number is None and getattr(error, "errors", None):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from pipegrid.core.text import decode_text
 from pipegrid.errors import UsageError
 from pipegrid.grid.spelling import yaml_problem
 
@@ -34,10 +35,11 @@ def parse_yaml(data: bytes, name: str) -> Any:
         name: of the file, for errors.
 
     Raises:
-        UsageError: it is no YAML, or its aliases stand for too much.
+        UsageError: it is no text, see ``decode_text``, or no YAML, or its aliases stand for too much.
     """
     import yaml  # takes long to import
 
+    data = decode_text(data, name).encode("utf-8")
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         if loader is not yaml.SafeLoader and _may_be_deep(data):
@@ -83,12 +85,8 @@ _TOO_MUCH = f"its aliases stand for more than {MAX_NODES} values"
 
 
 def _may_be_deep(data: bytes) -> bool:
-    """Whether collections may be nested too deeply; also of UTF-16, whose bytes are others."""
-    return (
-        data.count(b"[") + data.count(b"{") > _BRACKETS
-        or _INDENTATION.search(data) is not None
-        or b"\0" in data
-    )
+    """Whether collections may be nested too deeply."""
+    return data.count(b"[") + data.count(b"{") > _BRACKETS or _INDENTATION.search(data) is not None
 
 
 def _check_depth(parser: Any) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from io import BytesIO
 
+from pipegrid.core.text import decode_text
+from pipegrid.errors import UsageError
 from pipegrid.mirror.wanted import MAX_NAME_BYTES, BadEntry, Wanted, quoted, wanted
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
@@ -51,9 +53,10 @@ def read_list(lines: Iterable[bytes], name: str) -> Iterator[Wanted]:
         if len(line) > MAX_LINE_BYTES:
             raise BadEntry(f"{name}, line {number}: it is longer than {MAX_LINE_BYTES} bytes")
         try:
-            text = line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise BadEntry(f"{name}, line {number}: it is not UTF-8") from None
+            text = decode_text(line, name, first_line=number).removesuffix("\n")
+        except UsageError as error:
+            why = str(error).removeprefix(f"{name}:{number}: ")
+            raise BadEntry(f"{name}, line {number}: {why}") from None
         if not text.strip() or text[0] == "#":
             continue
         match = any_line.fullmatch(text)

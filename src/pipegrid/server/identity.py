@@ -30,6 +30,7 @@ import attrs
 from twisted.logger import Logger
 
 from pipegrid.core import base32
+from pipegrid.core.text import decode_text
 from pipegrid.disk.files import FULL
 from pipegrid.disk.private import make_directory
 from pipegrid.disk.reading import read_file
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 FURL_NAME = "storage.furl"
 _SWISSNUM_BYTES = 20
+_MAX_FURL_BYTES = 1 << 20
 _KEY_BITS = 2048  # RSA, as Foolscap wants it
 _VALID = timedelta(days=36500)
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.S)
@@ -154,7 +156,7 @@ def load_furl(directory: Path) -> Furl | None:
     """
     path = directory / "private" / FURL_NAME
     try:
-        text = read_file(path).decode("ascii", "replace").strip()
+        text = decode_text(read_file(path, _MAX_FURL_BYTES), str(path)).strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

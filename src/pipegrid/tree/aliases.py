@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipegrid.core.caps import DirectoryCap, parse_cap
-from pipegrid.core.text import printable
+from pipegrid.core.text import decode_text, printable
 from pipegrid.disk.partfile import NO_LOCKS
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
@@ -45,11 +45,11 @@ def read_aliases(directory: Path) -> dict[str, str]:
     Return the caps of a client directory's aliases by name, as text that may be malformed.
 
     Raises:
-        UsageError: the file cannot be read, or is too large.
+        UsageError: the file cannot be read, is no text, or is too large.
     """
     private = directory / "private"
     found: dict[str, str] = {}
-    for line in _read(private / FILE_NAME).splitlines():
+    for line in _text(private / FILE_NAME).split("\n"):
         named = _named(line)
         if named is not None:
             found[named[0]] = named[1]
@@ -58,7 +58,7 @@ def read_aliases(directory: Path) -> dict[str, str]:
                 f"{private / FILE_NAME} has more than {MAX_ALIASES} aliases; remove some by hand"
             )
     if DEFAULT not in found:
-        root = _read(private / ROOT_NAME).decode("utf-8", "replace").strip()
+        root = _text(private / ROOT_NAME).strip()
         if root:
             found[DEFAULT] = root
     return found
@@ -131,7 +131,9 @@ def remove_alias(
                 "another program wrote; remove it by hand"
             )
         caps = [
-            named[1] for line in data.splitlines() if (named := _named(line)) and named[0] == name
+            named[1]
+            for line in decode_text(data, str(path)).split("\n")
+            if (named := _named(line)) and named[0] == name
         ]
         for cap in dict.fromkeys(reversed(caps)):
             told(cap)
@@ -207,11 +209,8 @@ def unknown_alias(
     )
 
 
-def _named(line: bytes) -> tuple[str, str] | None:
-    try:
-        text = line.decode("utf-8").strip("\ufeff \t\r\n")
-    except UnicodeDecodeError:
-        return None
+def _named(line: str) -> tuple[str, str] | None:
+    text = line.strip("\ufeff \t\r\n")
     if not text or text.startswith("#"):
         return None
     name, found, cap = text.partition(":")
@@ -219,8 +218,12 @@ def _named(line: bytes) -> tuple[str, str] | None:
 
 
 def _names(line: bytes, name: str) -> bool:
-    named = _named(line)
+    named = _named(line.decode("utf-8"))
     return named is not None and named[0] == name
+
+
+def _text(path: Path) -> str:
+    return decode_text(_read(path), str(path))
 
 
 def _read(path: Path) -> bytes:

@@ -38,6 +38,8 @@ VCS = (
 MAX_PATTERNS = 10_000
 MAX_PATTERN = 4096
 MAX_LISTED = 1_000_000
+MAX_TRIALS = 20_000_000
+"""Comparisons by which it is found out which patterns match nothing; after them no more is said of that."""
 
 
 class TreeSelection:
@@ -57,6 +59,8 @@ class TreeSelection:
             raise UsageError(f"there are more than {MAX_PATTERNS} patterns; give fewer")
         names: list[str] = []
         paths: list[str] = []
+        self._unmatched: dict[str, tuple[bool, str | re.Pattern[str]]] = {}
+        self._trials = MAX_TRIALS
         directory_names: list[str] = []
         directory_paths: list[str] = []
         for pattern in exclude:
@@ -75,6 +79,7 @@ class TreeSelection:
                 (directory_paths if of_path else directory_names).append(regex)
             else:
                 (paths if of_path else names).append(regex)
+            self._unmatched.setdefault(pattern, (of_path, regex))
         self._names, self._paths = _any(names), _any(paths)
         self._directory_names = _any(names + directory_names)
         self._directory_paths = _any(paths + directory_paths)
@@ -93,24 +98,49 @@ class TreeSelection:
         """Paths that were wanted and that nobody has asked about: they are not there."""
         return sorted(self._unmet)
 
+    @property
+    def unmatched(self) -> list[str]:
+        """Patterns that have matched nothing that was met; below what is left out nothing is met."""
+        return list(self._unmatched)
+
     def may_take(self, path: str) -> bool:
         """Whether something may be stored, of which nothing but the name is known yet."""
-        name = path.rpartition("/")[2]
-        names, paths = self._names, self._paths
-        if (names and names.fullmatch(name)) or (paths and paths.fullmatch(path)):
-            self._unmet.discard(path)
+        if self._leaves_out(path, self._names, self._paths):
             return False
         return self._wanted is None or self._is_wanted(path, True)
 
     def takes(self, path: str, is_directory: bool) -> bool:
         """Whether something is stored, or at least entered."""
-        name = path.rpartition("/")[2]
         names = self._directory_names if is_directory else self._names
         paths = self._directory_paths if is_directory else self._paths
         self._unmet.discard(path)
-        if (names and names.fullmatch(name)) or (paths and paths.fullmatch(path)):
+        if self._leaves_out(path, names, paths):
             return False
         return self._wanted is None or self._is_wanted(path, is_directory)
+
+    def _leaves_out(
+        self, path: str, names: re.Pattern[str] | None, paths: re.Pattern[str] | None
+    ) -> bool:
+        name = path.rpartition("/")[2]
+        if not ((names and names.fullmatch(name)) or (paths and paths.fullmatch(path))):
+            return False
+        self._unmet.discard(path)
+        if self._unmatched:
+            self._note_matches(path, name)
+        return True
+
+    def _note_matches(self, path: str, name: str) -> None:
+        """Find out which patterns leave something out: more than one may."""
+        self._trials -= len(self._unmatched)
+        if self._trials < 0:
+            self._unmatched.clear()
+            return
+        for pattern, (of_path, regex) in list(self._unmatched.items()):
+            if isinstance(regex, str):
+                regex = re.compile(regex, re.DOTALL)
+                self._unmatched[pattern] = of_path, regex
+            if regex.fullmatch(path if of_path else name):
+                del self._unmatched[pattern]
 
     def _is_wanted(self, path: str, is_directory: bool) -> bool:
         assert self._wanted is not None
@@ -126,10 +156,14 @@ class TreeSelection:
         return False
 
 
-def patterns_of(text: str) -> list[str]:
-    """Return the patterns of a file for ``--exclude-from``: one a line; empty lines and ``#`` are nothing."""
-    lines = (line.strip() for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
+def patterns_of(text: str) -> list[tuple[int, str]]:
+    """
+    Return the patterns of a file for ``--exclude-from``, each with the number of its line.
+
+    One a line; empty lines and those that begin with ``#`` are nothing.
+    """
+    lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
+    return [(number, line) for number, line in lines if line and not line.startswith("#")]
 
 
 def paths_below(directory: str, lines: Iterable[str]) -> list[str]:

@@ -25,6 +25,7 @@ import attrs
 
 from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
 from pipegrid.core.directory import PackedChild, pack_immutable
+from pipegrid.core.text import decode_text
 from pipegrid.disk.private import open_private
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.relocated import relocated
@@ -36,7 +37,7 @@ from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, entry
 from pipegrid.tree.backup.machine import this_machine
 
 _MAX_BYTES = 128 << 20
-
+_MAX_CAP_BYTES = 1 << 20
 
 _IMMUTABLE = DirectoryCap(LitCap(b""))
 
@@ -200,10 +201,10 @@ class BackupPlace:
 
     def _read_cap(self) -> DirectoryCap | None:
         try:
-            text = read_file(self.cap_file).decode("ascii").strip()
+            text = decode_text(read_file(self.cap_file, _MAX_CAP_BYTES), str(self.cap_file)).strip()
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise UsageError(
                 f"cannot read {self.cap_file}: {error}; restore or remove it"
             ) from error
