@@ -258,7 +258,6 @@ class CapFileTests(SynchronousTestCase):
         """Empty, junk, endless, a directory, missing; the line is named."""
         for data, words in (
             (b"", "holds no cap"),
-            (f"{ONE}\n{os.urandom(40).hex()}\n".encode(), f"{self.caps}:2: "),
             (b"URI:CHK:torn\n", f"{self.caps}:1: this file cap has 1 field"),
             (b"\x89PNG\r\n\x1a\n" + bytes(range(128, 256)), f"{self.caps}:1: "),
         ):
@@ -274,10 +273,21 @@ class CapFileTests(SynchronousTestCase):
         self.refused("Missing argument 'CAP...' or option '--cap-file'", "check")
         self.refused("standard input holds no cap", "get", "-")
         self.refused("only once", "check", "-", "--from", "-")
-        self.refused("cap number 2: ", "check", ONE, "nonsense")
         self.refused("the name is empty", "check", "--cap-file", "")
         both = f"{ONE}\n{TWO}".encode()
         self.refused("2 caps were given", "decode", "--cap-file", "-", "-o", "x", stdin=both)
+
+    def test_one_that_is_bad(self) -> None:
+        """It is named, with its line, and the others are looked at."""
+        self.caps.write_text(f"{os.urandom(40).hex()}\n{ONE}\n")
+        result = RenewResult(LitCap(b""), {}, 0, 0, [], [])
+        run = Run("renew", "--cap-file", str(self.caps), grid=FakeGrid(renew_result=result))
+        self.assertEqual(self.successResultOf(run.finished), 1, run.stderr)
+        self.assertIn(f"{self.caps}:1: ", run.stderr)
+        self.assertIn("nothing to renew", run.stdout)
+        run = Run("renew", ONE, "nonsense", grid=FakeGrid(renew_result=result))
+        self.assertEqual(self.successResultOf(run.finished), 1, run.stderr)
+        self.assertIn("cap number 2: ", run.stderr)
 
     def test_as_many_as_there_may_be(self) -> None:
         """As they end, all of them, and their sum."""

@@ -74,7 +74,9 @@ class CopyTests(ProcessTestCase):
         self.assertEqual(self.listed("home:d"), ["a", "e/", "e/b", "link", "more"])
         self.run_command("cp", "one", "two", "home:both")
         self.assertEqual(self.listed("home:both"), ["one", "two"])
-        self.refused("one", "d/../one", "home:", said="would both be called 'one'")
+        self.run_command("rm", "-r", "home:both")
+        self.refused("one", "d/../one", "home:both", said="would both be called 'one'", status=1)
+        self.assertEqual(self.listed("home:both"), ["one"])
         self.refused("one", "two", "home:both/one", said="'one' is a file")
 
     def test_a_thousand_files(self) -> None:

@@ -210,14 +210,14 @@ class CopierTests(GridTestCase):
         self.assertEqual(len(self.children(target)), 100)
 
     def test_names_that_are_the_same(self) -> None:
-        """Are refused before anything is sent, composed or not."""
+        """The first has the name, composed or not; the second is reported."""
         items = [
             Item("caf\u00e9", "1", None, Child("", A)),
             Item("cafe\u0301", "2", None, Child("", B)),
         ]
-        with self.assertRaises(UsageError):
-            self.run_all(self.copier().into(self.directory, items))
-        self.assertEqual(self.children(self.directory), {})
+        self.run_all(self.copier().into(self.directory, items))
+        self.assertEqual(list(self.children(self.directory)), ["caf\u00e9"])
+        self.assertEqual([label for label, _ in self.failed], ["2"])
 
     def test_too_much(self) -> None:
         """A local directory has a bound."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -168,6 +169,28 @@ async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = F
     there = way[-1] if whole else None
     caps = tuple(child.cap for child in way_there)
     return Spot(grid, directory, names[-1], there, caps, absent, ends_with_slash)
+
+
+async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
+    """
+    Check that what several things are put at is a directory, before any of them is.
+
+    Raises:
+        UsageError: it is none.
+        PipegridError: what the path leads to cannot be read.
+    """
+    if len(sources) < 2:
+        return
+    from pipegrid.cli.trees import root_of
+    from pipegrid.tree.lookup import look_up
+
+    root, names = root_of(grid, path)
+    way = await look_up(grid, root, names)
+    if len(way) <= len(names) or way[-1].kind != "directory":
+        raise UsageError(
+            f"more than one thing goes into a directory, and {_called(names)} is none; make it with "
+            "'pipegrid mkdir', or give another"
+        )
 
 
 def missing(spot: Spot) -> NoSuchChild:

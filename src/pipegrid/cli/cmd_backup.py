@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="backup")
-@click.argument("source", metavar="DIR", type=click.Path())
+@click.argument("source", metavar="DIR", type=click.Path(readable=False))
 @click.option(
     "--as",
     "names",

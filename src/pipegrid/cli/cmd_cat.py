@@ -27,11 +27,12 @@ def command(invocation: Invocation, caps: CapArguments) -> GridJob:
     Each is a cap, perhaps with a path behind it: CAP/some/path. Every byte is verified before it is written;
     the first that cannot be fetched ends it.
     """
-    from pipegrid.cli.files import named_files
+    from pipegrid.cli.files import check_all, named_files, starts_of
     from pipegrid.cli.trees import Locator
     from pipegrid.core.filecaps import fetchable
 
     files = named_files(invocation.console, *caps, fetchable)
+    check_all(files)  # before anything is written
 
     async def work(grid: Grid, console: Console) -> int:
         if console.json:
@@ -43,4 +44,4 @@ def command(invocation: Invocation, caps: CapArguments) -> GridJob:
             console.data_sink.flush()
         return ExitStatus.DONE
 
-    return GridJob(work, *(file.start for file in files))
+    return GridJob(work, *starts_of(files))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     nargs=-1,
     required=True,
     metavar="SOURCE... TARGET",
-    type=click.Path(),
+    type=click.Path(readable=False),
     shell_complete=any_path,
 )
 @click.option(

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 @click.command(name="decode")
-@click.argument("words", nargs=-1, metavar="CAP SHAREFILE|DIR...", type=click.Path())
+@click.argument("words", nargs=-1, metavar="CAP SHAREFILE|DIR...", type=click.Path(readable=False))
 @cap_file_option
 @click.option(
     "-o",
     "--output",
     required=True,
-    type=click.Path(),
+    type=click.Path(readable=False),
     metavar="FILE",
     help="Where the file goes; it appears when all of it is verified. '-' is standard output.",
 )
@@ -72,7 +72,7 @@ def decode(
     max_segment: int | None,
 ) -> int:
     """Restore one file to where it shall go."""
-    from pipegrid.cli.files import named_files, without_paths
+    from pipegrid.cli.files import check_path, named_files
     from pipegrid.cli.outfile import OutputFile
     from pipegrid.cli.progress import ProgressBar
     from pipegrid.core.caps import LitCap
@@ -83,9 +83,10 @@ def decode(
     from pipegrid.transfer.offline import decode_file
     from pipegrid.transfer.sharefinder import ShareFinder
 
-    files = without_paths(named_files(console, caps, cap_files, readable))
+    files = named_files(console, caps, cap_files, readable)
     if len(files) > 1:
         raise UsageError(f"decode restores one file, but {len(files)} caps were given; give one")
+    check_path(files[0])
     cap = files[0].cap
     if console.json and output == "-":
         raise UsageError("--json would mix with the file on standard output; choose a file for -o")

@@ -10,24 +10,25 @@ from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import reading_options
+from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
 
 
 @click.command(name="du")
-@click.argument("path", metavar="CAP[/PATH]", shell_complete=grid_path)
+@click.argument("paths", nargs=-1, required=True, metavar="CAP[/PATH]...", shell_complete=grid_path)
 @click.option("-s", "--summarize", is_flag=True, help="Only the sum.")
 @reading_options
-def command(path: str, summarize: bool) -> GridJob:
+def command(paths: tuple[str, ...], summarize: bool) -> GridJob:
     """
     Print the bytes of the files in every directory of a tree, those below it included.
 
     Each file counts once, where it is met first, as each is stored once. Files whose cap does not say their
-    size, such as mutable ones, count as nothing.
+    size, such as mutable ones, count as nothing. Of several trees each is counted by itself.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def measure(grid: Grid, console: Console, path: str, root: str | None) -> ExitStatus:
         from pipegrid.cli.cmd_ls import size_of
         from pipegrid.cli.trees import directory_at, shown_path, walk_through
         from pipegrid.tree.walk import Met, Unreadable
@@ -40,8 +41,13 @@ def command(path: str, summarize: bool) -> GridJob:
                 if sums:
                     sums[-1] = (sums[-1][0], sums[-1][1] + size)
                 if not summarize or not sums:
-                    shown = f"{size:>15} {shown_path(name)}"
-                    console.result(shown, {"path": list(name), "size": size})
+                    within = shown_path(name)
+                    if root is not None:
+                        within = f"{root.rstrip('/')}/{within}" if name else root
+                    more = {} if root is None else {"argument": root}
+                    console.result(
+                        f"{size:>15} {within}", {**more, "path": list(name), "size": size}
+                    )
 
         def meet(met: Met) -> None:
             close(len(met.path))
@@ -57,4 +63,16 @@ def command(path: str, summarize: bool) -> GridJob:
         close(0)
         return status
 
-    return GridJob(work, path)
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.files import argument_label, each_argument
+
+        numbers = iter(range(1, len(paths) + 1))
+
+        async def each(path: str) -> ExitStatus:
+            number = next(numbers)
+            root = argument_label(path, number) if len(paths) > 1 else None
+            return await measure(grid, console, path, root)
+
+        return await each_argument(console, paths, each)
+
+    return GridJob(work, *paths)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 @click.command(name="encode")
-@click.argument("file", type=click.Path())
+@click.argument("file", type=click.Path(readable=False))
 @click.option(
     "--shares",
     "share_directory",
     required=True,
-    type=click.Path(file_okay=False),
+    type=click.Path(file_okay=False, readable=False),
     metavar="DIR",
     help="Where the share files go; they are called 0, 1, 2...",
 )

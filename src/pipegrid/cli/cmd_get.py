@@ -39,7 +39,7 @@ FILES_AT_ONCE = 4
 @click.option(
     "-o",
     "--output",
-    type=click.Path(),
+    type=click.Path(readable=False),
     metavar="FILE|DIR",
     help="Write to FILE, which appears when all of it is verified; or into the directory DIR, which is "
     "made where several files go.  [default: standard output, also '-']",
@@ -96,13 +96,15 @@ def command(
     elif output is None:
         results = invocation.console.results
         results.wants_text = results.isatty()
+    from pipegrid.cli.files import starts_of
+
     files, places = _asked_for(invocation.console, caps, output, force, byte_range)
 
     async def work(grid: Grid, console: Console) -> int:
         at_once = invocation.jobs or FILES_AT_ONCE
         return await fetch_files(grid, console, files, places, output, force, byte_range, at_once)
 
-    return GridJob(work, *(file.start for file in files))
+    return GridJob(work, *starts_of(files))
 
 
 async def fetch_files(

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tahoe",
     "node",
-    type=click.Path(file_okay=False),
+    type=click.Path(file_okay=False, readable=False),
     metavar="NODEDIR",
     help="A Tahoe-LAFS node's directory to take everything from; it is only read.",
 )

@@ -10,14 +10,15 @@ from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
-from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
 
 
 @click.command(name="ln")
-@click.argument("source", metavar="CAP[/PATH]", shell_complete=grid_path)
+@click.argument(
+    "sources", nargs=-1, required=True, metavar="CAP[/PATH]...", shell_complete=grid_path
+)
 @click.argument("path", metavar="PATH", shell_complete=grid_path)
 @click.option(
     "-f",
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
     help="Replace what has this name, but no directory that can change.",
 )
 @grid_options
-def command(source: str, path: str, force: bool) -> GridJob:
+def command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
-    Link a file or directory into a directory that can be changed.
+    Link files or directories into a directory that can be changed.
 
     PATH is ALIAS:some/name or CAP/some/name; if it is a directory that is there, and CAP has a path, the name
-    stays. What is missing of the way is made.
+    stays. What is missing of the way is made. Several go into a directory that exists.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def link(grid: Grid, console: Console, source: str) -> None:
         from pipegrid.cli.changing import spot_at
         from pipegrid.cli.trees import root_of, shown_path
         from pipegrid.errors import NoSuchChild
@@ -50,6 +51,12 @@ def command(source: str, path: str, force: bool) -> GridJob:
         spot.check_free(force, way[-1].cap)
         await (await spot.reach()).change([link_of(way[-1], spot.name, force)])
         console.json_result({"name": spot.name, "cap": str(way[-1].cap)})
-        return ExitStatus.DONE
 
-    return GridJob(work, source, path)
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.changing import check_takes
+        from pipegrid.cli.files import each_argument
+
+        await check_takes(grid, path, sources)
+        return await each_argument(console, sources, lambda source: link(grid, console, source))
+
+    return GridJob(work, *sources, path)

@@ -42,8 +42,8 @@ def command() -> None:
 
 
 @command.command(name="list")
-@click.argument("file", type=click.Path())
-@click.argument("dest", type=click.Path())
+@click.argument("file", type=click.Path(readable=False))
+@click.argument("dest", type=click.Path(readable=False))
 @click.option(
     "--jobs",
     type=click.IntRange(1, 64),
@@ -73,7 +73,7 @@ def list_command(
 
 
 @command.command(name="debian")
-@click.argument("dest", type=click.Path())
+@click.argument("dest", type=click.Path(readable=False))
 @click.option(
     "--suite",
     "suites",
@@ -161,7 +161,7 @@ def debian_command(
 
 
 @command.command(name="rpm")
-@click.argument("dest", type=click.Path())
+@click.argument("dest", type=click.Path(readable=False))
 @click.option(
     "--newest-only",
     is_flag=True,

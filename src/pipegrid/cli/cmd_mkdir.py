@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 @click.command(name="mkdir")
-@click.argument("path", metavar="[PATH]", required=False, shell_complete=grid_path)
+@click.argument("paths", nargs=-1, metavar="[PATH...]", shell_complete=grid_path)
 @format_option
 @read_only_option
 @grid_options
-def command(path: str | None, format: str, read_only: bool) -> GridJob:
+def command(paths: tuple[str, ...], format: str, read_only: bool) -> GridJob:
     """
-    Make a directory that can be changed, and print its cap, which lets change it.
+    Make directories that can be changed, and print their caps, which let change them.
 
     With PATH, ALIAS:some/path or CAP/some/path, it is linked there, and what is missing of the way is made.
     If there is a directory, its cap is printed.
     """
-    if read_only and path is None:
+    if read_only and not paths:
         raise usage_error(
             "--read-only is for a directory at a PATH: of any other the write cap would be lost"
         )
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def make(grid: Grid, console: Console, path: str | None) -> None:
         if path is None:
             directory = await grid.create_directory(format=format)
         else:
@@ -46,6 +46,13 @@ def command(path: str | None, format: str, read_only: bool) -> GridJob:
         read_cap = str(cap.readonly())
         fields = {"read_cap": read_cap} if read_only else {"cap": str(cap), "read_cap": read_cap}
         console.result(read_cap if read_only else str(cap), fields)
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.files import each_argument
+
+        if paths:
+            return await each_argument(console, paths, lambda path: make(grid, console, path))
+        await make(grid, console, None)
         return ExitStatus.DONE
 
-    return GridJob(work, path or "")
+    return GridJob(work, *(paths or ("",)))

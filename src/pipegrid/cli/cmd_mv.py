@@ -10,14 +10,13 @@ from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
-from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
 
 
 @click.command(name="mv")
-@click.argument("source", metavar="PATH", shell_complete=grid_path)
+@click.argument("sources", nargs=-1, required=True, metavar="PATH...", shell_complete=grid_path)
 @click.argument("path", metavar="PATH", shell_complete=grid_path)
 @click.option(
     "-f",
@@ -26,16 +25,17 @@ if TYPE_CHECKING:
     help="Replace what has the new name, but no directory that can change.",
 )
 @grid_options
-def command(source: str, path: str, force: bool) -> GridJob:
+def command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
-    Rename or move a file or directory; what its entry says of it goes along.
+    Rename or move files or directories; what their entries say of them goes along.
 
-    Both are ALIAS:some/name or CAP/some/name. If the second is a directory that is there, the name stays;
-    what is missing of the way is made. Between two directories it is linked first and taken out then, so that
-    nothing is lost if that is cut off; the same command again finishes it.
+    All are ALIAS:some/name or CAP/some/name. If the last is a directory that is there, the name stays;
+    what is missing of the way is made. Several go into a directory that exists. Between two directories it is
+    linked first and taken out then, so that nothing is lost if that is cut off; the same command again
+    finishes it.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def move_one(grid: Grid, console: Console, source: str) -> None:
         from pipegrid.cli.changing import missing, spot_at
         from pipegrid.cli.trees import root_of
         from pipegrid.errors import UsageError
@@ -56,6 +56,12 @@ def command(source: str, path: str, force: bool) -> GridJob:
                 new.check_free(force, old.there.cap)
             await move(old.directory, old.name, await new.reach(), new.name, force)
         console.json_result({"name": new.name, "cap": str(old.there.cap)})
-        return ExitStatus.DONE
 
-    return GridJob(work, source, path)
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.changing import check_takes
+        from pipegrid.cli.files import each_argument
+
+        await check_takes(grid, path, sources)
+        return await each_argument(console, sources, lambda source: move_one(grid, console, source))
+
+    return GridJob(work, *sources, path)

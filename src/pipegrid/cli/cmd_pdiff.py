@@ -14,10 +14,17 @@ from pipegrid.cli.outcome import ExitStatus
 
 
 @click.command(name="pdiff")
-@click.argument("index", type=click.Path())
-@click.argument("patches", nargs=-1, required=True, type=click.Path(), metavar="PATCH...")
+@click.argument("index", type=click.Path(readable=False))
+@click.argument(
+    "patches", nargs=-1, required=True, type=click.Path(readable=False), metavar="PATCH..."
+)
 @click.option(
-    "-o", "--output", required=True, type=click.Path(), metavar="OUT", help="Where the result goes."
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(readable=False),
+    metavar="OUT",
+    help="Where the result goes.",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option(

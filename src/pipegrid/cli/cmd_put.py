@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     nargs=-1,
     required=True,
     metavar="FILE... [PATH]",
-    type=click.Path(),
+    type=click.Path(readable=False),
     shell_complete=any_path,
 )
 @click.option(

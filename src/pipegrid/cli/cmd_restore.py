@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 @click.command(name="restore")
 @click.argument("arguments", nargs=-1, metavar="[CAP] [PATH]", shell_complete=grid_path)
 @click.option(
-    "-o", "--output", required=True, type=click.Path(), metavar="DIR", help="Directory to write to."
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(readable=False),
+    metavar="DIR",
+    help="Directory to write to.",
 )
 @click.option("--as", "name", metavar="NAME", help="Of which backup, if there are several.")
 @click.option(

@@ -10,27 +10,26 @@ from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
-from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
 
 
 @click.command(name="rm")
-@click.argument("path", metavar="PATH", shell_complete=grid_path)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=grid_path)
 @click.option(
     "-r", "--recursive", is_flag=True, help="Also a directory, with all that is below it."
 )
 @grid_options
-def command(path: str, recursive: bool) -> GridJob:
+def command(paths: tuple[str, ...], recursive: bool) -> GridJob:
     """
-    Take a file or directory out of its directory.
+    Take files or directories out of their directories.
 
-    PATH is ALIAS:some/name or CAP/some/name. Who has the cap of what was there can read it until servers let
-    go of it.
+    Each PATH is ALIAS:some/name or CAP/some/name. A client that has the cap of what was there can read it
+    until servers release it.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def remove(grid: Grid, console: Console, path: str) -> None:
         from pipegrid.cli.changing import missing, spot_at
         from pipegrid.core.text import printable
         from pipegrid.errors import UsageError
@@ -48,6 +47,10 @@ def command(path: str, recursive: bool) -> GridJob:
                 f"'{printable(spot.name)}' was replaced by somebody meanwhile, and stays; look at it again"
             )
         console.json_result({"name": spot.name, "cap": str(spot.there.cap)})
-        return ExitStatus.DONE
 
-    return GridJob(work, path)
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.files import each_argument
+
+        return await each_argument(console, paths, lambda path: remove(grid, console, path))
+
+    return GridJob(work, *paths)

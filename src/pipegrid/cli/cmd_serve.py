@@ -100,7 +100,7 @@ def settings_of(
 )
 @click.option(
     "--storage",
-    type=click.Path(file_okay=False),
+    type=click.Path(file_okay=False, readable=False),
     metavar="DIR",
     help="The storage directory, perhaps a Tahoe-LAFS server's.  [default: 'storage' in -d]",
 )
@@ -155,7 +155,7 @@ def settings_of(
 @click.option(
     "--log",
     "log_file",
-    type=click.Path(dir_okay=False),
+    type=click.Path(dir_okay=False, readable=False),
     metavar="FILE",
     help="Append the log to FILE, as JSON, one object a line; SIGHUP opens it anew.",
 )

@@ -9,6 +9,7 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import OfflineJob
 from pipegrid.cli.options import CapArguments, cap_arguments, common_options
+from pipegrid.cli.outcome import ExitStatus, one_status
 
 
 @click.command(name="storage-index")
@@ -25,11 +26,21 @@ def command(caps: CapArguments) -> OfflineJob:
     """
 
     def work(console: Console) -> int:
-        from pipegrid.cli.files import identity, named_files, storage_index_text, without_paths
+        from pipegrid.cli.files import check_path, identity, named_files, storage_index_text
         from pipegrid.core.caps import LitCap, MutableCap
         from pipegrid.core.filecaps import keepable
+        from pipegrid.errors import CapError
 
-        for file in without_paths(named_files(console, *caps, keepable)):
+        files = named_files(console, *caps, keepable)
+        statuses: set[ExitStatus] = set()
+        for file in files:
+            try:
+                check_path(file)
+            except CapError as error:
+                if len(files) == 1:
+                    raise
+                statuses.add(console.failed(error, file.label, identity(file), True))
+                continue
             index = storage_index_text(file.cap) or None
             coded = None if isinstance(file.cap, (LitCap, MutableCap)) else file.cap
             fields: dict[str, Any] = {
@@ -40,6 +51,6 @@ def command(caps: CapArguments) -> OfflineJob:
                 "total_shares": None if coded is None else coded.total_shares,
             }
             console.result(index or "-", fields)
-        return 0
+        return one_status(statuses)
 
     return OfflineJob(work)

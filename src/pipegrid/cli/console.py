@@ -240,16 +240,25 @@ class Console:
         return status_of(error)
 
     def failed(
-        self, error: BaseException, about: str, fields: dict[str, Any], **more: Any
+        self,
+        error: BaseException,
+        about: str,
+        fields: dict[str, Any],
+        one_of_several: bool = False,
+        **more: Any,
     ) -> ExitStatus:
         """
         Tell what went wrong with one of several things, as ``complain`` does, and in JSON if that is wanted.
 
         Args:
             fields: say in JSON which of them it was.
+            one_of_several: it is one of several arguments: then the status is 1 where it would be 2 for it
+                alone, since the command line as a whole made sense.
             more: what JSON says behind the error.
         """
         status = self.complain(error, about)
+        if one_of_several and status == ExitStatus.USAGE:
+            status = ExitStatus.FAILED
         if self.results.failed:  # nothing can be told there, as was just said or is about to be
             return status
         self.json_result({**fields, "error": sentence(error), "exit_status": int(status), **more})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.changing import no_directory, spot_at
+from pipegrid.cli.files import argument_label
 from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.cli.outputpaths import made_home
 from pipegrid.cli.trees import root_of
@@ -31,15 +32,18 @@ if TYPE_CHECKING:
 
 
 class CopiesTold:
-    """What is said of a copy; ``statuses`` of what failed."""
+    """What is said of a copy, from one source or ``several``; ``statuses`` of what failed."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, several: bool) -> None:
         self._console = console
+        self._several = several
         self.statuses: set[ExitStatus] = set()
 
     def failed(self, label: str, error: Exception) -> None:
         """Tell that ``label`` is not copied, and why; the error's exit status joins ``statuses``."""
-        self.statuses.add(self._console.failed(error, printable(label), {"source": label}))
+        fields = {"source": label}
+        status = self._console.failed(error, printable(label), fields, self._several)
+        self.statuses.add(status)
 
     def done(self, item: Item, how: str, cap: Cap | None) -> None:
         """Tell that ``item`` is there now, ``how``; the JSON line has its cap, null if there is none."""
@@ -69,9 +73,9 @@ async def store_copies(
     from pipegrid.cli.progress import ProgressBar
     from pipegrid.cli.treeput import reports_of
     from pipegrid.cli.uploads import BarsOfFiles
-    from pipegrid.tree.copying import Copier, CopyReports, check_items
+    from pipegrid.tree.copying import Copier, CopyReports
 
-    told = CopiesTold(console)
+    told = CopiesTold(console, several=len(sources) > 1)
     with ProgressBar(console, "cp") as progress:
 
         def put_tree(path: str) -> Deferred[DirectoryCap]:
@@ -93,8 +97,9 @@ async def store_copies(
         if not names and isinstance(cap := parse_cap(root), MutableCap):
             await copier.over(await _only_file(grid, sources), cap)
             return ExitStatus.DONE
-        items, contents = await _items(grid, copier, sources, recursive)
-        check_items(items)
+        items, contents = await _items(grid, copier, sources, recursive, target, told.failed)
+        if not items and told.statuses:
+            return one_status(told.statuses)
         single = len(sources) == 1 and not contents and not items[0].is_directory
         await _copy_to(grid, copier, items, single, target)
     return one_status(told.statuses)
@@ -136,20 +141,40 @@ async def _copy_as(grid: Grid, copier: Copier, item: Item, target: str) -> None:
 
 
 async def _items(
-    grid: Grid, copier: Copier, sources: Sequence[tuple[str, bool]], recursive: bool
+    grid: Grid,
+    copier: Copier,
+    sources: Sequence[tuple[str, bool]],
+    recursive: bool,
+    target: str,
+    failed: Callable[[str, Exception], None],
 ) -> tuple[list[Item], bool]:
-    """Return what is to be copied, and whether it is what is in a directory."""
+    """
+    Return what is to be copied, and whether it is what is in a directory.
+
+    Args:
+        failed: told what one of several sources is called, and why it is not copied.
+
+    Raises:
+        PipegridError: the only source cannot be copied.
+    """
     items: list[Item] = []
     contents = False
-    for text, on_grid in sources:
-        item = await _grid_item(grid, text) if on_grid else _local_item(text)
-        if item.is_directory and not recursive:
-            raise UsageError(f"{_shown(item)} is a directory; add -r to copy all that is in it")
-        if item.is_directory and not item.name:
-            items += await copier.items_in(item)
-            contents = True
-        else:
-            items.append(item)
+    for number, (text, on_grid) in enumerate(sources, 1):
+        try:
+            item = await _grid_item(grid, text) if on_grid else _local_item(text)
+            if item.is_directory and not recursive:
+                raise UsageError(f"{_shown(item)} is a directory; add -r to copy all that is in it")
+            if item.is_directory and not item.name:
+                items += await copier.items_in(item)
+                contents = True
+            else:
+                if len(sources) > 1:
+                    _check_named([item], target)
+                items.append(item)
+        except PipegridError as error:  # noqa: PERF203
+            if len(sources) == 1:
+                raise
+            failed(argument_label(text, number) if on_grid else text, error)
     return items, contents
 
 
@@ -221,29 +246,45 @@ async def fetch_copies(
         UsageError, NoSuchChild: that cannot be.
         PipegridError: as ``get``, if there is one file only.
     """
-    found = [await _found(grid, source) for source in sources]
-    for child, name in found:
-        if child.kind == "directory" and not recursive:
-            shown = f"'{printable(name)}'" if name else "the source"
-            raise UsageError(f"{shown} is a directory; add -r to copy all that is in it")
-    whole = [child.kind == "directory" for child, _ in found]
-    is_directory = os.path.isdir(target)
-    if len(found) == 1 and not whole[0] and not is_directory:
+    alone = len(sources) == 1
+    told = CopiesTold(console, several=not alone)
+    found = await _found_among(grid, sources, recursive, told.failed)
+    if not found:
+        return one_status(told.statuses)
+    if alone and found[0][0].kind != "directory" and not os.path.isdir(target):
         if target.endswith("/"):
             raise SinkError(
                 f"there is no directory {printable(target)}; make it, or leave out the slash"
             )
         await _fetch_file(grid, console, found[0][0], target, force)
         return ExitStatus.DONE
-    places = _places(found, target)
+    placed = _placed(found, target, None if alone else told.failed)
     home = made_home(target)
-    alone = len(found) == 1
-    fetching = zip(found, places, strict=True)
-    statuses = {
-        await _fetch(grid, console, child, place, force, alone, home)
-        for (child, _), place in fetching
-    }
-    return one_status(statuses)
+    for child, place in placed:
+        told.statuses.add(await _fetch(grid, console, child, place, force, alone, home))
+    return one_status(told.statuses)
+
+
+async def _found_among(
+    grid: Grid,
+    sources: Sequence[str],
+    recursive: bool,
+    failed: Callable[[str, Exception], None],
+) -> list[tuple[Child, str]]:
+    """Return what is at some places, and its names; arguments and errors as of ``_items``."""
+    found: list[tuple[Child, str]] = []
+    for number, source in enumerate(sources, 1):
+        try:
+            child, name = await _found(grid, source)
+            if child.kind == "directory" and not recursive:
+                shown = f"'{printable(name)}'" if name else "the source"
+                raise UsageError(f"{shown} is a directory; add -r to copy all that is in it")
+            found.append((child, name))
+        except PipegridError as error:  # noqa: PERF203
+            if len(sources) == 1:
+                raise
+            failed(argument_label(source, number), error)
+    return found
 
 
 async def _fetch(
@@ -257,34 +298,53 @@ async def _fetch(
     except PipegridError as error:
         if alone:
             raise
-        return ExitStatus(console.complain(error, about=printable(place)))
+        return console.failed(error, place, {"path": place}, True)
     return ExitStatus.DONE
 
 
-def _places(found: Sequence[tuple[Child, str]], target: str) -> list[str]:
-    """Return the local path of each; names that lead elsewhere are refused."""
-    places: dict[str, str] = {}
+def _placed(
+    found: Sequence[tuple[Child, str]],
+    target: str,
+    failed: Callable[[str, Exception], None] | None,
+) -> list[tuple[Child, str]]:
+    """
+    Return each with its local path; names that lead elsewhere are refused.
+
+    Args:
+        failed: as of ``_items``; None: there is one source only.
+    """
+    taken: set[str] = set()
     result = []
     for child, name in found:
-        if not name and child.kind == "directory":
-            result.append(target)
+        try:
+            place = _place_of(child, name, target)
+            if place in taken:
+                raise UsageError(
+                    f"two of them would be copied to {printable(place)}; copy them one after the other"
+                )
+        except UsageError as error:
+            if failed is None:
+                raise
+            failed(name or "the source", error)
             continue
-        if not name:
-            raise UsageError(
-                "the cap of a file has no name that it could keep; give the name of a file as the target"
-            )
-        if name in (".", "..") or "/" in name or "\0" in name:
-            raise UsageError(
-                f"'{printable(name)}' cannot be the name of a local file; give one as the target"
-            )
-        place = os.path.join(target, name)
-        if place in places:
-            raise UsageError(
-                f"two of them would be copied to {printable(place)}; copy them one after the other"
-            )
-        places[place] = name
-        result.append(place)
+        if place != target:
+            taken.add(place)
+        result.append((child, place))
     return result
+
+
+def _place_of(child: Child, name: str, target: str) -> str:
+    if not name and child.kind == "directory":
+        return target
+    if not name:
+        raise UsageError(
+            "the cap of a file has no name that it could keep; give the name of a file as the target"
+        )
+    if name in (".", "..") or "/" in name or "\0" in name:
+        raise UsageError(
+            f"'{printable(name)}' cannot be the name of a local file; give one as the target"
+        )
+    return os.path.join(target, name)
 
 
 async def _fetch_directory(

@@ -25,8 +25,8 @@ from pipegrid.core.caps import (
     MutableCap,
     parse_cap,
 )
-from pipegrid.core.pasted import as_pasted
-from pipegrid.errors import CapError, UsageError, naming
+from pipegrid.core.pasted import CAP_STARTS, as_pasted
+from pipegrid.errors import CapError, PipegridError, UsageError, naming
 from pipegrid.reactor.together import few_at_a_time
 
 C = TypeVar("C", bound=Cap)
@@ -45,6 +45,8 @@ class NamedFile(Generic[C]):
         names: the path below the cap, if that is a directory's: then ``cap`` is of no use until
             ``trees.Locator`` has found what is there.
         root: the cap that the path begins with.
+        where: it was given, if it is one of several.
+        problem: why it names no file; then ``cap`` is of no use, and ``trees.Locator`` raises this.
     """
 
     text: str
@@ -52,10 +54,14 @@ class NamedFile(Generic[C]):
     name: str | None = None
     names: tuple[str, ...] = ()
     root: str = attrs.field(default="", repr=False)
+    where: str = ""
+    problem: UsageError | None = None
 
     @property
     def label(self) -> str:
         """What people call it: its name, or what servers call it, which gives nothing away."""
+        if self.problem is not None:
+            return self.where
         return self.base_name if self.name is None else printable(self.name)
 
     @property
@@ -97,12 +103,14 @@ def named_files(
     """
     Return the files that caps on the command line and cap files name, each once.
 
+    One of several that is no cap, or of the wrong kind, is returned with its ``problem``.
+
     Args:
         caps: ``-`` among them stands for those on standard input.
         understand: returns a cap, or raises CapError.
 
     Raises:
-        CapError: one of them is no cap, or of the wrong kind.
+        CapError: none of them is a cap of the right kind.
         SourceError: a cap file cannot be read.
         UsageError: there is none at all.
     """
@@ -118,16 +126,25 @@ def named_files(
     for path in (*(path for path in cap_files if path != "-"), *from_stdin):
         lines += read_cap_file(path, console.stdin)
     found: dict[Any, NamedFile[C]] = {}
-    for text, name, where in lines:
-        try:
-            file = _named_file(text, name, understand)
-        except UsageError as error:
-            told = type(error)(f"{where}: {error}" if where else str(error))
-            raise naming(told, *error.parameters) from None
-        found.setdefault((file.root or file.cap, file.names, file.name), file)
+    for line in lines:
+        file = _understood(line, understand)
+        found.setdefault((file.root or file.cap, file.names, file.name, file.where), file)
+    problems = [file.problem for file in found.values() if file.problem is not None]
+    if len(problems) == len(found):
+        raise problems[0]
     if again := len(lines) - len(found):
         console.say(f"pipegrid: {again} of {len(lines)} caps were given before; each counts once")
     return list(found.values())
+
+
+def _understood(line: CapLine, understand: Callable[[str], C]) -> NamedFile[C]:
+    text, name, where = line
+    try:
+        return _named_file(text, name, understand)
+    except UsageError as error:
+        told = type(error)(f"{where}: {error}" if where else str(error))
+        problem = naming(told, *error.parameters)
+        return NamedFile(text, cast(C, LitCap(b"")), name, where=where or text, problem=problem)
 
 
 def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> NamedFile[C]:
@@ -161,18 +178,33 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
         ) from None
 
 
-def without_paths(files: list[NamedFile[C]]) -> list[NamedFile[C]]:
+def check_path(file: NamedFile[Any]) -> None:
     """
-    Return the files, for a command that has no grid to ask what a path leads to.
+    Check a file for a command that has no grid to ask what a path leads to.
 
     Raises:
-        CapError: one is named by a path.
+        CapError: it is named by a path, or has a problem.
     """
-    if any(file.names for file in files):
+    check_all((file,))
+    if file.names:
         raise CapError(
             "what a path leads to is known to the grid only; give its cap, which 'pipegrid manifest' lists"
         )
-    return files
+
+
+def check_all(files: Sequence[NamedFile[Any]]) -> None:
+    """
+    Raises:
+        UsageError: one of the files has a problem.
+    """
+    for file in files:
+        if file.problem is not None:
+            raise file.problem
+
+
+def starts_of(files: Sequence[NamedFile[Any]]) -> list[str]:
+    """Return what the paths begin with that ``GridJob`` looks at before it opens a grid."""
+    return [file.start for file in files if file.problem is None]
 
 
 def aliases_here() -> dict[str, str]:
@@ -245,7 +277,7 @@ async def each_in_order(
         while len(statuses) in outcomes:
             file, outcome = files[len(statuses)], outcomes.pop(len(statuses))
             if isinstance(outcome, Exception):
-                statuses.append(console.failed(outcome, file.label, fields(file)))
+                statuses.append(console.failed(outcome, file.label, fields(file), True))
             else:
                 statuses.append(show(file, outcome))
 
@@ -257,6 +289,41 @@ async def each_in_order(
 
     await few_at_a_time(at_once, [steps] * at_once)
     return one_status(statuses)
+
+
+async def each_argument(
+    console: Console, texts: Sequence[str], work: Callable[[str], Awaitable[ExitStatus | None]]
+) -> ExitStatus:
+    """
+    Do something with each path on a command line, one after the other.
+
+    With one its failure is raised. With several, one that fails does not stop the others.
+
+    Args:
+        work: returns a status, or None for 0.
+
+    Returns:
+        0; or the status of those that are not well if they share one; or 1.
+    """
+    if len(texts) == 1:
+        return await work(texts[0]) or ExitStatus.DONE
+    statuses: set[ExitStatus] = set()
+    for number, text in enumerate(texts, 1):
+        label = argument_label(text, number)
+        try:
+            statuses.add(await work(text) or ExitStatus.DONE)
+        except PipegridError as error:
+            statuses.add(console.failed(error, label, {"argument": label}, True))
+    return one_status(statuses)
+
+
+def argument_label(text: str, number: int) -> str:
+    """Return what people call an argument; a cap, which grants something, is shown as its number."""
+    text = as_pasted(text)
+    if not text.startswith(CAP_STARTS):
+        return printable(text)
+    _, slash, rest = text.partition("/")
+    return printable(f"cap number {number}{slash}{rest}")
 
 
 def _is_the_end(error: Exception) -> bool:

@@ -37,7 +37,12 @@ from_grid_option = click.option(
 def keyring_option(help: str) -> Callable[[F], F]:
     """Return the option that names keys, which comes as ``keyrings``."""
     return click.option(
-        "--keyring", "keyrings", multiple=True, type=click.Path(), metavar="FILE", help=help
+        "--keyring",
+        "keyrings",
+        multiple=True,
+        type=click.Path(readable=False),
+        metavar="FILE",
+        help=help,
     )
 
 

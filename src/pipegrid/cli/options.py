@@ -125,7 +125,7 @@ common_options = all_of(
     _noted(
         "trace",
         "--trace",
-        type=click.Path(dir_okay=False),
+        type=click.Path(dir_okay=False, readable=False),
         metavar="FILE",
         help="Write what happened when to FILE, for a trace viewer.",
     ),
@@ -156,7 +156,7 @@ common_options = all_of(
         "directory",
         "-d",
         "--directory",
-        type=click.Path(file_okay=False),
+        type=click.Path(file_okay=False, readable=False),
         metavar="DIR",
         help="The client's directory.  [default: $PIPEGRID_DIR, or your own]",
     ),
@@ -192,7 +192,7 @@ cap_file_option = click.option(
     "--from",
     "cap_files",
     multiple=True,
-    type=click.Path(allow_dash=True),
+    type=click.Path(allow_dash=True, readable=False),
     metavar="FILE",
     help="Take caps from FILE, one a line, with or without names, as 'put -l' prints them; '-' is "
     "standard input. Then they stand neither in the shell's history nor in the list of processes.",

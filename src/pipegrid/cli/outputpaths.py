@@ -34,8 +34,8 @@ class OutputPaths:
         self._paths = {id(file): path for file, path in zip(files, paths, strict=True)}
 
     def of(self, file: NamedFile[Any]) -> str | None:
-        """Return where the file goes."""
-        return self._paths[id(file)]
+        """Return where the file goes; None for one with a problem, too."""
+        return self._paths.get(id(file))
 
     def make_directory(self) -> None:
         """
@@ -73,13 +73,13 @@ def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> OutputP
     Raises:
         UsageError: there is no place for all of them, or two would have the same name.
     """
+    count = len(files)
+    files = [file for file in files if file.problem is None]
     if output is None:
-        if len(files) > 1:
-            raise UsageError(
-                f"{len(files)} files cannot be told apart on standard output; add -o DIR"
-            )
+        if count > 1:
+            raise UsageError(f"{count} files cannot be told apart on standard output; add -o DIR")
         return OutputPaths(files, [None], None)
-    if len(files) == 1 and not (output.endswith("/") or os.path.isdir(output)):
+    if count == 1 and not (output.endswith("/") or os.path.isdir(output)):
         return OutputPaths(files, [output], None)
     names = [_name(file) for file in files]
     taken: dict[str, int] = {}

@@ -83,7 +83,7 @@ def compare(
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False),
+    type=click.Path(dir_okay=False, readable=False),
     default="report.html",
     show_default=True,
     metavar="FILE",

@@ -102,7 +102,7 @@ class SpeedTestJob(GridJob):
 )
 @click.option(
     "--output",
-    type=click.Path(file_okay=False),
+    type=click.Path(file_okay=False, readable=False),
     metavar="DIR",
     help="Write run.json and report.html there; runs add up to a history.",
 )

@@ -39,7 +39,7 @@ selection_options = as_one(
     ),
     click.option(
         "--files-from",
-        type=click.Path(allow_dash=True),
+        type=click.Path(allow_dash=True, readable=False),
         metavar="FILE",
         help="Store only what FILE lists, a path a line, below the directory or absolute; "
         "'-' is standard input.",
@@ -52,7 +52,7 @@ selection_options = as_one(
     click.option(
         "--exclude-from",
         multiple=True,
-        type=click.Path(),
+        type=click.Path(readable=False),
         metavar="FILE",
         help="Leave out what the patterns in FILE match, one a line.",
     ),

@@ -45,9 +45,11 @@ class Locator:
 
         Raises:
             NoSuchChild: there is no such name on the way.
-            CapError: what is there is of another kind.
+            CapError: what is there is of another kind, or the file has a problem.
             PipegridError: a directory on the way could not be read.
         """
+        if file.problem is not None:
+            raise file.problem
         if not file.names:
             return file
         if self._paths is None:

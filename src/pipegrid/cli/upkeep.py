@@ -53,7 +53,7 @@ def upkeep_job(
         show: prints what came of one, each line beginning with the text given; returns its status.
         alone: looks after one by its cap, if it is the only one; None: then it is as with many.
     """
-    from pipegrid.cli.files import named_files
+    from pipegrid.cli.files import named_files, starts_of
     from pipegrid.core.filecaps import keepable, walkable
 
     understand: Callable[[Any], Any] = walkable if recursive else keepable
@@ -74,7 +74,7 @@ def upkeep_job(
         bounds = upkeep_bounds(invocation)
         return await look_after(grid, console, files, Todo(**todo), bounds, verb, shown, recursive)
 
-    return GridJob(work, *(file.start for file in files))
+    return GridJob(work, *starts_of(files))
 
 
 async def located_files(
@@ -95,7 +95,7 @@ async def located_files(
         except PipegridError as error:  # noqa: PERF203
             if len(files) == 1:
                 raise
-            statuses.add(console.failed(error, file.label, identity(file)))
+            statuses.add(console.failed(error, file.label, identity(file), True))
     return found, statuses
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -42,6 +42,7 @@ MAX_ITEMS = 100_000
 
 _AT_ONCE = 16
 
+CopyAction = Literal["new", "same", "over", "into"]
 CopiedAs = Literal["linked", "copied", "overwritten", "same", "merged"]
 
 
@@ -87,7 +88,7 @@ class CopyReports:
     failed: Callable[[str, Exception], None] = lambda label, error: None
 
 
-def decide(item: Item, there: Child | None, force: bool) -> Literal["new", "same", "over", "into"]:
+def decide(item: Item, there: Child | None, force: bool) -> CopyAction:
     """
     Return what to do with an item in a directory where something may have its name; pure but for local kinds.
 
@@ -154,20 +155,16 @@ class Copier:
 
     async def into(self, directory: Directory, items: Sequence[Item], depth: int = 0) -> None:
         """
-        Copy items into a directory.
+        Copy items into a directory; one of several that cannot be copied is reported.
 
         Raises:
-            ChildExists: a name is there already; nothing was changed in this directory.
-            UsageError: two have the same name.
+            ChildExists: the name of the only item is there already.
             PipegridError: the directory could not be changed.
         """
-        check_items(items)
         check_writable(directory.cap)
         there = await directory.list() if items else {}
-        actions = {
-            item: decide(item, there.get(composed(item.name)), self._force) for item in items
-        }
-        caps = await self._store([item for item in items if actions[item] == "new"])
+        actions = self._actions(items, there, alone=len(items) == 1 and depth == 0)
+        caps = await self._store([item for item in actions if actions[item] == "new"])
         edits: list[Edit] = [
             Link(item.name, cap, metadata=self._metadata(item), replace=self._force)
             for item, cap in caps.items()
@@ -187,6 +184,24 @@ class Copier:
             elif action == "into":
                 assert old is not None
                 await self._trying(item.label, self._merge(item, old, depth))
+
+    def _actions(
+        self, items: Sequence[Item], there: Mapping[str, Child], alone: bool
+    ) -> dict[Item, CopyAction]:
+        """Return what to do with each item; those with which nothing can be done are reported."""
+        actions: dict[Item, CopyAction] = {}
+        labels: dict[str, str] = {}
+        for item in items:
+            name = composed(item.name)
+            try:
+                check_name_free(item, labels.get(name))
+                actions[item] = decide(item, there.get(name), self._force)
+                labels[name] = item.label
+            except UsageError as error:
+                if alone:
+                    raise
+                self._reports.failed(item.label, error)
+        return actions
 
     async def over(self, item: Item, cap: Cap | None) -> None:
         """
@@ -374,20 +389,19 @@ def local_items(path: str, label: str) -> list[Item]:
     return sorted(items, key=lambda item: item.name)
 
 
-def check_items(items: Sequence[Item]) -> None:
+def check_name_free(item: Item, other: str | None) -> None:
     """
+    Args:
+        other: label of an item with the same name, or None.
+
     Raises:
-        UsageError: two of them would have the same name.
+        UsageError: there is one.
     """
-    labels: dict[str, str] = {}
-    for item in items:
-        name = composed(item.name)
-        if name in labels:
-            raise UsageError(
-                f"{printable(labels[name])} and {printable(item.label)} would both be called "
-                f"'{printable(name)}'; copy them one after the other, to different names"
-            )
-        labels[name] = item.label
+    if other is not None:
+        raise UsageError(
+            f"{printable(other)} and {printable(item.label)} would both be called "
+            f"'{printable(composed(item.name))}'; copy them one after the other, to different names"
+        )
 
 
 def _raw_name(path: str) -> bytes:
