@@ -35,6 +35,17 @@ class MutableTests(ProcessTestCase):
         self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
         self.assertIn(said, err)
 
+    def test_the_configured_format(self) -> None:
+        """``[client] mutable.format`` decides for files and directories, unless an option does."""
+        config = self.private.parent / "pipegrid.cfg"
+        config.write_text(config.read_text().replace("[client]", "[client]\nmutable.format = MDMF"))
+        for command in (("put", "--mutable", "one"), ("mkdir",), ("alias", "create", "new")):
+            self.assertIn("MDMF", self.run_command(*command)[0])
+        for command in (("put", "--mutable", "one"), ("mkdir",)):
+            self.assertNotIn("MDMF", self.run_command(*command, "--format", "sdmf")[0])
+        config.write_text(config.read_text().replace("MDMF", "XDMF"))
+        self.refused("mkdir", said="[client] mutable.format is 'XDMF'")
+
     @in_fresh_processes
     def test_aliases(self) -> None:
         """They are listed and removed, for their owner alone; others' lines stay as they are."""

@@ -206,8 +206,10 @@ class LoadTests(ConfigTestCase):
             "[client] ask_first is 'maybe'",
             "auto, always, never",
         )
-        self.path.rename(self.directory / "tahoe.cfg")
-        self.assertEqual(load(self.directory).ask_first, "auto")
+        self.path.rename(self.directory / "tahoe.cfg")  # which has no settings of ours
+        with self.assertRaises(UsageError) as caught:
+            load(self.directory)
+        self.assertIn("[client] ask_first is no setting", str(caught.exception))
 
     def test_foolscap_beside_https(self) -> None:
         """Unless it is not wanted; a Tahoe-LAFS node's directory has no settings of ours."""
@@ -221,7 +223,9 @@ class LoadTests(ConfigTestCase):
         )
         self.load(text)
         self.path.rename(self.directory / "tahoe.cfg")
-        self.assertTrue(load(self.directory).foolscap_beside)
+        with self.assertRaises(UsageError) as caught:
+            load(self.directory)
+        self.assertIn("[client] foolscap_beside is no setting", str(caught.exception))
 
     def test_percent_signs_are_plain_text(self) -> None:
         """There is no interpolation."""

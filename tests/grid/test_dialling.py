@@ -37,6 +37,12 @@ def entry(number: int, host: str, port: int = 3457, quote: str = "") -> str:
     )
 
 
+def configured(directory: Path) -> None:
+    """Make it a client's directory that names no servers yet."""
+    (directory / "private").mkdir(parents=True)
+    (directory / "pipegrid.cfg").write_text("[client]\n")
+
+
 class AddressesTests(SynchronousTestCase):
     """``addresses_in``."""
 
@@ -90,7 +96,7 @@ class DialTests(SynchronousTestCase):
         """No directory, no file, none that can be read, one that is too large: whoever opens it tells."""
         directory = Path(self.mktemp())
         self.assertIs(dial(directory), None)
-        (directory / "private").mkdir(parents=True)
+        configured(directory)
         self.assertIs(dial(directory), None)
         (directory / SERVERS_NAME).write_text(entry(1, "127.0.0.1", 9) + " " * 70_000, "ascii")
         self.assertIs(dial(directory), None)
@@ -109,7 +115,7 @@ class DialTests(SynchronousTestCase):
             listening.bind(("127.0.0.1", 0))
             listening.listen()
             directory = Path(self.mktemp())
-            (directory / "private").mkdir(parents=True)
+            configured(directory)
             hosts = ("..", "300.1.1.1", "1.2.3", "[1::2::3]", "[:]", "[12345::]", "127.0.0.1")
             port = listening.getsockname()[1]
             text = "".join(entry(number, host, port) for number, host in enumerate(hosts))
@@ -122,7 +128,7 @@ class DialTests(SynchronousTestCase):
     def test_without_files_or_threads(self) -> None:
         """Nothing is made ahead, nor stays open of it; the command goes on as long as it can."""
         directory = Path(self.mktemp())
-        (directory / "private").mkdir(parents=True)
+        configured(directory)
         (directory / SERVERS_NAME).write_text(entry(1, "127.0.0.1", 9), "ascii")
 
         def refuse(*_arguments: object, **_more: object) -> None:

@@ -17,7 +17,8 @@ from pipegrid.errors import UnhappyError
 from pipegrid.grid import Grid
 from pipegrid.grid.cache import cache_name, write_cache
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.introducers import INTRODUCERS_NAME, IntroducerAddress, Introducers
+from pipegrid.grid.homes import INTRODUCERS_NAME
+from pipegrid.grid.introducers import IntroducerAddress, Introducers
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.wire import furl
 from pipegrid.wire.announcements import Announcement

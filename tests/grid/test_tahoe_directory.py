@@ -112,6 +112,27 @@ class ReadingTests(SynchronousTestCase):
             load(self.node)
         self.assertIn("[client] force_foolscap must be true or false", str(caught.exception))
 
+    def test_the_format_of_mutable_files(self) -> None:
+        """``mutable.format`` is taken in any case, and copied; sdmf if nothing is said."""
+        self.assertEqual(load(self.node).mutable_format, "sdmf")
+        config = self.node / "tahoe.cfg"
+        config.write_text(config.read_text().replace("[client]", "[client]\nmutable.format = MDMF"))
+        self.assertEqual(load(self.node).mutable_format, "mdmf")
+        own = Path(self.mktemp())
+        self.assertEqual(create_like_tahoe(own, self.node).mutable_format, "mdmf")
+        self.assertEqual(load(own).mutable_format, "mdmf")
+
+    def test_the_size_of_segments(self) -> None:
+        """The setting that Tahoe-LAFS has for its own tests decides caps, so it counts here as well."""
+        config = self.node / "tahoe.cfg"
+        name = "shares._max_immutable_segment_size_for_testing"
+        config.write_text(config.read_text().replace("[client]", f"[client]\n{name} = 4096"))
+        self.assertEqual(load(self.node).params, Params(2, 3, 4096))
+        config.write_text(config.read_text().replace("4096", "4k"))
+        with self.assertRaises(UsageError) as caught:
+            load(self.node)
+        self.assertIn(f"[client] {name} is '4k'", str(caught.exception))
+
     def test_a_directory_that_was_half_made(self) -> None:
         """Who is cut off wherever can run it again; what says something else is refused, and stays."""
         made = Path(self.mktemp())

@@ -23,8 +23,7 @@ from twisted.web.server import Site
 from zope.interface import implementer
 
 from pipegrid.grid.cache import cache_name, read_cache
-from pipegrid.grid.homes import SERVERS_NAME
-from pipegrid.grid.introducers import INTRODUCERS_NAME
+from pipegrid.grid.homes import INTRODUCERS_NAME, SERVERS_NAME
 from pipegrid.server import identity
 from pipegrid.wire import cbor
 from pipegrid.wire.announcements import FURL, NURLS, make_signing_key, sign

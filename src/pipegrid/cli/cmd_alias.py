@@ -65,7 +65,7 @@ def add(name: str, cap: str) -> OfflineJob:
 @format_option
 @read_only_option
 @grid_options
-def create(name: str, format: str, read_only: bool) -> GridJob:
+def create(name: str, format: str | None, read_only: bool) -> GridJob:
     """Make a new directory that can be changed, let NAME stand for it, and print its cap."""
 
     async def work(grid: Grid, console: Console) -> int:

@@ -93,9 +93,9 @@ def _configuration(directory: str | None) -> GridConfig | None:
     from pipegrid.grid.homes import default_directory, is_configured
 
     if directory is not None:
-        return load(directory)
+        return load(directory, offline=True)
     try:
         own = default_directory()
     except UsageError:  # without a home there is none, either
         return None
-    return load(own) if is_configured(own) else None
+    return load(own, offline=True) if is_configured(own) else None

@@ -231,8 +231,8 @@ def _files(
     None: introducers know.
     """
     from pipegrid.core.text import decode_text
-    from pipegrid.grid.homes import SERVERS_NAME
-    from pipegrid.grid.introducers import INTRODUCERS_NAME, IntroducerAddress, Introducers
+    from pipegrid.grid.homes import INTRODUCERS_NAME, SERVERS_NAME
+    from pipegrid.grid.introducers import IntroducerAddress, Introducers
     from pipegrid.grid.servers import parse_static_servers, read_bounded
     from pipegrid.wire import furl
 

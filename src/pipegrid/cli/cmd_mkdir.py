@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @format_option
 @read_only_option
 @grid_options
-def command(paths: tuple[str, ...], format: str, read_only: bool) -> GridJob:
+def command(paths: tuple[str, ...], format: str | None, read_only: bool) -> GridJob:
     """
     Make directories that can be changed, and print their caps, which let change them.
 

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     type=click.Choice(["sdmf", "mdmf"]),
-    help="Of a mutable file: sdmf, one piece; or mdmf, of which parts can be changed.  [default: sdmf]",
+    help="Of a mutable file: sdmf, one piece; or mdmf, of which parts can be changed.  "
+    "[default: as configured, or sdmf]",
 )
 @click.option(
     "-f",
@@ -116,7 +117,7 @@ def command(
         if placed:
             from pipegrid.cli.mutableput import put_at
 
-            kind = (format or "sdmf") if mutable else None
+            kind = (format or grid.config.mutable_format) if mutable else None
             await put_at(grid, console, sources[0], destination, kind, force, options, read_only)
             return ExitStatus.DONE
         if chosen is not None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class ServeJob(GridJob):
     """Serve until told to end; that is success."""
 
+    asks_servers = False
+
     def __init__(
         self,
         settings: dict[str, Any],

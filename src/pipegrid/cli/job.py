@@ -79,7 +79,12 @@ class GridJob:
     Args:
         paths: on the grid, or ""; where nothing is configured, no grid is made for an alias or a cap.
         makes: whether one is made there for anything else; not for what a new grid cannot have.
+
+    Attributes:
+        asks_servers: whether it is going to connect to the servers of the client's directory.
     """
+
+    asks_servers = True
 
     def __init__(
         self, work: Callable[[Grid, Console], Awaitable[int]], *paths: str, makes: bool = True

@@ -240,8 +240,7 @@ read_only_option = click.option(
 format_option = click.option(
     "--format",
     type=click.Choice(["sdmf", "mdmf"]),
-    default="sdmf",
-    help="How the directory is stored; sdmf serves all but huge ones.",
+    help="How the directory is stored; sdmf serves all but huge ones.  [default: as configured, or sdmf]",
 )
 
 

@@ -94,7 +94,7 @@ def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
     """Do a job with a reactor, and return its exit status; once in a process."""
     put_off()  # before Twisted
     one_heap()  # before there are threads
-    ahead = _dial(invocation) if isinstance(job, GridJob) else None
+    ahead = _dial(invocation) if isinstance(job, GridJob) and job.asks_servers else None
     from pipegrid.cli import classcode
     from pipegrid.cli.app import start_job
 

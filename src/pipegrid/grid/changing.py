@@ -37,7 +37,7 @@ class ChangingGrid(BaseGrid):
         self,
         source: SourceLike,
         *,
-        format: str = "sdmf",
+        format: str | None = None,
         params: Params | None = None,
         progress: Progress | None = None,
     ) -> Deferred[CreateResult]:
@@ -46,7 +46,8 @@ class ChangingGrid(BaseGrid):
 
         Args:
             source: as for ``put``; at most 128 MiB, which are held in memory.
-            format: ``"sdmf"``, one segment; or ``"mdmf"``, of which ranges can be changed.
+            format: ``"sdmf"``, one segment; or ``"mdmf"``, of which ranges can be changed; by
+                default, as configured.
             params: other than configured; the segment size is the format's.
             progress: called once, with all bytes stored.
 

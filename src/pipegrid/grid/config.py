@@ -5,7 +5,7 @@ The layout is that of a Tahoe-LAFS node directory, so that there is one format t
 of PipeGrid's own are in ``pipegrid.cfg``, with the same names where the meaning is the same:
 
     pipegrid.cfg              [client] shares.needed, shares.total, shares.happy, segment_size,
-                              peers.preferred, force_foolscap, foolscap_beside
+                              peers.preferred, force_foolscap, foolscap_beside, mutable.format
                               [local] directory, servers, durability, keep_unfinished; [node] nickname
     private/convergence       the convergence secret, base32
     private/secret            the lease secret, base32
@@ -19,7 +19,6 @@ remembered goes into the user's own cache directory, and what must not be lost a
 
 from __future__ import annotations
 
-import configparser
 import hashlib
 import os
 from collections.abc import Callable
@@ -37,7 +36,6 @@ from pipegrid.disk.reading import read_file
 from pipegrid.errors import UsageError, naming
 from pipegrid.grid.durations import parse_kept
 from pipegrid.grid.homes import (
-    CONFIG_NAME,
     TAHOE_CONFIG_NAME,
     cache_directory,
     expanded,
@@ -45,7 +43,8 @@ from pipegrid.grid.homes import (
 )
 from pipegrid.grid.introducers import Introducers, load_introducers
 from pipegrid.grid.servers import StaticServers, load_static_servers
-from pipegrid.grid.spelling import SettingsFile, check_settings, ini_problem
+from pipegrid.grid.spelling import SettingsFile, read_config
+from pipegrid.grid.tahoe_settings import RefusedSetting, checked_config
 from pipegrid.transfer.put.elsewhere import AskFirst
 from pipegrid.transfer.put.elsewhere import ask_first as parse_ask_first
 
@@ -55,7 +54,7 @@ DEFAULT_SERVERS = 10
 MAX_LOCAL_SERVERS = 1000
 DURABILITIES: dict[str, Policy] = {"none": "none", "batch": "batch", "strict": "strict"}
 SECRET_BYTES = 32
-_MAX_CONFIG_BYTES = 1 << 20
+_SEGMENT_SIZE_OF_TAHOE = "shares._max_immutable_segment_size_for_testing"
 _MAX_SECRET_BYTES = 64 << 10
 """As text; a convergence secret may have any length."""
 
@@ -99,6 +98,7 @@ class GridConfig:
         force_foolscap: Foolscap is spoken with servers that speak HTTPS as well.
         foolscap_beside: many small files at once go over Foolscap to servers that speak it beside HTTPS, and
             take no bundles; a setting of PipeGrid's own.
+        mutable_format: of new mutable files and directories, ``sdmf`` or ``mdmf``.
         ask_first: whether puts ask where shares are before they send any; a setting of PipeGrid's own.
     """
 
@@ -116,6 +116,7 @@ class GridConfig:
     state: Path | None = None
     force_foolscap: bool = False
     foolscap_beside: bool = True
+    mutable_format: str = "sdmf"
     ask_first: AskFirst = "auto"
 
     @property
@@ -124,15 +125,18 @@ class GridConfig:
         return self.static.warnings + self.introducers.warnings
 
 
-def load(directory: Path | str) -> GridConfig:
+def load(directory: Path | str, *, offline: bool = False) -> GridConfig:
     """
     Return what a client's directory says.
+
+    Args:
+        offline: nothing is going to be sent, so settings about how to send it are of no interest.
 
     Raises:
         UsageError: it is not one, or says something impossible; the text names file and setting.
     """
     directory = Path(directory)
-    path, parser = read_config(directory)
+    path, parser = read_config(directory) if offline else checked_config(directory, "client")
     is_tahoe = path.name == TAHOE_CONFIG_NAME
     params, happy = _encoding(parser, path)
     private = directory / "private"
@@ -155,44 +159,9 @@ def load(directory: Path | str) -> GridConfig:
         state=state_directory() / caches[0].name if is_tahoe and caches else None,
         force_foolscap=_flag(parser, "client", "force_foolscap", False),
         foolscap_beside=is_tahoe or _flag(parser, "client", "foolscap_beside", True),
+        mutable_format=parser.get("client", "mutable.format", fallback="sdmf").strip().lower(),
         ask_first="auto" if is_tahoe else _ask_first(parser),
     )
-
-
-def read_config(directory: Path) -> tuple[Path, SettingsFile]:
-    """
-    Return the directory's configuration file, and what is in it.
-
-    Raises:
-        UsageError: there is none, or it cannot be understood.
-    """
-    path = directory / CONFIG_NAME
-    is_tahoe = not path.exists() and (directory / TAHOE_CONFIG_NAME).is_file()
-    if is_tahoe:
-        path = directory / TAHOE_CONFIG_NAME
-    # Tahoe-LAFS lets an option be given twice.
-    try:
-        data = read_file(path, _MAX_CONFIG_BYTES + 1)
-        if len(data) > _MAX_CONFIG_BYTES:
-            raise UsageError(
-                f"{path} is larger than {_MAX_CONFIG_BYTES} bytes; is it the right file?"
-            )
-        text = decode_text(data, str(path))
-        parser = SettingsFile(path, text, strict=not is_tahoe)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(
-            f"{directory} is not a grid directory: it has no {CONFIG_NAME}; make one with "
-            f"'pipegrid -d {directory} init'"
-        ) from None
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except configparser.Error as error:
-        raise UsageError(
-            f"cannot understand {path}: {ini_problem(error)}; mend it by hand"
-        ) from error
-    if not is_tahoe:  # a Tahoe-LAFS node's has settings of which nothing is known here
-        check_settings(path, parser, text)
-    return path, parser
 
 
 def nickname_of(parser: SettingsFile) -> str:
@@ -203,6 +172,8 @@ def nickname_of(parser: SettingsFile) -> str:
 def _or_warning(load: Callable[[], T], empty: Callable[..., T]) -> T:
     try:
         return load()
+    except RefusedSetting:
+        raise
     except UsageError as error:
         return empty(warnings=(str(error),))
 
@@ -237,10 +208,12 @@ def _caches(node: Path) -> tuple[Path, ...]:
 
 
 def _encoding(parser: SettingsFile, path: Path) -> tuple[Params, int]:
+    is_tahoe = path.name == TAHOE_CONFIG_NAME
+    segment_size = _SEGMENT_SIZE_OF_TAHOE if is_tahoe else "segment_size"
     numbers = (
         _number(parser, "client", "shares.needed", 3),
         _number(parser, "client", "shares.total", 10),
-        _number(parser, "client", "segment_size", DEFAULT_SEGMENT_BYTES),
+        _number(parser, "client", segment_size, DEFAULT_SEGMENT_BYTES),
     )
     happy = _number(parser, "client", "shares.happy", min(7, numbers[1]))
     try:
@@ -299,7 +272,7 @@ def check_happy(happy: int, params: Params) -> None:
 def _number(parser: SettingsFile, section: str, option: str, default: int) -> int:
     text = parser.get(section, option, fallback=str(default)).strip()
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        of_what = " of bytes, such as 131072" if option == "segment_size" else ""
+        of_what = " of bytes, such as 131072" if "segment_size" in option else ""
         raise UsageError(
             f"{parser.at(section, option)} is {text!r}; it must be a whole number{of_what}"
         )

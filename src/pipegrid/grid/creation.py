@@ -34,11 +34,12 @@ from pipegrid.grid.config import (
 from pipegrid.grid.homes import (
     ALIASES_NAME,
     CONFIG_NAME,
+    INTRODUCERS_NAME,
     SERVERS_NAME,
     TAHOE_CONFIG_NAME,
     is_configured,
 )
-from pipegrid.grid.introducers import INTRODUCERS_NAME, load_introducers
+from pipegrid.grid.introducers import load_introducers
 from pipegrid.grid.servers import load_static_servers
 from pipegrid.grid.spelling import settings_in
 
@@ -108,6 +109,7 @@ def create_client(
     preferred: frozenset[str] = frozenset(),
     force_foolscap: bool = False,
     nickname: str = "",
+    mutable_format: str = "sdmf",
 ) -> GridConfig:
     """
     Make ``directory`` a client's directory without servers of its own, and return what it says.
@@ -119,12 +121,14 @@ def create_client(
         preferred: ids of servers that come first.
         force_foolscap: speak Foolscap with servers that speak HTTPS as well.
         nickname: what the directory's owner is called, as introducers are told.
+        mutable_format: of new mutable files and directories.
     """
     params = params or Params()
     happy = min(DEFAULT_HAPPY, params.total_shares) if happy is None else happy
     check_happy(happy, params)
     more = [f"peers.preferred = {', '.join(sorted(preferred))}"] if preferred else []
     more += ["force_foolscap = true"] if force_foolscap else []
+    more += [f"mutable.format = {mutable_format}"] if mutable_format != "sdmf" else []
     more += ["", "[node]", f"nickname = {' '.join(nickname.split())}"] if nickname else []
     return _create(Path(directory), params, happy, more, files)
 
@@ -180,6 +184,7 @@ def create_like_tahoe(
         preferred=theirs.preferred,
         force_foolscap=theirs.force_foolscap,
         nickname=theirs.nickname,
+        mutable_format=theirs.mutable_format,
     )
 
 

@@ -11,6 +11,7 @@ from pipegrid.errors import UsageError, naming
 CONFIG_NAME = "pipegrid.cfg"
 TAHOE_CONFIG_NAME = "tahoe.cfg"
 SERVERS_NAME = "private/servers.yaml"
+INTRODUCERS_NAME = "private/introducers.yaml"
 ALIASES_NAME = "private/aliases"
 CATALOGUE_NAME = "private/backup/catalogue.cap"
 

@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 
 from pipegrid.errors import UsageError
+from pipegrid.grid.homes import INTRODUCERS_NAME
 from pipegrid.grid.servers import member_of, read_bounded
 from pipegrid.grid.spelling import check_top_level
 from pipegrid.grid.yamlfile import parse_yaml
@@ -28,7 +29,6 @@ from pipegrid.wire import furl
 from pipegrid.wire.announcements import printable
 from pipegrid.wire.furl import Furl
 
-INTRODUCERS_NAME = "private/introducers.yaml"
 MAX_INTRODUCERS = 32
 
 
@@ -98,7 +98,15 @@ def _entries(introducers: Mapping[Any, Any], name: str) -> Introducers:
             text = member_of(entry, "furl", None)
             if not isinstance(text, str):
                 raise UsageError("it has no text under 'furl'")
-            addresses.append(IntroducerAddress(shown, furl.parse(text.strip())))
+            address = furl.parse(text.strip())
+            if not address.leads_to_tcp:
+                raise UsageError("its fURL leads to no TCP address, and PipeGrid uses no others")
+            addresses.append(IntroducerAddress(shown, address))
         except UsageError as error:
             warnings.append(f"{name}: introducer {shown!r} is skipped: {error}")
+        others = [key for key in entry if key != "furl"] if isinstance(entry, dict) else []
+        warnings += [
+            f"{name}: introducer {shown!r}: {printable(str(key))!r} is not read"
+            for key in others[:8]
+        ]
     return Introducers(tuple(addresses), tuple(warnings))

@@ -64,6 +64,7 @@ class Mutables:
         self._reactor = reactor
         self._workers = workers
         self._readiness = readiness
+        self._format = config.mutable_format
         self._usual = (config.params.required_shares, config.params.total_shares)
         self._settings = settings or MutableSettings(happy=config.happy, silence_s=silence_s)
         self.files = MutableFiles(
@@ -82,11 +83,17 @@ class Mutables:
         self.files.close()
 
     async def create(
-        self, source: SourceLike, format: str, params: Params | None, progress: Progress | None
+        self,
+        source: SourceLike,
+        format: str | None,
+        params: Params | None,
+        progress: Progress | None,
     ) -> CreateResult:
         """Store a new file; see ``Grid.create_mutable``."""
         check_kind(params, (Params, type(None)), "how a file is encoded", "a Params")
         check_callable(progress, "progress")
+        if format is None:
+            format = self._format
         chosen = _FORMATS.get(format.lower()) if isinstance(format, str) else None
         if chosen is None:
             raise UsageError(

@@ -23,11 +23,11 @@ from pipegrid.grid.homes import (
     ALIASES_NAME,
     CATALOGUE_NAME,
     CONFIG_NAME,
+    INTRODUCERS_NAME,
     SERVERS_NAME,
     default_directory,
     is_configured,
 )
-from pipegrid.grid.introducers import INTRODUCERS_NAME
 from pipegrid.grid.members import Members, Warnings
 from pipegrid.grid.servers import Windows, open_server
 from pipegrid.reactor.trace import Tracing

@@ -32,6 +32,7 @@ from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.grid.spelling import check_top_level, near_misses
+from pipegrid.grid.tahoe_settings import CONNECTIONS, RefusedSetting, check_entry
 from pipegrid.grid.yamlfile import parse_yaml, repeated_keys
 from pipegrid.transfer.peers import Peer
 from pipegrid.wire.announcements import KnownServer, describe
@@ -86,7 +87,19 @@ def load_static_servers(directory: Path) -> StaticServers:
     """
     path = directory / SERVERS_NAME
     data = read_bounded(path)
-    return StaticServers() if data is None else parse_static_servers(data, str(path))
+    if data is None:
+        return StaticServers()
+    try:
+        return parse_static_servers(data, str(path))
+    except RefusedSetting:
+        raise
+    except UsageError as error:
+        if CONNECTIONS.encode() not in data:
+            raise
+        # The servers may be announced, too, and then be reached in a way that this forbids.
+        raise RefusedSetting(
+            f"{error}; it may say how servers are to be reached, so nothing was sent"
+        ) from error
 
 
 def parse_static_servers(data: bytes, name: str) -> StaticServers:
@@ -101,6 +114,11 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
     storage = {} if document is None else member_of(document, "storage", {})
     if not isinstance(storage, dict):
         raise UsageError(f"{name} has no map of servers under 'storage'; mend it by hand")
+    remarks = [
+        remark
+        for server_id, entry in storage.items()  # also of those that are skipped: they may be announced
+        for remark in check_entry(server_id, entry, name)
+    ]
     seen: dict[Nurl | Furl, str] = {}
     found = [
         _server_or_warning(server_id, entry, name, seen) for server_id, entry in storage.items()
@@ -119,7 +137,7 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
     ]
     return StaticServers(
         tuple(each for each in found if isinstance(each, KnownServer)),
-        (*(each for each in found if isinstance(each, str)), *misspelt, *repeated),
+        (*(each for each in found if isinstance(each, str)), *remarks, *misspelt, *repeated),
     )
 
 

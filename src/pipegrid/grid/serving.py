@@ -31,12 +31,12 @@ import attrs
 from pipegrid.core.text import decode_text
 from pipegrid.errors import UsageError
 from pipegrid.grid.config import nickname_of, old_introducer
-from pipegrid.grid.config import read_config as read_config_file
 from pipegrid.grid.durations import parse_kept
 from pipegrid.grid.homes import TAHOE_CONFIG_NAME, expanded, is_configured
 from pipegrid.grid.introducers import load_introducers
 from pipegrid.grid.servers import read_bounded
 from pipegrid.grid.spelling import SettingsFile
+from pipegrid.grid.tahoe_settings import checked_config
 from pipegrid.server.identity import load_furl
 from pipegrid.server.serve import ServeSettings
 from pipegrid.storage.expiry import Expiry
@@ -84,7 +84,7 @@ def load(directory: Path) -> ServerDirectory:
     if not is_configured(directory):
         found = load_introducers(directory)
         return ServerDirectory({}, {each.name: each.furl for each in found.addresses})
-    path, parser = read_config_file(directory)
+    path, parser = checked_config(directory, "server")
     introducers = load_introducers(directory, old_introducer(parser))
     reader = _Reader(directory, path, parser)
     return ServerDirectory(

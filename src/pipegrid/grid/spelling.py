@@ -12,7 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipegrid.core.text import decode_text
+from pipegrid.disk.reading import read_file
 from pipegrid.errors import UsageError
+from pipegrid.grid.homes import CONFIG_NAME, TAHOE_CONFIG_NAME
 
 KNOWN: Mapping[str, Collection[str] | None] = {
     "client": {
@@ -25,7 +28,9 @@ KNOWN: Mapping[str, Collection[str] | None] = {
         "foolscap_beside",
         "ask_first",
         "introducer.furl",
+        "mutable.format",
     },
+    "grid_managers": None,
     "local": {"directory", "servers", "durability", "keep_unfinished"},
     "node": {"nickname", "tub.port", "tub.location"},
     "storage": {
@@ -57,6 +62,7 @@ KNOWN_OF_SERVERS = (
 )
 """What is read of an announcement in ``servers.yaml``, which may say more: other programs read it too."""
 
+_MAX_CONFIG_BYTES = 1 << 20
 _SECTION = re.compile(r"\[(?P<name>[^\]]+)\]")
 _SETTING = re.compile(r"(?P<name>[^\s:=#;\[][^:=]*?)\s*[:=]")
 
@@ -78,17 +84,62 @@ class SettingsFile(configparser.ConfigParser):
         super().__init__(interpolation=None, strict=strict)
         self._called = str(path)
         self.read_string(text, self._called)
-        self._said_in = {
-            (section, self.optionxform(setting)): number
-            for number, section, setting in settings_in(text)
-            if setting is not None
-        }
+        self._said_in: dict[tuple[str, str], int] = {}
+        self._section_lines: dict[str, int] = {}
+        for number, section, setting in settings_in(text):
+            if setting is None:
+                self._section_lines.setdefault(section, number)
+            else:
+                self._said_in[section, self.optionxform(setting)] = number
 
     def at(self, section: str, option: str) -> str:
         """Return how an error about a setting begins: file, line, section and name."""
         number = self._said_in.get((section, self.optionxform(option)))
-        line = "" if number is None else f":{number}"
-        return f"{self._called}{line}: [{section}] {option}"
+        return f"{self._called}{_line(number)}: [{section}] {option}"
+
+    def at_section(self, section: str) -> str:
+        """Return how an error about a section begins: file and line."""
+        return f"{self._called}{_line(self._section_lines.get(section))}"
+
+
+def _line(number: int | None) -> str:
+    return "" if number is None else f":{number}"
+
+
+def read_config(directory: Path) -> tuple[Path, SettingsFile]:
+    """
+    Return the directory's configuration file, and what is in it.
+
+    Raises:
+        UsageError: there is none, or it cannot be understood.
+    """
+    path = directory / CONFIG_NAME
+    is_tahoe = not path.exists() and (directory / TAHOE_CONFIG_NAME).is_file()
+    if is_tahoe:
+        path = directory / TAHOE_CONFIG_NAME
+    # Tahoe-LAFS lets an option be given twice.
+    try:
+        data = read_file(path, _MAX_CONFIG_BYTES + 1)
+        if len(data) > _MAX_CONFIG_BYTES:
+            raise UsageError(
+                f"{path} is larger than {_MAX_CONFIG_BYTES} bytes; is it the right file?"
+            )
+        text = decode_text(data, str(path))
+        parser = SettingsFile(path, text, strict=not is_tahoe)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"{directory} is not a grid directory: it has no {CONFIG_NAME}; make one with "
+            f"'pipegrid -d {directory} init'"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except configparser.Error as error:
+        raise UsageError(
+            f"cannot understand {path}: {ini_problem(error)}; mend it by hand"
+        ) from error
+    if not is_tahoe:  # of which ``tahoe_settings`` knows
+        check_settings(path, parser, text)
+    return path, parser
 
 
 def check_settings(path: Path, parser: configparser.ConfigParser, text: str) -> None:

@@ -61,7 +61,7 @@ class ChangesFiles(Protocol):
         """``Grid.put``, which stores an immutable file, and fires with its cap in a ``PutResult``."""
 
     def create_mutable(
-        self, source: Any, *, format: str = "sdmf", params: Params | None = None
+        self, source: Any, *, format: str | None = None, params: Params | None = None
     ) -> Deferred[CreateResult]:
         """Store a new mutable file."""
 
@@ -338,7 +338,7 @@ def check_writable(cap: Cap | None, about: str = "this directory") -> DirectoryC
     return cap
 
 
-async def create_directory(grid: ChangesFiles, format: str = "sdmf") -> Directory:
+async def create_directory(grid: ChangesFiles, format: str | None = None) -> Directory:
     """Store an empty directory; see ``Grid.create_directory``."""
     result = await grid.create_mutable(b"", format=format)
     return Directory(grid, DirectoryCap(result.cap))

@@ -263,12 +263,12 @@ class Grid(FileGrid):
 
         return Directory(self, cap)
 
-    def create_directory(self, *, format: str = "sdmf") -> Deferred[Directory]:
+    def create_directory(self, *, format: str | None = None) -> Deferred[Directory]:
         """
         Store an empty directory that can be changed; fires with it (``.cap`` is its write cap).
 
         Args:
-            format: ``"sdmf"`` or ``"mdmf"``.
+            format: ``"sdmf"`` or ``"mdmf"``; None: as configured.
 
         Raises (through the Deferred):
             UnhappyError: too few servers took it.

@@ -55,7 +55,7 @@ async def look_up(grid: ChangesFiles, root: str | Cap, names: Sequence[str]) -> 
 
 
 async def make_directories(
-    grid: ChangesFiles, root: str | Cap, names: Sequence[str], format: str = "sdmf"
+    grid: ChangesFiles, root: str | Cap, names: Sequence[str], format: str | None = None
 ) -> Directory:
     """
     Return the directory that a path leads to; what is missing of the way is made.

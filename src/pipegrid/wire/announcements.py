@@ -368,7 +368,7 @@ def _nurl(fields: Mapping[Any, Any]) -> Nurl | None:
             found.append(nurl.parse(text))
         except UsageError as error:  # noqa: PERF203  perhaps of a later version: another may be known
             wrong.append(f"one of its {NURLS} cannot be used: {error}")
-    direct = [each for each in found if not each.tor]
+    direct = [each for each in found if not each.leads_through_tor]
     if direct:
         return direct[0]
     if fields.get(FURL) is not None and not found and not any(map(furl.is_furl, texts)):

@@ -51,12 +51,21 @@ class Furl:
     @property
     def tcp_hints(self) -> tuple[str, ...]:
         """Those of the hints that are addresses which plain TCP can reach; of old they had no prefix."""
-        return tuple(hint for hint in self.hints if _TCP.match(hint))
+        return tuple(
+            hint
+            for hint in self.hints
+            if _TCP.match(hint) and not is_overlay_name(hint.rpartition(":")[0])
+        )
 
     @property
     def leads_to_tcp(self) -> bool:
         """Whether one of the hints is such an address."""
         return bool(self.tcp_hints)
+
+
+def is_overlay_name(host: str) -> bool:
+    """Return whether only Tor or I2P resolve a name: to ask for it would tell where one goes (RFC 7686)."""
+    return host.lower().rstrip(".").endswith((".onion", ".i2p"))
 
 
 def is_furl(text: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 from foolscap.ipb import DeadReferenceError
 from foolscap.tokens import (
     BananaError,
@@ -67,7 +68,8 @@ async def connect_introducer(connect: Connect, furl: Furl, clock: IReactorTime) 
     Raises:
         Exception: see ``reason_of``.
     """
-    connecting = connect(str(furl)).addErrback(_as_exception)
+    direct = attrs.evolve(furl, hints=furl.tcp_hints)
+    connecting = connect(str(direct)).addErrback(_as_exception)
     reference = await connecting.addTimeout(CONNECT_TIMEOUT_S, clock)
     if not hasattr(reference, "callRemote"):
         raise ValueError(_NO_INTRODUCER)

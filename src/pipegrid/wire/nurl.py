@@ -18,7 +18,7 @@ import re
 import attrs
 
 from pipegrid.errors import UsageError
-from pipegrid.wire.furl import is_furl
+from pipegrid.wire.furl import is_furl, is_overlay_name
 
 SPKI_HASH_BYTES = 32
 _MAX_TEXT = 2048
@@ -55,6 +55,11 @@ class Nurl:
         spki = base64.urlsafe_b64encode(self.spki_hash).rstrip(b"=").decode("ascii")
         scheme = "pb+tor" if self.tor else "pb"
         return f"{scheme}://{spki}@{host}:{self.port}/{self.swissnum}#v=1"
+
+    @property
+    def leads_through_tor(self) -> bool:
+        """Whether plain TCP cannot reach it, whatever its scheme says."""
+        return self.tor or is_overlay_name(self.host)
 
     def recognises(self, spki_hash: bytes) -> bool:
         """Return whether a certificate with this SPKI hash is the server's."""

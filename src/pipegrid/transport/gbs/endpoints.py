@@ -35,7 +35,7 @@ def endpoints_for(
     Raises:
         UsageError: the way leads through Tor.
     """
-    if nurl.tor:
+    if nurl.leads_through_tor:
         raise UsageError(f"{server} is reached through Tor only, which is not supported yet")
 
     adopt = None

@@ -1,0 +1,468 @@
+"""
+Every setting of a Tahoe-LAFS 1.20 node, and what happens to it here: none is ignored in silence.
+
+A setting is *followed*; or *refused*, where it asks for something about privacy, trust or storage that
+cannot be done here; or *not used*, because it is about a part of the node that these commands do not have. A
+name that is not in the table is refused as well: Tahoe-LAFS does not start with it either, and it may be a
+privacy setting with a slip in it.
+
+Whoever opens connections calls ``check`` first; ``docs/reference-tahoe-settings.md`` shows the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pipegrid.errors import UsageError
+from pipegrid.grid.homes import INTRODUCERS_NAME, SERVERS_NAME, TAHOE_CONFIG_NAME
+from pipegrid.grid.spelling import SettingsFile, meant, read_config
+
+Role = Literal["client", "server"]
+Treatment = Literal["followed", "refused", "reported", "not used"]
+SectionValues = Mapping[str, str]
+RefusalRule = Callable[[str, SectionValues], "str | None"]
+"""Given a value and its whole section, returns why it is refused; None: it is not."""
+
+BLACKLIST_NAME = "access.blacklist"
+MAX_MANAGERS = 16
+
+_TRUE = ("1", "yes", "true", "on")
+_FALSE = ("0", "no", "false", "off")
+_MANAGER_KEY = re.compile(r"pub-v0-[a-z2-7]{52}\Z")
+_USE_TAHOE = "use Tahoe-LAFS with this node"
+
+
+class RefusedSetting(UsageError):
+    """A setting about privacy or trust cannot be followed, so nothing is sent; the text names it."""
+
+
+class Setting(NamedTuple):
+    """
+    One setting.
+
+    Attributes:
+        section: of ``tahoe.cfg``, or the name of a file.
+        name: of the setting; ``*``: all in the section, whose names are the user's own.
+        client: what commands that use a grid make of it.
+        server: what ``serve`` makes of it.
+        note: what it is, or why.
+        refuses: which of its values are refused; None: none that is not checked elsewhere.
+    """
+
+    section: str
+    name: str
+    client: Treatment
+    server: Treatment
+    note: str
+    refuses: RefusalRule | None = None
+
+
+def _reveal(value: str, _section: SectionValues) -> str | None:
+    if value.lower() in _TRUE:
+        return None
+    if value.lower() in _FALSE:
+        return f"PipeGrid connects directly, which reveals the IP address; {_USE_TAHOE}"
+    return "it is neither true nor false; correct it"
+
+
+def _tcp(value: str, _section: SectionValues) -> str | None:
+    if value.lower() == "tcp":
+        return None
+    return f"PipeGrid makes plain TCP connections and no others; {_USE_TAHOE}"
+
+
+def _flag_of(network: str) -> RefusalRule:
+    def refuses(value: str, _section: SectionValues) -> str | None:
+        return None if value.lower() in _FALSE else f"PipeGrid does not use {network}; {_USE_TAHOE}"
+
+    return refuses
+
+
+def _place_of(network: str) -> RefusalRule:
+    def refuses(value: str, section: SectionValues) -> str | None:
+        if not value or section.get("enabled", "").strip().lower() in _FALSE:
+            return None
+        return f"PipeGrid does not use {network}; {_USE_TAHOE}, or set [{network.lower()}] enabled = false"
+
+    return refuses
+
+
+def _helper(value: str, _section: SectionValues) -> str | None:
+    if value in ("", "None"):
+        return None
+    return (
+        "PipeGrid uploads to storage servers directly and never through a helper; remove the setting if that "
+        "is right"
+    )
+
+
+def _plugins(value: str, _section: SectionValues) -> str | None:
+    return f"PipeGrid has no storage plugins; {_USE_TAHOE}" if value.strip(", \t") else None
+
+
+def _format(value: str, _section: SectionValues) -> str | None:
+    return None if value.lower() in ("sdmf", "mdmf") else "it must be SDMF or MDMF; correct it"
+
+
+def _manager(value: str, _section: SectionValues) -> str | None:
+    if not _MANAGER_KEY.match(value):
+        return "a grid manager's public key is pub-v0- and 52 characters; copy it again"
+    return f"PipeGrid does not check certificates of grid managers; {_USE_TAHOE}"
+
+
+def _discards(value: str, _section: SectionValues) -> str | None:
+    return None if not value or value.lower() in _FALSE else "PipeGrid keeps shares; remove it"
+
+
+def _rows(
+    section: str, names: str, client: Treatment, server: Treatment, note: str
+) -> tuple[Setting, ...]:
+    return tuple(Setting(section, name, client, server, note) for name in names.split())
+
+
+_OLD = "of earlier versions of Tahoe-LAFS, which 1.20 does not know"
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "node",
+        "reveal-IP-address",
+        "refused",
+        "refused",
+        "`true` passes: PipeGrid connects directly",
+        _reveal,
+    ),
+    Setting("node", "nickname", "followed", "followed", "what introducers are told"),
+    *_rows("node", "tub.port tub.location", "not used", "followed", "where the node listens"),
+    *_rows("node", "web.port web.static", "not used", "not used", "the node's web gateway"),
+    *_rows("node", "tempdir", "not used", "not used", "for the web gateway's uploads"),
+    *_rows("node", "log_gatherer.furl", "not used", "not used", "where the node sends its log"),
+    *_rows(
+        "node",
+        "timeout.keepalive timeout.disconnect",
+        "not used",
+        "not used",
+        "PipeGrid has [its own limits](reference-limits.md)",
+    ),
+    Setting(
+        "connections", "tcp", "refused", "refused", "`tcp` passes; `tor`, `disabled` do not", _tcp
+    ),
+    Setting("tor", "enabled", "refused", "refused", "`false` passes", _flag_of("Tor")),
+    Setting("tor", "launch", "refused", "refused", "`false` passes", _flag_of("Tor")),
+    Setting("tor", "onion", "refused", "refused", "`false` passes", _flag_of("Tor")),
+    Setting(
+        "tor", "socks.port", "refused", "refused", "passes with `enabled = false`", _place_of("Tor")
+    ),
+    Setting(
+        "tor",
+        "control.port",
+        "refused",
+        "refused",
+        "passes with `enabled = false`",
+        _place_of("Tor"),
+    ),
+    *_rows(
+        "tor",
+        "tor.executable onion.local_port onion.external_port onion.private_key_file",
+        "not used",
+        "not used",
+        "details of what is refused",
+    ),
+    Setting("i2p", "enabled", "refused", "refused", "`false` passes", _flag_of("I2P")),
+    Setting("i2p", "launch", "refused", "refused", "`false` passes", _flag_of("I2P")),
+    Setting("i2p", "dest", "refused", "refused", "`false` passes", _flag_of("I2P")),
+    Setting(
+        "i2p", "sam.port", "refused", "refused", "passes with `enabled = false`", _place_of("I2P")
+    ),
+    Setting(
+        "i2p",
+        "i2p.configdir",
+        "refused",
+        "refused",
+        "passes with `enabled = false`",
+        _place_of("I2P"),
+    ),
+    *_rows(
+        "i2p",
+        "i2p.executable dest.port dest.private_key_file",
+        "not used",
+        "not used",
+        "details of what is refused",
+    ),
+    *_rows(
+        "client",
+        "shares.needed shares.total shares.happy",
+        "followed",
+        "not used",
+        "how files are encoded",
+    ),
+    Setting(
+        "client",
+        "shares._max_immutable_segment_size_for_testing",
+        "followed",
+        "not used",
+        "size of segments",
+    ),
+    Setting("client", "peers.preferred", "followed", "not used", "servers that come first"),
+    Setting("client", "force_foolscap", "followed", "not used", "no HTTPS"),
+    Setting("client", "introducer.furl", "followed", "followed", "an introducer more"),
+    Setting(
+        "client",
+        "mutable.format",
+        "followed",
+        "not used",
+        "SDMF or MDMF, for new mutable files and directories",
+        _format,
+    ),
+    Setting(
+        "client", "helper.furl", "refused", "not used", "uploads never go through a helper", _helper
+    ),
+    Setting(
+        "client", "storage.plugins", "refused", "not used", "how to be let in by servers", _plugins
+    ),
+    Setting("client", "key_generator.furl", "not used", "not used", "Tahoe-LAFS ignores it, too"),
+    Setting(
+        "grid_managers",
+        "*",
+        "refused",
+        "not used",
+        "uploads go only to servers that one of them has certified",
+        _manager,
+    ),
+    Setting(
+        "storageclient.plugins.*", "*", "not used", "not used", "of plugins, which are refused"
+    ),
+    Setting("storage", "enabled", "not used", "refused", "`true` passes"),
+    Setting("storage", "anonymous", "not used", "refused", "`true` passes"),
+    Setting("storage", "debug_discard", "not used", "refused", "`false` passes", _discards),
+    *_rows(
+        "storage",
+        "storage_dir reserved_space readonly",
+        "not used",
+        "followed",
+        "where shares are stored, and how many",
+    ),
+    *_rows(
+        "storage",
+        "expire.enabled expire.mode expire.override_lease_duration expire.cutoff_date expire.immutable "
+        "expire.mutable",
+        "not used",
+        "followed",
+        "which shares are removed",
+    ),
+    Setting("storage", "force_foolscap", "not used", "followed", "no HTTPS is announced"),
+    Setting(
+        "storage", "grid_management", "not used", "followed", "whether certificates are announced"
+    ),
+    Setting("storage", "plugins", "not used", "reported", "left out, with a warning"),
+    Setting("grid_manager_certificates", "*", "not used", "followed", "files of certificates"),
+    Setting(
+        "storageserver.plugins.*", "*", "not used", "not used", "of plugins, which are left out"
+    ),
+    *_rows(
+        "sftpd",
+        "enabled accounts.file port host_pubkey_file host_privkey_file",
+        "not used",
+        "not used",
+        "the node's SFTP server",
+    ),
+    Setting("helper", "enabled", "not used", "not used", "the node's helper for other clients"),
+    *_rows("drop_upload", "enabled upload.dircap local.directory", "not used", "not used", _OLD),
+    *_rows(
+        "magic_folder",
+        "enabled download.umask local.directory poll_interval",
+        "not used",
+        "not used",
+        _OLD,
+    ),
+    *_rows("ftpd", "enabled port accounts.file accounts.url", "not used", "not used", _OLD),
+    *_rows("sftpd", "accounts.url", "not used", "not used", _OLD),
+    *_rows("client", "stats_gatherer.furl", "not used", "not used", _OLD),
+    *_rows(
+        "node",
+        "ssh.port ssh.authorized_keys_file web.reveal_storage_furls web.ambient_upload_authority",
+        "not used",
+        "not used",
+        _OLD,
+    ),
+)
+"""What ``tahoe.cfg`` may say."""
+
+_ANN = "storage: ID: ann: "
+
+FILE_SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        SERVERS_NAME,
+        "storage: ID: connections",
+        "refused",
+        "not used",
+        "`tcp: tcp`, `tor: tor` and `i2p: i2p` pass; another way to the server does not",
+    ),
+    *(
+        Setting(SERVERS_NAME, _ANN + name, "followed", "not used", note)
+        for name, note in (
+            ("anonymous-storage-FURL", "where it speaks Foolscap; only its TCP addresses are used"),
+            (
+                "anonymous-storage-NURLs",
+                "where it speaks HTTPS; those of Tor (`pb+tor:`) are not used",
+            ),
+            ("nickname", "its name"),
+            ("permutation-seed-base32", "its place on the permuted ring"),
+            ("grid-manager-certificates", "see `[grid_managers]`"),
+        )
+    ),
+    *_rows(
+        SERVERS_NAME,
+        "storage-options",
+        "not used",
+        "not used",
+        "of plugins; without another address the server is left out, with a warning",
+    ),
+    Setting(INTRODUCERS_NAME, "introducers: NAME: furl", "followed", "followed", "an introducer"),
+    Setting(
+        BLACKLIST_NAME,
+        "*",
+        "refused",
+        "not used",
+        "files that the node gives to no user; an empty list passes",
+    ),
+)
+"""What other files of a node may say."""
+
+CONNECTIONS = "connections"
+_ENTRY_KEYS = ("ann", CONNECTIONS)
+_KNOWN: dict[str, dict[str, Setting]] = {}
+for _each in SETTINGS:
+    _KNOWN.setdefault(_each.section, {})[_each.name.lower()] = _each
+
+
+def section_of(name: str) -> Mapping[str, Setting] | None:
+    """Return what a section of ``tahoe.cfg`` may say; None: there is no such section."""
+    for kind in ("storageclient.plugins.", "storageserver.plugins."):
+        if name.startswith(kind):
+            return _KNOWN[kind + "*"]
+    return _KNOWN.get(name)
+
+
+def checked_config(directory: Path, role: Role) -> tuple[Path, SettingsFile]:
+    """
+    Return a directory's configuration file, and what is in it, of which nothing is to be refused.
+
+    Raises:
+        UsageError: there is none, or it cannot be understood, or cannot be followed.
+    """
+    path, parser = read_config(directory)
+    is_tahoe = path.name == TAHOE_CONFIG_NAME
+    check(parser, role, names=is_tahoe)
+    if is_tahoe and role == "client":
+        check_blacklist(directory)
+    return path, parser
+
+
+def check(parser: SettingsFile, role: Role, names: bool = True) -> None:
+    """
+    Look at every setting of a ``tahoe.cfg``, before anything is sent.
+
+    Args:
+        names: those that Tahoe-LAFS does not know are refused; not for ``pipegrid.cfg``, which has its own.
+
+    Raises:
+        RefusedSetting: one of them is not known, or cannot be followed.
+    """
+    for section in parser.sections():
+        known = section_of(section)
+        if known is None and not names:
+            continue
+        if known is None:
+            raise RefusedSetting(
+                f"{parser.at_section(section)}: Tahoe-LAFS knows no section [{section}]"
+                f"{meant(section, _KNOWN)}; correct it, or remove it"
+            )
+        values = dict(parser.items(section))
+        for name, value in values.items():
+            setting = known.get(name) or known.get("*")
+            if setting is None and not names:
+                continue
+            if setting is None:
+                hint = meant(name, [each.name for each in known.values()])
+                raise RefusedSetting(
+                    f"{parser.at(section, name)} is no setting that Tahoe-LAFS knows{hint}; "
+                    "correct it, or remove it"
+                )
+            is_used = (setting.client if role == "client" else setting.server) != "not used"
+            reason = setting.refuses(value.strip(), values) if setting.refuses and is_used else None
+            if reason is not None:
+                shown = name if setting.name == "*" else setting.name
+                raise RefusedSetting(
+                    f"{parser.at(section, shown)} is {_short(value)!r}, and {reason}; nothing was sent"
+                )
+
+
+def check_entry(server_id: object, entry: object, name: str) -> list[str]:
+    """
+    Look at what an entry of ``servers.yaml`` says beside the announcement.
+
+    Args:
+        name: of the file, for errors.
+
+    Returns:
+        A warning for each name that nothing is known of.
+
+    Raises:
+        RefusedSetting: the server is to be reached in another way than by TCP.
+    """
+    where = f"{name}: server {str(server_id)[:60]!r}"
+    warnings = []
+    for key, value in entry.items() if isinstance(entry, dict) else ():
+        if key == CONNECTIONS:
+            _check_connections(where, value)
+        elif key not in _ENTRY_KEYS:
+            text = str(key)[:60]
+            hint = meant(text, _ENTRY_KEYS)
+            if CONNECTIONS in hint:
+                raise RefusedSetting(
+                    f"{where}: {text!r} is not read{hint}; correct it; nothing was sent"
+                )
+            warnings.append(f"{where}: {text!r} is not read{hint}")
+    return warnings
+
+
+def _check_connections(where: str, value: object) -> None:
+    ways = value if isinstance(value, dict) else {"": value}
+    for kind, way in ways.items():
+        if value is not None and not (kind in ("tcp", "tor", "i2p") and way == kind):
+            shown = f"{_short(str(kind))}: {_short(str(way))}" if kind else _short(str(way))
+            raise RefusedSetting(
+                f"{where}: its 'connections' are {shown!r}, and PipeGrid makes plain TCP connections and no "
+                f"others; {_USE_TAHOE}, or remove the server; nothing was sent"
+            )
+
+
+def check_blacklist(directory: Path) -> None:
+    """
+    Look for files that a node is forbidden to give to anybody.
+
+    Raises:
+        RefusedSetting: there are some, or the list cannot be read.
+    """
+    path = directory / BLACKLIST_NAME
+    try:
+        with path.open("rb") as file:
+            for line in iter(lambda: file.readline(1 << 16), b""):
+                if line.strip() and not line.lstrip().startswith(b"#"):
+                    raise RefusedSetting(
+                        f"{path} forbids access to files, and PipeGrid does not follow it; {_USE_TAHOE}; "
+                        "nothing was sent"
+                    )
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise RefusedSetting(
+            f"cannot read {path}: {error.strerror}; it may forbid access to files; nothing was sent"
+        ) from None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
