@@ -37,10 +37,12 @@ class ServeJob(GridJob):
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Serve; being cancelled stops in good order, and gives 0."""
+        from pipegrid.cli.lazymodules import bring_in
         from pipegrid.cli.logfile import logging_to
         from pipegrid.server.serve import serve
         from pipegrid.server.supervised import end_without_memory
 
+        bring_in()
         console = invocation.console
         forget = end_without_memory()  # it looks at all that is logged, before what may fail itself
         try:

@@ -105,6 +105,17 @@ def put_off() -> None:
         sys.meta_path.insert(0, _Within())
 
 
+def bring_in() -> None:
+    """
+    Import all that was put off.
+
+    For a process that runs for long: its program may be replaced by another version's meanwhile.
+    """
+    for module in list(sys.modules.values()):
+        if isinstance(module, LazyModule):
+            module._real()
+
+
 @contextmanager
 def tls_put_off() -> Iterator[None]:
     """

@@ -1,25 +1,30 @@
 """
 Foolscap's part of a storage server's port: a tub with the server's own certificate.
 
-Foolscap, and the tub, are loaded when the first client asks for them: most never do.
+All of it is loaded, and the tub made, before anybody asks: the program's files may be replaced by another
+version's while the server runs, and what is imported then fits nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from foolscap import eventual
+from foolscap.api import Tub
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IAddress, IStreamServerEndpoint
 from zope.interface import implementer
 
+from pipegrid.server.foolscap.broker import ServerBroker
+from pipegrid.server.foolscap.governor import Governor
+from pipegrid.server.foolscap.memory import HeldMemory
+from pipegrid.server.foolscap.negotiation import ServerNegotiation
+from pipegrid.server.foolscap.service import FoolscapStorage
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.server.identity import Identity
 from pipegrid.wire.furl import Furl
-
-if TYPE_CHECKING:
-    from pipegrid.server.foolscap.service import FoolscapStorage
 
 KEEPALIVE_S = 120
 """After so much silence a client is asked whether it is still there; after twice as much it is not."""
@@ -49,8 +54,6 @@ class FoolscapPort:
         self._note_hostile = note_hostile
         self._service = service
         self._who = who
-        # Nobody has to connect to us by what the tub thinks.
-        self._hints: tuple[str, ...] = ("tcp:localhost:1",)
         self._storage: FoolscapStorage | None = None
         self._tub: Any = None
         self._factory: Any = None
@@ -58,23 +61,21 @@ class FoolscapPort:
         self._stopped = False
 
     def located(self, hints: Sequence[str]) -> Furl:
-        """Take note of where clients find the port, and return the fURL to give to them."""
-        self._hints = tuple(hints)
+        """Begin to speak Foolscap where clients find the port, and return the fURL to give to them."""
+        self._open(hints)
         return self._who.furl(hints)
 
     def buildProtocol(
         self, addr: IAddress | None, on_known: Callable[[], None] = lambda: None
     ) -> Any:
         """
-        Return what negotiates with a client, or None at the end.
+        Return what negotiates with a client, or None: before ``located``, and after ``stop``.
 
         Args:
             on_known: called when the client has shown the secret.
         """
-        if self._stopped:
+        if self._stopped or self._factory is None:
             return None
-        if self._factory is None:
-            self._open()
         negotiation = self._factory.buildProtocol(addr)
         peer = str(getattr(addr, "host", addr))
         negotiation.make_broker = partial(
@@ -91,22 +92,13 @@ class FoolscapPort:
         stopped: Deferred[Any] = succeed(None) if tub is None else tub.stopService()
         return stopped
 
-    def _open(self) -> None:
-        from foolscap import eventual
-        from foolscap.api import Tub
-
-        from pipegrid.server.foolscap.broker import ServerBroker
-        from pipegrid.server.foolscap.governor import Governor
-        from pipegrid.server.foolscap.memory import HeldMemory
-        from pipegrid.server.foolscap.negotiation import ServerNegotiation
-        from pipegrid.server.foolscap.service import FoolscapStorage
-
+    def _open(self, hints: Sequence[str]) -> None:
         tub = Tub(certData=self._who.key_pem + self._who.certificate_pem)
         tub.unsafeTracebacks = False  # clients need not know what our stack looks like
         tub.setOption("accept-gifts", False)
         tub.setOption("keepaliveTimeout", KEEPALIVE_S)
         tub.setOption("disconnectTimeout", 2 * KEEPALIVE_S)
-        tub.setLocation(*self._hints)
+        tub.setLocation(*hints)
         tub.negotiationClass = ServerNegotiation
         tub.master_table, tub.slave_table = _Recent(), _Recent()
         requests = self._service.requests
