@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+from misc.command import environment
+from twisted.internet.defer import Deferred
+from twisted.internet.testing import MemoryReactor
 from twisted.python import usage
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import twist_plugin
+from pipegrid.cli.outcome import ExitStatus
+from pipegrid.errors import UsageError
 from pipegrid.server.serve import ServeSettings
 from tests.grid.introducer_support import FURL
+
+TWIST = ("-m", "twisted")
+TWISTD = ("-c", "from twisted.scripts.twistd import run; run()", "-n", "--pidfile=")
 
 
 class PluginTests(SynchronousTestCase):
@@ -95,3 +107,82 @@ class PluginTests(SynchronousTestCase):
             ["-d", str(directory)],
         ):
             self.assertRaises(usage.UsageError, twist_plugin.Options().parseOptions, arguments)
+
+
+class StartTests(SynchronousTestCase):
+    """A server that cannot start ends its process, as ``pipegrid serve`` does."""
+
+    def run_twist(self, program: tuple[str, ...], *options: str) -> tuple[int, str]:
+        """Return the status, and all that was said."""
+        done = subprocess.run(
+            [sys.executable, *program, "pipegrid", *options],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout
+
+    def test_failures(self) -> None:
+        """One sentence, no traceback, status 2 or 1, whatever fails; also of the older ``twistd``."""
+        scratch = Path(self.mktemp()).absolute()
+        scratch.mkdir()
+        (scratch / "file").touch()
+        (scratch / "keys/private").mkdir(parents=True)
+        (scratch / "keys/private/node.pem").write_text("nothing")
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            endpoint = f"tcp:{taken.getsockname()[1]}:interface=127.0.0.1"
+            free = "tcp:0:interface=127.0.0.1"
+            for program, directory, options, word in (
+                (TWIST, "a", ("--port", endpoint), "choose another port"),
+                (TWIST, "b", ("--port", free, "--metrics", endpoint), "choose another port"),
+                (TWISTD, "c", ("--port", "nonsense:1"), "is no port or endpoint"),
+                (TWIST, "d", ("--port", free, "--storage", str(scratch / "file")), "file"),
+                (TWIST, "keys", ("--port", free), "node.pem"),
+            ):
+                status, said = self.run_twist(program, "-d", str(scratch / directory), *options)
+                self.assertEqual(status, ExitStatus.USAGE, said)
+                self.assertIn(word, said)
+                self.assertNotIn("Traceback", said)
+
+    def start(
+        self, result: Deferred[Any], running: bool
+    ) -> tuple[twist_plugin.ExitWithStatus, Any]:
+        """Return what a service that starts so leaves for the end of its process, and its reactor."""
+        ended: list[int] = []
+        exits = twist_plugin.ExitWithStatus(ended.append)
+        reactor: Any = MemoryReactor()
+        reactor.running = running
+        service = twist_plugin.StorageService(
+            reactor, ServeSettings(directory=Path(self.mktemp())), exits
+        )
+        self.patch(service.node, "start", lambda: result)
+        self.ended = ended
+        service.startService()
+        return exits, reactor
+
+    def test_a_failure_once_the_reactor_runs(self) -> None:
+        """It stops the reactor, and the process ends with the status after all else."""
+        result: Deferred[Any] = Deferred()
+        exits, reactor = self.start(result, running=True)
+        result.errback(OSError("the disk is gone"))
+        self.flushLoggedErrors()
+        self.assertTrue(reactor.hasStopped)
+        exits.at_exit()
+        self.assertEqual(self.ended, [ExitStatus.FAILED])
+
+    def test_a_failure_before(self) -> None:
+        """It is raised, since a reactor that does not run cannot be stopped."""
+        result: Deferred[Any] = Deferred()
+        result.errback(UsageError("no"))
+        with self.assertRaises(SystemExit) as raised:
+            self.start(result, running=False)
+        self.assertEqual(raised.exception.code, ExitStatus.USAGE)
+
+    def test_all_well(self) -> None:
+        """The process ends as any other."""
+        exits, _ = self.start(Deferred(), running=True)
+        exits.at_exit()
+        self.assertEqual(self.ended, [])

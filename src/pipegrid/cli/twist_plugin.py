@@ -5,10 +5,19 @@ The storage server as a service of ``twist``:
 
 The options are those of ``pipegrid serve``, and the directory's settings count as they do there. The NURL and
 the fURL are in the log.
+
+A server that cannot start ends the process, with the sentence and the status of ``pipegrid serve``. ``twist``
+has no status for an application that fails: what fails before the reactor runs raises ``SystemExit``; later,
+the reactor is stopped, and ``ExitWithStatus`` ends the process when all else has ended.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +28,7 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from pipegrid.cli.cmd_serve import settings_of
+from pipegrid.cli.outcome import ExitStatus, sentence, status_of
 from pipegrid.cli.sizes import byte_room
 from pipegrid.errors import UsageError
 from pipegrid.grid.durations import parse_kept
@@ -106,17 +116,48 @@ class Options(usage.Options):
         )
 
 
+class ExitWithStatus:
+    """
+    The status of a process whose main program knows none.
+
+    Args:
+        end: ends the process; the interpreter has nothing left to do then.
+    """
+
+    def __init__(self, end: Callable[[int], object] = os._exit) -> None:
+        self.status = ExitStatus.DONE
+        self._end = end
+
+    def at_exit(self) -> None:
+        """End with the status, unless all went well; the last that the interpreter calls."""
+        if self.status is not ExitStatus.DONE:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError, AttributeError):  # full, closed, not there
+                    stream.flush()
+            self._end(self.status)
+
+
 class StorageService(Service):
     """Starts and stops with its application."""
 
-    def __init__(self, reactor: Any, settings: ServeSettings) -> None:
+    def __init__(
+        self, reactor: Any, settings: ServeSettings, exits: ExitWithStatus | None = None
+    ) -> None:
         self.node = StorageNode(reactor, settings)
         self._reactor = reactor
+        self._exits = exits or ExitWithStatus()
 
     def startService(self) -> None:
-        """Begin to listen; failing to ends the process."""
+        """
+        Begin to listen; failing to ends the process.
+
+        Raises:
+            SystemExit: it failed at once.
+        """
         super().startService()
         self.node.start().addCallbacks(self._started, self._failed)
+        if self._exits.status is not ExitStatus.DONE:
+            raise SystemExit(int(self._exits.status))
 
     def stopService(self) -> Deferred[None]:
         """Fires when the node has stopped; until then the reactor goes on."""
@@ -127,14 +168,18 @@ class StorageService(Service):
         log.info("listening at {nurl} and {furl}", nurl=node.nurl, furl=node.furl)
 
     def _failed(self, failure: Any) -> None:
-        log.critical("{error}", error=str(failure.value))
-        self._reactor.stop()
+        log.critical("{error}", error=sentence(failure.value))
+        self._exits.status = status_of(failure.value)
+        if self._reactor.running:
+            self._reactor.stop()
 
 
 def makeService(options: Options) -> StorageService:
     """Return the service; what ``twist`` calls."""
     from twisted.internet import reactor
 
+    exits = ExitWithStatus()
+    atexit.register(exits.at_exit)
     end_without_memory()
     make_monotonic(reactor)  # the process is ours, whatever its program is called
-    return StorageService(reactor, options.settings())
+    return StorageService(reactor, options.settings(), exits)
