@@ -16,7 +16,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -98,11 +98,11 @@ def main() -> None:
 
     notify = supervised.notify
 
-    def ready(state: str, *more: Any) -> bool:
+    def ready(state: str, surroundings: Mapping[str, str] | None = None) -> bool:
         if state == supervised.READY:
             look(recorder)
             sys.meta_path.insert(0, finder)
-        return notify(state, *more)
+        return notify(state, surroundings)
 
     supervised.notify = ready
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
