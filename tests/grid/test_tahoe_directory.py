@@ -122,6 +122,16 @@ class ReadingTests(SynchronousTestCase):
         self.assertEqual(create_like_tahoe(own, self.node).mutable_format, "mdmf")
         self.assertEqual(load(own).mutable_format, "mdmf")
 
+    def test_grid_managers(self) -> None:
+        """They are taken with the names that the user gave them, and copied."""
+        config = self.node / "tahoe.cfg"
+        config.write_text(config.read_text() + f"[grid_managers]\nalice = {key(7).public_text}\n")
+        (manager,) = load(self.node).managers
+        self.assertEqual((manager.name, str(manager)), ("alice", key(7).public_text))
+        own = Path(self.mktemp())
+        self.assertEqual(create_like_tahoe(own, self.node).managers, (manager,))
+        self.assertIn("[grid_managers]", (own / "pipegrid.cfg").read_text())
+
     def test_the_size_of_segments(self) -> None:
         """The setting that Tahoe-LAFS has for its own tests decides caps, so it counts here as well."""
         config = self.node / "tahoe.cfg"

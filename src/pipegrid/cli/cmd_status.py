@@ -26,13 +26,13 @@ def command() -> GridJob:
     Ask every server whether it is there, how far away, and how much room it has.
 
     A line for each: nickname, id, protocol, address, then round trip, room and version, or why it
-    cannot be reached; then one for each introducer.
+    cannot be reached, and why it is given no new shares; then one for each introducer.
 
     With --wait-for it first waits for as many servers, and then tells how all of them are, whether
     they came or not.
 
     The exit status is 3 if fewer servers take shares than an upload needs: one that is full or
-    read-only takes none.
+    read-only takes none, nor one without a valid certificate where grid managers are configured.
     """
 
     async def work(grid: Grid, console: Console) -> int:
@@ -56,12 +56,13 @@ def command() -> GridJob:
 
 def _line(server: ServerStatus) -> str:
     who = f"{server.nickname}  {_short(server.server_id)}  {server.protocol}  {server.address}"
+    no_uploads = f"  no uploads: {server.no_uploads}" if server.no_uploads else ""
     if not server.reachable:
-        return printable(f"{who}  unreachable: {server.reason}")
+        return printable(f"{who}  unreachable: {server.reason}{no_uploads}")
     rtt = "" if server.rtt_s is None else f"{server.rtt_s * 1000:.1f} ms  "
     version = server.version or "unknown version"
     # A server that has lines in its version would make some for others here.
-    return printable(f"{who}  {rtt}{amount(server.available_bytes)} free  {version}")
+    return printable(f"{who}  {rtt}{amount(server.available_bytes)} free  {version}{no_uploads}")
 
 
 def _short(server_id: str) -> str:

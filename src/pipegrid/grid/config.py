@@ -7,6 +7,7 @@ of PipeGrid's own are in ``pipegrid.cfg``, with the same names where the meaning
     pipegrid.cfg              [client] shares.needed, shares.total, shares.happy, segment_size,
                               peers.preferred, force_foolscap, foolscap_beside, mutable.format
                               [local] directory, servers, durability, keep_unfinished; [node] nickname
+                              [grid_managers] names and public keys
     private/convergence       the convergence secret, base32
     private/secret            the lease secret, base32
     private/servers.yaml      servers (see ``servers``)
@@ -47,6 +48,7 @@ from pipegrid.grid.spelling import SettingsFile, read_config
 from pipegrid.grid.tahoe_settings import RefusedSetting, checked_config
 from pipegrid.transfer.put.elsewhere import AskFirst
 from pipegrid.transfer.put.elsewhere import ask_first as parse_ask_first
+from pipegrid.wire.grid_manager import ManagerKey, parse_manager_key
 
 T = TypeVar("T")
 
@@ -99,6 +101,7 @@ class GridConfig:
         foolscap_beside: many small files at once go over Foolscap to servers that speak it beside HTTPS, and
             take no bundles; a setting of PipeGrid's own.
         mutable_format: of new mutable files and directories, ``sdmf`` or ``mdmf``.
+        managers: grid managers; if there are any, only servers that they have certified are given shares.
         ask_first: whether puts ask where shares are before they send any; a setting of PipeGrid's own.
     """
 
@@ -117,6 +120,7 @@ class GridConfig:
     force_foolscap: bool = False
     foolscap_beside: bool = True
     mutable_format: str = "sdmf"
+    managers: tuple[ManagerKey, ...] = ()
     ask_first: AskFirst = "auto"
 
     @property
@@ -160,6 +164,7 @@ def load(directory: Path | str, *, offline: bool = False) -> GridConfig:
         force_foolscap=_flag(parser, "client", "force_foolscap", False),
         foolscap_beside=is_tahoe or _flag(parser, "client", "foolscap_beside", True),
         mutable_format=parser.get("client", "mutable.format", fallback="sdmf").strip().lower(),
+        managers=_managers(parser),
         ask_first="auto" if is_tahoe else _ask_first(parser),
     )
 
@@ -187,6 +192,11 @@ def old_introducer(parser: SettingsFile) -> str | None:
 def _preferred(parser: SettingsFile) -> frozenset[str]:
     texts = parser.get("client", "peers.preferred", fallback="").split(",")
     return frozenset(text.strip() for text in texts if text.strip())
+
+
+def _managers(parser: SettingsFile) -> tuple[ManagerKey, ...]:
+    names = parser.options("grid_managers") if parser.has_section("grid_managers") else ()
+    return tuple(parse_manager_key(name, parser.get("grid_managers", name)) for name in names)
 
 
 def _ask_first(parser: SettingsFile) -> AskFirst:

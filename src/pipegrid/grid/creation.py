@@ -8,7 +8,7 @@ configured once it has its ``pipegrid.cfg``, so that is written last.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -42,6 +42,7 @@ from pipegrid.grid.homes import (
 from pipegrid.grid.introducers import load_introducers
 from pipegrid.grid.servers import load_static_servers
 from pipegrid.grid.spelling import settings_in
+from pipegrid.wire.grid_manager import ManagerKey
 
 DEFAULT_HAPPY = 7
 MAX_COPIED_BYTES = 16 << 20
@@ -110,6 +111,7 @@ def create_client(
     force_foolscap: bool = False,
     nickname: str = "",
     mutable_format: str = "sdmf",
+    managers: Sequence[ManagerKey] = (),
 ) -> GridConfig:
     """
     Make ``directory`` a client's directory without servers of its own, and return what it says.
@@ -122,6 +124,7 @@ def create_client(
         force_foolscap: speak Foolscap with servers that speak HTTPS as well.
         nickname: what the directory's owner is called, as introducers are told.
         mutable_format: of new mutable files and directories.
+        managers: grid managers that are trusted.
     """
     params = params or Params()
     happy = min(DEFAULT_HAPPY, params.total_shares) if happy is None else happy
@@ -130,6 +133,8 @@ def create_client(
     more += ["force_foolscap = true"] if force_foolscap else []
     more += [f"mutable.format = {mutable_format}"] if mutable_format != "sdmf" else []
     more += ["", "[node]", f"nickname = {' '.join(nickname.split())}"] if nickname else []
+    if managers:
+        more += ["", "[grid_managers]", *(f"{each.name} = {each}" for each in managers)]
     return _create(Path(directory), params, happy, more, files)
 
 
@@ -143,8 +148,8 @@ def create_like_tahoe(
     """
     Make ``directory`` a client's that stores files as a Tahoe-LAFS node does, and return what it says.
 
-    Numbers, secrets, aliases, introducers, servers, preferences and nickname are copied; the node's directory
-    is only read.
+    Numbers, secrets, aliases, introducers, servers, preferences, grid managers and nickname are copied; the
+    node's directory is only read.
 
     Raises:
         UsageError: as ``create_client``; or a file of the node's cannot be read as a whole: servers would be
@@ -185,6 +190,7 @@ def create_like_tahoe(
         force_foolscap=theirs.force_foolscap,
         nickname=theirs.nickname,
         mutable_format=theirs.mutable_format,
+        managers=theirs.managers,
     )
 
 

@@ -26,6 +26,7 @@ from pipegrid.grid.introducer import IntroducerClient, IntroducerStatus
 from pipegrid.grid.introducers import IntroducerAddress
 from pipegrid.reactor.timeouts import timeout_or
 from pipegrid.wire.announcements import Announcement, AnnouncementBook, KnownServer, describe
+from pipegrid.wire.grid_manager import ManagerKey
 from pipegrid.wire.introducing import Connect
 
 PATIENCE_S = 15.0
@@ -50,6 +51,7 @@ class Discovery:
         caches: directories with what was said before; the first is where it is written, if there is one.
         found: given every server, and again when its address changes.
         warn: given a sentence for everything that is skipped or out of reach.
+        managers: grid managers whose certificates are kept.
         now: what time it is, which is written down.
     """
 
@@ -63,6 +65,7 @@ class Discovery:
         found: Callable[[KnownServer], None],
         warn: Callable[[str], None],
         nickname: str = "",
+        managers: Sequence[ManagerKey] = (),
         now: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
@@ -70,7 +73,7 @@ class Discovery:
         self._caches = caches
         self._found = found
         self._warn = warn
-        self._book = AnnouncementBook()
+        self._book = AnnouncementBook(managers=managers)
         self._waiting: list[Deferred[None]] = []
         self._writing: IDelayedCall | None = None
         self._write_after_s = _WRITE_AFTER_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 
+import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.grid.servers import same_address
@@ -42,6 +43,7 @@ class Members:
         open_server: makes a peer; a ``ValueError`` tells why it cannot.
         preferred: ids of servers that come first on every ring.
         warnings: gets a sentence for every server that cannot be used.
+        certify: given a peer and its newest certificates, where nothing else has changed.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class Members:
         open_server: Callable[[KnownServer], Peer],
         preferred: Container[str],
         warnings: Warnings,
+        certify: Callable[[Peer, KnownServer], None] = lambda peer, server: None,
     ) -> None:
+        self._certify = certify
         self.peers = peers
         self.unusable: dict[str, ServerStatus] = {}
         self._open_server = open_server
@@ -76,9 +80,15 @@ class Members:
     def found(self, server: KnownServer) -> None:
         """Add a server, or let it have another address; what is under way there fails, and goes elsewhere."""
         server_id = server.identity.server_id
-        if server_id in self._fixed or self._known.get(server_id) == server:
+        before = self._known.get(server_id)
+        if server_id in self._fixed or before == server:
             return
         self._known[server_id] = server
+        if before == attrs.evolve(server, certificates=before.certificates if before else ()):
+            for peer in self.peers:
+                if peer.identity.server_id == server_id:
+                    self._certify(peer, server)
+                    return  # and its connections stay
         for address in server.addresses:
             if address in self._fixed_at:
                 why = same_address(self._fixed_at[address])

@@ -102,7 +102,7 @@ class Mutables:
         self.files.keys.prepare()  # while the source is read, and connections come up
         content = await self._read_source(source)
         usual = self._usual if params is None else (params.required_shares, params.total_shares)
-        await self._readiness.wait(min(self._settings.happy, usual[1]))
+        await self._readiness.wait(min(self._settings.happy, usual[1]), storing=True)
         result = await self.files.create(content, chosen, usual)
         if progress is not None:
             progress(len(content), len(content))

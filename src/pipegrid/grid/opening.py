@@ -35,6 +35,7 @@ from pipegrid.reactor.workers import CpuWorkers, Workers
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.settings import Limits
 from pipegrid.wire.announcements import KnownServer
+from pipegrid.wire.grid_manager import Certification, certified_by
 
 if TYPE_CHECKING:
     from pipegrid.grid.discovery import Discovery
@@ -95,7 +96,7 @@ def open_grid(
         raise UsageError(f"a grid needs the running reactor, not {shown(reactor)}")
     opener = _Opener(reactor, config, tracer, fixed_window_bytes, limits or Limits(), ahead)
     warnings = Warnings(config.warnings)
-    members = Members([], opener.open, config.preferred, warnings)
+    members = Members([], opener.open, config.preferred, warnings, opener.certify)
     for server in config.static.servers:
         members.add_static(server)
     local = None if config.local is None else _open_local(reactor, config.local, members, opener)
@@ -214,6 +215,7 @@ class _Opener:
         self._force_foolscap = config.force_foolscap
         self._foolscap_beside = config.foolscap_beside
         self._ahead = ahead
+        self._managers = config.managers
         total_shares = config.params.total_shares
         known = total_shares if config.introducers.addresses else len(config.static.servers) or 1
         self._windows = Windows.shared_by(min(known, total_shares), limits.memory_bytes)
@@ -239,7 +241,15 @@ class _Opener:
             throttle=self._throttle,
             ahead=self._ahead,
         )
+        self.certify(peer, known)
         return self.finished(peer)
+
+    def certify(self, peer: Peer, known: KnownServer | None) -> None:
+        """Have a peer be given shares only as long as a grid manager certifies it, if there are managers."""
+        if self._managers:
+            certificates = () if known is None else known.certificates
+            certified = certified_by(peer.identity.server_id, certificates, self._managers)
+            peer.no_uploads = Certification(certified)
 
     def finished(self, peer: Peer) -> Peer:
         """Return a peer with what all of them have."""
@@ -256,6 +266,8 @@ def _open_local(reactor: Any, grid: LocalGrid, members: Members, opener: _Opener
     from pipegrid.grid.local import open_local  # with all that keeps shares on a disk
 
     local = open_local(reactor, grid)
+    for peer in local.peers:
+        opener.certify(peer, None)
     members.peers += map(opener.finished, local.peers)
     return local
 
@@ -279,6 +291,7 @@ def _discover(
         found=members.found,
         warn=warnings.add,
         nickname=config.nickname,
+        managers=config.managers,
     )
     discovery.start()
     return discovery, tub

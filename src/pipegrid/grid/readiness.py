@@ -53,12 +53,13 @@ class Readiness:
         self._clock = clock
         self._wait_for = wait_for
 
-    async def wait(self, needed: int, *, all_told: bool = False) -> None:
+    async def wait(self, needed: int, *, all_told: bool = False, storing: bool = False) -> None:
         """
         Return when an operation that needs so many servers may begin.
 
         Args:
             all_told: it wants to know of all servers, so introducers are waited for.
+            storing: only servers count that may be given shares.
 
         Raises:
             UnhappyError: there are no servers at all, or too few answered.
@@ -68,7 +69,9 @@ class Readiness:
             return
         if all_told:
             await self._discovery.wait_settled()
-        await self._discovery.wait(lambda: len(self._peers) >= needed)
+        await self._discovery.wait(
+            lambda: sum(peer.takes_uploads or not storing for peer in self._peers) >= needed
+        )
         if not self._peers:
             statuses = self._discovery.statuses
             reasons = [f"introducer {each.name}: {each.reason}" for each in statuses if each.reason]

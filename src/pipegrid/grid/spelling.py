@@ -59,6 +59,7 @@ KNOWN_OF_SERVERS = (
     "anonymous-storage-FURL",
     "anonymous-storage-NURLs",
     "permutation-seed-base32",
+    "grid-manager-certificates",
 )
 """What is read of an announcement in ``servers.yaml``, which may say more: other programs read it too."""
 

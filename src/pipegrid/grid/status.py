@@ -36,4 +36,5 @@ async def status_of(peer: Peer, clock: IReactorTime) -> ServerStatus:
         rtt_s=rtt_s,
         version=application,
         available_bytes=available_bytes,
+        no_uploads=peer.no_uploads(),
     )

@@ -96,7 +96,7 @@ class StoringGrid(BaseGrid):
             convergence = None
         elif convergence is None:
             convergence = self.config.convergence
-        await self._readiness.wait(happy)
+        await self._readiness.wait(happy, storing=True)
         return await self._open_putter().put(source, params, happy, convergence, reports)
 
     def put_options(

@@ -107,10 +107,12 @@ def _format(value: str, _section: SectionValues) -> str | None:
     return None if value.lower() in ("sdmf", "mdmf") else "it must be SDMF or MDMF; correct it"
 
 
-def _manager(value: str, _section: SectionValues) -> str | None:
+def _manager(value: str, section: SectionValues) -> str | None:
     if not _MANAGER_KEY.match(value):
         return "a grid manager's public key is pub-v0- and 52 characters; copy it again"
-    return f"PipeGrid does not check certificates of grid managers; {_USE_TAHOE}"
+    if len(section) > MAX_MANAGERS:
+        return f"more than {MAX_MANAGERS} grid managers are not supported; remove some"
+    return None
 
 
 def _discards(value: str, _section: SectionValues) -> str | None:
@@ -226,7 +228,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "grid_managers",
         "*",
-        "refused",
+        "followed",
         "not used",
         "uploads go only to servers that one of them has certified",
         _manager,

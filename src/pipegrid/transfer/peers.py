@@ -8,7 +8,7 @@ one window per server, and servers never wait for each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 from twisted.internet.interfaces import IReactorTime
@@ -31,6 +31,7 @@ class Peer:
         pipeline: bounds the bytes of writes that it has not acknowledged.
         protocol, address: how it is reached, for people.
         preferred: comes before the others on every file's ring.
+        no_uploads: says why the server is given no new shares at this moment; None: it is.
     """
 
     server: StorageServer
@@ -38,6 +39,7 @@ class Peer:
     protocol: str = "memory"
     address: str = ""
     preferred: bool = False
+    no_uploads: Callable[[], str | None] = lambda: None
 
     @property
     def identity(self) -> ServerIdentity:
@@ -48,6 +50,11 @@ class Peer:
     def name(self) -> str:
         """What a person calls it."""
         return self.server.identity.nickname
+
+    @property
+    def takes_uploads(self) -> bool:
+        """Whether the server may be given new shares; what it has is read from it in any case."""
+        return self.no_uploads() is None
 
     @property
     def last_sign(self) -> float:
@@ -83,6 +90,11 @@ class Means:
         self.workers = workers
         self.peers = peers
         self.secrets = secrets
+
+    @property
+    def takers(self) -> list[Peer]:
+        """Those of the peers that may be given new shares."""
+        return [peer for peer in self.peers if peer.takes_uploads]
 
 
 def lease_secrets(secrets: FileSecrets, server: ServerIdentity) -> LeaseSecrets:

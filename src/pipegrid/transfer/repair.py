@@ -190,6 +190,9 @@ class Repair:
         for peer in self._plan.ring:
             if peer not in found.answered:
                 self._plan.failed(peer)
+            elif (reason := peer.no_uploads()) is not None:
+                self._plan.closed(peer)
+                self._ways.reasons.setdefault(peer.name, reason)
 
     def _advise(self) -> None:
         """Tell servers of their damaged copies; nobody waits for an answer."""

@@ -148,7 +148,13 @@ class RepairResult:
 
 @attrs.frozen
 class ServerStatus:
-    """What is known of one server; ``reason`` says why it is not reachable."""
+    """
+    What is known of one server.
+
+    Attributes:
+        reason: why it is not reachable.
+        no_uploads: why it is given no new shares, though it may be reachable.
+    """
 
     nickname: str
     server_id: str
@@ -159,8 +165,9 @@ class ServerStatus:
     rtt_s: float | None
     version: str | None
     available_bytes: int | None
+    no_uploads: str | None = None
 
     @property
     def writable(self) -> bool:
-        """Whether it seems to take shares: it is neither full nor read-only, as far as it says."""
-        return self.reachable and self.available_bytes != 0
+        """Whether it seems to take shares: it is certified, and neither full nor read-only, as it says."""
+        return self.reachable and self.available_bytes != 0 and self.no_uploads is None

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -29,6 +29,13 @@ from pipegrid.core.ring import permutation_seed
 from pipegrid.errors import UsageError
 from pipegrid.wire import furl, nurl
 from pipegrid.wire.furl import Furl
+from pipegrid.wire.grid_manager import (
+    CERTIFICATES,
+    ManagerKey,
+    SignedCertificate,
+    certified_by,
+    read_certificates,
+)
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
 
@@ -204,9 +211,12 @@ def _check_signature(message: bytes, signature: bytes, key: bytes) -> None:
         raise ValueError("its signature is not that of its key; somebody changed it") from None
 
 
-def kept(announcement: Announcement) -> Announcement:
+def kept(announcement: Announcement, managers: Sequence[ManagerKey] = ()) -> Announcement:
     """
     Return the announcement with what is looked at, and nothing else: 32 KiB of JSON may take 700 in memory.
+
+    Args:
+        managers: of their certificates the one that is valid longest is kept.
 
     Raises:
         ValueError: that would still be too much.
@@ -214,6 +224,9 @@ def kept(announcement: Announcement) -> Announcement:
     fields = {key: _kept(announcement.fields[key]) for key in _KEPT if key in announcement.fields}
     if isinstance(name := fields.get("nickname"), str):
         fields["nickname"] = name[:_MAX_NICKNAME_CHARACTERS]
+    announced = read_certificates(announcement.fields.get(CERTIFICATES)) if managers else ()
+    if (best := certified_by(announcement.server_id, announced, managers)) is not None:
+        fields[CERTIFICATES] = [attrs.asdict(best.signed)]
     size = len(json.dumps(fields))
     if size > MAX_KEPT_BYTES:
         raise ValueError(f"its addresses take {size} bytes, and {MAX_KEPT_BYTES} are allowed")
@@ -235,10 +248,12 @@ class AnnouncementBook:
 
     Args:
         limit: how many servers are kept.
+        managers: grid managers whose certificates are kept.
     """
 
-    def __init__(self, limit: int = MAX_SERVERS) -> None:
+    def __init__(self, limit: int = MAX_SERVERS, managers: Sequence[ManagerKey] = ()) -> None:
         self.limit = limit
+        self._managers = managers
         self._known: dict[str, Announcement] = {}
         self._remembered: set[str] = set()
 
@@ -255,7 +270,7 @@ class AnnouncementBook:
         if announcement.server_id in self._known or len(self._known) >= self.limit:
             return False
         try:
-            announcement = kept(announcement)
+            announcement = kept(announcement, self._managers)
         except ValueError:
             return False
         self._known[announcement.server_id] = announcement
@@ -271,7 +286,7 @@ class AnnouncementBook:
         """
         if announcement.fields.get("service-name") != SERVICE:
             return False
-        announcement = kept(announcement)
+        announcement = kept(announcement, self._managers)
         server_id = announcement.server_id
         known = self._known.get(server_id)
         if known is None and len(self._known) >= self.limit:
@@ -302,12 +317,14 @@ class KnownServer:
         nurl: where it speaks HTTPS, or None.
         furl: where it speaks Foolscap, or None.
         bundle_bytes: of the longest bundle that it says it takes, 0 if it does not.
+        certificates: of grid managers, as announced: nobody has looked at them.
     """
 
     identity: ServerIdentity
     nurl: Nurl | None
     furl: Furl | None = None
     bundle_bytes: int = 0
+    certificates: tuple[SignedCertificate, ...] = ()
 
     @property
     def addresses(self) -> tuple[Nurl | Furl, ...]:
@@ -346,7 +363,8 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     bundles = fields.get(BUNDLES)
     if type(bundles) is not int or not 0 < bundles < _TOO_LONG_A_BUNDLE:
         bundles = 0
-    return KnownServer(identity, address, foolscap, bundles)
+    certificates = read_certificates(fields.get(CERTIFICATES))
+    return KnownServer(identity, address, foolscap, bundles, certificates)
 
 
 def printable(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.text import counted
-from pipegrid.errors import NoSpace, ServerError, UnhappyError, WrongSecret
+from pipegrid.errors import NoSpace, ServerError, ServerRefused, UnhappyError, WrongSecret
 from pipegrid.transfer.mutable.mapping import ShareMap
 from pipegrid.transfer.mutable.publishing import Outcome
 from pipegrid.transfer.mutable.slot import Slot, quorum
@@ -46,6 +46,9 @@ def check_happy(slot: Slot, version: Version, outcome: Outcome) -> None:
         reached = servers_of_happiness(placed)
         few = counted(reached, "server")
         failed = {**slot.wrong_enabler, **outcome.failed}
+        for peer in slot.peers:
+            if (reason := peer.no_uploads()) is not None:
+                failed.setdefault(peer, ServerRefused(reason))
         raise UnhappyError(
             f"version {version.name} of this mutable file has reached only {few} of happiness, "
             f"and {wanted} are wanted{_because(failed)}; {_advice(failed)}",

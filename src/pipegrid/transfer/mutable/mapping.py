@@ -221,6 +221,7 @@ def spare(
         peer
         for peer in order
         if peer not in unusable
+        and peer.takes_uploads
         and number not in places.get(peer, {})
         and number not in heads.get(peer, {})
     ]

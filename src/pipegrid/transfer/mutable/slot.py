@@ -174,4 +174,5 @@ def open_slot(
 
 def quorum(slot: Slot, total_shares: int) -> int:
     """Return how many servers have to take shares of a version, and so to be asked before."""
-    return min(slot.settings.happy, total_shares, len(slot.peers))
+    takers = sum(peer.takes_uploads for peer in slot.peers)
+    return min(slot.settings.happy, total_shares, takers)

@@ -93,8 +93,9 @@ class FullServers:
         """
         if not self._full:
             return
-        full = self.among(means.peers, file.shares.share_bytes, means.clock.seconds())
-        others = len(means.peers) - len(full)
+        takers = means.takers
+        full = self.among(takers, file.shares.share_bytes, means.clock.seconds())
+        others = len(takers) - len(full)
         if not full or others >= file.happy:
             return
         homes = await _homes(means.clock, full, file.shares.storage_index)

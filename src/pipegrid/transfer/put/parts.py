@@ -57,7 +57,7 @@ def new_parts(
         changed: called when there is news.
     """
     geometry, shares, settings = file.geometry, file.shares, means.settings
-    servers = ring(shares.storage_index, means.grid.peers)
+    servers = ring(shares.storage_index, means.grid.takers)
     plan: UploadPlan[Peer] = UploadPlan(
         servers, geometry.total_shares, file.happy, geometry.required_shares
     )

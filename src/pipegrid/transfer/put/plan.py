@@ -69,6 +69,10 @@ class UploadPlan(Generic[T]):
         self._unwritable.add(server)
         self._stop(share_number, server)
 
+    def closed(self, server: T) -> None:
+        """The server is to be given no shares."""
+        self._unwritable.add(server)
+
     def lost(self, share_number: int, server: T) -> None:
         """The server no longer knows the unfinished share; it may be sent again."""
         if self._tries.get((share_number, server), 0) >= _MAX_TRIES:

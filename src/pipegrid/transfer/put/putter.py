@@ -99,9 +99,9 @@ class Putter:
             if is_literal_size(source.size):
                 cap = LitCap(bytes(source.read_at(0, source.size)))
                 return PutResult(cap, source.size, 0, {}, {}, 0, self._clock.seconds() - started)
-            servers = len(self._means.grid.peers)
+            servers, known = len(self._means.grid.takers), len(self._means.grid.peers)
             if servers < happy:  # to be said before a large file is read
-                raise too_few_servers(source.name, servers, happy)
+                raise too_few_servers(source.name, servers, happy, known - servers)
             geometry = params.geometry(source.size)
             lent = await self._memory.borrow(_held_bytes(geometry))
             try:

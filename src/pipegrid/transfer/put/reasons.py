@@ -25,8 +25,21 @@ def not_told(server: str) -> str:
     return f"{server} takes no share of this file at present, and does not say why"
 
 
-def too_few_servers(file_name: str, servers: int, happy: int) -> UnhappyError:
-    """Return the error of a grid that has fewer servers than shares are to be spread over."""
+def too_few_servers(file_name: str, servers: int, happy: int, uncertified: int = 0) -> UnhappyError:
+    """
+    Return the error of a grid that has fewer servers than shares are to be spread over.
+
+    Args:
+        servers: how many may be given shares.
+        uncertified: how many there are besides, which may not.
+    """
+    if uncertified:
+        text = (
+            f"cannot store {file_name}: its shares shall be on at least {happy} servers but only {servers} "
+            f"of {servers + uncertified} have a valid certificate of a grid manager; see "
+            f"'pipegrid status', or ask for {LESS}"
+        )
+        return naming(UnhappyError(text, servers, happy), LESS)
     text = (
         f"cannot store {file_name}: its shares shall be on at least {happy} servers but only "
         f"{servers} are there; add servers or ask for {LESS}"

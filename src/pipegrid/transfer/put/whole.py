@@ -41,7 +41,7 @@ async def put_whole(
     """
     if not wholeshares.fits(file.geometry) or means.elsewhere.asks:
         return None
-    order = ring(file.shares.storage_index, means.grid.peers)
+    order = ring(file.shares.storage_index, means.grid.takers)
     if len(order) < file.happy or not _takes_whole(order, file):
         return None
     return await WholePut(means, order, file, reports).run()
