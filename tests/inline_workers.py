@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
 
 from pipegrid.errors import UsageError
+from pipegrid.reactor.blocking_calls import BlockingCall
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,6 +37,20 @@ class InlineWorkers:
     ) -> Deferred[T]:
         """Run the function now, whatever the size."""
         return defer.execute(function, *args, **kwargs)
+
+    def run_blocking(
+        self,
+        function: Callable[Concatenate[BlockingCall, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Deferred[T]:
+        """Run the function now; it had better not wait."""
+        call = BlockingCall()
+        try:
+            return defer.execute(function, call, *args, **kwargs)
+        finally:
+            call.ended()
 
     def stop(self) -> Deferred[None]:
         """Take no more jobs."""

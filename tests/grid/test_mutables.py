@@ -14,7 +14,7 @@ from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.params import Params
 from pipegrid.errors import CapError, PipegridError, UsageError
 from pipegrid.simulation.driver import leaks
-from pipegrid.transfer.put.source import open_source
+from pipegrid.transfer.put.source import open_at_once
 from tests.transfer.world import content
 from tests.transport.gbs_world import GbsWorld, make_grid
 
@@ -64,7 +64,7 @@ class RoundTripTests(GridTestCase):
         for source, jobs in ((b"second", 0), (BytesIO(b"third"), 1)):
             with mock.patch.object(workers, "run", wraps=workers.run) as run:
                 self.world.run(self.grid.overwrite(cap, source))
-            opened = [call for call in run.call_args_list if call.args[0] is open_source]
+            opened = [call for call in run.call_args_list if call.args[0] is open_at_once]
             self.assertEqual(len(opened), jobs)
         self.assertEqual(self.world.run(self.grid.read(cap)), b"third")
 

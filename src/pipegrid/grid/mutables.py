@@ -30,6 +30,7 @@ from pipegrid.transfer.mutable.written import CreateResult, WriteResult
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
+from pipegrid.transfer.put.source_opener import open_for_put
 from pipegrid.transfer.results import CheckResult, GetResult, RenewResult, RepairResult
 from pipegrid.transfer.settings import MutableSettings
 
@@ -111,9 +112,12 @@ class Mutables:
     async def _read_source(self, source: SourceLike) -> bytes:
         # Bytes are there already, and do not change: a thread would cost more than it does.
         at_hand = isinstance(source, bytes)
-        opened: Source = (
-            open_source(source) if at_hand else await self._workers.run(open_source, source)
-        )
+        opened: Source
+        if at_hand:
+            opened = open_source(source)
+        else:
+            most = self._settings.max_content_bytes
+            opened = await open_for_put(source, self._workers, self._reactor, most)
         try:
             if opened.size > self._settings.max_content_bytes:
                 raise UsageError(

@@ -58,7 +58,8 @@ class StoringGrid(BaseGrid):
 
         Args:
             source: a path, bytes, or a binary file object (read from its beginning if it is a
-                regular file, else to its end; it stays open).
+                regular file, else to its end; it stays open); or an async iterator of bytes, an
+                ``IBodyProducer``, or an ``IResponse``. What comes once is copied to temporary space.
             params: other than configured.
             happy: servers of happiness wanted, other than configured.
             convergence: the convergence secret, other than configured; ``b""`` for none.

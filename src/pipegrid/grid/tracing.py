@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from pipegrid.reactor.blocking_calls import BlockingCall
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transport.apart import StoresApart
@@ -123,6 +124,16 @@ class TracedWorkers:
             return result
 
         return job.addBoth(ended)
+
+    def run_blocking(
+        self,
+        function: Callable[Concatenate[BlockingCall, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Deferred[T]:
+        """Trace nothing: it waits for others."""
+        return self._workers.run_blocking(function, *args, **kwargs)
 
     def stop(self) -> Deferred[None]:
         return self._workers.stop()

@@ -12,6 +12,9 @@ awaits its job has one. More than ``waiting_limit`` of them is a caller that doe
 finishes, and its result is discarded. Its buffers must stay as they are until ``stop`` has fired, or
 be owned by the job alone.
 
+**Work for the processor only.** A function that may wait for another program would keep one of the few
+threads for ever: that is for ``run_blocking``, which has a thread for each.
+
 **Threads** are plain ones behind a ``SimpleQueue``. Twisted's pool hands each job through two locks, a
 condition and a context for the log, which nobody here looks at, and takes up to twice as long for it.
 """
@@ -22,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
@@ -30,6 +33,7 @@ from twisted.internet.interfaces import IReactorCore, IReactorFromThreads
 from twisted.python.failure import Failure
 
 from pipegrid.errors import UsageError
+from pipegrid.reactor.blocking_calls import BlockingCall, BlockingCalls
 from pipegrid.reactor.together import Waiters
 
 P = ParamSpec("P")
@@ -56,6 +60,15 @@ class CpuWorkers(Protocol):
         self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[T]:
         """Run it as ``run`` does if it passes over so many bytes that this pays, else at once."""
+
+    def run_blocking(
+        self,
+        function: Callable[Concatenate[BlockingCall, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Deferred[T]:
+        """Run a function that may wait for another program for ever; see ``BlockingCalls``."""
 
     def stop(self) -> Deferred[None]:
         """Take no more jobs, cancel those that have not begun, fire when the others have ended."""
@@ -96,6 +109,7 @@ class Workers:
         self._handed_over: set[_Job] = set()
         self._ended_all: Waiters[None] = Waiters()
         self._stopped = self._reactor_stopped = False
+        self._blocking = BlockingCalls(reactor)
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopped else "open"
@@ -134,13 +148,32 @@ class Workers:
             return defer.execute(function, *args, **kwargs)
         return self.run(function, *args, **kwargs)
 
+    def run_blocking(
+        self,
+        function: Callable[Concatenate[BlockingCall, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Deferred[T]:
+        """
+        Run a function that may wait for another program, in a thread of its own.
+
+        Raises:
+            UsageError: stopped.
+        """
+        if self._stopped:
+            raise UsageError("these workers have been stopped; make new ones")
+        return self._blocking.run(function, *args, **kwargs)
+
     def stop(self) -> Deferred[None]:
         """
-        Cancel the jobs that have not begun; fire when all others have ended and no thread is left.
+        Cancel the jobs that have not begun, give up all blocking calls; fire when all others have ended, and
+        none of their threads is left.
 
         Stopping again waits for the same end.
         """
         self._stopped = True
+        self._blocking.stop()
         while self._waiting:
             self._waiting[0].deferred.cancel()
         stopped = self._ended_all.wait()

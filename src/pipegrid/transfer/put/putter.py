@@ -28,7 +28,15 @@ from pipegrid.transfer.put.keynotes import KeyNote, KeyNotes
 from pipegrid.transfer.put.means import PutMeans
 from pipegrid.transfer.put.overdue import Overdue
 from pipegrid.transfer.put.reasons import too_few_servers
-from pipegrid.transfer.put.source import BytesSource, FileSource, Source, SourceLike, open_source
+from pipegrid.transfer.put.source import (
+    BytesSource,
+    FileSource,
+    Source,
+    SourceLike,
+    UncopiedSource,
+    open_at_once,
+)
+from pipegrid.transfer.put.source_opener import copy_unread, open_for_put
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
 
@@ -117,16 +125,25 @@ class Putter:
     async def _open(self, given: SourceLike) -> Source:
         if isinstance(given, (bytes, bytearray, memoryview)):
             return BytesSource(given)
-        # What the caller has opened already is not ours to count.
-        lent = await self._descriptors.borrow(isinstance(given, (str, os.PathLike)))
+        grid = self._means.grid
+        if not isinstance(given, (str, os.PathLike)):
+            # What the caller has opened already is not ours to count.
+            source = await open_for_put(given, grid.workers, self._clock)
+            self._opened[source] = 0
+            return source
+        lent = await self._descriptors.borrow(1)
         try:
-            # Copying a pipe to temporary space takes as long as the pipe does.
-            source = await self._means.grid.workers.run(open_source, given)
+            opened = await grid.workers.run(open_at_once, given)
         except BaseException:
             self._descriptors.give_back(lent)
             raise
-        self._opened[source] = lent
-        return source
+        if isinstance(opened, UncopiedSource):
+            # It may take for ever, and others need not wait for it.
+            self._descriptors.give_back(lent)
+            lent = 0
+            opened = await copy_unread(opened, grid.workers)
+        self._opened[opened] = lent
+        return opened
 
     def _close(self, source: Source) -> None:
         """Close a source, unless that was done."""

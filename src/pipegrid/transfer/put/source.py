@@ -12,15 +12,36 @@ import contextlib
 import errno
 import io
 import os
+import select
 import stat
 import time
-from typing import BinaryIO, Protocol, Union
+from typing import TYPE_CHECKING, BinaryIO, Protocol, Union
+
+import attrs
 
 from pipegrid.arguments import check_has
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import SourceError
 
-SourceLike = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, BinaryIO]
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+
+    from twisted.web.iweb import IBodyProducer, IResponse
+
+SourceLike = Union[
+    str,
+    "os.PathLike[str]",
+    bytes,
+    bytearray,
+    memoryview,
+    BinaryIO,
+    "AsyncIterable[bytes]",
+    "IBodyProducer",
+    "IResponse",
+]
+"""A path, bytes, a binary file object; or what comes through the reactor (``streamed_source``)."""
+
+KINDS = "bytes, a path, a file opened in binary mode, an async iterator, an IBodyProducer or an IResponse"
 
 _RACY_S = 2.0
 """A file opened this soon after a change may change again without its time stamp showing it."""
@@ -146,34 +167,90 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
         SourceError: it cannot be opened or read, or is a directory.
         UsageError: it is nothing of the kind.
     """
+    opened = open_at_once(source, name)
+    return opened.copied() if isinstance(opened, UncopiedSource) else opened
+
+
+@attrs.frozen(eq=False)
+class UncopiedSource:
+    """
+    A source that must be copied before it is stored: it can be read but once, and that may take for ever.
+
+    Attributes:
+        owned: the file was opened here, and is closed when it has been read.
+    """
+
+    file: BinaryIO
+    name: str
+    owned: bool
+
+    def copied(self) -> Source:
+        """Read it to its end, here and now; see ``open_source``."""
+        try:
+            if (
+                self.owned
+            ):  # a named pipe that no program has opened yet would seem to be at its end
+                poll = select.poll()
+                poll.register(self.file, select.POLLIN)
+                poll.poll()
+                os.set_blocking(self.file.fileno(), True)
+            return _spooled(self.file, self.name)
+        finally:
+            if self.owned:
+                self.file.close()
+
+
+def open_at_once(source: SourceLike, name: str | None = None) -> Source | UncopiedSource:
+    """
+    Return the source for what the caller gave, or what it has to be copied from; waits for no other program.
+
+    See ``open_source``, which copies.
+    """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return BytesSource(source, name or "the data")
     if isinstance(source, (str, os.PathLike)):
-        path = os.fspath(source)
-        try:
-            file: BinaryIO = open(path, "rb")  # noqa: SIM115  (closed by the source)
-        except OSError as error:
-            if str(path).startswith("URI:"):  # which is a secret
-                raise SourceError(
-                    "what is stored is bytes, a path or a file opened in binary mode; this is a capability, "
-                    "and there is no file of that name; 'get' fetches what it names"
-                ) from None
-            raise SourceError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise SourceError(f"{path!r} is no path: {error}; give another") from error
-        try:
-            opened = _from_file(file, name or path, owned=True)
-            if not file.closed:  # else it was no regular file, and was copied
-                opened.path = os.fsdecode(os.path.abspath(path))
-            return opened
-        except BaseException:
-            file.close()
-            raise
-    check_has(source, ("read",), "what is stored", "bytes, a path or a file opened in binary mode")
-    name = name or str(getattr(source, "name", "the file object"))
-    if getattr(source, "closed", False) is True:
+        return _open_path(os.fspath(source), name)
+    check_has(source, ("read",), "what is stored", KINDS)
+    file: BinaryIO = source  # type: ignore[assignment]
+    name = name or _name_of(file)
+    if getattr(file, "closed", False) is True:
         raise SourceError(f"cannot read {name}: it is closed; give a file that is open")
-    return _from_file(source, name, owned=False)
+    return (
+        FileSource(file, name, owned=False)
+        if _is_plain(file)
+        else UncopiedSource(file, name, False)
+    )
+
+
+def _open_path(path: str, name: str | None) -> Source | UncopiedSource:
+    try:
+        # A named pipe would be waited for until another program writes to it.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if str(path).startswith("URI:"):  # which is a secret
+            raise SourceError(
+                "what is stored is bytes, a path or a file opened in binary mode; this is a capability, "
+                "and there is no file of that name; 'get' fetches what it names"
+            ) from None
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise SourceError(f"{path!r} is no path: {error}; give another") from error
+    try:
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        file: BinaryIO = os.fdopen(fd, "rb", buffering=-1 if regular else 0)
+    except OSError as error:
+        os.close(fd)
+        raise SourceError(f"cannot read {path}: {error.strerror}") from error
+    if not _is_plain(file):
+        return UncopiedSource(file, name or path, True)
+    opened = FileSource(file, name or path, owned=True)
+    opened.path = os.fsdecode(os.path.abspath(path))
+    return opened
+
+
+def _name_of(file: BinaryIO) -> str:
+    name = getattr(file, "name", "the file object")
+    return "standard input" if name in ("<stdin>", 0) else str(name)
 
 
 def size_of(source: SourceLike) -> int | None:
@@ -189,29 +266,26 @@ def size_of(source: SourceLike) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def _is_plain(file: BinaryIO) -> bool:
-    """Return whether the object's bytes are those of a regular file that can be read by position."""
+def _is_regular(file: BinaryIO) -> bool:
+    """Return whether the object's bytes are those of a regular file."""
     raw = getattr(file, "raw", file)  # a decompressor, say, has a file and is none
     if not isinstance(raw, io.FileIO) or not raw.readable():
         return False
+    return stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+
+
+def _is_plain(file: BinaryIO) -> bool:
+    """Return whether it is a regular file that can be read by position, and says how long it is."""
+    if not _is_regular(file):
+        return False
     if file.writable():
         file.flush()  # what its buffer holds would be missed
-    fd = file.fileno()
-    found = os.fstat(fd)
-    return stat.S_ISREG(found.st_mode) and (found.st_size > 0 or _is_empty(fd))
-
-
-def _is_empty(fd: int) -> bool:
-    """Return whether a file of no size holds nothing; in ``/proc``, and on some mounts, it does."""
-    try:
-        return not os.pread(fd, 1, 0) or os.fstat(fd).st_size > 0
-    except OSError:
-        return False  # reading it all tells why
+    return os.fstat(file.fileno()).st_size > 0
 
 
 def _copy(file: BinaryIO, spool: BinaryIO, name: str) -> None:
     try:
-        while data := _next(file, name):
+        while data := next_piece(file, name):
             spool.write(data)
         spool.flush()
     except (TypeError, ValueError) as error:
@@ -220,7 +294,13 @@ def _copy(file: BinaryIO, spool: BinaryIO, name: str) -> None:
         ) from error
 
 
-def _next(file: BinaryIO, name: str) -> bytes:
+def next_piece(file: BinaryIO, name: str) -> bytes:
+    """
+    Return what a file object gives next; nothing at its end.
+
+    Raises:
+        SourceError: it cannot be read, or has nothing and does not wait.
+    """
     try:
         data: bytes | None = file.read(1 << 20)
         if data is None:  # which is not its end
@@ -229,23 +309,19 @@ def _next(file: BinaryIO, name: str) -> bytes:
     except io.UnsupportedOperation:
         raise  # it was opened for writing
     except OSError as error:
-        raise SourceError(f"cannot read {name}: {error.strerror or error}") from error
+        raise cannot_read(name, error) from error
 
 
-def _from_file(file: BinaryIO, name: str, owned: bool) -> FileSource:
-    if _is_plain(file):
-        return FileSource(file, name, owned)
+def _spooled(file: BinaryIO, name: str) -> FileSource:
     spool = open_spool(name)
     try:
         _copy(file, spool, name)
     except OSError as error:
         _drop(spool)
-        raise _no_space(name, error) from error
+        raise no_space(name, error) from error
     except BaseException:
         _drop(spool)
         raise
-    if owned:
-        file.close()
     return FileSource(spool, name, owned=True)
 
 
@@ -267,10 +343,16 @@ def open_spool(name: str) -> BinaryIO:
     try:
         return tempfile.TemporaryFile(prefix="pipegrid-")
     except OSError as error:
-        raise _no_space(name, error) from error
+        raise no_space(name, error) from error
 
 
-def _no_space(name: str, error: OSError) -> SourceError:
+def cannot_read(name: str, error: OSError) -> SourceError:
+    """Return the error of a source that cannot be read."""
+    return SourceError(f"cannot read {name}: {error.strerror or error}")
+
+
+def no_space(name: str, error: OSError) -> SourceError:
+    """Return the error of a copy that could not be written."""
     return SourceError(
         f"cannot copy {name} to temporary space: {error.strerror}; "
         "free some, or set TMPDIR to a larger disk"

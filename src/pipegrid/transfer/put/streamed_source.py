@@ -1,0 +1,203 @@
+"""
+Plaintext that comes through the reactor: from an async iterator, an ``IBodyProducer`` or an ``IResponse``.
+
+It comes once, and is copied as what a pipe gives is (``copied_source``). A producer is paused while what it
+gave is written, and stopped when the put is cancelled or fails.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IConsumer, IReactorTime
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+from twisted.web.client import ResponseDone
+from twisted.web.iweb import UNKNOWN_LENGTH, IBodyProducer, IResponse
+from zope.interface import implementer
+
+from pipegrid.errors import PipegridError, SourceError
+from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.put.copied_source import SourceCopy
+from pipegrid.transfer.put.source import Source
+
+_AHEAD_BYTES = 1 << 20
+"""What may have come and is not written yet, before its producer is paused."""
+
+
+def is_streamed(given: object) -> bool:
+    """Return whether ``copy_streamed`` takes it."""
+    return (
+        isinstance(given, AsyncIterable)
+        or IBodyProducer.providedBy(given)
+        or IResponse.providedBy(given)
+    )
+
+
+async def copy_streamed(
+    given: Any, workers: CpuWorkers, clock: IReactorTime, most_bytes: int | None = None
+) -> Source:
+    """
+    Copy what an async iterator, an ``IBodyProducer`` or an ``IResponse`` gives.
+
+    Raises:
+        SourceError: it failed, gave something else than bytes, not as many as it named, or there is no space.
+        UsageError: it has more than ``most_bytes``.
+    """
+    name, pieces = _pieces_of(given, clock)
+    copy = SourceCopy(name, most_bytes)
+    try:
+        async for piece in pieces:
+            if copy.in_memory:
+                copy.add(piece)
+            else:
+                await workers.run(copy.add, piece)
+        return copy.finish()
+    except BaseException as error:
+        copy.drop()
+        close = getattr(pieces, "aclose", None)
+        if close is not None:  # an iterator need not have it
+            with suppress(Exception):
+                await close()
+        if not isinstance(error, Exception) or isinstance(error, (PipegridError, CancelledError)):
+            raise
+        why = str(error).rstrip(".") or type(error).__name__
+        raise SourceError(f"cannot read {name}: {why}; nothing was stored") from error
+
+
+def _pieces_of(given: Any, clock: IReactorTime) -> tuple[str, AsyncIterator[Any]]:
+    if isinstance(given, AsyncIterable):
+        return "the async iterator", given.__aiter__()
+    if IBodyProducer.providedBy(given):
+        return "the body producer", _produced(given, clock)
+    return "the response", _received(given, clock)
+
+
+class _Arrived:
+    """Pieces that have come and were not taken, with back-pressure on whoever gives them."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._wakeup = Wakeup(clock)
+        self._pieces: deque[bytes] = deque()
+        self._held_bytes = 0
+        self._outcome: Failure | bool = False  # True: all has come
+        self.pause: Callable[[], object] = lambda: None
+        self.resume: Callable[[], object] = lambda: None
+        self._paused = False
+        self.total_bytes = 0
+
+    @property
+    def ended(self) -> bool:
+        return self._outcome is not False
+
+    def add(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._held_bytes += len(data)
+        self.total_bytes += len(data)
+        if self._held_bytes > _AHEAD_BYTES and not self._paused and not self.ended:
+            self._paused = True
+            self.pause()
+        self._wakeup.fire()
+
+    def end(self, outcome: Failure | bool) -> None:
+        self._outcome = outcome
+        self._wakeup.fire()
+
+    async def all(self) -> AsyncIterator[bytes]:
+        while True:
+            while self._pieces:
+                piece = self._pieces.popleft()
+                yield piece
+                self._held_bytes -= len(piece)
+                if self._paused and not self._held_bytes and not self.ended:
+                    self._paused = False
+                    self.resume()
+            if isinstance(self._outcome, Failure):
+                self._outcome.raiseException()
+            if self._outcome:
+                return
+            await self._wakeup.wait()
+
+
+@implementer(IConsumer)
+class _BodyConsumer:
+    """What an ``IBodyProducer`` writes to."""
+
+    def __init__(self, arrived: _Arrived) -> None:
+        self._arrived = arrived
+
+    def write(self, data: bytes) -> None:
+        self._arrived.add(bytes(data))
+
+    def registerProducer(self, producer: object, streaming: bool) -> None:
+        """Nothing is to be done: the body producer itself is paused."""
+
+    def unregisterProducer(self) -> None:
+        """Nothing is to be done."""
+
+
+async def _produced(producer: IBodyProducer, clock: IReactorTime) -> AsyncIterator[bytes]:
+    arrived = _Arrived(clock)
+    arrived.pause, arrived.resume = producer.pauseProducing, producer.resumeProducing
+    running = producer.startProducing(_BodyConsumer(arrived))
+    running.addCallbacks(lambda _: arrived.end(True), arrived.end)
+    try:
+        async for piece in arrived.all():
+            yield piece
+    finally:
+        if not arrived.ended:
+            with suppress(Exception):
+                producer.stopProducing()
+    named = producer.length
+    if named is not UNKNOWN_LENGTH and named != arrived.total_bytes:
+        raise SourceError(
+            f"the body producer gave {arrived.total_bytes} bytes in place of the {named} that it named; "
+            "nothing was stored"
+        )
+
+
+class _Receiver(Protocol):
+    """What a response is delivered to."""
+
+    def __init__(self, arrived: _Arrived) -> None:
+        self._arrived = arrived
+
+    def connectionMade(self) -> None:
+        self._arrived.pause = lambda: self._tell("pauseProducing")
+        self._arrived.resume = lambda: self._tell("resumeProducing")
+
+    def _tell(self, method: str) -> None:
+        # Those of stubs and caches, whose bodies are in memory, may have no such methods.
+        getattr(self.transport, method, lambda: None)()
+
+    def dataReceived(self, data: bytes) -> None:
+        self._arrived.add(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._arrived.end(True if reason.check(ResponseDone) else reason)
+
+    def stop(self) -> None:
+        """Have no more of it sent, as far as its transport can."""
+        transport: Any = self.transport
+        for method in ("stopProducing", "abortConnection", "loseConnection"):
+            if hasattr(transport, method):
+                getattr(transport, method)()
+                return
+
+
+async def _received(response: IResponse, clock: IReactorTime) -> AsyncIterator[bytes]:
+    arrived = _Arrived(clock)
+    receiver = _Receiver(arrived)
+    response.deliverBody(receiver)
+    try:
+        async for piece in arrived.all():
+            yield piece
+    finally:
+        if not arrived.ended:
+            with suppress(Exception):
+                receiver.stop()
