@@ -45,6 +45,7 @@ from pipegrid.speedtest.buildresults import (
     framed,
     judge,
     last_words,
+    prefix_problem,
     result_sets,
 )
 from pipegrid.speedtest.results import Run, parse_run
@@ -74,7 +75,8 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
         compare_with: how many earlier runs at the most; 0 for none.
         on_regression: what the step becomes if anything is slower: ``fail``, ``warn`` or ``ignore``.
         accept: if true a regression is taken for the new normal; best a property of a forced build.
-        prefix: put before the names of properties and build data, where a build measures more than one thing.
+        prefix: put before the names of properties and build data, where a build measures more than one thing;
+            letters, digits, ``_``, ``-`` and ``.``, the first no digit or dot.
         kwargs: as of ``ShellCommand``.
     """
 
@@ -94,8 +96,11 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
     ) -> None:
         if on_regression not in ON_REGRESSION:
             config.error(f"SpeedTest: on_regression must be one of {', '.join(ON_REGRESSION)}")
-        if not isinstance(compare_with, int) or compare_with < 0:
+        if not isinstance(compare_with, int) or isinstance(compare_with, bool) or compare_with < 0:
             config.error("SpeedTest: compare_with must be a number of builds, 0 or more")
+        problem = prefix_problem(prefix)
+        if problem is not None:
+            config.error(f"SpeedTest: prefix {problem}")
         kwargs.setdefault("command", ["pipegrid", "speedtest", "run", "--output", output])
         super().__init__(**self.setupShellMixin(kwargs))
         self.output = output

@@ -73,6 +73,20 @@ class BuildbotCase(SynchronousTestCase):
 class BuildbotTests(BuildbotCase):
     """``pipegrid.buildbot.SpeedTest``, as the REST interface shows it."""
 
+    def test_a_prefix_that_buildbot_cannot_find(self) -> None:
+        """Is refused when the configuration is read; the second build would fail for it."""
+        from buildbot.config import ConfigErrors
+        from buildbot.util.pathmatch import ident
+
+        from pipegrid.buildbot import DATA_NAME, SpeedTest
+
+        with self.assertRaises(ConfigErrors) as caught:
+            SpeedTest(prefix="10 servers ")
+        self.assertIn("'10 servers '", str(caught.exception.errors))
+        self.assertRaises(TypeError, ident, "10 servers " + DATA_NAME)
+        SpeedTest(prefix="ten-servers.")
+        ident("ten-servers." + DATA_NAME)
+
     def test_properties(self) -> None:
         """The figures of the lines are the build's properties, and the summary tells the most of them."""
         build = self.build(accept=True, seed=5)

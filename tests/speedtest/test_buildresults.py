@@ -30,6 +30,24 @@ upload speed (window 64kB): 11.00kBps
 """
 
 
+class PrefixTests(SynchronousTestCase):
+    """What may come before the names of a build's data, by which Buildbot finds them."""
+
+    def test_names_that_buildbot_finds(self) -> None:
+        """None at all, or letters, digits, ``_``, ``-`` and ``.``."""
+        for prefix in ("", "ten-", "ten_servers.", "-", "_1", "a" * buildresults.MAX_PREFIX):
+            self.assertIsNone(buildresults.prefix_problem(prefix), prefix)
+
+    def test_names_that_end_the_second_build(self) -> None:
+        """Blanks, digits and dots at the beginning, slashes, letters with accents; they are named."""
+        for prefix in ("10 servers ", "ten servers", "10-", ".a", "a/b", "a\n", "süd-", "a%"):
+            problem = buildresults.prefix_problem(prefix)
+            assert problem is not None, prefix
+            self.assertIn(repr(prefix), problem)
+        self.assertIn("100 characters", str(buildresults.prefix_problem("a" * 101)))
+        self.assertIn("a string", str(buildresults.prefix_problem(10)))
+
+
 def make_run(seed: int = 1, factor: float = 1.0, *, rounds: int = 5, servers: int = 10) -> Run:
     """Return a run whose samples scatter by a few percent; ``factor`` slows uploads of 1 MB."""
     rng = random.Random(seed)

@@ -36,8 +36,26 @@ _KILOBYTES = {"": 0.001, "k": 1.0, "M": 1e3, "G": 1e6}
 REQUIRED = ("upload-per-file", "download-per-file")
 """Figures without which a test has not come to its end; round trips are not always known."""
 
+MAX_PREFIX = 100
+_PREFIX = re.compile(r"[a-zA-Z_-][.a-zA-Z0-9_-]*")
+"""Of names in paths of Buildbot's data API (``buildbot.util.pathmatch``), which finds earlier builds."""
+
 _LEAST_RATE_BYTES = 100_000
 """Below this size a file says nothing of the rate at which bytes flow."""
+
+
+def prefix_problem(prefix: object) -> str | None:
+    """Return why something cannot come before the names of a build's data, as a clause; None: it can."""
+    if not isinstance(prefix, str):
+        return "must be a string"
+    if len(prefix) > MAX_PREFIX:
+        return f"must have at most {MAX_PREFIX} characters"
+    if prefix and not _PREFIX.fullmatch(prefix):
+        return (
+            "must begin with a letter, '_' or '-', and go on with these, digits or '.' (no blanks: Buildbot "
+            f"finds data by this name), such as 'ten-servers-', not {prefix!r}"
+        )
+    return None
 
 
 @attrs.define
