@@ -69,6 +69,21 @@ class ServeTests(TestCase):
         self.assertIn("stopped serving {storage}", formats)
         self.assertNotIn(address.swissnum, log.read_text() + self.err.getvalue())
 
+    def test_all_addresses(self) -> Deferred[None]:
+        """A server in several places prints a NURL for each, and one fURL with all of them."""
+        return Deferred.fromCoroutine(self._test_all_addresses())
+
+    async def _test_all_addresses(self) -> None:
+        places = "--location", "10.0.0.7:80,example.org:8098"
+        serving = self.serve("serve", "--port", LOOPBACK, *places)
+        await self.until_output()
+        first, second, furl = self.out.getvalue().decode().splitlines()
+        serving.cancel()
+        self.assertEqual(await serving, 0)
+        self.assertIn("@10.0.0.7:80/", first)
+        self.assertIn("@example.org:8098/", second)
+        self.assertIn("@tcp:10.0.0.7:80,tcp:example.org:8098/", furl)
+
     def test_unfinished_uploads_go_on(self) -> Deferred[None]:
         """
         What was cut off is there for as long as one says: the next server goes on with it, and says so, and

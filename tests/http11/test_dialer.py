@@ -10,7 +10,14 @@ from twisted.internet.interfaces import IProtocol
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.http11.connection import PipelinedConnection
-from pipegrid.http11.dialer import LATE_S, MOST_LATE, SECOND_AFTER, Dialer
+from pipegrid.http11.dialer import (
+    LATE_S,
+    MOST_LATE,
+    SECOND_AFTER,
+    STAGGER_S,
+    Alternatives,
+    Dialer,
+)
 from pipegrid.http11.errors import WrongServerKey
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.loss import NoOwner
@@ -387,3 +394,113 @@ class StandstillTests(DialerCase):
         self.clock.advance(SECOND_S + LATE_S + 0.1)
         self.failureResultOf(d, ConnectionError)
         self.assert_nothing_left()
+
+
+class AlternativesTests(DialerCase):
+    """Several addresses of one host."""
+
+    def use(self, count: int) -> None:
+        """Have the dialer know so many addresses, of which ``places`` are in their order."""
+        self.places = [self.network, *(Place() for _ in range(count - 1))]
+        for each in self.places:
+            each.clock = self.clock
+        endpoints: Any = [lambda each=each: each for each in self.places]
+        self.dialer = Dialer(self.clock, self.limits, "alice", Alternatives(endpoints))
+
+    @property
+    def tries(self) -> list[int]:
+        """How often each address was dialled."""
+        return [each.tries for each in self.places]
+
+    def usable(self, place: int, d: Deferred[PipelinedConnection]) -> ServerSide:
+        """Have the only attempt at an address become usable; it is the one that is taken."""
+        side = self.places[place].connected(0)
+        side.protocol.handshakeCompleted()
+        self.assertIs(self.successResultOf(d), side.protocol)
+        return side
+
+    def gone(self, *kept: ServerSide) -> None:
+        """Nothing is left anywhere."""
+        for each in self.places[1:]:
+            self.network.connections += each.connections
+        self.assert_nothing_left(*kept)
+
+    def test_the_first_refuses(self) -> None:
+        """The second is dialled in the same moment."""
+        self.use(2)
+        d = self.dial()
+        self.network.attempts.pop()[1].errback(ConnectionRefusedError())
+        self.assertEqual(self.tries, [1, 1])
+        self.gone(self.usable(1, d))
+
+    def test_the_first_swallows_packets(self) -> None:
+        """The second is dialled after a quarter of a second; no more than half a second is lost in all."""
+        self.use(2)
+        d = self.dial()
+        self.clock.advance(STAGGER_S - 0.01)
+        self.assertEqual(self.tries, [1, 0])
+        self.clock.advance(0.01)
+        self.assertEqual(self.tries, [1, 1])
+        self.assertLessEqual(STAGGER_S, 0.5)
+        side = self.usable(1, d)
+        self.assertTrue(self.network.attempts[0][1].called, "it was cancelled")
+        self.gone(side)
+
+    def test_the_first_is_slow(self) -> None:
+        """It counts when TLS is ready; whichever is ready first is taken, and the other one cut."""
+        for winner in (0, 1):
+            self.setUp()
+            self.use(2)
+            d = self.dial()
+            sides = [self.network.connected(0)]
+            self.clock.advance(STAGGER_S)
+            sides.append(self.places[1].connected(0))
+            sides[winner].protocol.handshakeCompleted()
+            self.assertIs(self.successResultOf(d), sides[winner].protocol)
+            self.gone(sides[winner])
+
+    def test_the_first_is_another_machine(self) -> None:
+        """As an address of a private network is, in another one: its key is wrong, and nothing else is."""
+        self.use(2)
+        d = self.dial()
+        self.network.connected(0).lose(WrongServerKey("no", "alice"))
+        self.assertEqual(self.tries, [1, 1])
+        self.gone(self.usable(1, d))
+
+    def test_what_worked_is_tried_first(self) -> None:
+        """From then on; the others wait for their turn as ever."""
+        self.use(3)
+        d = self.dial()
+        for number in (1, 2):
+            self.clock.advance(STAGGER_S)
+            self.assertEqual(self.tries, [1 if each <= number else 0 for each in range(3)])
+        first = self.usable(2, d)
+        d = self.dial()
+        self.assertEqual(self.tries, [1, 1, 2])
+        second = self.usable(2, d)
+        self.clock.advance(LIMIT_S)
+        self.assertEqual(self.tries, [1, 1, 2])
+        self.gone(first, second)
+
+    def test_none_works(self) -> None:
+        """Each is tried, at once where the one before has failed, and that is said."""
+        self.use(3)
+        d = self.dial()
+        for place in self.places:
+            place.attempts.pop()[1].errback(ConnectionRefusedError())
+        self.failureResultOf(d, ConnectionRefusedError)
+        self.assertEqual(self.tries, [1, 1, 1])
+        d = self.dial()
+        self.clock.pump([STAGGER_S] * round(LIMIT_S / STAGGER_S))
+        self.failureResultOf(d, ConnectionError)
+        self.assertEqual(self.tries, [3, 2, 2])  # the second attempt is the best address's
+        self.gone()
+
+    def test_given_up(self) -> None:
+        """Nothing goes on."""
+        self.use(3)
+        d = self.dial()
+        self.clock.advance(STAGGER_S)
+        d.cancel()
+        self.failureResultOf(d)
+        self.gone()

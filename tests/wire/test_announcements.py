@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
@@ -221,6 +222,24 @@ class DescribeTests(SynchronousTestCase):
         with self.assertRaises(ValueError) as caught:
             describe(SERVER_ID, fields)
         self.assertIn("version that is not known", str(caught.exception))
+
+    def test_several_addresses(self) -> None:
+        """All NURLs count that have the first one's key and secret, each once; not those through Tor."""
+        (first,) = FIELDS["anonymous-storage-NURLs"]
+        known = nurl.parse(first)
+        second = str(attrs.evolve(known, host="10.0.0.7"))
+        others = [
+            str(attrs.evolve(known, host="a.onion", tor=True)),
+            str(attrs.evolve(known, host="b.onion")),
+            str(attrs.evolve(known, swissnum="other")),
+            str(attrs.evolve(known, spki_hash=b"o" * 32)),
+            first,
+            "#v=2",
+        ]
+        fields = {**FIELDS, "anonymous-storage-NURLs": [first, *others, second]}
+        found = describe(SERVER_ID, fields)
+        self.assertEqual((str(found.nurl), list(map(str, found.other_nurls))), (first, [second]))
+        self.assertEqual(len(found.addresses), 3)
 
     def test_bundles(self) -> None:
         """What a server says of bundles is taken if it makes sense, and passed over otherwise."""

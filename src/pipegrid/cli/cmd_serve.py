@@ -183,9 +183,9 @@ def command(
     """
     Store other people's shares, for PipeGrid and Tahoe-LAFS clients, until told to end.
 
-    Prints the server's NURL and fURL: each is its address and the secret that opens it, for clients that
-    speak HTTPS, and for those that speak Foolscap. -d is the node's directory, where its key is kept, or
-    made. A Tahoe-LAFS node's will do: its tahoe.cfg is followed, and options here say otherwise.
+    Prints the server's NURLs and its fURL. Each is an address and the secret that opens it: NURLs for clients
+    that speak HTTPS, the fURL for those that speak Foolscap. -d is the node's directory, where its key is
+    kept, or made. A Tahoe-LAFS node's will do: its tahoe.cfg is followed, and options here say otherwise.
     """
     from pipegrid.storage.expiry import Expiry
 
@@ -243,7 +243,12 @@ def introducers_of(
 
 def announce(console: Console, node: StorageNode) -> None:
     """Print where the server is."""
-    fields = {"nurl": node.nurl, "furl": node.furl, "storage": str(node.storage)}
+    fields: dict[str, object] = {
+        "nurl": node.nurl,
+        "nurls": node.nurls,
+        "furl": node.furl,
+        "storage": str(node.storage),
+    }
     if node.server_id:
         fields["server_id"] = node.server_id
-    console.result(f"{node.nurl}\n{node.furl}", fields)
+    console.result("\n".join([*node.nurls, node.furl]), fields)

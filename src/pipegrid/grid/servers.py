@@ -232,10 +232,11 @@ def _open_gbs(
     ahead: Ahead | None,
 ) -> GbsServer:
     from pipegrid.transport.gbs.client import GbsServer
-    from pipegrid.transport.gbs.endpoints import endpoints_for
+    from pipegrid.transport.gbs.endpoints import endpoints_for_all
 
     identity = known.identity
-    endpoints = endpoints_for(reactor, address, identity.nickname, throttle, ahead)
+    nurls = (address, *known.other_nurls)
+    endpoints = endpoints_for_all(reactor, nurls, identity.nickname, throttle, ahead)
     beside = None
     if furl is not None and furl.leads_to_tcp:
         beside = partial(_open_foolscap, reactor, identity, furl, throttle, address)

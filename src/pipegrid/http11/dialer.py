@@ -4,7 +4,12 @@ Making one connection to a host: the one routine of all who own connections.
 A connection may hang for no fault of the host: a packet was lost, and the kernel sends the next one after
 seconds; the host has restarted, or dropped it, and nobody says so. So when a quarter of the time is over
 (``SECOND_AFTER``) and it is not usable yet, TLS included, a second attempt is made beside the first. Which of
-them is usable first is taken, and the other one cut. There are never more than the two.
+them is usable first is taken, and the other one cut.
+
+**Several addresses of one host** (``Alternatives``) are tried as RFC 8305 has it: the next is dialled
+``STAGGER_S`` after the one before, or at once when one has failed, and the first connection that is usable
+wins; its address is tried first from then on. An address that refuses, swallows packets or belongs to another
+machine costs ``STAGGER_S`` at most. There are never more attempts than addresses, and the second one.
 
 What is lost between TCP and the end of TLS's handshake is dialled again at once, if it was the first: a
 crowded host may have cut it, or one that heard nothing for long, as of a client that was suspended. Whoever
@@ -17,7 +22,7 @@ there is a quarter more; that ``MOST_LATE`` times at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -39,6 +44,9 @@ from pipegrid.http11.loss import Loss, NoOwner, Owner, Unanswered
 Endpoints = Callable[[], IStreamClientEndpoint]
 """Makes what a connection is dialled with, anew for each."""
 
+STAGGER_S = 0.25
+"""Between attempts at different addresses; the delay that RFC 8305 recommends."""
+
 SECOND_AFTER = 0.25
 """Of the time that there is. At 15 s that is behind the third SYN, and leaves time for four more."""
 
@@ -46,12 +54,40 @@ LATE_S = 1.0
 MOST_LATE = 4
 
 
+class Alternatives:
+    """
+    Several ways to one host, such as its addresses in different networks.
+
+    What is made for one connection only, without a race, goes the best way: the one that has worked last.
+
+    Args:
+        ways: one at least, in the order of preference.
+    """
+
+    def __init__(self, ways: Sequence[Endpoints]) -> None:
+        self._ways = list(ways)
+
+    def __call__(self) -> IStreamClientEndpoint:
+        return self._ways[0]()
+
+    @property
+    def best_first(self) -> list[Endpoints]:
+        """The ways, in the order in which they should be tried now."""
+        return list(self._ways)
+
+    def worked(self, way: Endpoints) -> None:
+        """A connection was usable that went this way: the next will try it first."""
+        self._ways.remove(way)
+        self._ways.insert(0, way)
+
+
 class Dialer:
     """
     Makes connections to one host.
 
     Args:
-        connect: returns the endpoint; asked anew for each connection, so that it may change.
+        connect: returns the endpoint; asked anew for each connection, so that it may change. Of
+            ``Alternatives`` all are tried.
         server: what errors call it.
     """
 
@@ -60,7 +96,7 @@ class Dialer:
     ) -> None:
         self.clock = clock
         self.limit_s = limits.connect_timeout_s
-        self.connect = connect
+        self.ways = connect if isinstance(connect, Alternatives) else Alternatives([connect])
         # How long it may take is counted here; what a connection counts itself is to be more.
         patient = attrs.evolve(limits, connect_timeout_s=(1 + MOST_LATE) * self.limit_s)
         self.new = lambda owner: PipelinedConnection(clock, patient, server, owner)
@@ -106,6 +142,9 @@ class _Dialling:
         self._dialer = dialer
         self._owner = owner
         self._attempts: list[_Attempt] = []
+        self._ways = dialer.ways.best_first
+        self._untried = list(self._ways)
+        self._next: IDelayedCall | None = None
         self._second: IDelayedCall | None = None
         self._last: IDelayedCall | None = None
         self._due_s = 0.0
@@ -114,13 +153,14 @@ class _Dialling:
     def begin(self) -> None:
         """Make the first attempt, which may end before this returns."""
         limit_s = self._dialer.limit_s
-        self._second = self._dialer.clock.callLater(limit_s * SECOND_AFTER, self._try)
+        self._second = self._dialer.clock.callLater(limit_s * SECOND_AFTER, self._try_again)
         self._wait(limit_s)
-        self._try()
+        self._try_next()
 
     def usable(self, attempt: _Attempt, connection: PipelinedConnection) -> None:
         """An attempt has succeeded: the first one to do so."""
         self._attempts.remove(attempt)
+        self._dialer.ways.worked(attempt.way)
         self._end("another one was usable first")
         connection.owner = self._owner
         self.made.callback(connection)
@@ -133,6 +173,9 @@ class _Dialling:
             again: if not, one had better be made.
         """
         self._attempts.remove(attempt)
+        if self._untried:
+            self._try_next()
+            return
         if self._attempts:
             return
         if again and self._second is not None and self._second.active():
@@ -141,8 +184,21 @@ class _Dialling:
         self._end()
         self.made.errback(failure)
 
-    def _try(self) -> None:
-        attempt = _Attempt(self._dialer, self)
+    def _try_next(self) -> None:
+        """Try the next address, and after a while the one after that."""
+        if self._next is not None and self._next.active():
+            self._next.cancel()
+        way = self._untried.pop(0)
+        if self._untried:
+            self._next = self._dialer.clock.callLater(STAGGER_S, self._try_next)
+        self._try(way)
+
+    def _try_again(self) -> None:
+        # Where one is still being tried, another that has failed already would fail again.
+        self._try(self._attempts[0].way if self._attempts else self._ways[0])
+
+    def _try(self, way: Endpoints) -> None:
+        attempt = _Attempt(self._dialer, self, way)
         self._attempts.append(attempt)
         attempt.begin()
 
@@ -162,7 +218,8 @@ class _Dialling:
         self.made.errback(ConnectionError(why))
 
     def _end(self, why: str = "") -> None:
-        for call in (self._second, self._last):
+        self._untried = []
+        for call in (self._next, self._second, self._last):
             if call is not None and call.active():
                 call.cancel()
         attempts, self._attempts = self._attempts, []
@@ -173,7 +230,8 @@ class _Dialling:
 class _Attempt(NoOwner):
     """One attempt: it owns the connection until that is usable."""
 
-    def __init__(self, dialer: Dialer, dialling: _Dialling) -> None:
+    def __init__(self, dialer: Dialer, dialling: _Dialling, way: Endpoints) -> None:
+        self.way = way
         self._dialer = dialer
         self._dialling = dialling
         self._connecting: Deferred[Any] | None = None
@@ -185,7 +243,7 @@ class _Attempt(NoOwner):
     def begin(self) -> None:
         """Connect; whoever dials is told what becomes of it, perhaps before this returns."""
         try:
-            self._connecting = self._dialer.connect().connect(quiet(self._build))
+            self._connecting = self.way().connect(quiet(self._build))
         except Exception:
             self._failed(Failure())
             return

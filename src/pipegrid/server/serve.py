@@ -103,7 +103,8 @@ class StorageNode:
     A storage server that listens. Made by ``start``.
 
     Attributes:
-        nurl: where clients find it.
+        nurl: where clients find it; the first, if there are several.
+        nurls: all of them.
         furl: where clients find it that speak Foolscap.
         server_id: as introducers know it; empty if it is not announced.
         metrics_port: of the page for Prometheus, or None.
@@ -112,6 +113,7 @@ class StorageNode:
     def __init__(self, reactor: Any, settings: ServeSettings) -> None:
         self.settings = settings
         self.nurl = ""
+        self.nurls: list[str] = []
         self.furl = ""
         self.server_id = ""
         self.metrics_port: int | None = None
@@ -185,7 +187,7 @@ class StorageNode:
                 await self._listen(endpoint_text(text.strip()), self._front)
             hints = where(self.settings.location, self._ports[0].getHost())
             nurls = who.nurls(hints)
-            self.nurl = nurls[0]
+            self.nurl, self.nurls = nurls[0], nurls
             furl = self._foolscap.located(hints)
             self.furl = str(furl)
             identity.keep_furl(self.settings.directory, furl)
@@ -349,7 +351,8 @@ def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> in
 
     def started(node: StorageNode) -> None:
         reactor.addSystemEventTrigger("before", "shutdown", node.stop)
-        say(node.nurl)
+        for text in node.nurls:
+            say(text)
         say(node.furl)
 
     def failed(failure: Any) -> None:

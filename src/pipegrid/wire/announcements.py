@@ -314,9 +314,10 @@ class KnownServer:
     A server of which the address is known; at least one of its addresses is there.
 
     Attributes:
-        nurl: where it speaks HTTPS, or None.
+        nurl: where it speaks HTTPS, or None; the first, if there are several.
         furl: where it speaks Foolscap, or None.
         bundle_bytes: of the longest bundle that it says it takes, 0 if it does not.
+        other_nurls: where else it speaks HTTPS, with the same key and the same secret.
         certificates: of grid managers, as announced: nobody has looked at them.
     """
 
@@ -325,11 +326,13 @@ class KnownServer:
     furl: Furl | None = None
     bundle_bytes: int = 0
     certificates: tuple[SignedCertificate, ...] = ()
+    other_nurls: tuple[Nurl, ...] = ()
 
     @property
     def addresses(self) -> tuple[Nurl | Furl, ...]:
         """Where it is; who has one of them in common with another is the same server, by any id."""
-        return tuple([each for each in (self.nurl, self.furl) if each is not None])
+        known = (self.nurl, self.furl, *self.other_nurls)
+        return tuple([each for each in known if each is not None])
 
 
 def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
@@ -341,7 +344,8 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     """
     if not isinstance(server_id, str) or not 1 <= len(server_id) <= MAX_ID_CHARACTERS:
         raise ValueError(f"its id is no text of 1 to {MAX_ID_CHARACTERS} characters")
-    address = _nurl(fields)
+    nurls = _nurls(fields)
+    address = nurls[0] if nurls else None
     foolscap = _furl(fields)
     if address is None and foolscap is None:
         raise ValueError(f"it has neither {NURLS} nor {FURL}, so nobody knows where it is")
@@ -364,7 +368,7 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     if type(bundles) is not int or not 0 < bundles < _TOO_LONG_A_BUNDLE:
         bundles = 0
     certificates = read_certificates(fields.get(CERTIFICATES))
-    return KnownServer(identity, address, foolscap, bundles, certificates)
+    return KnownServer(identity, address, foolscap, bundles, certificates, nurls[1:])
 
 
 def printable(text: str) -> str:
@@ -373,11 +377,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def _nurl(fields: Mapping[Any, Any]) -> Nurl | None:
-    """Return the first NURL that can be used; they all lead to the same server."""
+def _nurls(fields: Mapping[Any, Any]) -> tuple[Nurl, ...]:
+    """Return the NURLs that can be used, each once; they all have the key and the secret of the first."""
     texts = fields.get(NURLS)
     if not texts:
-        return None
+        return ()
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"its {NURLS} are no list of texts")
     found, wrong = [], []
@@ -388,9 +392,15 @@ def _nurl(fields: Mapping[Any, Any]) -> Nurl | None:
             wrong.append(f"one of its {NURLS} cannot be used: {error}")
     direct = [each for each in found if not each.leads_through_tor]
     if direct:
-        return direct[0]
+        first = direct[0]
+        same = [
+            each
+            for each in direct
+            if (each.spki_hash, each.swissnum) == (first.spki_hash, first.swissnum)
+        ]
+        return tuple(dict.fromkeys(same))
     if fields.get(FURL) is not None and not found and not any(map(furl.is_furl, texts)):
-        return None  # all of a later version, and Foolscap leads there as well
+        return ()  # all of a later version, and Foolscap leads there as well
     raise ValueError(wrong[0] if wrong else "it is reached through Tor only, not supported yet")
 
 

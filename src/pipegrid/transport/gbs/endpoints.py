@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from pipegrid.errors import UsageError
+from pipegrid.http11.dialer import Alternatives
 from pipegrid.http11.pinned import pin_endpoint
 from pipegrid.reactor.clientcontext import http_context
 from pipegrid.reactor.connecting import endpoint_for
@@ -17,6 +18,18 @@ from pipegrid.wire.nurl import Nurl
 if TYPE_CHECKING:
     from pipegrid.reactor.ahead import Ahead
     from pipegrid.transport.throttled import Throttle
+
+
+def endpoints_for_all(
+    reactor: Any,
+    nurls: Sequence[Nurl],
+    server: str,
+    throttle: Throttle | None = None,
+    ahead: Ahead | None = None,
+) -> Callable[[], IStreamClientEndpoint]:
+    """Return the same for a server with several NURLs: all are tried, the first one first."""
+    ways = [endpoints_for(reactor, each, server, throttle, ahead) for each in nurls]
+    return ways[0] if len(ways) == 1 else Alternatives(ways)
 
 
 def endpoints_for(

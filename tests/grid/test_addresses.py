@@ -1,0 +1,116 @@
+"""A server with several NURLs, over real sockets: one that does not work costs half a second at most."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import attrs
+from foolscap.api import flushEventualQueue
+from twisted.internet import reactor as installed_reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory, Protocol
+from twisted.trial.unittest import TestCase
+
+from pipegrid.core.params import Params
+from pipegrid.grid import Grid
+from pipegrid.grid.creation import create_client
+from pipegrid.grid.homes import SERVERS_NAME
+from pipegrid.server.serve import ServeSettings, StorageNode
+from pipegrid.wire import nurl
+
+reactor: Any = installed_reactor
+
+LATEST_S = 2.0
+"""Less than the second attempt at one address takes; on an idle machine these are 0.3 s (see the log)."""
+
+
+class Silent(Protocol):
+    """Takes connections, and says nothing."""
+
+
+class AddressesTests(TestCase):
+    """The second NURL is the server's; what the first leads to differs."""
+
+    timeout = 60
+
+    def setUp(self) -> Deferred[None]:  # type: ignore[override]
+        return Deferred.fromCoroutine(self._set_up())
+
+    async def _set_up(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.stack = ExitStack()
+        self.node = StorageNode(
+            reactor,
+            ServeSettings(
+                directory=self.directory / "node",
+                port="tcp:0:interface=127.0.0.1",
+                durability="none",
+            ),
+        )
+        await self.node.start()
+        self.good = nurl.parse(self.node.nurl)
+
+    def tearDown(self) -> Deferred[Any]:  # type: ignore[override]
+        return Deferred.fromCoroutine(self._tear_down())
+
+    async def _tear_down(self) -> None:
+        self.stack.close()
+        await self.node.stop()
+        await flushEventualQueue()
+
+    async def connect_s(self, name: str, *ports: int) -> float:
+        """Store a file; returns how long that took with these ports before the server's own."""
+        nurls = [str(attrs.evolve(self.good, port=port)) for port in ports]
+        entries = {"alice": {"ann": {"anonymous-storage-NURLs": [*nurls, str(self.good)]}}}
+        create_client(
+            self.directory / name,
+            params=Params(1, 1),
+            happy=1,
+            files={SERVERS_NAME: json.dumps({"storage": entries})},
+        )
+        began_s = reactor.seconds()
+        grid = await Grid.open(reactor, self.directory / name)
+        try:
+            await grid.put(b"x" * 1000)
+            return float(reactor.seconds() - began_s)
+        finally:
+            await grid.close()
+
+    def full_port(self) -> int:
+        """Return a port whose queue is full: what more is sent to it is swallowed."""
+        listening = self.stack.enter_context(socket.socket())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        port = int(listening.getsockname()[1])
+        for _ in range(4):
+            waiting = self.stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", port))
+        return port
+
+    def test_one_that_does_not_work(self) -> Deferred[None]:
+        """Refused, swallowed, or taken by somebody who says nothing: the file is stored all the same."""
+        return Deferred.fromCoroutine(self._test())
+
+    async def _test(self) -> None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            refused = unused.getsockname()[1]
+        silent = reactor.listenTCP(0, Factory.forProtocol(Silent), interface="127.0.0.1")
+        try:
+            await self.connect_s("warm")  # which imports what it needs
+            alone_s = await self.connect_s("alone")
+            for name, port in (
+                ("refused", refused),
+                ("swallowed", self.full_port()),
+                ("slow", silent.getHost().port),
+            ):
+                took_s = await self.connect_s(name, port)
+                print(f"{name}: {took_s:.3f} s; the good one alone: {alone_s:.3f} s")
+                self.assertLess(took_s, LATEST_S, name)
+        finally:
+            await silent.stopListening()
