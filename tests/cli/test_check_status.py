@@ -28,6 +28,8 @@ HEALTHY = CheckResult(
     required_shares=3,
     total_shares=10,
     unreachable=[],
+    possible_happiness=10,
+    servers=10,
 )
 DAMAGE = CorruptionError("share 7 is damaged at byte 36", 7, 36, "carol")
 
@@ -60,13 +62,52 @@ class CheckTests(SynchronousTestCase):
             self.assertTrue(run.stdout.startswith(word + ":"), run.stdout)
             self.assertEqual(run.stdout.count("\n"), 1)
 
+    def test_one_line_for_an_outage(self) -> None:
+        """A file that lacks nothing but servers that are down is not called damaged."""
+        down = attrs.evolve(
+            HEALTHY,
+            healthy=False,
+            good_shares={number: [f"server-{number}"] for number in range(8)},
+            happiness=8,
+            possible_happiness=8,
+            unreachable=["one", "two"],
+        )
+        one = "one"
+        text = "reachable: 8 of 10 shares; servers one, two are down"
+        few = attrs.evolve(HEALTHY, happiness=9, possible_happiness=9, unreachable=[one])
+        many = attrs.evolve(down, unreachable=[str(number) for number in range(7)])
+        crowded = attrs.evolve(HEALTHY, healthy=False, happiness=7)
+        for result, status, line in (
+            (down, 1, text),
+            (
+                attrs.evolve(down, unreachable=[one]),
+                1,
+                "damaged: 8 of 10 shares good, any 3 restore ",
+            ),
+            (many, 1, "reachable: 8 of 10 shares; servers 0, 1, 2, 3, 4 and 2 more are down"),
+            (
+                few,
+                0,
+                "healthy on the servers in reach: 10 of 10 shares good, any 3 restore the file; ",
+            ),
+            (
+                crowded,
+                1,
+                "on too few servers: 10 of 10 shares good, any 3 restore the file; happiness 7, ",
+            ),
+        ):
+            run = check(result)
+            self.assertEqual(self.successResultOf(run.finished), status)
+            self.assertTrue(run.stdout.startswith(line), run.stdout)
+            self.assertEqual((run.stdout.count("\n"), run.stderr), (1, ""))
+
     def test_what_nobody_could_tell(self) -> None:
         """In the sum of many, too, nothing is called lost that servers out of reach may have."""
         todo: Any = SimpleNamespace(renew=False)
         summary = UpkeepSummary(2, healthy=1, lost=1)
         self.assertEqual(sum_up(summary, todo)[0], "2 objects: 1 healthy, 1 lost")
         summary.unreachable["dave"] = 1
-        text = "2 objects: 1 healthy, 1 lost or unavailable; out of reach: dave"
+        text = "2 objects: 1 healthy, 1 lost or unavailable; server down: dave"
         self.assertEqual(sum_up(summary, todo)[0], text)
         again = TreeSummary(2, repaired=2, second_tries=1)
         text = "2 objects: 0 healthy, 2 repaired, 1 at a second try, with servers back in reach"
@@ -76,7 +117,7 @@ class CheckTests(SynchronousTestCase):
         """Which share, where."""
         run = check(attrs.evolve(HEALTHY, healthy=False, corrupt=[DAMAGE], unreachable=["dave"]))
         self.assertIn("share 7 is damaged at byte 36", run.stderr)
-        self.assertIn("dave is out of reach", run.stderr)
+        self.assertIn("server dave is down", run.stdout)
         self.assertIn("there is a good copy of it", run.stderr)
 
     def test_nothing_at_all_may_be_a_wrong_cap(self) -> None:
@@ -98,13 +139,16 @@ class CheckTests(SynchronousTestCase):
                 "good_shares",
                 "happiness",
                 "healthy",
+                "possible_happiness",
                 "recoverable",
                 "remarks",
                 "required_shares",
+                "state",
                 "total_shares",
                 "unreachable",
             ],
         )
+        self.assertEqual((fields["state"], fields["possible_happiness"]), ("damaged", 10))
         self.assertEqual(fields["good_shares"]["3"], ["server-3"])
         self.assertEqual(fields["corrupt"][0]["offset"], 36)
 

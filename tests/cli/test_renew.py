@@ -52,7 +52,7 @@ class RenewTests(SynchronousTestCase):
         self.assertEqual(
             run.stderr.splitlines(),
             [
-                "pipegrid: joe, pat are out of reach",
+                "pipegrid: servers joe, pat are down",
                 "pipegrid: no lease: ann, bob, eve: has no room for leases",
             ],
         )

@@ -185,13 +185,17 @@ class PlacementTests(RepairTestCase):
         self.assert_identical((2, self.ring[2].name), (5, self.ring[5].name))
 
     def test_one_damaged_share(self) -> None:
-        """It goes to a server that has another; a file with room elsewhere goes there."""
+        """
+        It goes to a server that has another, and the one whose copy is damaged gets another share; where
+        there is room elsewhere it goes there.
+        """
         self.make()
         self.spoil(self.ring[2], 2)
         result = self.repair()
         self.assertTrue(result.whole)
         self.assertNotEqual(result.uploaded[2], self.ring[2].name)
-        self.assertEqual(result.after.happiness, 9)
+        self.assertEqual(result.after.happiness, 10)
+        self.assertIn(self.ring[2].name, result.uploaded.values())
         self.make(world=World(12))
         self.spoil(self.ring[2], 2)
         self.assertEqual(self.repair().uploaded, {2: self.ring[10].name})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.health import lost, say_unreachable
+from pipegrid.cli.health import are_down, lost
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import CapArguments, cap_arguments, grid_options, limit_options
 from pipegrid.cli.outcome import ExitStatus
@@ -58,7 +58,8 @@ def report(console: Console, file: NamedFile[Any], result: RenewResult, lead: st
             "reasons": result.reasons,
         },
     )
-    say_unreachable(console, result.unreachable, lead)
+    if result.unreachable:
+        console.say(f"pipegrid: {lead}{are_down(result.unreachable)}")
     say_some(console, [f"{lead}no lease: {reason}" for reason in grouped(result.reasons)])
     for number, servers in result.leases.items():
         console.detail(f"{lead}share {number}: {', '.join(servers)}")

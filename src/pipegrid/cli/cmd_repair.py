@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.health import fields, say_more, summary
+from pipegrid.cli.health import are_down, fields, say_more, summary
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import CapArguments, cap_arguments, limit_options, reading_options
 from pipegrid.cli.outcome import ExitStatus
@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(invocation: Invocation, caps: CapArguments, recursive: bool, force: bool) -> GridJob:
     """
-    Make again the shares of files that are missing or damaged.
+    Make again the shares of files that are missing or damaged, and spread them over the servers.
 
     All shares are fetched and every byte of them is checked; good ones stay where they are, and
-    their leases are renewed. A verifier cap is enough; '-' stands for caps on standard input. The exit
-    status is 0 if every share is there now, 3 if no server took some of them, 4 if too few are left to
-    restore the file; with several files, the worst of these: 4, 3, 0. 'check --repair' fetches less: it
-    believes servers which shares they have, and fetches those of damaged files alone.
+    their leases are renewed. A server that has no share that counts is sent one. A verifier cap is enough,
+    but to repair a mutable file takes its write cap; '-' stands for caps on standard input. The exit
+    status is 0 if every share is there now, on as many servers as possible, 3 if servers did not take
+    some, 4 if too few are left to restore the file; with several files, the worst of these: 4, 3, 0.
+    'check --repair' fetches less: it believes servers which shares they have, and fetches those of damaged
+    files alone.
     """
     from pipegrid.transfer.results import CheckResult, RepairResult
 
@@ -102,7 +104,8 @@ def _outcome(result: RepairResult) -> str:
         state = f"repaired: {made} made again"
     else:
         state = "healthy: nothing to repair"
-    return (
+    text = (
         f"{state}; {len(after.good_shares)} of {counted(after.total_shares, 'share')} good, "
         f"happiness {after.happiness}"
     )
+    return f"{text}; {are_down(after.unreachable)}" if after.unreachable else text

@@ -47,6 +47,7 @@ class NamedFile(Generic[C]):
         root: the cap that the path begins with.
         where: it was given, if it is one of several.
         problem: why it names no file; then ``cap`` is of no use, and ``trees.Locator`` raises this.
+        place: the path as given, if it begins with an alias, and so gives nothing away.
     """
 
     text: str
@@ -56,12 +57,17 @@ class NamedFile(Generic[C]):
     root: str = attrs.field(default="", repr=False)
     where: str = ""
     problem: UsageError | None = None
+    place: str = ""
 
     @property
     def label(self) -> str:
-        """What people call it: its name, or what servers call it, which gives nothing away."""
+        """
+        What people call it: its path or its name, or what servers call it, which gives nothing away.
+        """
         if self.problem is not None:
             return self.where
+        if self.place:
+            return printable(self.place)
         return self.base_name if self.name is None else printable(self.name)
 
     @property
@@ -149,15 +155,22 @@ def _understood(line: CapLine, understand: Callable[[str], C]) -> NamedFile[C]:
 
 def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> NamedFile[C]:
     text = as_pasted(text)
+    place = ""
     if "/" in text or not text.startswith("URI:"):
         from pipegrid.tree.paths import has_path, names_alias, parse
 
         if has_path(text):
-            root, names = parse(text, aliases_here() if names_alias(text) else None)
+            if names_alias(text):
+                root, names = parse(text, aliases_here())
+                place = text if name is None else ""
+            else:
+                root, names = parse(text, None)
             cap = parse_cap(root)
             if names and isinstance(cap, DirectoryCap):
                 # Nobody knows yet what is there; an empty file stands for it.
-                return NamedFile(text, cast(C, LitCap(b"")), name or names[-1], names, root)
+                return NamedFile(
+                    text, cast(C, LitCap(b"")), name or names[-1], names, root, place=place
+                )
             if names:
                 raise CapError(
                     "the cap before the path is not that of a directory; leave the path out, or give the "
@@ -165,7 +178,7 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
                 )
             text = root
     try:
-        return NamedFile(text.strip(), understand(text), name)
+        return NamedFile(text.strip(), understand(text), name, place=place)
     except CapError:
         if hint := holding_caps(text, by_option=True):
             raise CapError(hint) from None

@@ -30,7 +30,7 @@ recursive_option = click.option(
     "--recursive",
     is_flag=True,
     help="Do it for everything in the directories, too, each object once, and sum up at the end; "
-    "objects that are well are not listed without -v.",
+    "objects that are well, or lack nothing but servers that are down, are not listed without -v.",
 )
 
 
@@ -61,7 +61,7 @@ def upkeep_job(
 
     async def work(grid: Grid, console: Console) -> int:
         def shown(file: NamedFile[Any], outcome: Any) -> ExitStatus:
-            lead = f"{file.label}: " if recursive or len(files) > 1 else ""
+            lead = f"{file.label.removesuffix(':')}: " if recursive or len(files) > 1 else ""
             return show(console, file, outcome, lead)
 
         if len(files) == 1 and alone is not None and not recursive:
@@ -128,10 +128,13 @@ class ObjectsReport:
             self.statuses.add(self.console.failed(error, file.label, identity(file)))
             return
         if self.terse and not self.console.json and self.console.verbosity <= 0:
-            from pipegrid.cli.health import is_well
+            from pipegrid.cli.health import is_well, lacks_servers_only
 
             if is_well(outcome):
                 self.statuses.add(ExitStatus.DONE)
+                return
+            if lacks_servers_only(outcome):  # the sum says so once, with the servers
+                self.statuses.add(ExitStatus.FAILED)
                 return
         self.statuses.add(self.show(file, outcome))
 
@@ -242,7 +245,7 @@ async def _trees(
     def named(root: int, place: FirstMet) -> NamedFile[Any]:
         path = "/".join(place.path)
         if len(files) > 1 or not path:
-            path = f"{files[root].label}/{path}" if path else files[root].label
+            path = _below(files[root].label, path)
         text = files[root].text if not place.path else "" if place.cap is None else str(place.cap)
         return NamedFile(text, place.cap, path)
 
@@ -266,6 +269,13 @@ async def _trees(
     return summary
 
 
+def _below(root: str, path: str) -> str:
+    """Return a path below something that people call so, which may be ``ALIAS:``."""
+    if not path:
+        return root
+    return f"{root}{path}" if root.endswith((":", "/")) else f"{root}/{path}"
+
+
 def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
     """Return the sum in one line, and its documented JSON form."""
     import attrs
@@ -279,6 +289,8 @@ def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
     for name, what in (
         ("repaired", "repaired"),
         ("damaged", "damaged"),
+        ("unspread", "on too few servers"),
+        ("reachable", "reachable"),
         ("lost", "lost or unavailable" if summary.unreachable else "lost"),
         ("leaseless", "without some lease"),
         ("failed", "failed"),
@@ -294,5 +306,5 @@ def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
     if servers:
         more = f" and {len(servers) - MAX_NAMED} more" if len(servers) > MAX_NAMED else ""
         names = ", ".join(printable(name) for name in servers[:MAX_NAMED])
-        parts.append(f"out of reach: {names}{more}")
+        parts.append(f"{'server' if len(servers) == 1 else 'servers'} down: {names}{more}")
     return "; ".join([", ".join(parts[:-1]), parts[-1]]) if servers else ", ".join(parts), fields

@@ -50,6 +50,35 @@ def servers_of_happiness(sharemap: Mapping[int, AbstractSet[T]]) -> int:
     return len(happiness_matching(sharemap))
 
 
+def possible_happiness(
+    sharemap: Mapping[int, AbstractSet[T]],
+    takers: Collection[T],
+    total_shares: int,
+    barred: Collection[tuple[int, T]] = (),
+) -> int:
+    """
+    Return the happiness that can be reached if shares are made again and sent to servers.
+
+    Args:
+        sharemap: share numbers to the servers that hold them now.
+        takers: servers that take shares, those among them that hold some already, too.
+        total_shares: n; the shares are 0 to n - 1.
+        barred: pairs of a share and a server that does not take this one.
+    """
+    reached = servers_of_happiness(sharemap)
+    if reached == total_shares:
+        return reached
+    every = (1 << total_shares) - 1
+    holdings: dict[T, int] = dict.fromkeys(takers, every)
+    for number, server in barred:
+        if server in holdings:
+            holdings[server] &= ~(1 << number)
+    for number, servers in sharemap.items():
+        for server in servers:
+            holdings[server] = holdings.get(server, 0) | 1 << number
+    return len(_maximum_matching(list(holdings.values())))
+
+
 def happiness_matching(sharemap: Mapping[int, AbstractSet[T]]) -> dict[int, T]:
     """
     Return one maximum matching, share number to server; which one, if there are several, is open.

@@ -179,7 +179,7 @@ class BaseGrid:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What to tell the user of servers and introducers that were skipped, or are out of reach."""
-        return self._warnings()
+        return (*self._warnings(), *self._means.shortfall.sentences())
 
     @property
     def workers(self) -> CpuWorkers:
@@ -207,6 +207,7 @@ class BaseGrid:
                 self._workers,
                 self._readiness,
                 self._download_settings.silence_s,
+                shortfall=self._means.shortfall,
             )
         return self._mutables
 

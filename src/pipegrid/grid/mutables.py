@@ -33,6 +33,7 @@ from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.put.source_opener import open_for_put
 from pipegrid.transfer.results import CheckResult, GetResult, RenewResult, RepairResult
 from pipegrid.transfer.settings import MutableSettings
+from pipegrid.transfer.shortfall import Shortfall
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
@@ -49,6 +50,7 @@ class Mutables:
 
     Args:
         silence_s: a server that gives no sign of life for so long has failed.
+        shortfall: where writes are counted that reach fewer servers than wanted.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Mutables:
         silence_s: float,
         settings: MutableSettings | None = None,
         random: Callable[[], float] | None = None,
+        shortfall: Shortfall | None = None,
     ) -> None:
         self._reactor = reactor
         self._workers = workers
@@ -77,6 +80,7 @@ class Mutables:
             settings=self._settings,
             known=KnownFiles(config.caches[0] / KNOWN_NAME if config.caches else None),
             random=random,
+            shortfall=shortfall,
         )
 
     def close(self) -> None:

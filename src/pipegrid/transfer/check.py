@@ -30,6 +30,7 @@ from pipegrid.errors import (
     ServerUnreachable,
 )
 from pipegrid.reactor.together import few_at_a_time
+from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.found import FoundShares, judge, longest_share, ueb_in, ueb_place
 from pipegrid.transfer.get.waves import MORE_QUESTIONS, Waves
 from pipegrid.transfer.peers import Means, Peer, ring
@@ -65,6 +66,7 @@ class Check:
         progress: called with shares verified and shares found.
         silence_s: a server that gives no sign of life for so long counts as unreachable.
         more: how many servers are asked at least when those who should have the shares do not.
+        capacity: what servers have said of their space.
 
     Attributes:
         found: what is known of the shares.
@@ -78,8 +80,10 @@ class Check:
         progress: Progress | None = None,
         silence_s: float = 60.0,
         more: int = MORE_QUESTIONS,
+        capacity: Capacity | None = None,
     ) -> None:
         self._clock = means.clock
+        self._capacity = capacity or Capacity(means.clock)
         self._workers = means.workers
         self._cap = cap.verifier()
         self._given = cap
@@ -117,6 +121,7 @@ class Check:
                 if not (self._waves.exhausted or self._is_whole()):
                     await self._ask_until(lambda: False)
                 elif not (self._verify and await self._ask_again()):
+                    await self.note_full()
                     return self.judge()
         finally:
             self._requests.cancel()
@@ -305,6 +310,13 @@ class Check:
         if not problems:
             self.found.packed_ueb = verifier.packed_ueb
         return problems
+
+    async def note_full(self) -> None:
+        """Find out which servers have no space, if shares could be on more of them than they are."""
+        if self.found.could_spread(self._cap.total_shares):
+            self.found.full |= await self._capacity.full(
+                self.found.answered, self._cap.size // self._cap.required_shares, self._silence_s
+            )
 
     def judge(self) -> CheckResult:
         """Return what follows from what was found."""

@@ -17,6 +17,7 @@ from pipegrid.core.leases import ClientSecrets, FileSecrets
 from pipegrid.core.ring import permuted
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.shortfall import Shortfall
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import LeaseSecrets, ServerIdentity, UploadSecrets
 
@@ -77,6 +78,7 @@ class Means:
         workers: threads for what takes long.
         peers: servers that may be used, in any order; it may change.
         secrets: of the client, from which those of files derive.
+        shortfall: the writes that reached fewer servers than wanted.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Means:
         self.workers = workers
         self.peers = peers
         self.secrets = secrets
+        self.shortfall = Shortfall()
 
     @property
     def takers(self) -> list[Peer]:

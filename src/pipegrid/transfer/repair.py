@@ -5,6 +5,7 @@ First every share is checked, byte for byte. Then servers are found for what is 
 of it is made: each is asked for room, and sent the header, whose answer says that the rest will be
 taken. Then the ciphertext comes from k good shares, segment by segment, is coded as it was at first, and
 goes to those servers. No key is needed. Good shares stay where they are; their leases are renewed meanwhile.
+Where a server holds several shares, and another one none that counts, that one is sent one of them, too.
 
 A damaged copy stays as well, since shares cannot be changed; its server gets another share, if any.
 
@@ -28,6 +29,7 @@ from pipegrid.core.reencoder import Reencoder
 from pipegrid.errors import ServerError
 from pipegrid.reactor.together import few_at_a_time
 from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.found import FoundShares
 from pipegrid.transfer.get.waves import MAX_QUESTIONS
@@ -63,6 +65,7 @@ class Repair:
 
     Args:
         progress: called with acknowledged and total bytes of the shares that are made again.
+        capacity: what servers have said of their space.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Repair:
         cap: ChkCap | ChkVerifierCap,
         settings: DownloadSettings,
         progress: Progress | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         clock = self._clock = means.clock
         self._workers = means.workers
@@ -83,7 +87,12 @@ class Repair:
         self._file_secrets = means.secrets.for_file(self._storage_index)
         # Who repairs expects that something is missing: that wave too many would be the longest wait of all.
         self._check = Check(
-            means, cap, verify=True, silence_s=settings.silence_s, more=MAX_QUESTIONS
+            means,
+            cap,
+            verify=True,
+            silence_s=settings.silence_s,
+            more=MAX_QUESTIONS,
+            capacity=capacity,
         )
         self._recoding = Recoding(means, self._cap, settings)
         # As many servers of happiness as there are shares: as widely as servers allow.
@@ -168,6 +177,7 @@ class Repair:
         for number, peers in self._plan.stored.items():
             known = found.holders.setdefault(number, [])
             known.extend(peer for peer in peers if peer not in known)
+        await self._check.note_full()
         return RepairResult(
             cap=self._given,
             before=before,
@@ -193,6 +203,8 @@ class Repair:
             elif (reason := peer.no_uploads()) is not None:
                 self._plan.closed(peer)
                 self._ways.reasons.setdefault(peer.name, reason)
+        for peer in found.full:
+            self._plan.closed(peer)
 
     def _advise(self) -> None:
         """Tell servers of their damaged copies; nobody waits for an answer."""

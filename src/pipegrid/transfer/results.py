@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Literal
+
 import attrs
 
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap
 from pipegrid.errors import CorruptionError
+
+FileHealth = Literal["healthy", "unspread", "reachable", "damaged", "unavailable", "lost"]
 
 
 @attrs.frozen
@@ -21,6 +26,7 @@ class PutResult:
         shares_found: share number to the servers that had it before.
         happiness: servers of happiness reached; 0 if the file lives in its cap.
         dropped: nicknames of servers that were too slow to wait for.
+        reasons: nickname of a server to what kept it from taking shares, if anything did.
         elapsed_s: from the start to the last acknowledgement waited for.
     """
 
@@ -32,6 +38,7 @@ class PutResult:
     happiness: int
     elapsed_s: float
     dropped: list[str] = attrs.field(factory=list)
+    reasons: dict[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -62,16 +69,21 @@ class CheckResult:
     The health of one file.
 
     Attributes:
-        healthy: a good copy of each of ``total_shares`` distinct shares is there.
+        healthy: a good copy of each of ``total_shares`` distinct shares is there, and they are on as many
+            servers as can have them now: ``happiness`` is ``possible_happiness``.
         recoverable: at least ``required_shares`` distinct good shares are there.
         good_shares: share number to the nicknames of the servers that hold a good one.
         corrupt: damage found (only with verification); a copy that is damaged may have a good one elsewhere.
-        happiness: servers of happiness of the good shares.
+        happiness: servers of happiness of the good shares: so many servers hold a share that the others of
+            them do not need.
         unreachable: servers that could not be asked.
         reasons: why not, by their nicknames.
         renewed: servers on which leases were added or renewed, if that was asked for.
         lease_problems: sentences, what kept servers from giving one.
         remarks: sentences, what else is wrong with it.
+        possible_happiness: the same if all shares were spread over the servers that were asked and answered,
+            as far as those have space.
+        servers: how many servers were asked, those that did not answer, too.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -87,6 +99,49 @@ class CheckResult:
     renewed: list[str] = attrs.field(factory=list)
     lease_problems: list[str] = attrs.field(factory=list)
     remarks: list[str] = attrs.field(factory=list)
+    possible_happiness: int = 0
+    servers: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a good copy of every share."""
+        return len(self.good_shares) == self.total_shares
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the shares are on as many servers as can have them now."""
+        return self.happiness >= self.possible_happiness
+
+    @property
+    def state(self) -> FileHealth:
+        """
+        How it is, in a word.
+
+        * ``"healthy"``: see there.
+        * ``"unspread"``: a good copy of every share is there, and more servers could have them.
+        * ``"reachable"``: the shares that are missing may all be on servers that are out of reach, and
+          nothing else is wrong.
+        * ``"damaged"``: something is missing or wrong, and the file can be restored.
+        * ``"unavailable"``: it cannot, but servers that are out of reach may have what is missing.
+        * ``"lost"``: it cannot.
+        """
+        if not self.recoverable:
+            return "unavailable" if self.unreachable else "lost"
+        if self.healthy:
+            return "healthy"
+        if self.corrupt or self.remarks:
+            return "damaged"
+        if self.is_complete:
+            return "damaged" if self.is_spread else "unspread"
+        return "reachable" if self._may_be_out_of_reach() else "damaged"
+
+    def _may_be_out_of_reach(self) -> bool:
+        """Whether servers that are out of reach have the missing shares if they have as many as others."""
+        held = Counter(name for names in self.good_shares.values() for name in names)
+        usual = -(-self.total_shares // max(1, self.servers))
+        most = max([usual, *held.values()])
+        missing = self.total_shares - len(self.good_shares)
+        return missing <= most * len(self.unreachable)
 
 
 @attrs.frozen
@@ -142,8 +197,8 @@ class RepairResult:
 
     @property
     def whole(self) -> bool:
-        """Whether there is a good copy of every share now."""
-        return len(self.after.good_shares) == self.after.total_shares
+        """Whether there is a good copy of every share now, and they are on as many servers as possible."""
+        return self.after.is_complete and self.after.is_spread
 
 
 @attrs.frozen

@@ -22,7 +22,7 @@ from pipegrid.transfer.mutable.contrary import Contrary
 from pipegrid.transfer.mutable.happiness import check_quorum
 from pipegrid.transfer.mutable.known import Known
 from pipegrid.transfer.mutable.lastseen import LastSeen
-from pipegrid.transfer.mutable.mapping import HEAD_BYTES, ShareMap, is_settled
+from pipegrid.transfer.mutable.mapping import HEAD_BYTES, ShareMap, is_settled, is_whole
 from pipegrid.transfer.mutable.publishing import Outcome
 from pipegrid.transfer.mutable.reading import read_whole
 from pipegrid.transfer.mutable.refusals import nothing_to_change, rollback
@@ -298,6 +298,8 @@ class BaseSearch:
         wanted = quorum(self._slot, self._usual[1])
         if not is_settled(found, wanted, self._known.newest):
             return None
+        if not is_whole(found, len(self._slot.peers)):
+            return None  # who was not written may have copies, too
         try:
             return await self._base_of(found)
         except (NotEnoughSharesError, CorruptionError):

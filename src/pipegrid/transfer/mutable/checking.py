@@ -3,7 +3,10 @@ Checking a mutable file: every server is asked, since any may hold a version tha
 
 Without ``verify`` the signature of each version is checked, and shares are counted; with it every byte of the
 best version's shares is read and proven. Repair reads the best version, and writes it with a number above all
-that were seen, to all shares.
+that were seen, to all shares, and to servers that could have one and have none that counts.
+
+**What changes meanwhile** is not damaged: of a share that seems to be, the beginning is read once more, and
+if it is of another version now the file is looked at again.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from pipegrid.core.mutable.keys import load_verifying_key, open_signing_key
 from pipegrid.core.mutable.reading import VersionReader
 from pipegrid.core.mutable.share import Part
 from pipegrid.core.mutable.versions import Choice, Version
-from pipegrid.core.placement import servers_of_happiness
+from pipegrid.core.placement import possible_happiness, servers_of_happiness
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, UncoordinatedWriteError
 from pipegrid.reactor.together import few_at_a_time
+from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.mutable.known import Known
 from pipegrid.transfer.mutable.mapping import Copy, ShareMap
 from pipegrid.transfer.mutable.refusals import rollback
@@ -34,6 +38,8 @@ SHARES_AT_ONCE = 8
 SEGMENTS_AT_ONCE = 64
 """Of each share that is verified; of MDMF's 128 KiB at 3 of 10 that is 3 MB."""
 LEASES_AT_ONCE = 100
+LOOKS = 3
+"""At a file that is written meanwhile."""
 
 _NEWER = (
     "there are shares of a newer version of this mutable file, but too few to read it; its other servers may "
@@ -50,7 +56,8 @@ class MutableCheckResult(CheckResult):
     """
     The health of one mutable file: what is said of shares is said of the best version that can be read.
 
-    It is healthy if that is the only version, and a good copy of each of its shares is there.
+    It is healthy if that is the only version, a good copy of each of its shares is there, and they are on as
+    many servers as can have them now.
 
     Attributes:
         version: the best that can be read, or None.
@@ -77,6 +84,7 @@ class MutableCheck:
         cap: as it was given.
         verify: read every share, and prove every byte.
         add_lease: add or renew this client's leases where shares are.
+        capacity: what servers have said of their space.
     """
 
     def __init__(
@@ -86,27 +94,41 @@ class MutableCheck:
         usual: tuple[int, int],
         verify: bool = False,
         add_lease: bool = False,
+        capacity: Capacity | None = None,
     ) -> None:
         self._slot = slot
         self._cap = cap
         self._usual = usual
         self._verify = verify
         self._add_lease = add_lease
+        self._capacity = capacity or Capacity(slot.clock)
         self._bad: set[tuple[str, int]] = set()
+        self._changed = False  # a share is of another version by now
         self._corrupt: list[CorruptionError] = []
         self._spoilt: list[Version] = []  # newer than the best, and lost
+        self._good: dict[int, list[Copy]] = {}  # of the best version, by share number
+        self._takers: list[Peer] = []  # servers that answered and take shares, as far as is known
 
     async def run(self) -> MutableCheckResult:
         """Ask every server, verify and add leases as is wanted, and return what that shows."""
+        for _ in range(LOOKS):
+            found = await self._look()
+            if not self._changed:
+                break
+        await self._note_good(found)
+        result = self._judge(found)
+        return await self._leased(found, result) if self._add_lease else result
+
+    async def _look(self) -> ShareMap:
+        self._changed = False
+        self._bad.clear()
+        self._spoilt.clear()
         book = ShareBook(self._slot.cap)
         survey = FileSurvey(self._slot, book, self._slot.settings.read_bytes, {}, self._usual)
         # Who is slow is not said to have nothing: all have as long as silence may last.
         found = await survey.everyone(len(self._slot.peers))
         self._corrupt = list(found.corrupt)
-        if self._verify:
-            found = await self._verified(found)
-        result = self._judge(found)
-        return await self._leased(found, result) if self._add_lease else result
+        return await self._verified(found) if self._verify else found
 
     async def _verified(self, found: ShareMap) -> ShareMap:
         """Verify the best version's shares; an older one is the best if too few of those are good."""
@@ -128,6 +150,29 @@ class MutableCheck:
         return (copy.peer.identity.server_id, copy.number) in self._bad
 
     async def _verify_copy(self, copy: Copy, version: Version) -> None:
+        try:
+            problems = await self._problems(copy, version)
+        except NoSuchShare:
+            problems = []
+        except ServerError as error:
+            what = f"share {copy.number} cannot be read: {error}"
+            problems = [CorruptionError(what, copy.number, None, copy.peer.name)]
+        else:
+            if not problems:
+                return
+            if await self._slot.has_changed(copy.peer, copy.number, version):
+                self._changed = True
+                problems = []
+        self._corrupt += problems
+        self._bad.add((copy.peer.identity.server_id, copy.number))
+
+    async def _problems(self, copy: Copy, version: Version) -> list[CorruptionError]:
+        """
+        Read all of a share that is not here yet, and return what is wrong with it.
+
+        Raises:
+            ServerError: it cannot be read.
+        """
         assert copy.share is not None
         reader = VersionReader(version, None)
         reader.add_share(copy.share)
@@ -148,25 +193,9 @@ class MutableCheck:
                     break
             reader.prove_share(copy.number)
             await self._verify_keys(copy, version)
-            self._corrupt += [_of(copy, error) for error in reader.corrupt]
-            bad = bool(reader.corrupt)
         except CorruptionError as error:
-            self._corrupt.append(_of(copy, error))
-            bad = True
-        except NoSuchShare:
-            bad = True
-        except ServerError as error:
-            self._corrupt.append(
-                CorruptionError(
-                    f"share {copy.number} cannot be read: {error}",
-                    copy.number,
-                    None,
-                    copy.peer.name,
-                )
-            )
-            bad = True
-        if bad:
-            self._bad.add((copy.peer.identity.server_id, copy.number))
+            return [_of(copy, each) for each in (*reader.corrupt, error)]
+        return [_of(copy, error) for error in reader.corrupt]
 
     async def _verify_keys(self, copy: Copy, version: Version) -> None:
         """
@@ -189,14 +218,41 @@ class MutableCheck:
         if self._slot.can_write:
             open_signing_key(share.read(Part.PRIVATE_KEY), cap, copy.number)
 
+    async def _note_good(self, found: ShareMap) -> None:
+        """Note which copies are good, and which servers take shares if that matters."""
+        best = found.choice().best
+        for number, copies in found.holders(best).items() if best is not None else ():
+            good = [copy for copy in copies if not self._is_bad(copy)]
+            if good:
+                self._good[number] = good
+        refusing = self._slot.wrong_enabler
+        self._takers = [
+            peer
+            for peer in self._slot.peers
+            if peer in found.copies and peer not in refusing and peer.takes_uploads
+        ]
+        if best is None or len(self._good) < best.total_shares:
+            return
+        if servers_of_happiness(self._sharemap()) < self._possible(best.total_shares):
+            silence_s = self._slot.settings.silence_s
+            length = best.geometry.data_bytes
+            full = await self._capacity.full(self._takers, length, silence_s, mutable=True)
+            self._takers = [peer for peer in self._takers if peer not in full]
+
+    def _sharemap(self) -> dict[int, set[Peer]]:
+        return {number: {copy.peer for copy in copies} for number, copies in self._good.items()}
+
+    def _possible(self, total_shares: int) -> int:
+        return possible_happiness(self._sharemap(), self._takers, total_shares)
+
     def _judge(self, found: ShareMap) -> MutableCheckResult:
         choice = found.choice()
         best = choice.best
-        good: dict[int, list[str]] = {}
-        for number, copies in found.holders(best).items() if best is not None else ():
-            names = [copy.peer.name for copy in copies if not self._is_bad(copy)]
-            if names:
-                good[number] = sorted(names)
+        good = {
+            number: sorted(copy.peer.name for copy in copies)
+            for number, copies in self._good.items()
+        }
+        reached = servers_of_happiness(self._sharemap())
         k, n = self._usual if best is None else (best.required_shares, best.total_shares)
         recoverable = best is not None and len(good) >= k
         others = [
@@ -207,10 +263,16 @@ class MutableCheck:
         return MutableCheckResult(
             cap=self._cap,
             version=best if recoverable else None,
-            healthy=recoverable and len(good) == n and not others and not self._corrupt,
+            healthy=recoverable
+            and len(good) == n
+            and not others
+            and not self._corrupt
+            and reached >= self._possible(n),
             recoverable=recoverable,
             good_shares=good,
-            happiness=servers_of_happiness({n: set(held) for n, held in good.items()}),
+            happiness=reached,
+            possible_happiness=self._possible(n),
+            servers=len(self._slot.peers),
             other_versions=others,
             newer_unrecoverable=bool(choice.newer_unrecoverable or self._spoilt),
             rivals=bool(choice.rivals),
@@ -303,9 +365,12 @@ def repaired(
         before,
         version=written.version,
         good_shares=placed,
-        healthy=len(placed) == written.version.total_shares and not written.reasons,
+        healthy=len(placed) == written.version.total_shares
+        and written.happiness >= written.possible_happiness
+        and not written.reasons,
         recoverable=True,
-        happiness=servers_of_happiness({number: set(names) for number, names in placed.items()}),
+        happiness=written.happiness,
+        possible_happiness=written.possible_happiness,
         other_versions=[],
         newer_unrecoverable=False,
         rivals=False,

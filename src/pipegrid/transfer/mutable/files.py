@@ -28,6 +28,7 @@ from pipegrid.errors import (
     UsageError,
 )
 from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.mutable.checking import (
     MutableCheck,
     MutableCheckResult,
@@ -52,6 +53,7 @@ from pipegrid.transfer.mutable.written import CreateResult, WriteResult, write_r
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.results import RenewResult, RepairResult
 from pipegrid.transfer.settings import MutableSettings
+from pipegrid.transfer.shortfall import Shortfall
 
 READ_ATTEMPTS = 3
 """A version that is written over while it is read is looked for again, if nothing was handed on yet."""
@@ -85,6 +87,7 @@ class MutableFiles:
         peers: the servers; looked at anew for each operation.
         usual: k and n of new files.
         random: for waits that must differ from those of other writers.
+        shortfall: where writes are counted that reach fewer servers than wanted.
     """
 
     def __init__(
@@ -98,7 +101,9 @@ class MutableFiles:
         settings: MutableSettings,
         known: KnownFiles,
         random: Callable[[], float] | None = None,
+        shortfall: Shortfall | None = None,
     ) -> None:
+        self._shortfall = shortfall
         self.keys = SigningKeys(workers)
         self.known = known
         self._clock = clock
@@ -109,11 +114,18 @@ class MutableFiles:
         self._settings = settings
         self._random = random or Random().random
         self._joined = JoinedWrites(clock, self._change)
+        self._capacity = Capacity(clock)
 
     def slot(self, cap: MutableCap) -> Slot:
         """Return the file's slot on the servers that there are now."""
         return open_slot(
-            cap, self._peers, self._clock, self._workers, self._settings, self._client_secrets
+            cap,
+            self._peers,
+            self._clock,
+            self._workers,
+            self._settings,
+            self._client_secrets,
+            self._shortfall,
         )
 
     # Making.
@@ -148,7 +160,7 @@ class MutableFiles:
         check_happy(slot, encoded.version, outcome)
         self.known.of(cap.storage_index).signing_key = key
         remember(self.known, slot, encoded, content, outcome, {})
-        return CreateResult(cap, write_result(encoded.version, outcome, 1))
+        return CreateResult(cap, write_result(slot, encoded.version, outcome, 1))
 
     # Reading.
 
@@ -333,12 +345,15 @@ class MutableFiles:
     async def _checked(
         self, slot: Slot, cap: MutableCap, verify: bool, add_lease: bool = False
     ) -> MutableCheckResult:
-        found = await MutableCheck(slot, cap, self._usual, verify, add_lease).run()
-        return held_against(self.known.of(slot.storage_index), found)
+        check = MutableCheck(slot, cap, self._usual, verify, add_lease, self._capacity)
+        return held_against(self.known.of(slot.storage_index), await check.run())
 
     async def repair(self, cap: MutableCap, force: bool = False) -> RepairResult:
         """
         Verify every share, and write the best version anew unless all is well.
+
+        What is on fewer servers than could have it is written anew, too. Its shares could be copied as they
+        are; but other clients that remember where they were would leave the copies behind when they write.
 
         Args:
             force: also where a newer version that cannot be read, or a rival, is lost by it; and where a
@@ -362,6 +377,7 @@ class MutableFiles:
                 return RepairResult(cap, before, before, {}, [], [], self._since(began_s))
             if before.recoverable and not force:
                 check_repairable(before, self.known.of(slot.storage_index))
+            slot.shortfall = None  # the result says more
             written = await self._modification(slot, lambda old: old, always=True).run()
             return repaired(cap, before, written, self._since(began_s))
 

@@ -16,6 +16,7 @@ import attrs
 from pipegrid.core.mutable.book import ShareBook
 from pipegrid.core.mutable.share import MutableShare
 from pipegrid.core.mutable.versions import Choice, Holding, Version, choose
+from pipegrid.core.placement import place_shares, servers_of_happiness
 from pipegrid.errors import CorruptionError, ServerError
 from pipegrid.transfer.peers import Peer
 
@@ -167,9 +168,18 @@ def is_settled(found: ShareMap, wanted_answers: int, least: tuple[int, bytes]) -
     return (best.sequence_number, best.root_hash) >= least
 
 
-def is_whole(found: ShareMap) -> bool:
-    """Return whether there is one version, and all of its shares are known."""
-    return found.choice().healthy()
+def is_whole(found: ShareMap, servers: int) -> bool:
+    """
+    Return whether there is one version, and all of its shares are known, on as many servers as can have them.
+
+    Args:
+        servers: how many there are.
+    """
+    choice = found.choice()
+    if choice.best is None or not choice.healthy():
+        return False
+    holders = {number: set(peers) for number, peers in choice.shares[choice.best].items()}
+    return servers_of_happiness(holders) >= min(servers, choice.best.total_shares)
 
 
 def place(
@@ -177,6 +187,8 @@ def place(
     heads: Mapping[Peer, Mapping[int, bytes]],
     order: Sequence[Peer],
     unusable: set[Peer],
+    *,
+    widely: bool = False,
 ) -> dict[Peer, dict[int, bytes | None]]:
     """
     Decide where the shares of a new version go.
@@ -185,9 +197,10 @@ def place(
     hold the fewest, in the order of the ring.
 
     Args:
-        heads: how the shares begin that are there.
+        heads: how the shares begin that are there, of all servers that answered.
         order: all servers, in the order of the file's ring.
         unusable: those that failed.
+        widely: shares that are there go to other servers as well, if more servers count then.
 
     Returns:
         of each server, what must be there of each share: its first bytes, or None: nothing.
@@ -206,6 +219,12 @@ def place(
             peer_or_none = spare(number, places, heads, order, unusable)
             if peer_or_none is not None:
                 places.setdefault(peer_or_none, {})[number] = None
+    if widely:
+        able = [p for p in order if p in heads and p not in unusable and p.takes_uploads]
+        others = [peer for peer in places if peer not in able]
+        for number, peer in place_shares(able, others, places, total_shares).items():
+            if number not in places.get(peer, ()) and number not in heads.get(peer, ()):
+                places.setdefault(peer, {})[number] = None
     return places
 
 

@@ -248,7 +248,9 @@ class Modification:
         )
         left_out = self._search.contrary.left_out
         unusable = {*self._slot.wrong_enabler, *left_out}
-        places: ExpectedHeads = place(geometry.total_shares, base.heads, self._slot.peers, unusable)
+        places: ExpectedHeads = place(
+            geometry.total_shares, base.heads, self._slot.peers, unusable, widely=self._always
+        )
         self.attempts += 1
         self._search.book.trust(encoded.version)
         self._files.begin(self._slot.storage_index, self._known, encoded.version)
@@ -264,7 +266,7 @@ class Modification:
         version = encoded.version
         remember(self._files, self._slot, encoded, content, outcome, base.heads)
         check_happy(self._slot, version, outcome)
-        return write_result(version, outcome, self.attempts)
+        return write_result(self._slot, version, outcome, self.attempts)
 
     # Others.
 

@@ -17,10 +17,12 @@ from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.leases import ClientSecrets, FileSecrets, write_enabler
-from pipegrid.errors import ServerError, ServerUnreachable, WrongSecret
+from pipegrid.core.mutable.versions import Version
+from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, WrongSecret
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.settings import MutableSettings
+from pipegrid.transfer.shortfall import Shortfall
 from pipegrid.transfer.watch import Watch
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 
@@ -43,6 +45,7 @@ class Slot:
 
     Attributes:
         peers: in the order of the file's ring.
+        shortfall: where writes are counted that reach fewer servers than wanted; None: nowhere.
         wrong_enabler: servers that know its shares under another write enabler, and only let us read; with
             what they said.
     """
@@ -53,6 +56,7 @@ class Slot:
     workers: CpuWorkers
     settings: MutableSettings
     _file_secrets: FileSecrets
+    shortfall: Shortfall | None = None
     storage_index: bytes = attrs.field(init=False)
     wrong_enabler: dict[Peer, WrongSecret] = attrs.field(factory=dict)
     _derived: dict[Peer, SlotSecrets] = attrs.field(factory=dict, init=False, repr=False)
@@ -122,6 +126,23 @@ class Slot:
         call = peer.server.read_slot_share(self.storage_index, number, offset, length)
         return await self._answer(peer, call, length)
 
+    async def has_changed(self, peer: Peer, number: int, version: Version) -> bool:
+        """
+        Say whether a share that was of a version is of another one now, or is gone.
+
+        What was read of it before may then be of both, and says nothing of either. Versions never come back,
+        so if it still is of this one, all that was read before was, too. A server that does not answer is
+        not said to have changed it.
+        """
+        head = version.signed_prefix
+        try:
+            now = await self.read(peer, number, 0, len(head))
+        except NoSuchShare:
+            return True
+        except ServerError:
+            return False
+        return now != head
+
     async def add_lease(self, peer: Peer) -> None:
         """Add or renew this client's lease."""
         await self._answer(peer, peer.server.add_slot_lease(self.storage_index, self.lease(peer)))
@@ -159,6 +180,7 @@ def open_slot(
     workers: CpuWorkers,
     settings: MutableSettings,
     client_secrets: ClientSecrets,
+    shortfall: Shortfall | None = None,
 ) -> Slot:
     """Return the slot of a file on these servers."""
     storage_index = cap.storage_index
@@ -169,6 +191,7 @@ def open_slot(
         workers,
         settings,
         client_secrets.for_file(storage_index),
+        shortfall,
     )
 
 

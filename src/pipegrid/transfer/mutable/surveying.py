@@ -71,6 +71,9 @@ class FileSurvey:
         """
         Ask those who may have shares, until all shares are known, or all have answered.
 
+        Shares that are known on fewer servers than they could be on may have copies on others, too: a writer
+        that does not know of these would leave them behind.
+
         Args:
             quorum: so many servers are waited for, however slow they are.
         """
@@ -78,7 +81,10 @@ class FileSurvey:
         return await self._ask(
             n + k,
             least,
-            lambda: is_whole(self.found) and is_settled(self.found, quorum, least),
+            lambda: (
+                is_whole(self.found, len(self._slot.peers))
+                and is_settled(self.found, quorum, least)
+            ),
             quorum,
         )
 

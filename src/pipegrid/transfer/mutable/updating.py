@@ -91,6 +91,7 @@ class Update:
         self._random = random
         self._version: Version | None = None
         self._found = 0
+        self._spare: list[Copy] = []  # more copies of the same shares, which are written, too
         self._left_some = False
         self.tried: list[Version] = []
 
@@ -180,12 +181,16 @@ class Update:
         header = Header(version, sections).pack()
         by_id = {peer.identity.server_id: peer for peer in self._slot.peers}
         copies: dict[int, Copy] = {}
+        self._spare = []
         for server, numbers in known.copies.items():
+            if server not in by_id:
+                return {}  # a copy that is not written too would be left behind
             for number in numbers:
-                if server in by_id and number not in copies:
-                    share = MutableShare(number)
-                    share.put(0, header)
-                    copies[number] = Copy(by_id[server], number, header, share, version)
+                share = MutableShare(number)
+                share.put(0, header)
+                copy = Copy(by_id[server], number, header, share, version)
+                if copies.setdefault(number, copy) is not copy:
+                    self._spare.append(copy)
         return copies if len(copies) == version.total_shares else {}
 
     async def _looked_up_copies(self) -> dict[int, Copy]:
@@ -202,13 +207,17 @@ class Update:
             return {}
         self._open_key(found, book, best)
         copies: dict[int, Copy] = {}
+        self._spare = []
         for number, held in found.holders(best).items():
-            if len(held) > 1:
-                return {}  # a copy that is not written too would be left behind
-            share = held[0].share
-            assert share is not None
-            assert share.header is not None
-            copies[number] = Copy(held[0].peer, number, share.header.pack(), share, best)
+            for each in held:
+                share = each.share
+                assert share is not None
+                assert share.header is not None
+                copy = Copy(each.peer, number, share.header.pack(), share, best)
+                if copies.setdefault(number, copy) is not copy:
+                    self._spare.append(copy)
+        if any(copy.head != copies[copy.number].head for copy in self._spare):
+            return {}  # what is written of one would not fit into the other
         return copies
 
     def _open_key(self, found: ShareMap, book: ShareBook, version: Version) -> None:
@@ -271,10 +280,10 @@ class Update:
             return None
         places: ExpectedHeads = {}
         heads: dict[Peer, dict[int, bytes]] = {}
-        for number, copy in copies.items():
+        for copy in (*copies.values(), *self._spare):
             assert len(copy.head) == MAX_HEADER_BYTES
-            places.setdefault(copy.peer, {})[number] = copy.head
-            heads.setdefault(copy.peer, {})[number] = copy.head
+            places.setdefault(copy.peer, {})[copy.number] = copy.head
+            heads.setdefault(copy.peer, {})[copy.number] = copy.head
         publication = Publication(self._slot, encoded, places, heads, may_move=False)
         self.tried.append(encoded.version)
         self._files.begin(self._slot.storage_index, self._known, encoded.version)
@@ -287,4 +296,4 @@ class Update:
             return None
         remember(self._files, self._slot, encoded, None, outcome, heads)
         check_happy(self._slot, encoded.version, outcome)
-        return write_result(encoded.version, outcome, len(self.tried))
+        return write_result(self._slot, encoded.version, outcome, len(self.tried))

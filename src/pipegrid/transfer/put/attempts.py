@@ -37,6 +37,8 @@ async def store(means: PutMeans, file: KeyedFile, reports: PutReports) -> PutRes
     if not isinstance(stored, PutResult):
         stored = await _upload(means, file, reports, stored)
     means.full.took(stored.shares_placed.values())
+    wanted = min(file.geometry.total_shares, sum(peer.takes_uploads for peer in means.grid.peers))
+    means.grid.shortfall.note(stored.happiness, wanted, stored.reasons)
     return stored
 
 

@@ -70,7 +70,7 @@ class UploadPlan(Generic[T]):
         self._stop(share_number, server)
 
     def closed(self, server: T) -> None:
-        """The server is to be given no shares."""
+        """The server is to be given no shares, or takes none; what it has counts."""
         self._unwritable.add(server)
 
     def lost(self, share_number: int, server: T) -> None:
@@ -182,6 +182,8 @@ class UploadPlan(Generic[T]):
             number for number, server in moves.items() if (number, server) in self._barred
         ]:
             self._move_around(number, moves, readwrite, existing)
+        if unhappy and self._barred:
+            self._use_idle(moves, readwrite, existing)
         return moves
 
     def _move_around(
@@ -203,6 +205,32 @@ class UploadPlan(Generic[T]):
             moves[number] = min(
                 fitting, key=lambda server: len(existing.get(server, ())) + taken.count(server)
             )
+
+    def _use_idle(
+        self, moves: dict[int, T], readwrite: list[T], existing: dict[T, set[int]]
+    ) -> None:
+        """Send servers that are left without a share that counts another one, if happiness gains by it."""
+        homes: dict[int, set[T]] = {number: {server} for number, server in moves.items()}
+        for server, numbers in existing.items():
+            for number in numbers:
+                homes.setdefault(number, set()).add(server)
+        reached = servers_of_happiness(homes)
+        for server in readwrite:
+            for number in range(self.total_shares):
+                if reached >= self.happy:
+                    return
+                if (
+                    number in moves
+                    or server in homes.get(number, ())
+                    or (number, server) in self._barred
+                    or self._tries.get((number, server), 0) >= _MAX_TRIES
+                ):
+                    continue
+                more = servers_of_happiness({**homes, number: {*homes.get(number, ()), server}})
+                if more > reached:
+                    reached = more
+                    moves[number] = server
+                    homes.setdefault(number, set()).add(server)
 
     def superfluous(self) -> list[int]:
         """

@@ -20,6 +20,11 @@ def no_room(server: str, room_bytes: int, needed_bytes: int) -> str:
     return f"{server} has room for {room_bytes} bytes, where a share takes {needed_bytes}"
 
 
+def too_slow(server: str) -> str:
+    """Return the reason of a server that was not waited for any more."""
+    return f"{server} was much slower than the others"
+
+
 def not_told(server: str) -> str:
     """Return the reason of a server that refuses shares, and seems to have room."""
     return f"{server} takes no share of this file at present, and does not say why"

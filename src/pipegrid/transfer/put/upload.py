@@ -27,7 +27,7 @@ from pipegrid.transfer.put.means import PutMeans
 from pipegrid.transfer.put.news import News
 from pipegrid.transfer.put.pace import TICK_S, Pace
 from pipegrid.transfer.put.parts import new_parts
-from pipegrid.transfer.put.reasons import not_spread
+from pipegrid.transfer.put.reasons import not_spread, too_slow
 from pipegrid.transfer.put.refusals import ASK_S
 from pipegrid.transfer.put.segments import Segments
 from pipegrid.transfer.put.sharestate import State
@@ -137,6 +137,7 @@ class Upload:
             happiness=self._plan.happiness(),
             elapsed_s=self._clock.seconds() - self._started,
             dropped=sorted(self._dropped),
+            reasons={**{name: too_slow(name) for name in self._dropped}, **self._ways.reasons},
         )
 
     async def _hear_first(self) -> None:

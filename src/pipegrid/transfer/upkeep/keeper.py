@@ -8,6 +8,7 @@ from typing import Protocol
 import attrs
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap, LitCap, MutableCap
+from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.peers import Means
 from pipegrid.transfer.progress import Progress
@@ -36,11 +37,17 @@ class Keeper:
     Attributes:
         silence_s: a server that gives no sign of life for so long counts as unreachable.
         mutables: returns what looks after files that can change.
+        capacity: what servers have said of their space.
     """
 
     means: Means
     silence_s: float
     mutables: Callable[[], KeepsMutable]
+    capacity: Capacity = attrs.field(init=False)
+
+    @capacity.default
+    def _(self) -> Capacity:
+        return Capacity(self.means.clock)
 
     async def check(
         self,
@@ -55,7 +62,7 @@ class Keeper:
         Raises:
             CapMismatch: the cap is not that of the object which is stored there.
         """
-        check = Check(self.means, cap, verify, progress, self.silence_s)
+        check = Check(self.means, cap, verify, progress, self.silence_s, capacity=self.capacity)
         result = await check.run()
         if not add_lease:
             return result

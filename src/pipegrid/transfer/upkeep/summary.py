@@ -7,7 +7,7 @@ from collections import Counter
 import attrs
 from twisted.python.failure import Failure
 
-from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
+from pipegrid.transfer.results import CheckResult, FileHealth, RenewResult, RepairResult
 from pipegrid.transfer.upkeep.upkeep import UpkeepOutcome
 
 
@@ -17,11 +17,13 @@ class UpkeepSummary:
     How many objects are how.
 
     Attributes:
-        objects: all of them; each is in one of the next six.
+        objects: all of them; each is in one of the next eight.
         healthy: nothing is missing; of renewals: all shares that were found have a lease.
         repaired: something was missing, and has been made again.
         damaged: something is missing, and the object can be restored.
-        lost: it cannot.
+        reachable: what is missing may all be on servers that are down, and nothing else is wrong.
+        unspread: nothing is missing, but more servers could have shares.
+        lost: it cannot be restored.
         leaseless: healthy, but some shares have got no lease.
         failed: nothing can be said of it, because of an error.
         literal: of the healthy ones, those that are in their caps.
@@ -34,6 +36,8 @@ class UpkeepSummary:
     healthy: int = 0
     repaired: int = 0
     damaged: int = 0
+    reachable: int = 0
+    unspread: int = 0
     lost: int = 0
     leaseless: int = 0
     failed: int = 0
@@ -57,14 +61,23 @@ class UpkeepSummary:
                 self._note_renewal(outcome)
 
     def _note_check(self, outcome: CheckResult) -> None:
-        if not outcome.recoverable:
+        if not self._note_state(outcome.state):
+            if outcome.lease_problems:
+                self.leaseless += 1
+            else:
+                self.healthy += 1
+
+    def _note_state(self, state: FileHealth) -> bool:
+        """Count what is not healthy by its state; returns whether it is counted."""
+        if state in ("lost", "unavailable"):
             self.lost += 1
-        elif not outcome.healthy:
+        elif state == "reachable":
+            self.reachable += 1
+        elif state == "unspread":
+            self.unspread += 1
+        elif state == "damaged":
             self.damaged += 1
-        elif outcome.lease_problems:
-            self.leaseless += 1
-        else:
-            self.healthy += 1
+        return state != "healthy"
 
     def _note_renewal(self, outcome: RenewResult) -> None:
         if not outcome.recoverable:
@@ -79,7 +92,7 @@ class UpkeepSummary:
         self.literal += not outcome.after.total_shares
         self.shares_made += len(outcome.uploaded)
         if not outcome.whole:
-            self.damaged += 1
+            self._note_state(outcome.after.state)
         elif outcome.uploaded:
             self.repaired += 1
         else:

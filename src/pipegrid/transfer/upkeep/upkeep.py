@@ -244,15 +244,31 @@ class Upkeep:
             self._end(one, inquiry.renew_result())
         elif inquiry.needs_a_closer_look:
             self._look_at(one, inquiry.cap)
+        elif inquiry.found.could_spread(inquiry.cap.total_shares):
+            held_bytes = _held_bytes(inquiry.cap) if self._todo.repair else 0
+            self._start(one, self._look_for_space(inquiry), held_bytes)
         else:
             result = inquiry.check_result()
             if self._todo.repair and result.recoverable and not result.healthy:
-                repairing = self._repairing(inquiry.cap).run_after(
-                    result, inquiry.found, inquiry.packed_ueb, inquiry.leased
-                )
-                self._start(one, repairing, _held_bytes(inquiry.cap))
+                self._start(one, self._repair_after(inquiry, result), _held_bytes(inquiry.cap))
             else:
                 self._end(one, result)
+
+    async def _look_for_space(self, inquiry: Inquiry) -> UpkeepOutcome:
+        """Find out whether servers that could have a share have space for it."""
+        share_bytes = inquiry.cap.size // inquiry.cap.required_shares
+        inquiry.found.full |= await self._keeper.capacity.full(
+            inquiry.found.answered, share_bytes, self._keeper.silence_s
+        )
+        result = inquiry.check_result()
+        if self._todo.repair and result.recoverable and not result.healthy:
+            return await self._repair_after(inquiry, result)
+        return result
+
+    async def _repair_after(self, inquiry: Inquiry, result: CheckResult) -> RepairResult:
+        return await self._repairing(inquiry.cap).run_after(
+            result, inquiry.found, inquiry.packed_ueb, inquiry.leased
+        )
 
     # What takes memory.
 
@@ -296,7 +312,8 @@ class Upkeep:
         return result
 
     def _repairing(self, cap: ChkCap | ChkVerifierCap) -> Repair:
-        return Repair(self._keeper.means, cap, self._settings)
+        capacity = self._keeper.capacity
+        return Repair(self._keeper.means, cap, self._settings, capacity=capacity)
 
     async def _keep_mutable(self, cap: MutableCap, damaged: bool) -> UpkeepOutcome:
         todo, keeper = self._todo, self._keeper.mutables()

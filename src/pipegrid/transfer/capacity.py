@@ -1,0 +1,74 @@
+"""
+Which servers take no more shares, as they say themselves: those that are full, or only let us read.
+
+It matters where shares could be spread over more servers than they are: one that has no space for them is not
+counted on, or a repair would be tried in vain each time. Servers are asked only then, and for all objects
+that are looked at meanwhile together: what one has said is believed for ``BELIEVED_S``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from functools import partial
+
+from twisted.internet.defer import DeferredLock
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.errors import ServerError
+from pipegrid.reactor.together import few_at_a_time
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.watch import Watch
+from pipegrid.wire.messages import ServerVersion
+
+BELIEVED_S = 30.0
+
+_ASKED_AT_ONCE = 100
+
+
+class Capacity:
+    """What the servers of one client have said of their space."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._lock = DeferredLock()
+        self._said: dict[Peer, tuple[float, ServerVersion | None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Capacity: {len(self._said)} servers>"
+
+    async def full(
+        self, peers: Collection[Peer], share_bytes: int, silence_s: float, *, mutable: bool = False
+    ) -> set[Peer]:
+        """
+        Return those of these servers that do not take a share of this size; who does not answer is one.
+
+        Args:
+            silence_s: a server that gives no sign of life for so long does not answer.
+        """
+        await self._lock.acquire()
+        try:
+            now_s = self._clock.seconds()
+            self._said = {
+                peer: said for peer, said in self._said.items() if now_s - said[0] < BELIEVED_S
+            }
+            unknown = [
+                partial(self._ask, peer, silence_s) for peer in peers if peer not in self._said
+            ]
+            await few_at_a_time(_ASKED_AT_ONCE, unknown)
+        finally:
+            self._lock.release()
+        return {peer for peer in peers if not self._has_space(peer, share_bytes, mutable)}
+
+    async def _ask(self, peer: Peer, silence_s: float) -> None:
+        version = None
+        with suppress(ServerError):
+            version = await Watch(self._clock, silence_s).answer(peer.server.version(), peer)
+        self._said[peer] = self._clock.seconds(), version
+
+    def _has_space(self, peer: Peer, share_bytes: int, mutable: bool) -> bool:
+        _, version = self._said.get(peer, (0.0, None))
+        if version is None:
+            return False
+        most = version.available_bytes if mutable else version.max_share_bytes
+        return most is None or most >= max(1, share_bytes)
