@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from random import Random
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -262,3 +264,61 @@ class SlowServerTests(SynchronousTestCase):
             result = world.run(files.overwrite(cap, b"two"))
             self.assertEqual(len(result.placed), 10 if happy == 10 else 8)
             self.assertEqual(round(world.clock.seconds() - began_s), takes_s)
+
+
+class HonestWritersTests(SynchronousTestCase):
+    """Shares that are written while they are read look damaged, and are not."""
+
+    def test_nobody_is_accused(self) -> None:
+        """Writers and readers of one file at the same time: not one server is told of a damaged share."""
+        for seed in range(12):
+            for format in (Format.SDMF, Format.MDMF):
+                random = Random(seed)
+                world = MutableWorld(patience_s=600)
+                start = b" ".join(b"%09d" % number for number in range(4000))
+                cap = world.create(start, format)
+                lines: list[Line] = list(world.lines)
+                running: list[list[Any]] = []
+                corrupt: list[Any] = []
+
+                async def write(files: Any, word: bytes, cap: Any) -> None:
+                    await files.modify(cap, lambda old: old + b" " + word)
+
+                async def read(files: Any, cap: Any, corrupt: list[Any]) -> None:
+                    with contextlib.suppress(
+                        NotEnoughSharesError
+                    ):  # written over each time it was tried
+                        corrupt += (await files.read(cap, lambda pieces: None)).corrupt
+
+                for number in range(4):
+                    ours = world.far_lines(random)
+                    lines += ours
+                    files = world.client(lines=ours)
+                    running.append(world.begin(write(files, b"w%d" % number, cap)))
+                for _ in range(6):
+                    ours = world.far_lines(random)
+                    lines += ours
+                    world.clock.advance(random.random() * RTT)
+                    running.append(world.begin(read(world.client(lines=ours), cap, corrupt)))
+                world.run_until(lambda: all(running), 3600)  # noqa: B023
+                world.clock.advance(200)
+                told = sum(line.count("advise_corrupt_slot_share") for line in lines)
+                self.assertEqual((told, corrupt), (0, []), f"seed {seed}, {format.name}")
+                self.assertEqual([each for each in running if each[0] is not None], [])
+
+    def test_what_is_damaged_is_told(self) -> None:
+        """A share whose version is as it was, but not its blocks."""
+        for format in (Format.SDMF, Format.MDMF):
+            world = MutableWorld()
+            cap = world.create(content(50_000), format)
+            spoilt = [line for line in world.lines if line.storage.slots.get(cap.storage_index)][:4]
+            for line in spoilt:
+                slot = line.storage.slots[cap.storage_index]
+                for number, share in slot.items():
+                    slot[number] = share[:6000] + bytes([share[6000] ^ 1]) + share[6001:]
+            files = world.client()
+            result = world.run(files.read(cap, lambda pieces: None))
+            world.clock.advance(100)
+            told = sum(line.count("advise_corrupt_slot_share") for line in world.lines)
+            self.assertEqual(told, len(result.corrupt))
+            self.assertGreater(told, 0)

@@ -4,6 +4,10 @@ Reading a version whose shares are known: k shares are read ahead, in pieces, al
 One loop: look what is lacking of the segments in the window, ask for it, decode what can be decoded, hand it
 on, wait. A share that proves bad, or whose server fails, is replaced by another copy or another share;
 when none is left the error says how many good ones there were.
+
+**A share that is written meanwhile** looks damaged, since parts of it are of another version. So the
+beginning of one that looks damaged is read once more, and only if it still is of the version that is read the
+share is said to be damaged, and its server told.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ class ContentReader:
     Attributes:
         changed: to be fired when ``ready`` has changed.
         servers: share number to the name of the server that it was read from.
-        corrupt: what was wrong with shares.
+        corrupt: what was wrong with shares that nobody has written meanwhile.
         spoilt: the same, by share; see ``mapping.Spoilt``.
     """
 
@@ -71,6 +75,7 @@ class ContentReader:
         self._in_use: dict[int, Copy] = {}
         self._asked: dict[int, Spans] = {}
         self._told = 0
+        self._suspects: RequestsUnderWay[int] = RequestsUnderWay(slot.clock)
 
     async def read(self, start: int, length: int) -> None:
         """
@@ -106,9 +111,18 @@ class ContentReader:
                         segment += 1
                 elif not self._is_bad_news():
                     await self._requests.wait()
+            await self._look_at_suspects()
         finally:
-            self._tell_of_corrupt()
+            self._note_corrupt()
             self._requests.cancel()
+
+    async def _look_at_suspects(self) -> None:
+        """Wait until it is known which shares are damaged, but not long."""
+        self._note_corrupt()
+        clock = self._slot.clock
+        end_s = clock.seconds() + self._slot.settings.grace_s
+        while self._suspects.running and clock.seconds() < end_s:
+            await self._suspects.wait(end_s - clock.seconds())
 
     def _is_bad_news(self) -> bool:
         """Whether shares were found to be bad since last time, so that others have to be chosen."""
@@ -116,7 +130,7 @@ class ContentReader:
 
     def _choose(self) -> None:
         """Have k shares in use, the next best in place of those that failed."""
-        self._tell_of_corrupt()
+        self._note_corrupt()
         for number in self._in_use.keys() - set(self._reader.shares_in_use):
             del self._in_use[number]
         while self._reader.lacking:
@@ -161,28 +175,34 @@ class ContentReader:
         except CorruptionError as error:
             if self._in_use.get(copy.number) is copy:
                 self._reader.drop_share(copy.number)
-                self.corrupt.append(error)
-                self._note_spoilt(copy, error)
+                self._suspect(copy, error)
         except ServerError:
             if self._in_use.get(copy.number) is copy:
                 self._reader.drop_share(copy.number)
 
-    def _note_spoilt(self, copy: Copy, error: CorruptionError) -> None:
-        self.spoilt[copy.peer.identity.server_id, copy.number, self._version] = error
-
-    def _tell_of_corrupt(self) -> None:
-        """Note what the reader found wrong, and tell the servers, who else would not know."""
+    def _note_corrupt(self) -> None:
+        """Note what the reader found wrong."""
         for error in self._reader.corrupt[self._told :]:
             copy = self._in_use.get(-1 if error.share_number is None else error.share_number)
-            if copy is not None:
-                error.server = copy.peer.name
-                self._note_spoilt(copy, error)
-                telling = Deferred.fromCoroutine(
-                    self._slot.complain(copy.peer, copy.number, str(error))
-                )
-                telling.addErrback(lambda _: None)
-            self.corrupt.append(error)
+            if copy is None:
+                self.corrupt.append(error)
+            else:
+                self._suspect(copy, error)
         self._told = len(self._reader.corrupt)
+
+    def _suspect(self, copy: Copy, error: CorruptionError) -> None:
+        """A share looks damaged; it is of no use here, whatever the reason."""
+        error.server = copy.peer.name
+        self.spoilt[copy.peer.identity.server_id, copy.number, self._version] = error
+        self._suspects.start(self._look_again(copy, error), copy.number)
+
+    async def _look_again(self, copy: Copy, error: CorruptionError) -> None:
+        """Tell the server of its share, who else would not know, unless it has changed meanwhile."""
+        if await self._slot.has_changed(copy.peer, copy.number, self._version):
+            return
+        self.corrupt.append(error)
+        telling = Deferred.fromCoroutine(self._slot.complain(copy.peer, copy.number, str(error)))
+        telling.addErrback(lambda _: None)
 
 
 async def read_whole(
