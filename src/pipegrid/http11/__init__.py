@@ -5,7 +5,7 @@ Pipelined HTTP/1.1 for any Twisted program.
 * ``HostPool``: raw requests to one host, over as many connections as they need.
 * ``PipelinedConnection``: raw requests on one connection, in order; its ``Owner`` decides what is repeated.
 * ``Exchange``, ``RawExchange``: one request and its answer, for those to whom even a Deferred is too much.
-* ``PinnedEndpoints``, ``pin_endpoint``: TLS to the owner of one key.
+* ``PinnedEndpoints``, ``pin_endpoint``: TLS to the owner of one key; ``ProxyEndpoints``: HTTP proxies.
 
 Names are imported when they are first used: a client of storage servers needs neither the agent nor the
 parts of Twisted that an agent needs.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipegrid.http11.agent import PipelinedAgent
     from pipegrid.http11.connection import PipelinedConnection
-    from pipegrid.http11.endpoints import PinnedEndpoints, StandardEndpoints
+    from pipegrid.http11.endpoints import PinnedEndpoints, ProxyEndpoints, StandardEndpoints
     from pipegrid.http11.errors import (
         AgentClosed,
         RequestBodyError,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         RequestTimedOut,
         ResponseError,
         TooManyRequests,
+        UntrustedCertificate,
         WrongServerKey,
     )
     from pipegrid.http11.exchange import Exchange
@@ -34,17 +35,21 @@ if TYPE_CHECKING:
     from pipegrid.http11.loss import Loss, Owner, Unanswered
     from pipegrid.http11.pinned import pin_endpoint, public_key_pin
     from pipegrid.http11.pool import HostPool
+    from pipegrid.http11.proxies import Proxy, proxy_for, read_proxy
     from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
+    from pipegrid.http11.tunnel import TunnelRefused
 
 _HOMES = {
     "agent": {"PipelinedAgent"},
     "connection": {"PipelinedConnection"},
-    "endpoints": {"PinnedEndpoints", "StandardEndpoints"},
+    "endpoints": {"PinnedEndpoints", "ProxyEndpoints", "StandardEndpoints"},
     "exchange": {"Exchange"},
     "limits": {"Limits"},
     "loss": {"Loss", "Owner", "Unanswered"},
     "pinned": {"pin_endpoint", "public_key_pin"},
     "pool": {"HostPool"},
+    "proxies": {"Proxy", "proxy_for", "read_proxy"},
+    "tunnel": {"TunnelRefused"},
     "raw": {"RawExchange", "RawRequest", "RawResponse"},
 }
 
@@ -58,6 +63,8 @@ __all__ = [
     "PinnedEndpoints",
     "PipelinedAgent",
     "PipelinedConnection",
+    "Proxy",
+    "ProxyEndpoints",
     "RawExchange",
     "RawRequest",
     "RawResponse",
@@ -68,10 +75,14 @@ __all__ = [
     "ResponseError",
     "StandardEndpoints",
     "TooManyRequests",
+    "TunnelRefused",
     "Unanswered",
+    "UntrustedCertificate",
     "WrongServerKey",
     "pin_endpoint",
+    "proxy_for",
     "public_key_pin",
+    "read_proxy",
 ]
 
 

@@ -14,20 +14,28 @@ from __future__ import annotations
 import re
 from typing import Any, cast
 
+import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.web.client import URI
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
+from twisted.web.iweb import (
+    IAgent,
+    IAgentEndpointFactory,
+    IBodyProducer,
+    IPolicyForHTTPS,
+    IResponse,
+)
 from zope.interface import implementer
 
 from pipegrid.arguments import check_has, check_kind, check_seconds, check_whole
 from pipegrid.errors import UsageError
 from pipegrid.http11.body import framing_of
-from pipegrid.http11.endpoints import StandardEndpoints
+from pipegrid.http11.endpoints import ProxyEndpoints, StandardEndpoints
 from pipegrid.http11.errors import AgentClosed
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.pool import HostPool
+from pipegrid.http11.proxies import Proxy
 from pipegrid.http11.response import AgentExchange
 from pipegrid.reactor.ownthread import check_own_thread
 
@@ -49,12 +57,17 @@ MAX_HOSTS = 1000  # remembered; beyond, idle ones are forgotten
 class _Origin:
     """What all requests with the same beginning of the URI share."""
 
-    __slots__ = ("host_line", "pool", "prefix_length")
+    __slots__ = ("before", "for_proxy", "host_line", "pool", "prefix_length")
 
-    def __init__(self, pool: HostPool, prefix_length: int, netloc: bytes) -> None:
+    def __init__(
+        self, pool: HostPool, prefix_length: int, netloc: bytes, proxy: Proxy | None
+    ) -> None:
         self.pool = pool
         self.prefix_length = prefix_length
-        self.host_line = b" HTTP/1.1\r\nHost: " + netloc + b"\r\n"
+        # A proxy is given whole URIs (RFC 9112, 3.2.2), and what it wants to be told.
+        self.before = b"" if proxy is None else b"http://" + netloc
+        self.for_proxy = b"" if proxy is None else proxy.authorization
+        self.host_line = b" HTTP/1.1\r\nHost: " + netloc + b"\r\n" + self.for_proxy
 
 
 @implementer(IAgent)
@@ -77,8 +90,15 @@ class PipelinedAgent:
 
     Args:
         reactor: for time-outs, and for connections unless endpoints are given.
-        endpoints: how to connect; see ``pipegrid.http11.endpoints``.
+        endpoints: how to connect; see ``pipegrid.http11.endpoints``. Not with those below.
         limits: for each host.
+        contextFactory: decides whose certificates are trusted, an ``IPolicyForHTTPS``; this and the following
+            as with Twisted's ``Agent``.
+        connectTimeout: seconds until a connection can be used, TLS included, in place of the limits'.
+        bindAddress: the local address, and port or 0, to connect from.
+
+    Raises:
+        UsageError: an argument is of the wrong kind, or is given twice.
     """
 
     def __init__(
@@ -86,14 +106,28 @@ class PipelinedAgent:
         reactor: Any,
         endpoints: IAgentEndpointFactory | None = None,
         limits: Limits | None = None,
+        *,
+        contextFactory: IPolicyForHTTPS | None = None,
+        connectTimeout: float | None = None,
+        bindAddress: Any = None,
     ) -> None:
         check_has(reactor, ("seconds", "callLater"), "what an agent needs", "the reactor")
         if endpoints is not None:
             check_has(endpoints, ("endpointForURI",), "endpoints", "an IAgentEndpointFactory")
         check_kind(limits, (Limits, type(None)), "what bounds an agent", "a Limits")
         self._clock: IReactorTime = reactor
-        self._endpoints: Any = endpoints or StandardEndpoints(reactor)
+        if endpoints is not None and (contextFactory is not None or bindAddress is not None):
+            raise UsageError(
+                "endpoints say themselves whom they trust, and where they connect from; give them, or "
+                "contextFactory and bindAddress"
+            )
+        self._endpoints: Any = endpoints or StandardEndpoints(
+            reactor, contextFactory, connectTimeout, bindAddress
+        )
         self._limits = limits or Limits()
+        if connectTimeout is not None:
+            check_seconds(connectTimeout, "connectTimeout")
+            self._limits = attrs.evolve(self._limits, connect_timeout_s=connectTimeout)
         self._pools: dict[tuple[bytes, bytes, int], HostPool] = {}
         self._origins: dict[bytes, _Origin] = {}
         self._closed = False
@@ -175,6 +209,7 @@ class PipelinedAgent:
             target = target[: target.index(b"#")]
         if target[:1] != b"/":
             target = b"/" + target
+        target = origin.before + target
         if headers is None and body is None and method == b"GET":
             return origin, b"GET " + target + origin.host_line + b"\r\n"
         return origin, _head(method, target, origin, headers, body)
@@ -235,7 +270,10 @@ class PipelinedAgent:
         if len(self._origins) >= MAX_HOSTS:
             self._origins.clear()
         netloc = prefix[prefix.index(b"//") + 2 :]
-        origin = self._origins[prefix] = _Origin(pool, len(prefix), netloc)
+        proxy = None
+        if parsed.scheme == b"http" and isinstance(self._endpoints, ProxyEndpoints):
+            proxy = self._endpoints.proxy_of(parsed)
+        origin = self._origins[prefix] = _Origin(pool, len(prefix), netloc, proxy)
         return origin
 
     def _endpoint(self, uri: URI) -> IStreamClientEndpoint:
@@ -295,7 +333,7 @@ def _head(
             if lower in _FRAMING:
                 continue
             if lower == b"host":
-                lines[3] = b" HTTP/1.1\r\n"
+                lines[3] = b" HTTP/1.1\r\n" + origin.for_proxy
             if _TOKEN.fullmatch(name) is None:
                 raise UsageError(f"{name!r} is not the name of a header.")
             for value in values:

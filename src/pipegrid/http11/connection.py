@@ -19,14 +19,14 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IHandshakeListener, IReactorTime
+from twisted.internet.interfaces import IHandshakeListener, INegotiated, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
 from pipegrid.http11.answers import Answers
-from pipegrid.http11.errors import takes_no_more, too_many_waiting
+from pipegrid.http11.errors import takes_no_more, too_many_waiting, why_refused
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.farewell import Farewell
 from pipegrid.http11.lane import Lane
@@ -248,7 +248,8 @@ class PipelinedConnection(Protocol):
         move_much(transport, RECEIVE_BYTES)
         self._valve.attach(transport)
         self._writer.attach(transport)
-        if getattr(transport, "wrappedProtocol", None) is self:  # a TLSMemoryBIOProtocol
+        # Of the class: wrappers around TLS provide what it does, and do not say when its handshake is over.
+        if INegotiated.implementedBy(type(transport)):
             self._progress()
         else:
             self.handshakeCompleted()
@@ -298,7 +299,7 @@ class PipelinedConnection(Protocol):
             self._end(
                 Loss(
                     reason="the server closed it" if clean else str(value).rstrip("."),
-                    error=value if isinstance(value, PipegridError) else None,
+                    error=why_refused(value, self._server),
                     announced=self._parser.closed,
                     cut=clean or isinstance(value, ConnectionLost),
                 )

@@ -32,10 +32,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IHandshakeListener
+from twisted.internet.interfaces import IHandshakeListener, INegotiated
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
-from zope.interface import directlyProvides, providedBy
+from zope.interface import directlyProvides, implementer, providedBy
 
 from pipegrid.reactor.ahead import MadeAhead, handshake
 from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
@@ -59,6 +59,7 @@ class TlsFailed(ConnectionError):
     """TLS could not go on; the text says why."""
 
 
+@implementer(INegotiated)
 class ClientTLS(Protocol):
     """
     One connection's TLS: the protocol of a transport, and the transport of a protocol. See above.
@@ -105,6 +106,12 @@ class ClientTLS(Protocol):
     def __repr__(self) -> str:
         state = "lost" if self._lost else "handshaking" if self._handshaking else "open"
         return f"<ClientTLS {state} of {self.wrappedProtocol!r}>"
+
+    @property
+    def negotiatedProtocol(self) -> bytes | None:
+        """What ALPN has chosen; None: nothing, or nothing yet."""
+        name = None if self._tls is None else self._tls.selected_alpn_protocol()
+        return None if name is None else name.encode("ascii")
 
     # From the transport.
 
