@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import binascii
 import bz2
+import contextlib
 import os
 import subprocess
 import tempfile
+import tracemalloc
 from pathlib import Path
+from time import process_time
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, read_release
+from pipegrid.mirror.signatures import signature_packets, signed_parts
+from pipegrid.mirror.suites import _says_the_same, unsigned_part
 from pipegrid.mirror.trust import NotSigned, check_signature, refusal, signed_content
-from pipegrid.mirror.wanted import MirrorError
+from pipegrid.mirror.wanted import BadEntry, MirrorError
 from tests.mirror.archive import Signer
 
 TEXT = b"Suite: sid\n- a dash\nDate: now\n"
@@ -216,3 +222,68 @@ def _compressed(packet: bytes) -> bytes:
     """Return one in a packet that is compressed by bzip2 (5.6)."""
     body = b"\x03" + bz2.compress(packet)
     return b"\xc8\xff" + len(body).to_bytes(4, "big") + body
+
+
+class RemoteBytesTests(SynchronousTestCase):
+    """What anybody may send before it is known who signed it: time and memory are in proportion to it."""
+
+    def test_headers(self) -> None:
+        """Sixty headers in a signature's armour are refused at once; an expression never came to an end."""
+        headers = b"a: b\n" * 60
+        signature = b"-----BEGIN PGP SIGNATURE-----\n" + headers
+        text = b"-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA512\n\nx\n" + signature
+        for tail in (b"", b"\n", b"\nAAAA\n", b"\n-----END PGP SIGNATURE-----\n"):
+            for function, data in (
+                (signature_packets, signature + tail),
+                (signed_parts, text + tail),
+            ):
+                begin = process_time()
+                function(data)
+                self.assertLess(process_time() - begin, 1.0)
+
+    def test_doubled(self) -> None:
+        """Twice as many bytes take about twice as long, whatever they are."""
+        begin = b"-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA512\n\n"
+        signature = b"-----BEGIN PGP SIGNATURE-----\n"
+        for prefix in (b"", begin, signature, begin + b"x\n" + signature, signature + b"\n"):
+            for piece in (
+                b"\n",
+                b" ",
+                b"-",
+                b"\n-",
+                b"\n- ",
+                b"A",
+                b"A\n",
+                b"a: b\n",
+                b"=AAAA\n",
+                begin,
+            ):
+                took = []
+                for count in (1 << 15, 1 << 16):
+                    data = prefix + piece * (count // len(piece))
+                    started = process_time()
+                    for function in (signature_packets, signed_parts, unsigned_part):
+                        function(data)
+                    _says_the_same(data, data + b"x")
+                    took.append(process_time() - started)
+                self.assertLess(took[1], 6 * max(took[0], 0.02), (prefix, piece))
+
+    def test_newlines(self) -> None:
+        """A release file of nothing else needs no more than a few copies of it."""
+        newlines = b"\n" * (MAX_RELEASE_BYTES // 8)
+        for data in (
+            newlines,
+            b"-----BEGIN PGP SIGNED MESSAGE-----\n" + newlines,
+            b"a: b\n \n" + newlines,
+        ):
+            tracemalloc.start()
+            try:
+                signed_parts(data)
+                _says_the_same(data, data + b"x")
+                with contextlib.suppress(BadEntry):
+                    read_release(unsigned_part(data), "it", list[BadEntry]().append)
+                self.assertIsNone(signature_packets(data[: 1 << 18]))
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            self.assertLess(peak, 6 << 20)

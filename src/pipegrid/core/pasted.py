@@ -23,7 +23,7 @@ _PAIRS = {
 }
 _GATEWAY = re.compile(r"https?://[^/?#]+/(?:uri|file|named|cap)/([^?#]+)")
 _NAMED = "/@@named="
-_BREAK = re.compile(r"[ \t]*\r?\n[ \t>]*")
+_BREAK = re.compile(r"(?<![ \t])[ \t]*\r?\n[ \t>]*")
 
 
 def as_pasted(text: str) -> str:

@@ -65,7 +65,7 @@ KNOWN_OF_SERVERS = (
 
 _MAX_CONFIG_BYTES = 1 << 20
 _SECTION = re.compile(r"\[(?P<name>[^\]]+)\]")
-_SETTING = re.compile(r"(?P<name>[^\s:=#;\[][^:=]*?)\s*[:=]")
+_SETTING = re.compile(r"(?P<name>[^\s:=#;\[][^:=]*)[:=]")
 
 
 class SettingsFile(configparser.ConfigParser):
@@ -181,7 +181,7 @@ def settings_in(text: str) -> Iterator[tuple[int, str, str | None]]:
             section = found["name"]
             yield number, section, None
         elif found := _SETTING.match(line):
-            yield number, section, found["name"]
+            yield number, section, found["name"].rstrip()
 
 
 def meant(name: str, known: Collection[str]) -> str:

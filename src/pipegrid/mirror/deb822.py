@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from os.path import join
+from types import MappingProxyType
 from typing import NamedTuple
 
-from pipegrid.mirror.wanted import DIGEST_BYTES, BadEntry, Wanted, check_path, quoted, wanted
+from pipegrid.mirror.wanted import (
+    DIGEST_BYTES,
+    MAX_PATH_BYTES,
+    BadEntry,
+    Skip,
+    Wanted,
+    check_path,
+    quoted,
+    wanted,
+    wanted_or_why,
+)
 
 MAX_PARAGRAPH_BYTES = 8 << 20
 """The longest of an index: a package's files in Sources, or its provides, take some kilobytes."""
@@ -23,6 +34,9 @@ MAX_RELEASE_BYTES = MAX_PARAGRAPH_BYTES
 
 MAX_RELEASE_FILES = 200_000
 """That one names; sid's names 4000. In eight megabytes a million have room, and take half a gigabyte."""
+
+MAX_ALTERNATIVES = 8
+"""What one path of a release file may be besides, where that gives it several values of one hash."""
 
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 _SIZE = re.compile(r"[0-9]{1,15}")
@@ -38,53 +52,72 @@ _HASH_FIELDS = {"SHA256": "sha256", "SHA512": "sha512", "MD5Sum": "md5", "SHA1":
 
 
 def paragraphs(
-    blocks: Iterable[bytes], fields: frozenset[str], name: str
+    blocks: Iterable[bytes], fields: frozenset[str], name: str, usual: frozenset[str] = frozenset()
 ) -> Iterator[dict[str, str]]:
     """
     Yield the paragraphs of a control file, with the fields that are asked for.
 
+    As apt reads them: names of fields in any case; of a field that is there twice, the last; lines may end in
+    a carriage return as well.
+
     Args:
         blocks: its bytes, in pieces of any size.
         name: of the file, for errors.
+        usual: a paragraph that has these, written as here, is looked at no closer; that is quicker.
 
     Yields:
         each paragraph's fields by name; one that has none of them is empty.
 
     Raises:
-        BadEntry: a paragraph is longer than ``MAX_PARAGRAPH_BYTES``, or has a field twice.
+        BadEntry: a paragraph is longer than ``MAX_PARAGRAPH_BYTES``.
     """
     rest = b""
     for block in blocks:
         rest += block
-        *whole, rest = rest.split(b"\n\n")
-        for paragraph in whole:
-            if not paragraph.isspace() and paragraph:
-                yield _paragraph(paragraph, fields, name)
+        if b"\r" in rest:
+            rest = rest.replace(b"\r\n", b"\n")
+        start = 0
+        while (end := rest.find(b"\n\n", start)) >= 0:
+            if end > start:
+                paragraph = rest[start:end]
+                if not paragraph.isspace():
+                    yield _paragraph(paragraph, fields, usual)
+            start = end + 2
+        rest = rest[start:]
         if len(rest) > MAX_PARAGRAPH_BYTES:
             raise BadEntry(f"a paragraph of {name} is longer than {MAX_PARAGRAPH_BYTES} bytes")
     if not rest.isspace() and rest:
-        yield _paragraph(rest, fields, name)
+        yield _paragraph(rest, fields, usual)
 
 
-def _paragraph(data: bytes, fields: frozenset[str], name: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _paragraph(data: bytes, fields: frozenset[str], usual: frozenset[str]) -> dict[str, str]:
     data = b"\n" + data
-    for field, mark in _marks(fields):  # some of many lines
-        start = data.find(mark)
-        if start < 0:
-            continue
-        if data.find(mark, start + 1) >= 0:
-            raise BadEntry(f"a paragraph of {name} has two fields {field}")
-        end = data.find(b"\n", start + 1)
-        while end >= 0 and data[end + 1 : end + 2] in (b" ", b"\t"):
-            end = data.find(b"\n", end + 1)
-        value = data[start + len(mark) : end if end >= 0 else len(data)]
-        try:
-            first, *more = value.decode("utf-8").split("\n")
-        except UnicodeDecodeError:  # old maintainers' names; what is asked for is ASCII
-            first, *more = value.decode("latin-1").split("\n")
-        found[field] = "\n".join((first.strip(), *(line[1:] for line in more)))
-    return found
+    places: dict[str, int] = {}
+    for field, mark in _marks(fields):
+        start = data.rfind(mark)
+        if start >= 0:
+            places[field] = start + len(mark)
+    if not usual or not usual <= places.keys():
+        exact = {field.lower().encode("ascii"): field for field in fields}
+        places = {exact[m[1].lower()]: m.end() for m in _any_case(fields).finditer(data)}
+    return {field: _value(data, start) for field, start in places.items()}
+
+
+def _value(data: bytes, start: int) -> str:
+    end = data.find(b"\n", start)
+    while end >= 0 and data[end + 1 : end + 2] in (b" ", b"\t"):  # some have many lines
+        end = data.find(b"\n", end + 1)
+    value = data[start : end if end >= 0 else len(data)]
+    try:
+        text = value.decode("utf-8")
+    except UnicodeDecodeError:  # old maintainers' names; what is asked for is ASCII
+        text = value.decode("latin-1")
+    first, newline, more = text.partition("\n")
+    if not newline:
+        return first.strip()
+    more = more.removeprefix(" ").removeprefix("\t")
+    more = more.replace("\n ", "\n").replace("\n\t", "\n")
+    return f"{first.strip()}\n{more}"
 
 
 @lru_cache(maxsize=8)
@@ -93,15 +126,41 @@ def _marks(fields: frozenset[str]) -> tuple[tuple[str, bytes], ...]:
     return tuple((field, b"\n%s:" % field.encode("ascii")) for field in sorted(fields))
 
 
+@lru_cache(maxsize=8)
+def _any_case(fields: frozenset[str]) -> re.Pattern[bytes]:
+    """Return what finds the beginnings of these fields, whatever their case, and blanks before the colon."""
+    names = "|".join(map(re.escape, sorted(fields)))
+    return re.compile(rf"\n({names})[ \t]*:".encode("ascii"), re.IGNORECASE)
+
+
+def lines_of_text(text: str) -> Iterator[str]:
+    """Yield the lines of a field that are not blank, one after the other, without keeping all."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start)
+        if end < 0:
+            end = len(text)
+        if end > start and (line := text[start:end].strip()):
+            yield line
+        start = end + 1
+
+
+Digests = tuple[tuple[str, bytes], ...]
+"""Several hashes of one file, each with its algorithm."""
+
+
 class Release(NamedTuple):
     """
     A release file.
 
     Attributes:
+        components: as it says; if it does not, those whose indexes it names.
         files: the indexes that it names, by path below it; the best hash of each.
         by_hash: whether they are also there under their hashes.
         date, valid_until: with their time zones.
         all_apart: packages for all architectures are not in the indexes of each, but in one of ``all``.
+        digests: of files that more than one hash proves, all of these.
+        others: of files that are named with several values of one hash, what else they might be.
     """
 
     suite: str
@@ -113,6 +172,13 @@ class Release(NamedTuple):
     date: datetime | None
     valid_until: datetime | None
     all_apart: bool = False
+    digests: Mapping[str, Digests] = MappingProxyType({})
+    others: Mapping[str, tuple[Wanted, ...]] = MappingProxyType({})
+
+    def digests_of(self, path: str) -> Digests:
+        """Return all hashes that prove a file that is named."""
+        file = self.files[path]
+        return self.digests.get(path) or ((file.algorithm, file.digest),)
 
 
 _RELEASE_FIELDS = frozenset(
@@ -129,10 +195,18 @@ _RELEASE_FIELDS = frozenset(
     )
 )
 
+_COMPONENT = re.compile(r"(.+)/(?:binary-[^/]+/Packages|source/Sources)(?:\.[a-z0-9]+)?")
 
-def read_release(data: bytes, name: str) -> Release:
+
+def read_release(
+    data: bytes, name: str, skip: Skip | None = None, ignores_dates: bool = False
+) -> Release:
     """
     Read a release file, without its signature.
+
+    Args:
+        skip: is called with the reason of each line that cannot be used; None: that is an error.
+        ignores_dates: a date that is none is left out.
 
     Raises:
         BadEntry: it is none, names files that may not be, or proves them by weaker hashes only.
@@ -142,135 +216,292 @@ def read_release(data: bytes, name: str) -> Release:
         raise BadEntry(
             f"{name} is no release file; perhaps the mirror serves a page for everything"
         )
-    hashes: dict[str, tuple[int, dict[str, bytes | str]]] = {}
+    skip = skip or _refuse
+    named = _NamedFiles(name, skip)
     for field, algorithm in _HASH_FIELDS.items():
-        for line in found.get(field, "").split("\n"):
-            if not line.strip():
-                continue
-            parts = line.split()
-            if len(parts) != 3 or _SIZE.fullmatch(parts[1]) is None:
-                raise BadEntry(f"{name} has a line that is not hash, size and path: {quoted(line)}")
-            size, path = int(parts[1]), parts[2]
-            known = hashes.setdefault(path, (size, {}))
-            if known[0] != size:
-                raise BadEntry(f"{name} gives two sizes for {quoted(path)}")
-            known[1][algorithm] = parts[0]
-            if len(hashes) > MAX_RELEASE_FILES:
-                raise BadEntry(
-                    f"{name} names more than {MAX_RELEASE_FILES} files; no archive's does"
-                )
-    if not any(DIGEST_BYTES.keys() & each.keys() for _, each in hashes.values()):
-        raise BadEntry(f"{name} has only weaker hashes than SHA-256; ask the archive for it")
-    files = {
-        path: wanted(path, size, each)
-        for path, (size, each) in hashes.items()
-        # What begins with a dot is of scripts that list all there is; apt finds no index by it.
-        if DIGEST_BYTES.keys() & each.keys() and not path.startswith("./")
-    }
-    architectures = tuple(found.get("Architectures", "").split())
-    within = found.get("No-Support-for-Architecture-all", "").split()
+        for line in lines_of_text(found.get(field, "")):
+            named.add(line, algorithm)
+    files, digests, others = named.result()
+    architectures = tuple(_words(found.get("Architectures", "")))
+    within = _words(found.get("No-Support-for-Architecture-all", ""))
     return Release(
         suite=found.get("Suite", ""),
         codename=found.get("Codename", ""),
-        components=tuple(found.get("Components", "").split()),
+        components=tuple(_words(found.get("Components", ""))) or _components_of(files),
         architectures=architectures,
         files=files,
         by_hash=found.get("Acquire-By-Hash", "").lower() == "yes",
-        date=_date(found.get("Date"), name),
-        valid_until=_date(found.get("Valid-Until"), name),
+        date=_date(found.get("Date"), name, ignores_dates),
+        valid_until=_date(found.get("Valid-Until"), name, ignores_dates),
         all_apart="all" in architectures and "Packages" not in within,
+        digests=digests,
+        others=others,
     )
 
 
-def _date(text: str | None, name: str) -> datetime | None:
+def _refuse(error: BadEntry) -> None:
+    raise error
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _components_of(files: Iterable[str]) -> tuple[str, ...]:
+    """Return the components whose indexes are named, as apt finds them where the release file names none."""
+    found: dict[str, None] = {}
+    for path in files:
+        match = _COMPONENT.fullmatch(path) if len(path) <= MAX_PATH_BYTES else None
+        if match is not None:
+            found[match[1]] = None
+    return tuple(found)
+
+
+class _NamedFiles:
+    """Collects what the lines of a release file name."""
+
+    def __init__(self, name: str, skip: Skip) -> None:
+        self._name = name
+        self._skip = skip
+        self._found: dict[str, tuple[int, dict[str, str]]] = {}
+        self._again: list[tuple[str, Wanted | BadEntry]] = []
+
+    def add(self, line: str, algorithm: str) -> None:
+        """A line, with that hash."""
+        parts = line.split(None, 3)
+        if len(parts) != 3 or _SIZE.fullmatch(parts[1]) is None:
+            self._skip(
+                BadEntry(f"{self._name} has a line that is not hash, size and path: {quoted(line)}")
+            )
+            return
+        digest, size, path = parts[0], int(parts[1]), parts[2]
+        known = self._found.setdefault(path, (size, {}))
+        is_other = algorithm in known[1] and known[1][algorithm].lower() != digest.lower()
+        if algorithm in DIGEST_BYTES and (is_other or known[0] != size):
+            self._again.append((path, wanted_or_why(path, size, {algorithm: digest})))
+        elif known[0] != size:
+            self._skip(BadEntry(f"{self._name} gives two sizes for {quoted(path)}"))
+        else:
+            known[1].setdefault(algorithm, digest)
+        if len(self._found) + len(self._again) > MAX_RELEASE_FILES:
+            raise BadEntry(
+                f"{self._name} names more than {MAX_RELEASE_FILES} files; no archive's does"
+            )
+
+    def result(
+        self,
+    ) -> tuple[dict[str, Wanted], dict[str, Digests], dict[str, tuple[Wanted, ...]]]:
+        """Return what is named by paths: files, all their hashes, and what else they might be."""
+        if not any(DIGEST_BYTES.keys() & each.keys() for _, each in self._found.values()):
+            raise BadEntry(
+                f"{self._name} has only weaker hashes than SHA-256; ask the archive for it"
+            )
+        files: dict[str, Wanted] = {}
+        digests: dict[str, Digests] = {}
+        for path, (size, hashes) in self._found.items():
+            strong = {each: hashes[each] for each in DIGEST_BYTES if each in hashes}
+            # What begins with a dot is of scripts that list all there is; apt finds no index by it.
+            if not strong or path.startswith("./"):
+                continue
+            file = wanted_or_why(path, size, strong)
+            if isinstance(file, BadEntry):
+                self._skip(file)
+                continue
+            files[path] = file
+            each = [wanted_or_why(path, size, {name: strong[name]}) for name in strong]
+            if len(each) > 1:
+                digests[path] = tuple(
+                    (one.algorithm, one.digest) for one in each if isinstance(one, Wanted)
+                )
+        return files, digests, self._others(files)
+
+    def _others(self, files: Mapping[str, Wanted]) -> dict[str, tuple[Wanted, ...]]:
+        others: dict[str, tuple[Wanted, ...]] = {}
+        for path, other in self._again:
+            known = others.get(path, ())
+            if isinstance(other, BadEntry):
+                self._skip(other)
+            elif path in files and len(known) < MAX_ALTERNATIVES:
+                others[path] = (*known, other)
+        return others
+
+
+_MONTH_AS_NUMBER = re.compile(
+    r"[^0-9]{0,20}([0-9]{1,2}) ?([0-9]{1,2})月 ?([0-9]{4}) ([0-9]{1,2}:[0-9]{2}:[0-9]{2}) ?([^ ]{0,9})"
+)
+_YEAR_FIRST = re.compile(
+    r"([0-9]{4})(?:-|年 ?)([0-9]{1,2})(?:-|月 ?)([0-9]{1,2})(?:日? [^0-9 ]{1,9} |日 ?|[T ])"
+    r"([0-9]{1,2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]{1,9})? ?([^ ]{0,9})"
+)
+_DAY_ALONE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
+_OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
+MAX_DATE_CHARS = 100
+
+
+def _date(text: str | None, name: str, ignores: bool = False) -> datetime | None:
     if not text:
         return None
-    usual = _USUAL_DATE.fullmatch(text)
-    try:
-        if usual is not None and usual[2] in _MONTHS:
-            day, year = int(usual[1]), int(usual[3])
-            hour, minute, second = map(int, usual[4].split(":"))
-            month = _MONTHS.index(usual[2]) + 1
-            date = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc)
-        else:
-            from email.utils import parsedate_to_datetime
-
-            date = parsedate_to_datetime(text)
-    except (ValueError, TypeError, IndexError, OverflowError):
-        date = None
+    date = None
+    if len(text) <= MAX_DATE_CHARS:
+        try:
+            date = _usual_date(text) or _other_date(text)
+        except (ValueError, TypeError, IndexError, OverflowError):
+            date = None
     if date is None:
-        raise BadEntry(f"{name} has a date that is none: {quoted(text)}")
+        if ignores:
+            return None
+        raise BadEntry(
+            f"{name} has a date that is none: {quoted(text)} (--ignore-dates mirrors it nevertheless)"
+        )
     return date if date.tzinfo is not None else date.replace(tzinfo=timezone.utc)
+
+
+def _usual_date(text: str) -> datetime | None:
+    usual = _USUAL_DATE.fullmatch(text)
+    if usual is None or usual[2] not in _MONTHS:
+        return None
+    month = _MONTHS.index(usual[2]) + 1
+    return _moment(usual[3], str(month), usual[1], usual[4], "UTC")
+
+
+def _other_date(text: str) -> datetime | None:
+    """Return a date as ISO 8601 has it, as Chinese and Japanese machines write it, or as mails have it."""
+    text = " ".join(text.split())
+    match = _YEAR_FIRST.fullmatch(text)
+    if match is not None:
+        return _moment(*match.group(1, 2, 3, 4, 5))
+    match = _MONTH_AS_NUMBER.fullmatch(text)
+    if match is not None:
+        return _moment(*match.group(3, 2, 1, 4, 5))
+    match = _DAY_ALONE.fullmatch(text)
+    if match is not None:
+        return _moment(*match.group(1, 2, 3), "0:0:0", "")
+    from email.utils import parsedate_to_datetime
+
+    return parsedate_to_datetime(text)
+
+
+def _moment(year: str, month: str, day: str, time: str, zone: str) -> datetime | None:
+    hour, minute, second = map(int, time.split(":"))
+    offset = _OFFSET.fullmatch(zone)
+    where = timezone.utc
+    if offset is not None:
+        ahead = timedelta(hours=int(offset[2]), minutes=int(offset[3]))
+        where = timezone(ahead if offset[1] == "+" else -ahead)
+    elif zone not in ("", "UTC", "GMT", "Z"):
+        return None
+    return datetime(int(year), int(month), int(day), hour, minute, second, tzinfo=where)
 
 
 _PACKAGE_FIELDS = frozenset(("Filename", "Size", "SHA256", "SHA512", "SHA1", "MD5sum"))
 
 
-def packages(blocks: Iterable[bytes], name: str) -> Iterator[Wanted]:
+_USUAL_PACKAGE = frozenset(("Filename", "Size", "SHA256"))
+
+
+def packages(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Iterator[Wanted]:
     """
     Yield the packages that a ``Packages`` file names.
 
+    Args:
+        skip: is called with the reason of each package that cannot be used; None: that is an error.
+
     Raises:
         BadEntry: one has a path, size or hash that is refused.
     """
-    for found in paragraphs(blocks, _PACKAGE_FIELDS, name):
-        path, size = found.get("Filename"), found.get("Size", "")
-        if path is None:
-            raise BadEntry(f"a package in {name} has no file name")
-        if _SIZE.fullmatch(size) is None:
-            raise BadEntry(f"{quoted(path)} in {name} has no size")
-        path = path.removeprefix("./")
-        hashes = {
-            algorithm: found[field]
-            for field, algorithm in (
-                ("SHA256", "sha256"),
-                ("SHA512", "sha512"),
-                ("SHA1", "sha1"),
-                ("MD5sum", "md5"),
-            )
-            if field in found
-        }
-        yield wanted(path, int(size), hashes)
+    skip = skip or _refuse
+    for found in paragraphs(blocks, _PACKAGE_FIELDS, name, _USUAL_PACKAGE):
+        each = _package_or_why(found, name)
+        if isinstance(each, BadEntry):
+            skip(each)
+        else:
+            yield each
+
+
+def _package_or_why(found: Mapping[str, str], name: str) -> Wanted | BadEntry:
+    try:
+        return _package(found, name)
+    except BadEntry as error:
+        return error
+
+
+def _package(found: Mapping[str, str], name: str) -> Wanted:
+    path, size = found.get("Filename"), found.get("Size", "")
+    if path is None:
+        raise BadEntry(f"a package in {name} has no file name")
+    if _SIZE.fullmatch(size) is None:
+        raise BadEntry(f"{quoted(path)} in {name} has no size")
+    hashes = {
+        algorithm: found[field]
+        for field, algorithm in (
+            ("SHA256", "sha256"),
+            ("SHA512", "sha512"),
+            ("SHA1", "sha1"),
+            ("MD5sum", "md5"),
+        )
+        if field in found
+    }
+    return wanted(simplified(path), int(size), hashes)
 
 
 _SOURCE_FIELDS = frozenset(("Directory", "Files", "Checksums-Sha256", "Checksums-Sha512"))
-_SOURCE_LINE = re.compile(r"([0-9A-Fa-f]+)[ \t]+([0-9]{1,15})[ \t]+(\S+)")
+_USUAL_SOURCE = frozenset(("Directory", "Checksums-Sha256"))
 
 
-def sources(blocks: Iterable[bytes], name: str) -> Iterator[Wanted]:
+def sources(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Iterator[Wanted]:
     """
     Yield the files that a ``Sources`` file names.
+
+    Args:
+        skip: is called with the reason of each file that cannot be used; None: that is an error.
 
     Raises:
         BadEntry: one has a path, size or hash that is refused.
     """
-    for found in paragraphs(blocks, _SOURCE_FIELDS, name):
+    skip = skip or _refuse
+    for found in paragraphs(blocks, _SOURCE_FIELDS, name, _USUAL_SOURCE):
         directory = found.get("Directory")
         if directory is None:
-            raise BadEntry(f"a source in {name} has no directory")
-        directory = "" if directory == "." else directory.removeprefix("./")
-        files: dict[str, tuple[int, dict[str, bytes | str]]] = {}
-        for field, algorithm in (
-            ("Checksums-Sha256", "sha256"),
-            ("Checksums-Sha512", "sha512"),
-            ("Files", "md5"),
-        ):
-            for line in found.get(field, "").split("\n"):
-                if not line.strip():
-                    continue
-                match = _SOURCE_LINE.fullmatch(line.strip())
-                if match is None:
-                    raise BadEntry(
-                        f"{name} has a line that is not hash, size and name: {quoted(line)}"
-                    )
-                size = int(match[2])
-                known = files.setdefault(match[3], (size, {}))
-                if known[0] != size:
-                    raise BadEntry(f"{name} gives two sizes for {quoted(match[3])}")
-                known[1][algorithm] = match[1]
-        for file, (size, hashes) in files.items():
-            path = join(directory, file)
-            yield wanted(path, size, hashes)
+            skip(BadEntry(f"a source in {name} has no directory"))
+            continue
+        for file, size, hashes in _files_of_source(found, name, skip):
+            each = wanted_or_why(simplified(join(directory, file)), size, hashes)
+            if isinstance(each, BadEntry):
+                skip(each)
+            else:
+                yield each
+
+
+def _files_of_source(
+    found: Mapping[str, str], name: str, skip: Skip
+) -> list[tuple[str, int, dict[str, str]]]:
+    files: dict[str, tuple[int, dict[str, str]]] = {}
+    again: list[tuple[str, int, dict[str, str]]] = []
+    for field, algorithm in (
+        ("Checksums-Sha256", "sha256"),
+        ("Checksums-Sha512", "sha512"),
+        ("Files", "md5"),
+    ):
+        for line in lines_of_text(found.get(field, "")):
+            parts = line.split(None, 3)
+            if len(parts) != 3 or _SIZE.fullmatch(parts[1]) is None:
+                skip(BadEntry(f"{name} has a line that is not hash, size and name: {quoted(line)}"))
+                continue
+            digest, size, file = parts[0], int(parts[1]), parts[2]
+            known = files.setdefault(file, (size, {}))
+            if known[0] != size:
+                skip(BadEntry(f"{name} gives two sizes for {quoted(file)}"))
+            elif known[1].setdefault(algorithm, digest).lower() != digest.lower():
+                again.append((file, size, {algorithm: digest}))
+    return [*((file, size, hashes) for file, (size, hashes) in files.items()), *again]
+
+
+def simplified(path: str) -> str:
+    """Return a path without parts that lead nowhere; all servers take ``pool//./a`` for ``pool/a``."""
+    if "//" not in path and "./" not in path:
+        return path
+    absolute = "/" if path.startswith("/") else ""
+    return absolute + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 class PatchStep(NamedTuple):
@@ -350,7 +581,7 @@ def read_patch_index(data: bytes, directory: str, name: str) -> PatchIndex:
 
 
 def _rows(text: str, name: str) -> list[list[str]]:
-    rows = [line.split() for line in text.split("\n") if line.strip()]
+    rows = [line.split(None, 3) for line in lines_of_text(text)]
     if any(len(row) != 3 or _SIZE.fullmatch(row[1]) is None for row in rows):
         raise BadEntry(f"{name} has a line that is not hash, size and name")
     return rows

@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
+from io import BytesIO
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
+from pipegrid.mirror.signatures import MESSAGE, signed_parts, unescaped
 from pipegrid.mirror.trust import MAX_SIGNATURE_BYTES, Keys, check_signature, signed_content
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, place_of, quoted
 
@@ -186,18 +189,21 @@ def _check_dates(release: Release, now: datetime, name: str) -> None:
 
 def _says_the_same(plain: bytes, content: bytes) -> bool:
     """Return whether a text is the one that was signed, but for blanks at ends of lines."""
-    return [line.rstrip() for line in plain.strip().split(b"\n")] == [
-        line.rstrip() for line in content.strip().split(b"\n")
-    ]
+    if plain == content:
+        return True
+    lines = zip_longest(BytesIO(plain.strip()), BytesIO(content.strip()), fillvalue=b"")
+    return all(one.rstrip() == other.rstrip() for one, other in lines)
 
 
 def unsigned_part(data: bytes) -> bytes:
     """Return what a signed file says, without asking who says it."""
-    if not data.startswith(b"-----BEGIN PGP SIGNED MESSAGE-----"):
+    if not data.startswith(MESSAGE):
         return data
-    _, _, rest = data.partition(b"\n\n")
-    content, _, _ = rest.partition(b"\n-----BEGIN PGP SIGNATURE-----")
-    return b"\n".join(line.removeprefix(b"- ") for line in content.split(b"\n")) + b"\n"
+    parts = signed_parts(data)
+    if parts is not None:
+        return unescaped(parts[0])
+    content, _, _ = data.partition(b"\n\n")[2].partition(b"\n-----BEGIN PGP SIGNATURE-----")
+    return unescaped(content) + b"\n"
 
 
 class Suites:

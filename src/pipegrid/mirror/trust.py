@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import binascii
 import os
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipegrid.mirror.signatures import signature_packets
+from pipegrid.mirror.signatures import MESSAGE, signature_packets, signed_parts
 from pipegrid.mirror.wanted import MirrorError
 
 TIMEOUT_S = 60
@@ -23,14 +22,6 @@ MAX_SIGNATURE_BYTES = 1 << 20
 
 _WEAK = ["--weak-digest", "SHA1", "--weak-digest", "RIPEMD160"]
 """Hashes with which nobody signs any more, beside MD5, which gpgv refuses by itself."""
-
-_MESSAGE = b"-----BEGIN PGP SIGNED MESSAGE-----"
-_WHOLE = re.compile(
-    _MESSAGE
-    + rb"\n(?:Hash: [^\n]*\n)*\n(?:(?!-)[^\n]*\n|- [^\n]*\n)*"
-    + rb"(-----BEGIN PGP SIGNATURE-----\n(?:(?!-)[^\n]*\n)*-----END PGP SIGNATURE-----\n*)"
-)
-"""One message, and nothing before, in between or behind it; lines that begin with a dash are escaped."""
 
 _ARMOR = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
 
@@ -70,15 +61,15 @@ def signed_content(signed: bytes, keyrings: Sequence[str], name: str) -> bytes:
 
     if not keyrings:
         raise _no_keyring(name)
-    whole = _WHOLE.fullmatch(signed)
-    if whole is None:
-        if _MESSAGE not in signed:
+    parts = signed_parts(signed)
+    if parts is None:
+        if MESSAGE not in signed:
             # gpgv also takes packets, which it unpacks before it knows whose they are: a few hundred bytes of
             # anybody's would be gigabytes on the disk.
             raise NotSigned(f"{name} is {NOT_SIGNED} (it is not signed at all)")
         # It would be published as it is, to readers who may look at more than what was signed.
         raise NotSigned(f"{name} is not signed as a whole: there is something around it")
-    if signature_packets(whole[1]) is None:
+    if signature_packets(parts[1]) is None:
         raise _no_signature(name)
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
         path = _write(directory, "signed", signed)

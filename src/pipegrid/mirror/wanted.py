@@ -7,7 +7,7 @@ nothing and a size that is none are refused here, once, for every kind of index.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from pipegrid.errors import PipegridError
@@ -36,6 +36,10 @@ _PLAIN_PATH = r"(?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/)*[A-Za-z0-9_+~][A-Za-z0-9.
 
 class BadEntry(PipegridError):
     """An index asks for something that is not done; the text says what and where."""
+
+
+Skip = Callable[[BadEntry], None]
+"""What is called with the reason for each entry of an index that cannot be used, while the others are."""
 
 
 class MirrorError(PipegridError):
@@ -93,6 +97,16 @@ def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> Wa
     raise BadEntry(
         f"{quoted(path)} has only weaker hashes ({weak}); SHA-256 or better is needed, ask the archive for it"
     )
+
+
+def wanted_or_why(
+    path: str, size: int | None, hashes: Mapping[str, bytes | str]
+) -> Wanted | BadEntry:
+    """Return one entry of an index as ``wanted`` does, or why it cannot be one."""
+    try:
+        return wanted(path, size, hashes)
+    except BadEntry as error:
+        return error
 
 
 def check_path(path: str) -> None:
