@@ -66,7 +66,7 @@ def _sample(op: str, argument: Any, optional: bool) -> str:
         return sample(argument[1][-1 if optional else 0], optional)
     if "REPEAT" in op:
         least, most, body = argument
-        return sample(body, optional) * max(least, min(int(optional), most))
+        return sample(body, optional) * max(int(least), min(int(optional), int(most)))
     return ""
 
 

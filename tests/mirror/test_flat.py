@@ -272,7 +272,7 @@ class TogetherTests(FlatCase):
         )
 
     def test_packages_and_sources(self) -> None:
-        """A run for each: sources stay as long as the release file says the same of them."""
+        """A run for each: sources stay, and are brought up to date with packages."""
         self.sync_flat()
         self.sync_flat(with_sources=True)
         self.sync_flat("sub/")  # so that the last run kept others
@@ -283,12 +283,10 @@ class TogetherTests(FlatCase):
         self.flat.publish()
         self.merge()
         self.sync_flat("sub/")
-        self.refused(
-            "have its sources mirrored in the same run, or remove Sources.gz if it is to go",
-            error=UsageError,
-            suites=("./",),
-            components=(),
-        )
+        self.sync_flat(delete=True)
+        found = self.world.found()
+        for path in ("Sources.gz", "Packages.gz", "s_1.dsc"):
+            self.assertEqual(found[path], self.world.hosts[0].files[path])
 
     def test_what_cannot_be_read(self) -> None:
         """A release file beside an index that says nothing: nothing is removed. Alone it is any file."""
@@ -329,13 +327,9 @@ class RefusalTests(FlatCase):
             archive.extra_paragraphs = f"Filename: {path}\nSize: {len(data)}\nSHA256: {digest}\n\n"
             archive.publish()
             self.begin(archive)
-            self.refused(
-                "where only indexes and release files may be",
-                error=BadEntry,
-                suites=("./",),
-                components=(),
-                also=("icons*",),
-            )
+            outcome = self.sync(suites=("./",), components=(), also=("icons*",))
+            self.assertEqual(outcome.entries.skipped_files, 1)
+            self.assertIn("where only indexes and release files may be", outcome.entries.skipped[0])
 
     def test_a_release_file_that_names_packages(self) -> None:
         """Scripts list all that there is, by two names each; apt reads it, and packages are packages."""
@@ -355,7 +349,10 @@ class RefusalTests(FlatCase):
             archive.extra_paragraphs = f"Filename: {path}\nSize: 1\nSHA256: {sha(b'x')}\n\n"
             archive.publish()
             self.begin(archive)
-            self.refused("not to be trusted", error=BadEntry, suites=("./",), components=())
+            outcome = self.sync(suites=("./",), components=())
+            self.assertEqual(outcome.entries.skipped_files, 1)
+            self.assertIn("not to be trusted", outcome.entries.skipped[0])
+            self.assertTrue(archive.pool.items() <= self.world.found().items())
 
     def test_bad_names(self) -> None:
         """One sentence each."""

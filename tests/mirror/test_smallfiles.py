@@ -9,6 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.sprint import smallfiles
 from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, Odd
+from pipegrid.mirror.sprint.smallfiles import SmallAnswers
 from tests.mirror.test_sprint import ok
 
 MOST_BYTES = 8 << 20
@@ -47,7 +48,7 @@ class WaitingTests(SynchronousTestCase):
         try:
             found = asking.answers([("a", MOST_BYTES)])
         except Odd:
-            found = {}
+            found = SmallAnswers()
         return found, wire.now_s - 1000
 
     def test_slow(self) -> None:

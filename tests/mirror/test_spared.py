@@ -5,7 +5,6 @@ from __future__ import annotations
 import lzma
 import os
 
-from pipegrid.errors import UsageError
 from pipegrid.mirror.wanted import MirrorError
 from tests.mirror.archive import SUITE, Archive, check_readers, sha
 from tests.mirror.test_debian import DebianCase
@@ -139,16 +138,16 @@ class ComponentsTests(DebianCase):
         self.assertIn(CONTRIB_DEB % sha(b"contrib"), self.world.found())
 
     def test_what_would_be_wrong(self) -> None:
-        """A release file that says something else of the other one's index is refused before all else."""
+        """What a new release file says of the other one's index is brought up to date in the same run."""
         self.sync()
         self.sync(components=("contrib",))
-        self.contrib(b"another contrib")
-        for delete in (False, True):
-            self.refused(
-                "also holds dists/sid/contrib/binary-amd64/Packages.xz, which the new release file changes",
-                error=UsageError,
-                delete=delete,
-            )
+        for number, delete in enumerate((False, True, True)):
+            self.contrib(b"another contrib %d" % number)
+            self.sync(delete=delete)
+            found = self.world.found()
+            path = f"{SUITE}/contrib/binary-amd64/Packages.xz"
+            self.assertEqual(found[path], self.archive.files[path])
+            self.assertEqual(check_readers(self.world.directory), 2 * 20 + 1)
         self.sync(components=("main", "contrib"))
         self.assertEqual(check_readers(self.world.directory), 2 * 20 + 1)
 

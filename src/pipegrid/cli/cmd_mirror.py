@@ -16,6 +16,7 @@ from pipegrid.cli.mirroroptions import (
     check_options,
     fetch_options,
     from_grid_option,
+    keep_going_option,
     keyring_option,
     unsigned_option,
 )
@@ -95,6 +96,7 @@ def list_command(
     help="Of binary packages; several if given again.",
 )
 @click.option("--source", is_flag=True, help="Sources, too.")
+@keep_going_option
 @keyring_option(f"Keys of who may have signed it. Without it {DEBIAN_KEYRING}, if there is one.")
 @from_grid_option
 @unsigned_option
@@ -125,6 +127,7 @@ def debian_command(
     components: tuple[str, ...],
     architectures: tuple[str, ...],
     source: bool,
+    keep_going: bool,
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     ignore_dates: bool,
@@ -157,7 +160,7 @@ def debian_command(
         "indexes": indexes,
         "ignore_dates": ignore_dates,
     }
-    return debian_job(dest, options, keyrings, allow_unsigned, fetching)
+    return debian_job(dest, options, keyrings, allow_unsigned, fetching, keep_going)
 
 
 @command.command(name="rpm")
@@ -167,6 +170,7 @@ def debian_command(
     is_flag=True,
     help="Of packages with the same name and architecture only those with the highest version.",
 )
+@keep_going_option
 @keyring_option("Keys of who may have signed it; bytes or text.")
 @from_grid_option
 @unsigned_option
@@ -175,6 +179,7 @@ def debian_command(
 def rpm_command(
     dest: str,
     newest_only: bool,
+    keep_going: bool,
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     from_grid: str | None,
@@ -191,7 +196,7 @@ def rpm_command(
     _check_urls(fetching)
     _check_keys(keyrings, allow_unsigned)
 
-    return rpm_job(dest, newest_only, keyrings, allow_unsigned, fetching)
+    return rpm_job(dest, newest_only, keyrings, allow_unsigned, fetching, keep_going)
 
 
 def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:

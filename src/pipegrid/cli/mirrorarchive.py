@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.job import GridJob, ReactorJob
 from pipegrid.cli.mirroring import Display, Fetching
-from pipegrid.cli.mirrortell import store, tell
+from pipegrid.cli.mirrortell import store, tell, tell_skipped
 from pipegrid.cli.outcome import Interrupted, printable
+from pipegrid.core.text import counted
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
@@ -42,6 +43,7 @@ def debian_job(
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     fetching: Fetching,
+    keep_going: bool = False,
 ) -> ReactorJob | GridJob:
     """Return what ``mirror debian`` does; ``options`` are those of ``SELECTING``."""
 
@@ -60,9 +62,11 @@ def debian_job(
         )
         keys = Keys(rings, allow_unsigned)
         archive = DebianArchive(mirror, selection, keys, ignores_dates=options["ignore_dates"])
-        outcome = await archive.sync(fetching.delete, fetching.dry_run)
+        outcome = await archive.sync(fetching.delete, fetching.dry_run, keep_going)
         for path in outcome.lacking:
             console.detail(f"no mirror has {printable(path)}")
+        if outcome.absent:
+            console.say(_left_out(outcome.absent))
         return outcome, {"patched": outcome.patched, "lacking": outcome.lacking}
 
     return ArchiveRun(dest, fetching, update).job()
@@ -74,6 +78,7 @@ def rpm_job(
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     fetching: Fetching,
+    keep_going: bool = False,
 ) -> ReactorJob | GridJob:
     """Return what ``mirror rpm`` does."""
 
@@ -82,9 +87,17 @@ def rpm_job(
         from pipegrid.mirror.trust import Keys
 
         repository = RpmRepository(mirror, Keys(keyrings, allow_unsigned), newest_only)
-        return await repository.sync(fetching.delete, fetching.dry_run), {}
+        return await repository.sync(fetching.delete, fetching.dry_run, keep_going), {}
 
     return ArchiveRun(dest, fetching, update).job()
+
+
+def _left_out(absent: list[str]) -> str:
+    """Return one sentence for all that was wanted and that the release files do not name."""
+    more = len(absent) - 1
+    return f"pipegrid: {printable(absent[0])}" + (
+        f"; and so with {counted(more, 'other index', 'other indexes')}" if more else ""
+    )
 
 
 class ArchiveRun:
@@ -149,8 +162,20 @@ class ArchiveRun:
     async def _work(self, mirror: AnyMirror, console: Console, keep: Keep | None = None) -> int:
         fetching = self._fetching
         outcome, further = await self._update(mirror, console)
-        stored = {} if keep is None else await keep(outcome.report)
-        further = {"index_bytes": outcome.index_bytes, **further, **stored}
+        report, entries = outcome.report, outcome.entries
+        tell_skipped(console, entries)
+        if report.failed_files and not outcome.is_published and not fetching.dry_run:
+            console.say(
+                "pipegrid: the indexes stay as they were, and name only what is there; --keep-going shows"
+                " the new ones"
+            )
+        stored = {} if keep is None or entries.skipped_files else await keep(report)
+        further = {
+            "index_bytes": outcome.index_bytes,
+            "skipped": entries.skipped_files,
+            **further,
+            **stored,
+        }
         return tell(console, outcome.report, self._dest, outcome.removed, fetching.dry_run, further)
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:

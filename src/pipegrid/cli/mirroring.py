@@ -139,6 +139,10 @@ class Fetching(Value):
         if not self.delete or self.dry_run or _was_mirrored_to(dest):
             return
         for above, directories, files in os.walk(dest):
+            if above == dest and HIDDEN in directories:
+                directories.remove(
+                    HIDDEN
+                )  # of a run that has failed before it gave any file its name
             if files or any(os.path.islink(os.path.join(above, each)) for each in directories):
                 raise UsageError(
                     f"{dest} was no mirror until now, and --delete would remove the files that are in it; if "

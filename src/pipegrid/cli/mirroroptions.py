@@ -34,6 +34,13 @@ from_grid_option = click.option(
 )
 
 
+keep_going_option = click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Show the new indexes also if no mirror has some of what they name; that is named, with status 1.",
+)
+
+
 def keyring_option(help: str) -> Callable[[F], F]:
     """Return the option that names keys, which comes as ``keyrings``."""
     return click.option(

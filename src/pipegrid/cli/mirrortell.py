@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pipegrid.cli.mirroring import Fetching
     from pipegrid.grid import Grid
+    from pipegrid.mirror.entries import Entries
     from pipegrid.mirror.mirror import Mirror
     from pipegrid.mirror.report import Report, Tally
 
@@ -30,6 +31,17 @@ async def store(
     stored = GridStore(mirror, grid, os.path.abspath(grid.config.directory), fetching.paranoid)
     cap = await stored.store()
     return {"cap": str(cap), "stored": stored.stored_files}
+
+
+def tell_skipped(console: Console, entries: Entries) -> None:
+    """Name the entries of indexes that could not be used."""
+    for why in entries.skipped:
+        console.fault(f"pipegrid: skipped: {printable(why)}")
+    more = entries.skipped_files - len(entries.skipped)
+    if more:
+        console.fault(
+            f"pipegrid: {counted(more, 'more entry', 'more entries')} skipped, for such reasons"
+        )
 
 
 def tell(
@@ -58,6 +70,9 @@ def tell(
         f"{counted(report.fetched_files, 'file')}, {counted(report.fetched_bytes, 'byte')} {would}fetched;"
         f" {counted(report.present_files, 'was', 'were')} there, {report.failed_files} failed"
     )
+    skipped = further.get("skipped", 0) if further is not None else 0
+    if skipped:
+        text += f", {skipped} skipped"
     if removed:
         text += f", {len(removed)} {would}removed"
     if further is not None and "cap" in further:
@@ -91,7 +106,7 @@ def tell(
             **(further or {}),
         },
     )
-    return ExitStatus.FAILED if report.failed_files else ExitStatus.DONE
+    return ExitStatus.FAILED if report.failed_files or skipped else ExitStatus.DONE
 
 
 def _tell_how_many_more(console: Console, report: Report) -> None:

@@ -67,6 +67,7 @@ FLAGS = {
     "--source": "source",
     "--diffs": "diffs",
     "--ignore-dates": "ignore_dates",
+    "--keep-going": "keep_going",
 }
 COMMON = ("--json", "-q", "--quiet")
 """Of these; they may stand before the command, too."""
@@ -95,7 +96,13 @@ _FETCH: Values = {
 LIST: Values = {**_FETCH, "jobs": 1}
 """What ``mirror list`` takes of these, and what it is if it is not given."""
 
-RPM: Values = {**_FETCH, "newest_only": False, "keyrings": (), "allow_unsigned": False}
+RPM: Values = {
+    **_FETCH,
+    "newest_only": False,
+    "keep_going": False,
+    "keyrings": (),
+    "allow_unsigned": False,
+}
 """The same of ``mirror rpm``."""
 
 DEBIAN: Values = {
@@ -104,6 +111,7 @@ DEBIAN: Values = {
     "components": (),
     "architectures": ("amd64",),
     "source": False,
+    "keep_going": False,
     "keyrings": (),
     "allow_unsigned": False,
     "indexes": "packed",
@@ -238,7 +246,8 @@ def _fetching_job(command: str, values: Values, words: list[str], begun: HeadSta
     from pipegrid.cli.mirrorarchive import SELECTING, debian_job, rpm_job
 
     trust = values["keyrings"], values["allow_unsigned"]
+    keep_going = values["keep_going"]
     if command == "rpm":
-        return rpm_job(words[0], values["newest_only"], *trust, fetching)
+        return rpm_job(words[0], values["newest_only"], *trust, fetching, keep_going)
     selecting = {name: values[name] for name in SELECTING}
-    return debian_job(words[0], selecting, *trust, fetching)
+    return debian_job(words[0], selecting, *trust, fetching, keep_going)

@@ -41,6 +41,11 @@ def find(destination: Destination, index: Wanted, staged: bool = True) -> Wanted
     return None
 
 
+def is_noted(destination: Destination, path: str) -> bool:
+    """Return whether an index of that path was compressed here."""
+    return any(line.endswith(f" {path}") for line in _notes(destination))
+
+
 def _notes(destination: Destination) -> list[str]:
     data = destination.read(NOTES, MAX_NOTES_BYTES) or b""
     return data.decode("utf-8", "replace").splitlines()

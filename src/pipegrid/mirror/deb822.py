@@ -22,6 +22,7 @@ from pipegrid.mirror.wanted import (
     Wanted,
     check_path,
     quoted,
+    simplified,
     wanted,
     wanted_or_why,
 )
@@ -375,7 +376,7 @@ def _other_date(text: str) -> datetime | None:
         return _moment(*match.group(3, 2, 1, 4, 5))
     match = _DAY_ALONE.fullmatch(text)
     if match is not None:
-        return _moment(*match.group(1, 2, 3), "0:0:0", "")
+        return _moment(match[1], match[2], match[3], "0:0:0", "")
     from email.utils import parsedate_to_datetime
 
     return parsedate_to_datetime(text)
@@ -494,14 +495,6 @@ def _files_of_source(
             elif known[1].setdefault(algorithm, digest).lower() != digest.lower():
                 again.append((file, size, {algorithm: digest}))
     return [*((file, size, hashes) for file, (size, hashes) in files.items()), *again]
-
-
-def simplified(path: str) -> str:
-    """Return a path without parts that lead nowhere; all servers take ``pool//./a`` for ``pool/a``."""
-    if "//" not in path and "./" not in path:
-        return path
-    absolute = "/" if path.startswith("/") else ""
-    return absolute + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 class PatchStep(NamedTuple):

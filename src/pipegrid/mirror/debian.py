@@ -7,7 +7,9 @@ is to be had. 2. Indexes that it names are brought to where nobody sees them (``
 its hash. 3. What they name is fetched, while they are still being read, and gets its names. 4. When all is
 there the indexes get theirs, the release files last; then what is not named any more may go.
 
-If anything is missing at the end of 3 the old indexes stay: they name what is there. Between the first
+If anything is missing at the end of 3 the old indexes stay: they name what is there; unless the caller wants
+to keep going. What an index names and cannot be used is skipped, and counts. What other runs keep here of the
+same suites is brought up to date as well, since their release file is the same. Between the first
 name and the last of 4 the old release file stands beside new indexes; where the archive has indexes by
 hash, readers find the old ones so, as long as nothing is deleted.
 """
@@ -25,18 +27,20 @@ from pipegrid.errors import UsageError
 from pipegrid.mirror import compressed
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.destination import STAGED, Destination
+from pipegrid.mirror.entries import Entries, named_twice
 from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, update
 from pipegrid.mirror.manifest import keep_manifest, noting
 from pipegrid.mirror.obtain import obtain
-from pipegrid.mirror.present import checked
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.selecting import (
     HELD,
     READ,
     Index,
     Selection,
-    base_of,
     below,
+    check_selected,
+    hashed_names,
+    ignore_entry,
     indexes_of,
     named_by,
     names_packages,
@@ -52,7 +56,7 @@ from pipegrid.mirror.suites import (
     unsigned_part,
 )
 from pipegrid.mirror.trust import Keys
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, quoted
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Skip, Wanted, check_path, quoted
 
 if TYPE_CHECKING:
     from pipegrid.mirror.early import AnyMirror
@@ -75,10 +79,16 @@ class DebianOutcome:
         index_bytes: fetched for indexes and their patches.
         patched: indexes that patches brought up to date.
         lacking: files of ``also``, or further forms of indexes, that no mirror has.
+        absent: what was wanted and the release files do not name, in a sentence each.
+        entries: what indexes name; of these, what could not be used.
+        is_published: the new indexes are to be seen.
     """
 
     def __init__(self) -> None:
         self.report = Report()
+        self.entries = Entries()
+        self.absent: list[str] = []
+        self.is_published = False
         self.removed: list[str] = []
         self.index_bytes = self.patched = 0
         self.lacking: list[str] = []
@@ -119,49 +129,70 @@ class DebianArchive:
         self._suites = Suites(mirror, keys, now, ignores_dates)
         self._names = list(dict.fromkeys(names))
 
-    async def sync(self, delete: bool = False, dry_run: bool = False) -> DebianOutcome:
+    async def sync(
+        self, delete: bool = False, dry_run: bool = False, keep_going: bool = False
+    ) -> DebianOutcome:
         """
         Bring it up to date. To be called once.
 
         Args:
-            delete: remove what is not named any more, if nothing failed.
+            delete: remove what is not named any more, if nothing failed or was skipped.
             dry_run: fetch indexes only, publish nothing; as the mirror was told.
+            keep_going: publish the indexes also if mirrors lack what they name, or lack one of them.
 
         Raises:
-            MirrorError: no mirror has a release file that can be believed, or an index could not be had.
-            BadEntry: an index names what may not be.
-            UsageError: what another run keeps here of a suite would not fit its release file any more.
+            MirrorError: no mirror has a release file that can be believed, an index could not be had, or the
+                release files name nothing of what was selected.
+            BadEntry: an index cannot be read.
         """
-        suites = [await self._suites.find(name) for name in self._names]
-        indexes = [each for suite in suites for each in indexes_of(suite, self._selection)]
-        apart = await self._mirror.run(kept_apart, self._destination, suites, indexes)
         outcome = DebianOutcome()
-        await self._stage(indexes, outcome)
+        entries = outcome.entries
+        suites = [await self._suites.find(name, entries.skip) for name in self._names]
+        indexes = [
+            each for suite in suites for each in indexes_of(suite, self._selection, outcome.absent)
+        ]
+        apart = await self._mirror.run(kept_apart, self._destination, suites, indexes, delete)
+        gone = await self._stage([*indexes, *apart], outcome, keep_going)
+        indexes = [each for each in indexes if each not in gone]
+        apart = [each for each in apart if each not in gone]
+        everything = [*indexes, *apart]
         own = {path: data for suite in suites for path, data in own_files(suite).items()}
         further = list(_further(indexes, own))
-        contents = self._contents(indexes)
+        contents = entries.once(self._contents(indexes, entries.skip))
         if not dry_run:
-            contents = noting(self._destination, checked(contents), further)
-        report = outcome.report = await self._mirror.sync(contents)
-        if report.failed_files:
+            contents = noting(self._destination, contents, further)
+        also = entries.once(self._contents(apart, entries.skip))
+        report = outcome.report = await self._mirror.sync(chain(contents, also))
+        if dry_run:
+            pass
+        elif not report.failed_files or not report.is_stopped:
+            await entries.settle(self._mirror, report)
+        if report.failed_files and (not keep_going or report.is_stopped):
             return outcome
         if not dry_run:
-            await self._mirror.run(self._publish, suites, indexes, apart, own)
-            await self._mirror.run(keep_manifest, self._destination)
-        if delete:
-            spared = Spared(self._destination, suites, indexes, apart)
-            kept = chain(self._named(indexes, further), _names_by_hash(suites, indexes))
+            await self._mirror.run(self._publish, suites, everything, own, entries)
+            await self._mirror.run(keep_manifest, self._destination, entries.replaced)
+            outcome.is_published = True
+        if delete and not report.failed_files and not entries.skipped_files:
+            spared = Spared(self._destination, suites, everything, apart)
+            kept = chain(
+                self._contents(everything),
+                _further(apart, {}),
+                further,
+            )
+            paths = chain((each.path for each in kept), _names_by_hash(suites, everything))
             outcome.removed = await self._mirror.run(
-                remove_others, self._destination, kept, spared, dry_run
+                remove_others, self._destination, paths, spared, dry_run
             )
         return outcome
 
     # Indexes.
 
-    async def _stage(self, indexes: Sequence[Index], outcome: DebianOutcome) -> None:
-        """Bring indexes to where they can be read, and nobody sees them."""
-        ours = self._selection.indexes != "packed"
-        made = [i for i in indexes if ours and i.kind in ("packages", "sources")]
+    async def _stage(
+        self, indexes: Sequence[Index], outcome: DebianOutcome, keep_going: bool
+    ) -> list[Index]:
+        """Bring indexes to where they can be read, and nobody sees them; returns those that cannot be had."""
+        made = [i for i in indexes if i.held != "packed" and i.kind in ("packages", "sources")]
         if made:
             wants = [await self._mirror.run(self._unpacked, index) for index in made]
             done = await update(self._mirror, wants, patches_are_kept=self._selection.with_patches)
@@ -171,17 +202,63 @@ class DebianArchive:
         plain = [index for index in indexes if index not in made]
         fetched = await obtain(self._mirror, [form for index in plain for form in index.forms])
         outcome.index_bytes += fetched.size_bytes
+        gone = []
         for index in plain:
-            for form in list(index.forms):
-                why = fetched.lacking.get(form.path)
-                if why is None:
-                    continue
-                if form is index.forms[0] and index.kind:
-                    raise MirrorError(
-                        f"the index {form.path} could not be fetched ({why}); the old one stays"
-                    )
-                outcome.lacking.append(form.path)
-                index.forms.remove(form)
+            await self._settle_forms(index, fetched.lacking, outcome)
+            if index.forms:
+                continue
+            gone.append(index)
+            if index.kind in ("packages", "sources"):
+                path = index.wanted_path
+                reason = f"the index {path} could not be fetched ({fetched.lacking[path]})"
+                if not keep_going:
+                    raise MirrorError(f"{reason}; the old one stays (--keep-going leaves it out)")
+                outcome.entries.skip(BadEntry(reason))
+        gone += await self._mirror.run(self._unreadable_patches, plain, outcome.entries.skip)
+        return gone
+
+    async def _settle_forms(
+        self, index: Index, lacking: dict[str, str], outcome: DebianOutcome
+    ) -> None:
+        """Keep those forms of an index that mirrors have; if these are none, one of the others."""
+        inner = index.suite.within
+        others = index.suite.release.others
+        for place, form in enumerate(list(index.forms)):
+            again = [below(index.suite, each) for each in others.get(inner(form.path), ())]
+            if again:
+                outcome.entries.skip(named_twice(form.path))
+            if form.path not in lacking:
+                continue
+            found = await self._first_of(again, outcome)
+            if found is not None:
+                index.forms[place] = found
+                continue
+            outcome.lacking.append(form.path)
+            index.forms.remove(form)
+        if not index.forms:
+            found = await self._first_of(index.spare, outcome)
+            if found is not None:
+                index.forms = [found]
+
+    async def _first_of(self, forms: Iterable[Wanted], outcome: DebianOutcome) -> Wanted | None:
+        """Fetch the first of these that mirrors have."""
+        for form in forms:
+            fetched = await obtain(self._mirror, [form])
+            outcome.index_bytes += fetched.size_bytes
+            if not fetched.lacking:
+                return form
+        return None
+
+    def _unreadable_patches(self, indexes: Sequence[Index], skip: Skip) -> list[Index]:
+        """In the thread: return lists of patches that prove nothing: with weaker hashes only, for one."""
+        found = []
+        for index in indexes:
+            if index.kind == "patches" and index.forms:
+                why = _why_unreadable(self._destination, index)
+                if why is not None:
+                    skip(why)
+                    found.append(index)
+        return found
 
     def _note_forms(self, made: Sequence[Index], wants: Sequence[Unpacked]) -> None:
         """In the thread: keep them as the files that they are."""
@@ -213,12 +290,12 @@ class DebianArchive:
             tuple(below(suite, named[base + ending]) for ending in READ if base + ending in named),
             None if patches is None else below(suite, patches),
             have,
-            self._selection.indexes == "zstd",
+            index.held == "zstd",
         )
 
     # What they name.
 
-    def _contents(self, indexes: Sequence[Index]) -> Iterator[Wanted]:
+    def _contents(self, indexes: Sequence[Index], skip: Skip | None = None) -> Iterator[Wanted]:
         """Yield what the indexes name; a file may be named several times."""
         count = 0
         own = OwnNames(
@@ -226,17 +303,16 @@ class DebianArchive:
             (form for index in indexes for form in index.forms),
         )
         for index in indexes:
-            for each in named_by(self._destination, index):
-                if index.kind != "patches":
-                    own.check(each, index.path)
+            for each in named_by(self._destination, index, skip):
+                why = own.refusal(each, index.path) if index.kind != "patches" else None
+                if why is not None:
+                    if skip is not None:
+                        skip(why)
+                    continue
                 count += 1
                 if count > MAX_NAMED:
                     raise BadEntry(f"the indexes name more than {MAX_NAMED} files; no archive does")
                 yield each
-
-    def _named(self, indexes: Sequence[Index], further: Sequence[Wanted]) -> Iterator[str]:
-        """In the thread: yield the paths of all that is kept."""
-        return (each.path for each in chain(self._contents(indexes), further))
 
     # Publication.
 
@@ -244,8 +320,8 @@ class DebianArchive:
         self,
         suites: Sequence[Suite],
         indexes: Sequence[Index],
-        apart: Sequence[Index],
         own: dict[str, bytes],
+        entries: Entries,
     ) -> None:
         """In the thread: names by hash, indexes, release files; and nothing stays that is of before."""
         destination = self._destination
@@ -254,27 +330,47 @@ class DebianArchive:
             {path: d for path, d in own.items() if destination.read(path, len(d)) != d}
         )
         forms = [form for index in indexes for form in index.forms]
-        for form in forms:
-            if form.remote is not None:
-                destination.link(form.path, form.remote)
+        for index in indexes:
+            self._link_by_hash(index, entries)
         # A form that is not kept any more would stand beside a release file that says something else of it;
         # one that was not kept, beside the release file of before. Where names are hashes, those are enough.
         late = {
             form.path for form in forms if form.remote is not None and self._is_new(form, suites)
         }
         early = [form.path for form in forms if form.path not in late]
-        stays = {base_of(index.path) for index in apart}
         kept = {form.path for form in forms} | own.keys()
 
         def delete(paths: Iterable[str]) -> None:
             for path in paths:
-                if path not in kept and base_of(path) not in stays:
+                if path not in kept:
                     destination.delete(path)
 
         delete(chain.from_iterable(_before(suite) for suite in suites if _has_hashes(suite)))
         destination.release([*early, *own, *sorted(late)])
         delete(chain.from_iterable((*_before(suite), *map(suite.place, OWN)) for suite in suites))
         destination.clear_staged()
+
+    def _link_by_hash(self, index: Index, entries: Entries) -> None:
+        """Give an index its names by hash: one for each hash that the release file tells, and that it has."""
+        destination = self._destination
+        for form in index.forms:
+            if form.remote is None:
+                continue
+            inner = index.suite.within(form.path)
+            for algorithm, digest in index.suite.release.digests_of(inner):
+                name = by_hash(form.path, algorithm, digest)
+                if name is None or destination.is_linked(form.path, name):
+                    continue
+                if algorithm != form.algorithm and not destination.has_hash(
+                    form.path, algorithm, digest
+                ):
+                    entries.skip(
+                        BadEntry(
+                            f"the {algorithm} that is told of {quoted(form.path)} is another one"
+                        )
+                    )
+                    continue
+                destination.link(form.path, name)
 
     def _is_new(self, form: Wanted, suites: Sequence[Suite]) -> bool:
         """Whether a form of an index has not been there, where there was a release file."""
@@ -288,6 +384,15 @@ def _further(indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[Wanted
         yield from index.forms
     for path, data in own.items():
         yield Wanted(path, len(data), "sha256", sha256(data).digest())
+
+
+def _why_unreadable(destination: Destination, index: Index) -> BadEntry | None:
+    try:
+        for _ in named_by(destination, index):
+            pass
+    except BadEntry as error:
+        return error
+    return None
 
 
 def _checked_name(name: str, check: Callable[[str], T]) -> T:
@@ -320,19 +425,16 @@ def _main_forms(release: Release | None) -> Iterator[Wanted]:
 
 def _names_by_hash(suites: Sequence[Suite], indexes: Sequence[Index]) -> Iterator[str]:
     """Yield the names by hash, of now and of before: who has read the old release file still looks there."""
+    kept = {form.path for index in indexes for form in index.forms}
     for index in indexes:
         for form in index.forms:
             if form.remote is not None:
-                yield form.remote
-    kept = {form.path for index in indexes for form in index.forms}
+                yield from hashed_names(index.suite, index.suite.release, form.path)
     for suite in suites:
-        if suite.before is None or not suite.before.by_hash:
-            continue
-        for form in suite.before.files.values():
-            place = suite.place(form.path)
-            old = by_hash(place, form)
-            if old is not None and place in kept:
-                yield old
+        for path in suite.before.files if suite.before is not None else ():
+            place = suite.place(path)
+            if place in kept:
+                yield from hashed_names(suite, suite.before, place)
 
 
 def names_by_hash(destination: Destination, entries: Sequence[Wanted]) -> Iterator[tuple[str, str]]:
@@ -350,12 +452,21 @@ def names_by_hash(destination: Destination, entries: Sequence[Wanted]) -> Iterat
         if data is None:
             data = destination.read(own.path, MAX_RELEASE_BYTES)
         try:
-            release = read_release(unsigned_part(data or b""), own.path)
+            release = read_release(
+                unsigned_part(data or b""), own.path, ignore_entry, ignores_dates=True
+            )
         except BadEntry:  # beside an index there may be one that says what is in that
             continue
         suite = Suite(directory, release, {}, None)
         for each in entries if release.by_hash else ():
-            named = release.files.get(suite.within(each.path))
-            other = by_hash(each.path, each)
-            if other is not None and named is not None and named.digest == each.digest:
-                yield each.path, other
+            inner = suite.within(each.path)
+            named = release.files.get(inner)
+            if named is None or (named.algorithm, named.digest) != (each.algorithm, each.digest):
+                continue
+            for algorithm, digest in release.digests_of(inner):
+                other = by_hash(each.path, algorithm, digest)
+                is_right = algorithm == each.algorithm or destination.has_hash(
+                    each.path, algorithm, digest
+                )
+                if other is not None and is_right:
+                    yield each.path, other

@@ -261,6 +261,26 @@ class Destination:
                 raise self.error(error, f"hold {quoted(other)}") from error
             return
 
+    def is_linked(self, path: str, other: str) -> bool:
+        """Return whether a file that is staged, or there, has that other name already."""
+        try:
+            return os.path.samefile(self.staged_path(path), self.where(other))
+        except OSError:
+            return False
+
+    def has_hash(self, path: str, algorithm: str, digest: bytes) -> bool:
+        """Return whether a file that is staged, or there, has this hash as well."""
+        for where in (f"{STAGED}/{path}", path):
+            fd = self._directories.open_file(where, path)
+            if fd is not None:
+                try:
+                    return hash_file(fd, algorithm) == digest
+                except OSError as error:
+                    raise self.error(error, f"read {quoted(path)}") from error
+                finally:
+                    os.close(fd)
+        return False
+
     def clear_staged(self) -> None:
         """Forget what is staged and was not released."""
         for path in sorted(self.others(frozenset(), STAGED), reverse=True):

@@ -19,7 +19,7 @@ from pipegrid.mirror.present import Doubt, MirrorEntry
 from pipegrid.mirror.report import Report
 from pipegrid.mirror.sprint.dialling import BegunConnections
 from pipegrid.mirror.sprint.heads import Odd
-from pipegrid.mirror.sprint.smallfiles import fetch_small
+from pipegrid.mirror.sprint.smallfiles import SmallAnswers, fetch_small
 from pipegrid.mirror.wanted import MirrorError
 from pipegrid.mirror.work import Work
 
@@ -98,7 +98,7 @@ class EarlyMirror:
     def small_files(self, number: int) -> _EarlySmallFiles:
         return _EarlySmallFiles(lambda asked: self._small(number, asked))
 
-    async def _small(self, number: int, asked: Sequence[tuple[str, int]]) -> dict[str, bytes]:
+    async def _small(self, number: int, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
         if self._mirror is None:
             self._check()
             try:
@@ -142,7 +142,7 @@ class _EarlySmallFiles:
     """Stands for ``small.SmallFiles``, of which archives use ``fetch_all`` alone."""
 
     def __init__(
-        self, fetch_all: Callable[[Sequence[tuple[str, int]]], Awaitable[dict[str, bytes]]]
+        self, fetch_all: Callable[[Sequence[tuple[str, int]]], Awaitable[SmallAnswers]]
     ) -> None:
         self.fetch_all = fetch_all
 

@@ -5,6 +5,8 @@ One file, asked of one mirror: what it answers is looked at before a byte of it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timezone
+from time import time
 from typing import Protocol
 
 from pipegrid.errors import PipegridError
@@ -13,9 +15,12 @@ from pipegrid.http11.parser import ResponseHead
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.sink import ArchiveSink, FileReceiver
 from pipegrid.mirror.sprint.heads import BUSY, judge
+from pipegrid.mirror.wanted import most_bytes
 
 MAX_RETRY_AFTER_S = 120.0
 """As long as a mirror is waited for that says when it wants to be asked again."""
+
+MAX_DATE_BYTES = 64
 
 
 class Asks(Protocol):
@@ -63,6 +68,10 @@ class FileExchange(Exchange):
                 self._source.put_off(self, reason, retry_after_s(head.headers) if busy else None)
         elif wanted.size is not None and head.length not in (None, wanted.size):
             self._source.refuse(self, f"it has {head.length} bytes, and {wanted.size} by the index")
+        elif (head.length or 0) > most_bytes(wanted):
+            self._source.refuse(
+                self, f"it has {head.length} bytes, more than any whose size is not told"
+            )
         else:
             self._receiver = self._source.sink.receiver(wanted)
             self.paused = self._source.is_paused
@@ -71,9 +80,9 @@ class FileExchange(Exchange):
         receiver = self._receiver
         assert receiver is not None
         receiver.write(data)
-        size = self.errand.wanted.size
-        if size is not None and receiver.size_bytes > size:
-            self._source.refuse(self, f"it has more than the {size} bytes of the index")
+        most = most_bytes(self.errand.wanted)
+        if receiver.size_bytes > most:
+            self._source.refuse(self, f"it has more than the {most} bytes of the index")
 
     def completed(self) -> None:
         receiver = self._receiver
@@ -98,9 +107,27 @@ class FileExchange(Exchange):
 def retry_after_s(headers: Sequence[tuple[bytes, bytes]]) -> float:
     """Return for how many seconds a server wants to be left alone, ``MAX_RETRY_AFTER_S`` at most."""
     for name, value in headers:
-        if name == b"retry-after" and value.isdigit() and len(value) < 10:
-            return min(float(value), MAX_RETRY_AFTER_S)
-    return 0.0  # it does not say so, or says a date
+        if name == b"retry-after":
+            if value.isdigit() and len(value) < 10:
+                return min(float(value), MAX_RETRY_AFTER_S)
+            then = _seconds_of(value)
+            told = [_seconds_of(date) for key, date in headers if key == b"date"]
+            now = next((each for each in told if each is not None), time())
+            return 0.0 if then is None else min(max(0.0, then - now), MAX_RETRY_AFTER_S)
+    return 0.0
+
+
+def _seconds_of(date: bytes) -> float | None:
+    """Return the seconds since 1970 of a date in any of the three forms that HTTP has; None: it is none."""
+    from email.utils import parsedate_to_datetime
+
+    if len(date) > MAX_DATE_BYTES:
+        return None
+    try:
+        found = parsedate_to_datetime(date.decode("latin-1"))
+        return found.replace(tzinfo=found.tzinfo or timezone.utc).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
 
 
 LIMITS = Limits(

@@ -62,11 +62,13 @@ class Updated:
         self.fetched_bytes = self.patched = 0
 
 
-def by_hash(path: str, file: Wanted) -> str | None:
-    """Return where archives that have indexes by hash have this one."""
-    if file.algorithm != "sha256":
-        return None
-    return join(dirname(path), "by-hash", "SHA256", file.digest.hex())
+_BY_HASH = {"sha256": "SHA256", "sha512": "SHA512"}
+
+
+def by_hash(path: str, algorithm: str, digest: bytes) -> str | None:
+    """Return where archives that have indexes by hash have this one, by this hash."""
+    kind = _BY_HASH.get(algorithm)
+    return None if kind is None else join(dirname(path), "by-hash", kind, digest.hex())
 
 
 async def update(

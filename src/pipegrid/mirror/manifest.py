@@ -5,7 +5,7 @@ What a mirror should hold: all that its last complete run wanted.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from pipegrid.mirror import HIDDEN, MANIFEST, NEW_MANIFEST
 from pipegrid.mirror.destination import Destination
@@ -69,14 +69,28 @@ def check_complete(path: str) -> None:
         raise _incomplete(os.path.abspath(path))
 
 
-def keep_manifest(destination: Destination) -> None:
-    """What was noted is what the last complete run wanted."""
+def keep_manifest(destination: Destination, replaced: Mapping[str, Wanted] | None = None) -> None:
+    """
+    What was noted is what the last complete run wanted.
+
+    Args:
+        replaced: by path, what is there in place of what was noted.
+    """
     try:
+        if replaced:
+            _replace(_new(destination), replaced)
         with open(_new(destination), "rb") as file:
             os.fsync(file.fileno())
         os.replace(_new(destination), destination.manifest)
     except OSError as error:
         raise destination.error(error, "note what it holds") from error
+
+
+def _replace(path: str, replaced: Mapping[str, Wanted]) -> None:
+    with open(path, "rb") as old, open(f"{path}.2", "wb", opener=_open_own) as new:
+        for each in read_list(lines_of(old), NEW_MANIFEST):
+            new.write(list_line(replaced.get(each.path, each)))
+    os.replace(f"{path}.2", path)
 
 
 ManifestPart = tuple[int, int]

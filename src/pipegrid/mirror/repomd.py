@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from pipegrid.mirror.rpmversion import MAX_VERSION_CHARS, RpmVersion
-from pipegrid.mirror.wanted import BadEntry, Wanted, place_of, quoted, wanted
+from pipegrid.mirror.wanted import BadEntry, Skip, Wanted, place_of, quoted, simplified, wanted
 from pipegrid.mirror.xmlstream import XmlParser
 
 REPOMD = "repodata/repomd.xml"
@@ -75,37 +76,42 @@ class Package(NamedTuple):
     file: Wanted
 
 
-def read_repomd(data: bytes, name: str) -> Repomd:
+def read_repomd(data: bytes, name: str, skip: Skip | None = None) -> Repomd:
     """
     Read ``repomd.xml``.
 
     Args:
         name: of the file, for errors.
+        skip: is called with the reason of each file that cannot be used; None: that is an error.
 
     Raises:
         BadEntry: it is none, or names files that may not be, or that only weaker hashes than SHA-256 prove.
     """
-    reader = _RepomdReader(name)
+    reader = _RepomdReader(name, skip or _refuse)
     parser = XmlParser(reader, name)
     parser.feed(data)
     parser.end()
     if not any(each.kind == "primary" for each in reader.found):
-        raise BadEntry(f"{name} names no primary, which says what the packages are")
+        why = f" ({reader.reasons[0]})" if reader.reasons else ""
+        raise BadEntry(f"{name} names no primary, which says what the packages are{why}")
     return Repomd(reader.revision, reader.timestamp, tuple(reader.found))
 
 
-def packages(blocks: Iterable[bytes], name: str, urls: Sequence[str] = ()) -> Iterator[Package]:
+def packages(
+    blocks: Iterable[bytes], name: str, urls: Sequence[str] = (), skip: Skip | None = None
+) -> Iterator[Package]:
     """
     Yield the packages that a ``primary`` names, while it is being read.
 
     Args:
         blocks: its bytes, unpacked, in pieces of any size.
         urls: where the repository is. Packages whose ``xml:base`` leads below one are where that leads.
+        skip: is called with the reason of each package that cannot be used; None: that is an error.
 
     Raises:
         BadEntry: it is none, or names a package whose path, size or hash is refused.
     """
-    reader = _PrimaryReader(name, urls)
+    reader = _PrimaryReader(name, urls, skip or _refuse)
     parser = XmlParser(reader, name)
     for block in blocks:
         parser.feed(block)
@@ -116,6 +122,10 @@ def packages(blocks: Iterable[bytes], name: str, urls: Sequence[str] = ()) -> It
     yield from reader.found
 
 
+def _refuse(error: BadEntry) -> None:
+    raise error
+
+
 class _Entry:
     """What stands in one ``data`` or ``package``: texts by element, and attributes by element."""
 
@@ -124,11 +134,12 @@ class _Entry:
         self._urls = urls
         self.texts: dict[str, str] = {}
         self.attributes: dict[str, Mapping[str, str]] = {}
+        self._twice = ""
 
     def open(self, name: str, attributes: Mapping[str, str]) -> None:
-        """One of its elements, of which there may be one only."""
+        """One of its elements, of which there may be one only: who else reads it might take the other."""
         if name in self.attributes:
-            raise BadEntry(f"{self.document} has an entry with two elements {name}")
+            self._twice = name
         self.attributes[name] = attributes
 
     def path(self) -> str:
@@ -144,16 +155,20 @@ class _Entry:
                 f"{self.document} has {quoted(path)} elsewhere (xml:base {quoted(base)}), where nobody"
                 " said that it may be fetched from"
             )
-        return above + path.removeprefix("./")
+        return above + simplified(path)
 
-    def size(self, text: str | None) -> int:
-        """Return a size that must be there."""
-        if text is None or _SIZE.fullmatch(text.strip()) is None:
+    def size(self, text: str | None) -> int | None:
+        """Return a size; None: it is not told, and then the hash alone proves the file."""
+        if text is None:
+            return None
+        if _SIZE.fullmatch(text.strip()) is None:
             raise BadEntry(f"{self.document} does not tell the size of {quoted(self.path())}")
         return int(text)
 
     def file(self, size: int | None, checksum: str = "checksum") -> Wanted:
         """The file; raises ``BadEntry`` for what no mirror holds."""
+        if self._twice:
+            raise BadEntry(f"{self.document} has an entry with two elements {self._twice}")
         kind = self.attributes.get(checksum, {}).get("type", "").lower()
         if not kind:
             raise BadEntry(f"{self.document} does not tell the hash of {quoted(self.path())}")
@@ -180,8 +195,10 @@ class _RepomdReader:
 
     _TEXTS = frozenset(("checksum", "open-checksum", "size", "open-size", "timestamp"))
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, skip: Skip) -> None:
         self.found: list[Metadata] = []
+        self.reasons: list[BadEntry] = []
+        self._skip = skip
         self.revision = ""
         self.timestamp = 0
         self._name = name
@@ -217,12 +234,18 @@ class _RepomdReader:
             entry.texts[name] = text.strip()
         elif depth == 2:
             self._entry = None
-            self._add(entry)
+            try:
+                self._add(entry)
+            except BadEntry as error:
+                self.reasons[1:] = [error]
+                self._skip(error)
 
     def _add(self, entry: _Entry) -> None:
         file = entry.file(entry.size(entry.texts.get("size")))
         place = place_of(file.path)
         if place in self._places:
+            if any(file == each.file and each.kind != self._kind for each in self.found):
+                return  # some kinds share a file
             raise BadEntry(
                 f"{self._name} names {quoted(file.path)}, which stands for something else"
             )
@@ -230,8 +253,9 @@ class _RepomdReader:
             raise BadEntry(f"{self._name} names two files primary")
         self._places.add(place)
         opened = None
-        if "open-checksum" in entry.texts and "open-size" in entry.texts:
-            opened = entry.file(entry.size(entry.texts["open-size"]), "open-checksum")
+        if entry.texts.get("open-checksum") and entry.texts.get("open-size"):
+            with suppress(BadEntry):  # of no use, and not needed
+                opened = entry.file(entry.size(entry.texts["open-size"]), "open-checksum")
         timestamp = entry.texts.get("timestamp", "").partition(".")[0]
         if _SIZE.fullmatch(timestamp):
             self.timestamp = max(self.timestamp, int(timestamp))
@@ -244,8 +268,9 @@ class _PrimaryReader:
     _TEXTS = frozenset(("name", "arch", "checksum"))
     _OTHERS = frozenset(("version", "size", "location"))
 
-    def __init__(self, name: str, urls: Sequence[str]) -> None:
+    def __init__(self, name: str, urls: Sequence[str], skip: Skip) -> None:
         self.found: list[Package] = []
+        self._skip = skip
         self._name = name
         self._urls = urls
         self._entry: _Entry | None = None
@@ -278,7 +303,10 @@ class _PrimaryReader:
                 self._entry.texts[name] = text
         elif depth == 2:
             entry, self._entry = self._entry, None
-            self.found.append(self._package(entry))
+            try:
+                self.found.append(self._package(entry))
+            except BadEntry as error:
+                self._skip(error)
 
     def _package(self, entry: _Entry) -> Package:
         file = entry.file(entry.size(entry.attributes.get("size", {}).get("package")))

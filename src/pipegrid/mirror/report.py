@@ -61,6 +61,16 @@ class Report:
         if len(self.failed) < MAX_SHOWN:
             self.failed.append((path, why))
 
+    def withdraw(self, path: str) -> None:
+        """A file that had failed is there after all."""
+        self.failed_files -= 1
+        self.failed = [each for each in self.failed if each[0] != path]
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no mirror is left that could be asked for more."""
+        return all(tally.given_up is not None for tally in self.tallies)
+
     @property
     def ranking(self) -> list[Tally]:
         """The mirrors, the one that delivered fastest first."""

@@ -6,10 +6,14 @@ Debian archive is brought up to date (``debian``), and for the same reasons.
 brought to where nobody sees them. 3. What ``primary`` names is fetched, while it is still being read, and
 gets its names. 4. When all is there the indexes get theirs, ``repomd.xml`` last; then what is not named any
 more may go, but for the indexes of the generation before, which somebody may just be about to read.
+
+What an index names and cannot be used is skipped, and counts; if mirrors lack a package, no index gets its
+name, unless the caller wants to keep going.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -18,10 +22,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.mirror.bounded import check_index_bytes, index_blocks
+from pipegrid.mirror.entries import Entries
 from pipegrid.mirror.folding import holder
 from pipegrid.mirror.manifest import keep_manifest, noting
 from pipegrid.mirror.obtain import obtain
-from pipegrid.mirror.present import checked
 from pipegrid.mirror.repomd import (
     MAX_REPOMD_BYTES,
     REPOMD,
@@ -35,7 +39,7 @@ from pipegrid.mirror.report import Report
 from pipegrid.mirror.rpmversion import compare_versions
 from pipegrid.mirror.suites import remove_in_order
 from pipegrid.mirror.trust import MAX_SIGNATURE_BYTES, Keys, check_signature
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, place_of, quoted
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Skip, Wanted, place_of, quoted
 
 if TYPE_CHECKING:
     from pipegrid.mirror.early import AnyMirror
@@ -56,10 +60,16 @@ class RpmOutcome:
         report: of the packages.
         removed: paths that were deleted, or would be.
         index_bytes: fetched for indexes.
+        entries: what indexes name; of these, what could not be used.
+        lacking: indexes that no mirror has.
+        is_published: the new indexes are to be seen.
     """
 
     def __init__(self) -> None:
         self.report = Report()
+        self.entries = Entries()
+        self.lacking: list[str] = []
+        self.is_published = False
         self.removed: list[str] = []
         self.index_bytes = 0
 
@@ -86,68 +96,95 @@ class RpmRepository:
         self._keys = keys
         self._newest_only = newest_only
 
-    async def sync(self, delete: bool = False, dry_run: bool = False) -> RpmOutcome:
+    async def sync(
+        self, delete: bool = False, dry_run: bool = False, keep_going: bool = False
+    ) -> RpmOutcome:
         """
         Bring it up to date. To be called once.
 
         Args:
-            delete: remove what is not named any more, if nothing failed.
+            delete: remove what is not named any more, if nothing failed or was skipped.
             dry_run: fetch indexes only, publish nothing; as the mirror was told.
+            keep_going: publish the indexes also if mirrors lack what they name, or lack one that dnf can do
+                without.
 
         Raises:
             MirrorError: no mirror has a ``repomd.xml`` that can be believed, or an index could not be had.
             BadEntry: an index names what may not be.
         """
-        found = await self._find()
-        indexes = [each.file for each in found.repomd.files]
         outcome = RpmOutcome()
-        fetched = await obtain(self._mirror, indexes)
+        entries = outcome.entries
+        found = await self._find(entries.skip)
+        fetched = await obtain(self._mirror, [each.file for each in found.repomd.files])
         outcome.index_bytes = fetched.size_bytes
         for path, why in fetched.lacking.items():
-            raise MirrorError(f"the index {path} could not be fetched ({why}); the old ones stay")
-        everything = [*indexes, *_own(found)]
-        contents = self._contents(found.repomd)
+            reason = f"the index {path} could not be fetched ({why})"
+            if not keep_going or path == found.repomd.primary.file.path:
+                raise MirrorError(f"{reason}; the old ones stay")
+            entries.skip(BadEntry(reason))
+            outcome.lacking.append(path)
+        indexes = [e.file for e in found.repomd.files if e.file.path not in fetched.lacking]
+        everything = [*await self._mirror.run(self._sized, indexes), *_own(found)]
+        contents = entries.once(self._contents(found.repomd, entries.skip))
         if not dry_run:
-            contents = noting(self._destination, checked(contents), everything)
+            contents = noting(self._destination, contents, everything)
         report = outcome.report = await self._mirror.sync(contents)
-        if report.failed_files:
+        if not dry_run and not (report.failed_files and report.is_stopped):
+            await entries.settle(self._mirror, report)
+        if report.failed_files and (not keep_going or report.is_stopped):
             return outcome
         if not dry_run:
             await self._mirror.run(self._publish, indexes, found)
-            await self._mirror.run(keep_manifest, self._destination)
-        if delete:
+            await self._mirror.run(keep_manifest, self._destination, entries.replaced)
+            outcome.is_published = True
+        if delete and not report.failed_files and not entries.skipped_files:
             outcome.removed = await self._mirror.run(self._remove, found, everything, dry_run)
         return outcome
 
+    def _sized(self, indexes: list[Wanted]) -> list[Wanted]:
+        """In the thread: return indexes with their sizes, of which ``repomd.xml`` need not tell any."""
+        return [
+            each
+            if each.size is not None
+            else each.but(size=os.stat(self._destination.staged_path(each.path)).st_size)
+            for each in indexes
+        ]
+
     # ``repomd.xml``.
 
-    async def _find(self) -> _Found:
+    async def _find(self, skip: Skip) -> _Found:
         reasons: list[str] = []
         for number in range(self._mirror.count):
-            found = await self._try(number, reasons)
+            found = await self._try(number, reasons, skip)
             if found is not None:
                 return found
         raise MirrorError(f"no mirror has a {REPOMD} to be believed: {'; '.join(reasons)}")
 
-    async def _try(self, number: int, reasons: list[str]) -> _Found | None:
+    async def _try(self, number: int, reasons: list[str], skip: Skip) -> _Found | None:
         try:
-            return await self._ask(number)
+            return await self._ask(number, skip)
         except (MirrorError, BadEntry) as error:
             reasons.append(str(error))
             return None
 
-    async def _ask(self, number: int) -> _Found:
+    async def _ask(self, number: int, skip: Skip) -> _Found:
         files = await self._mirror.small_files(number).fetch_all(
             ((REPOMD, MAX_REPOMD_BYTES), (SIGNATURE, MAX_SIGNATURE_BYTES))
         )
         url = self._mirror.url(number)
-        return await self._mirror.run(self._believe, files, url)
+        if REPOMD not in files:
+            raise MirrorError(
+                f"{url} has no {REPOMD} ({files.refused.get(REPOMD, 'it is not there')})"
+            )
+        skipped: list[BadEntry] = []
+        found = await self._mirror.run(self._believe, files, url, skipped.append)
+        for reason in skipped:
+            skip(reason)
+        return found
 
-    def _believe(self, files: dict[str, bytes], url: str) -> _Found:
+    def _believe(self, files: dict[str, bytes], url: str, skip: Skip) -> _Found:
         """In the thread: look who says it, what it says, and whether it is not older than what is here."""
-        data = files.get(REPOMD)
-        if data is None:
-            raise MirrorError(f"{url} has no {REPOMD}")
+        data = files[REPOMD]
         name = f"{REPOMD} of {url}"
         if not self._keys.allow_unsigned:
             signature = files.get(SIGNATURE)
@@ -156,7 +193,7 @@ class RpmRepository:
                     f"{name} is not signed; nothing of it was used (--allow-unsigned believes the mirror)"
                 )
             check_signature(data, signature, self._keys.keyrings, name)
-        repomd = read_repomd(data, name)
+        repomd = read_repomd(data, name, skip)
         for each in repomd.files:
             size = max(each.file.size or 0, (each.opened.size or 0) if each.opened else 0)
             check_index_bytes(each.file.path, size)
@@ -168,19 +205,19 @@ class RpmRepository:
         """In the thread: return what is here."""
         data = self._destination.read(REPOMD, MAX_REPOMD_BYTES)
         try:
-            return None if data is None else read_repomd(data, REPOMD)
+            return None if data is None else read_repomd(data, REPOMD, lambda _: None)
         except BadEntry:
             return None
 
     # What primary names.
 
-    def _contents(self, repomd: Repomd) -> Iterator[Wanted]:
+    def _contents(self, repomd: Repomd, skip: Skip | None = None) -> Iterator[Wanted]:
         """Yield the packages that are wanted; they are fetched while the others are still being read."""
-        found = self._named(repomd)
+        found = self._named(repomd, skip or (lambda _: None))
         for each in newest(found) if self._newest_only else found:
             yield each.file
 
-    def _named(self, repomd: Repomd) -> Iterator[Package]:
+    def _named(self, repomd: Repomd, skip: Skip) -> Iterator[Package]:
         primary = repomd.primary
         path = primary.file.path
         places = {place_of(each.file.path) for each in repomd.files}
@@ -190,13 +227,16 @@ class RpmRepository:
         told = None if primary.opened is None else primary.opened.size
         blocks = index_blocks(self._destination.staged_path(path), path, told)
         urls = [self._mirror.url(number) for number in range(self._mirror.count)]
-        for count, each in enumerate(packages(blocks, path, urls)):
+        for count, each in enumerate(packages(blocks, path, urls, skip)):
             if count >= MAX_NAMED:
                 raise BadEntry(f"{path} names more than {MAX_NAMED} packages; no repository does")
             if places and place_of(each.file.path) in places:
-                raise BadEntry(
-                    f"{path} names the package {quoted(each.file.path)}, which is an index itself"
+                skip(
+                    BadEntry(
+                        f"{path} names the package {quoted(each.file.path)}, which is an index itself"
+                    )
                 )
+                continue
             yield each
 
     # Publication.

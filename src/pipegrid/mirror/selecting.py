@@ -4,7 +4,8 @@ What of a Debian archive is mirrored: which indexes of its suites, in which form
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from os.path import dirname
 from typing import Literal, NamedTuple
@@ -14,7 +15,7 @@ from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, packages, read_pa
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.indexes import by_hash
 from pipegrid.mirror.suites import Suite
-from pipegrid.mirror.wanted import MirrorError, Wanted, quoted
+from pipegrid.mirror.wanted import BadEntry, MirrorError, Skip, Wanted, quoted
 
 HELD = (".xz", ".gz")
 """The forms in which an index is kept, where the archive has them; the first is the one that is read."""
@@ -59,8 +60,10 @@ class Index:
 
     Attributes:
         kind: how it is read; "": it is not.
-        forms: as they are kept; the first is the one that is read, and must be had.
+        forms: as they are kept; the first is the one that is read.
         size: unpacked, in bytes; None: not known.
+        spare: forms of which one does if mirrors have none of ``forms``, the best first.
+        held: in which form it is kept.
     """
 
     def __init__(
@@ -69,11 +72,16 @@ class Index:
         kind: Literal["packages", "sources", "patches", ""],
         forms: list[Wanted],
         size: int | None = None,
+        spare: Sequence[Wanted] = (),
+        held: KeptForm = "packed",
     ) -> None:
         self.suite = suite
         self.kind = kind
         self.forms = forms
+        self.wanted_path = forms[0].path
         self.size = size
+        self.spare = spare
+        self.held = held
 
     @property
     def path(self) -> str:
@@ -81,17 +89,39 @@ class Index:
 
 
 def below(suite: Suite, file: Wanted) -> Wanted:
+    """Return a file of the release file as it is in the archive; by the hash that apt asks for, if so."""
     path = suite.place(file.path)
-    remote = by_hash(path, file) if suite.release.by_hash else None
-    return file.but(path=path, remote=remote)
+    names = hashed_names(suite, suite.release, path)
+    return file.but(path=path, remote=names[-1] if names else None)
 
 
-def indexes_of(suite: Suite, selection: Selection) -> Iterator[Index]:
+def hashed_names(suite: Suite, release: Release | None, path: str) -> list[str]:
+    """
+    Return the names of an index that are its hashes: one for each that is told, the strongest last.
+
+    Args:
+        release: that of now, or that of before, which may be another.
+        path: in the archive.
+    """
+    inner = suite.within(path)
+    if release is None or not release.by_hash or inner not in release.files:
+        return []
+    names = (by_hash(path, *each) for each in release.digests_of(inner))
+    return [name for name in names if name is not None]
+
+
+def indexes_of(
+    suite: Suite, selection: Selection, absent: list[str] | None = None
+) -> Iterator[Index]:
     """
     Yield the indexes to be kept, each once.
 
+    Args:
+        absent: is given what was wanted and the release file does not name, in a sentence each; None: that
+            is an error.
+
     Raises:
-        MirrorError: the release file does not name what was wanted.
+        MirrorError: an index cannot be kept as was wanted.
         BadEntry: one is said to be larger than any index is.
     """
     release = suite.release
@@ -99,7 +129,12 @@ def indexes_of(suite: Suite, selection: Selection) -> Iterator[Index]:
     for kind, base in (
         _chosen_flat(release, selection) if suite.is_flat else _chosen(release, selection)
     ):
-        index = _index(suite, kind, base, selection)
+        if not _is_named(release, base):
+            if absent is None:
+                raise MirrorError(_not_named(suite, base))
+            absent.append(_not_named(suite, base))
+            continue
+        index = index_of(suite, kind, base, selection.indexes)
         if index.path in seen:
             continue
         seen.update(each.path for each in index.forms)
@@ -113,10 +148,46 @@ def indexes_of(suite: Suite, selection: Selection) -> Iterator[Index]:
     for path, file in release.files.items():
         each = below(suite, file)
         if each.path not in seen and _is_wanted_also(path, release, selection):
-            if path.endswith(_PATCHES):
-                yield Index(suite, "patches", [each], MAX_RELEASE_BYTES)
-            else:
-                yield Index(suite, "", [each])
+            yield further_index(suite, each)
+
+
+def check_selected(suites: Sequence[Suite], selection: Selection) -> None:
+    """
+    Look that each component and architecture that was named has an index in one suite at least.
+
+    Combinations of them may lack one, as ``main/debian-installer`` has no sources.
+
+    Raises:
+        MirrorError: one has none at all, perhaps for a slip in its name; or nothing was selected.
+    """
+    named: set[str] = set()
+    absent: dict[str, tuple[Suite, str]] = {}
+    for suite in suites:
+        chosen = _chosen_flat if suite.is_flat else _chosen
+        for kind, base in chosen(suite.release, selection):
+            above, _, last = os.path.dirname(base).rpartition("/")
+            keys = {base} if suite.is_flat else {above, last if kind == "packages" else "*"}
+            if _is_named(suite.release, base):
+                named |= keys
+            for key in keys:
+                absent.setdefault(key, (suite, base))
+    for key, (suite, base) in absent.items():
+        if key not in named and key != "*":
+            raise MirrorError(_not_named(suite, base))
+    if not named:
+        for suite, base in absent.values():
+            raise MirrorError(_not_named(suite, base))
+        raise MirrorError(
+            f"the release file of {suites[0].shown_name} names no indexes, so there is nothing to mirror;"
+            " give --component, --arch or --source"
+        )
+
+
+def further_index(suite: Suite, file: Wanted) -> Index:
+    """Return a file that the release file names and that is no index of packages or sources."""
+    if file.path.endswith(_PATCHES):
+        return Index(suite, "patches", [file], MAX_RELEASE_BYTES)
+    return Index(suite, "", [file])
 
 
 def _chosen(
@@ -193,27 +264,39 @@ def _is_wanted_also(path: str, release: Release, selection: Selection) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in selection.also)
 
 
-def _index(
-    suite: Suite, kind: Literal["packages", "sources"], base: str, selection: Selection
+def index_of(
+    suite: Suite,
+    kind: Literal["packages", "sources"],
+    base: str,
+    held: KeptForm,
+    endings_here: Sequence[str] = HELD,
 ) -> Index:
+    """
+    Return an index that the release file names.
+
+    Args:
+        endings_here: which packed forms are kept, if it has them.
+
+    Raises:
+        MirrorError: it cannot be kept in the form that is wanted.
+        BadEntry: it is said to be larger than any index is.
+    """
     named = suite.release.files
     endings = [ending for ending in READ if base + ending in named]
-    if not endings:
-        raise MirrorError(_not_named(suite, base))
-    if selection.indexes != "packed":
+    kept = [ending for ending in endings if ending in endings_here] or endings[:1]
+    if held != "packed":
         if base not in named:
             raise MirrorError(
                 f"the release file of {suite.shown_name} does not tell the hash of {base} unpacked,"
                 " so that nobody could use it; keep indexes packed"
             )
-        held = [""]
-    else:
-        held = [ending for ending in endings if ending in HELD] or endings[:1]
+        kept = [""]
     size = named[base].size if base in named else None
-    forms = [below(suite, named[base + each]) for each in held]
+    forms = [below(suite, named[base + each]) for each in kept]
+    spare = [below(suite, named[base + each]) for each in endings if each not in kept]
     largest = max(size or 0, *(form.size or 0 for form in forms))
     check_index_bytes(base, largest)
-    return Index(suite, kind, forms, size)
+    return Index(suite, kind, forms, size, () if held != "packed" else spare, held)
 
 
 def _not_named(suite: Suite, base: str) -> str:
@@ -226,12 +309,15 @@ def _not_named(suite: Suite, base: str) -> str:
     )
 
 
-def named_by(destination: Destination, index: Index) -> Iterator[Wanted]:
+def named_by(destination: Destination, index: Index, skip: Skip | None = None) -> Iterator[Wanted]:
     """
     Yield what a staged index names.
 
+    Args:
+        skip: is called with the reason of each entry that cannot be used; None: these say nothing.
+
     Raises:
-        BadEntry: it cannot be read, has more bytes than it should, or names what may not be.
+        BadEntry: it cannot be read, or has more bytes than it should.
     """
     if not index.kind:
         return
@@ -242,4 +328,8 @@ def named_by(destination: Destination, index: Index) -> Iterator[Wanted]:
         yield from (step.packed for step in found.steps if step.packed is not None)
     else:
         read = packages if index.kind == "packages" else sources
-        yield from read(blocks, index.path)
+        yield from read(blocks, index.path, skip or ignore_entry)
+
+
+def ignore_entry(_: BadEntry) -> None:
+    """An entry that cannot be used, of which somebody else has heard."""

@@ -16,6 +16,7 @@ from pipegrid.http11 import HostPool, Limits, RawRequest, RawResponse
 from pipegrid.mirror.address import Address, small_request
 from pipegrid.mirror.exchange import retry_after_s
 from pipegrid.mirror.sprint.heads import BUSY
+from pipegrid.mirror.sprint.smallfiles import SmallAnswers
 from pipegrid.mirror.wanted import MirrorError, quoted
 from pipegrid.reactor.together import together
 
@@ -44,12 +45,12 @@ class SmallFiles:
             Limits(max_connections=1, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S),
         )
 
-    async def fetch(self, path: str, most_bytes: int) -> bytes | None:
+    async def fetch(self, path: str, most_bytes: int) -> bytes | str:
         """
-        Return a file, or None if the mirror has none of that name.
+        Return a file, or in words what the mirror answers in its place.
 
         Raises:
-            MirrorError: it cannot be asked, answers something else, or the file is longer than that.
+            MirrorError: it cannot be asked, or the file is longer than that.
         """
         answer = await self._ask(path, most_bytes)
         for pause_s in PAUSES_S:
@@ -58,15 +59,12 @@ class SmallFiles:
             pause_s = max(pause_s, retry_after_s(answer.header_list))
             await deferLater(self._clock, pause_s)
             answer = await self._ask(path, most_bytes)
-        if answer.status in (404, 410):
-            return None
-        if answer.status != 200:
-            where = answer.headers.get(b"location", b"").decode("ascii", "replace")
-            raise MirrorError(
-                f"{self._address.url} answers {answer.status} for {path}"
-                + (f", and leads to {_elsewhere(where, path)}" if where else "")
-            )
-        return answer.body
+        if answer.status == 200:
+            return answer.body
+        where = answer.headers.get(b"location", b"").decode("ascii", "replace")
+        return f"{self._address.url} answers {answer.status} for {path}" + (
+            f", and leads to {_elsewhere(where, path)}" if where else ""
+        )
 
     async def _ask(self, path: str, most_bytes: int) -> RawResponse:
         head = small_request(self._address, path)
@@ -75,9 +73,12 @@ class SmallFiles:
         except ServerError as error:
             raise MirrorError(f"{self._address.url}: {error}") from error
 
-    async def fetch_all(self, asked: Sequence[tuple[str, int]]) -> dict[str, bytes]:
+    async def fetch_all(self, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
         """
-        Return of some files, each with the most bytes that it may have, those that the mirror has.
+        Return of some files, each with the most bytes that it may have, those that the mirror gives.
+
+        What else it answers is told as well: many refuse what they do not have with another status than 404,
+        and not all that is asked for has to be there.
 
         All are asked for at once, and the connection is ended then.
 
@@ -95,8 +96,13 @@ class SmallFiles:
             ) from None
         finally:
             await self.close()
-        found = zip(asked, answers, strict=True)
-        return {path: data for (path, _), data in found if data is not None}
+        found = SmallAnswers()
+        for (path, _), data in zip(asked, answers, strict=True):
+            if isinstance(data, str):
+                found.refused[path] = data
+            else:
+                found[path] = data
+        return found
 
     async def close(self) -> None:
         """Close the connections to the mirror, and wait until they are gone."""

@@ -16,14 +16,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Literal
 
-from pipegrid.errors import UsageError
 from pipegrid.mirror import compressed
-from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, read_release
+from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.folding import holder
 from pipegrid.mirror.indexes import by_hash
 from pipegrid.mirror.manifest import read_manifest
-from pipegrid.mirror.selecting import HELD, READ, Index, base_of, named_by, names_packages
+from pipegrid.mirror.selecting import (
+    HELD,
+    READ,
+    Index,
+    KeptForm,
+    base_of,
+    below,
+    further_index,
+    hashed_names,
+    ignore_entry,
+    index_of,
+    named_by,
+    names_packages,
+)
 from pipegrid.mirror.suites import OWN, Suite, remove_in_order, unsigned_part
 from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
 
@@ -32,47 +44,44 @@ _OF_INDEXES = ("binary-", "source")
 
 
 def kept_apart(
-    destination: Destination, suites: Iterable[Suite], indexes: Sequence[Index]
+    destination: Destination,
+    suites: Iterable[Suite],
+    indexes: Sequence[Index],
+    deletes: bool = False,
 ) -> list[Index]:
     """
-    Return the indexes of these suites that other runs keep here, and that the new release files name so.
+    Return the indexes of these suites that other runs keep here, as the new release files name them.
 
-    What the last run kept together with some that are chosen now, and is not chosen any more, is no other
-    run's: it is not wanted any more.
-
-    Raises:
-        UsageError: a release file says something else of one, of which its readers would be told that it is
-            wrong.
+    They have the release file in common, so whoever publishes a new one brings these up to date as well: its
+    readers would be told that they are forged. What the last run kept together with all that is chosen now,
+    and is not chosen any more, is no other run's: it is not wanted any more. Nor are other files beside an
+    index that is chosen, such as translations, if the run removes what is not wanted.
     """
-    chosen = {base_of(form.path) for index in indexes for form in index.forms}
+    taken = {_key(form.path) for index in indexes for form in index.forms}
+    chosen = {path for path in taken if names_packages(path)}
+    own = {_component_of(index.path) for index in indexes if index.kind}
     found = []
     last: set[str] | None = None
     for suite in suites:
-        for base, forms in _bases(suite, chosen).items():
-            here = _forms_here(destination, suite, base, forms)
-            if not here:
-                continue
+        for index in _here(destination, suite, taken):
             if last is None:
                 last = _kept_by_last_run(destination)
-            if suite.place(base) in last and not last.isdisjoint(chosen):
+            if not names_packages(index.path):
+                if deletes and _is_below(index.path, own):
+                    continue
+            elif base_of(index.path) in last and chosen <= last:
                 continue
-            named = suite.release.files
-            if any(named.get(form.path) != form for form in here):
-                raise _would_be_wrong(destination, suite, here[0].path)
-            placed = [form.but(path=suite.place(form.path)) for form in here]
-            found.append(Index(suite, _kind(base), placed))
+            found.append(index)
     return found
 
 
-def _would_be_wrong(destination: Destination, suite: Suite, name: str) -> UsageError:
-    path = suite.place(name)
-    together, gone = "component and architecture", os.path.dirname(path)
-    if suite.is_flat and names_packages(name):
-        together, gone = "sources" if "Sources" in name else "packages", path
-    return UsageError(
-        f"{destination.path} also holds {path}, which the new release file changes; have its"
-        f" {together} mirrored in the same run, or remove {gone} if it is to go"
-    )
+def _is_below(path: str, directories: set[str]) -> bool:
+    return any(path.startswith(f"{each}/") for each in directories)
+
+
+def _key(path: str) -> str:
+    """Return what the forms of one index have in common."""
+    return base_of(path) if names_packages(path) else path
 
 
 def _kept_by_last_run(destination: Destination) -> set[str]:
@@ -84,36 +93,43 @@ def _kept_by_last_run(destination: Destination) -> set[str]:
     return set()
 
 
-def _bases(suite: Suite, chosen: set[str]) -> dict[str, list[Wanted]]:
-    """Return the indexes that the release file here names, the new one does, too, and nobody chose."""
-    found: dict[str, list[Wanted]] = {}
+def _here(destination: Destination, suite: Suite, taken: set[str]) -> Iterator[Index]:
+    """Yield what is here of a suite, was named before, is named now, and is not taken already."""
     named = suite.release.files
-    for path, form in suite.before.files.items() if suite.before is not None else ():
-        if names_packages(path):
-            base = base_of(path)
-            if suite.place(base) not in chosen:
-                found.setdefault(base, []).append(form)
-    return {
-        base: forms
-        for base, forms in found.items()
-        if any(base + ending in named for ending in READ)
-    }
+    done = set(taken)
+    for path in suite.before.files if suite.before is not None else ():
+        place = suite.place(path)
+        key = _key(place)
+        if key in done or path in OWN:
+            continue
+        if not names_packages(path):
+            if path in named and _is_here(destination, place):
+                yield further_index(suite, below(suite, named[path]))
+            continue
+        done.add(key)
+        base = suite.within(key)
+        held, endings = _held_here(destination, key, suite.before)
+        if held is not None and any(base + ending in named for ending in READ):
+            yield index_of(suite, _kind(base), base, held if base in named else "packed", endings)
 
 
-def _forms_here(
-    destination: Destination, suite: Suite, base: str, forms: Iterable[Wanted]
-) -> list[Wanted]:
-    """Return which forms of an index are here; of one that was compressed here, what is in it."""
-    if not os.path.isdir(destination.where(os.path.dirname(suite.place(base)))):
-        return []
-    here = []
-    for form in forms:
-        placed = form.but(path=suite.place(form.path))
-        if destination.is_there(placed) or (
-            form.path == base and compressed.find(destination, placed, staged=False) is not None
-        ):
-            here.append(form)
-    return here
+def _held_here(
+    destination: Destination, base: str, before: Release | None
+) -> tuple[KeptForm | None, list[str]]:
+    """Return in which form an index is kept here, and the endings of its forms; None: it is not."""
+    if not os.path.isdir(destination.where(os.path.dirname(base))):
+        return None, []
+    endings = [ending for ending in READ if _is_here(destination, base + ending)]
+    packed = [ending for ending in endings if ending]
+    if packed == [compressed.ENDING] and compressed.is_noted(destination, base):
+        return "zstd", endings
+    if not endings:
+        return None, []
+    return ("packed" if packed else "unpacked"), packed
+
+
+def _is_here(destination: Destination, path: str) -> bool:
+    return os.path.lexists(destination.where(path))
 
 
 def _kind(base: str) -> Literal["packages", "sources"]:
@@ -174,15 +190,19 @@ class Spared:
             if old is not None:
                 with suppress(BadEntry):  # it is of no use to anybody
                     yield from (each.path for each in named_by(self._destination, old))
-        own = {_component_of(index.path) for index in self._indexes if index.kind}
+        apart = {index.path for index in self._apart}
+        own = {_component_of(i.path) for i in self._indexes if i.kind and i.path not in apart}
         for index in self._apart:
+            if not index.kind:
+                continue
             # With all that is beside it, where the component is not of this run.
             component = _component_of(index.path)
             above = os.path.dirname(index.path) if component in own else component
             if index.suite.is_flat:
                 yield from _forms_of(index, paths)
             else:
-                yield from (path for path in paths if path.startswith(f"{above}/"))
+                # Of names by hash those of the last generations stay, which the run keeps itself.
+                yield from (p for p in paths if p.startswith(f"{above}/") and "/by-hash/" not in p)
             yield from self._named(index)
         stay = {suite.directory for suite in self._suites}
         for suite in self._other_suites(paths):
@@ -211,7 +231,7 @@ class Spared:
             return None
         for form in index.forms:
             old = before.files.get(suite.within(form.path))
-            name = None if old is None else by_hash(form.path, old)
+            name = None if old is None else by_hash(form.path, old.algorithm, old.digest)
             if old is None or name is None:
                 continue
             if old.digest == form.digest:
@@ -223,22 +243,31 @@ class Spared:
     def _by_hash(self, index: Index, paths: Iterable[str]) -> Iterator[Index]:
         """Yield the last indexes of before that are beside one, by hash: a generation in all its forms."""
         above = os.path.join(os.path.dirname(index.path), "by-hash", "")
-        now = {form.digest.hex() for form in index.suite.release.files.values()}
+        release = index.suite.release
+        now = {digest.hex() for path in release.files for _, digest in release.digests_of(path)}
         old = [
             path for path in paths if path.startswith(above) and path.rpartition("/")[2] not in now
         ]
         old.sort(key=lambda path: -os.lstat(self._destination.where(path)).st_mtime_ns)
         # Those of a flat suite's packages and sources are together; what is none of this kind says so.
-        for path in old[: 2 * len(HELD) if index.suite.is_flat else len(HELD)]:
+        kinds = len({os.path.dirname(path) for path in old}) or 1  # each is there by each hash
+        for path in old[: kinds * (2 * len(HELD) if index.suite.is_flat else len(HELD))]:
             yield Index(index.suite, index.kind, [Wanted(path, None, "sha256", b"")])
 
     def _named(self, index: Index) -> Iterator[str]:
         path = index.path
         if not os.path.lexists(self._destination.where(path)):
             index.forms[0] = index.forms[0].but(path=path + compressed.ENDING)
+        count = 0
+        skipped: list[BadEntry] = []
         try:
-            for each in named_by(self._destination, index):
+            for each in named_by(
+                self._destination, index, lambda why: skipped.__setitem__(slice(1), [why])
+            ):
                 yield each.path
+                count += 1
+            if skipped and not count:
+                raise skipped[0]
         except (BadEntry, OSError) as error:
             raise _unreadable(path, error) from error
 
@@ -252,7 +281,9 @@ class Spared:
             is_flat = not path.startswith("dists/")
             data = self._destination.read(path, MAX_RELEASE_BYTES)
             try:
-                release = read_release(unsigned_part(data or b""), path)
+                release = read_release(
+                    unsigned_part(data or b""), path, ignore_entry, ignores_dates=True
+                )
             except BadEntry as error:
                 if os.path.basename(above).startswith(_OF_INDEXES):
                     continue
@@ -287,8 +318,13 @@ def _belonging(suite: Suite, paths: Iterable[str]) -> list[str]:
 def _forms_of(index: Index, paths: Iterable[str]) -> Iterator[str]:
     """Yield what is there of a flat suite's index: its forms, and these by hash."""
     base = base_of(index.path)
-    named = index.suite.release.files.values()
-    by_hashes = {by_hash(index.path, form) for form in named}
+    suite, release = index.suite, index.suite.release
+    by_hashes = {
+        name
+        for inner in release.files
+        if _key(suite.place(inner)) == base
+        for name in hashed_names(suite, release, suite.place(inner))
+    }
     for path in paths:
         if path in by_hashes or (names_packages(path) and base_of(path) == base):
             yield path

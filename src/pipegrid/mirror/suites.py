@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.signatures import MESSAGE, signed_parts, unescaped
 from pipegrid.mirror.trust import MAX_SIGNATURE_BYTES, Keys, check_signature, signed_content
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted, check_path, place_of, quoted
+from pipegrid.mirror.wanted import (
+    BadEntry,
+    MirrorError,
+    Skip,
+    Wanted,
+    check_path,
+    place_of,
+    quoted,
+)
 
 if TYPE_CHECKING:
     from pipegrid.mirror.destination import Destination
@@ -132,14 +140,11 @@ class OwnNames:
         }
         self._kept = {place_of(each.path): each for each in kept}
 
-    def check(self, file: Wanted, index: str) -> None:
-        """
-        Raises:
-            BadEntry: ``index`` names a package that is called so.
-        """
+    def refusal(self, file: Wanted, index: str) -> BadEntry | None:
+        """Return why a package may not be called as ``index`` names it; None: it may be."""
         path = file.path
         if path.startswith("pool/") and path.endswith(".deb"):  # most are
-            return
+            return None
         place = place_of(path)
         is_package = _PACKAGE.fullmatch(place) is not None
         if place.partition("/")[0] == "dists":
@@ -149,21 +154,26 @@ class OwnNames:
             wrong = (other.path, other.digest) != (path, file.digest)
         else:
             wrong = place in self._named or _INDEX.fullmatch(place) is not None
-        if wrong:
-            raise BadEntry(
-                f"{index} names the package {quoted(path)}, where only indexes and release files may be"
-            )
+        if not wrong:
+            return None
+        return BadEntry(
+            f"{index} names the package {quoted(path)}, where only indexes and release files may be"
+        )
 
 
 def own_files(suite: Suite) -> dict[str, bytes]:
     return {suite.place(name): suite.files[name] for name in OWN if name in suite.files}
 
 
-def _check_not_older(before: Release | None, release: Release, name: str) -> None:
+def _check_not_older(
+    before: Release | None, release: Release, name: str, ignores_dates: bool
+) -> None:
     """Whoever offers an older release than we have is behind, or hides something."""
     if before is None or before.date is None:
         return
     if release.date is None:
+        if ignores_dates:
+            return
         raise MirrorError(f"{name} has no date, and what is here has one")
     if release.date < before.date:
         raise MirrorError(
@@ -228,30 +238,33 @@ class Suites:
         self._now = now or datetime.now(timezone.utc)
         self._ignores_dates = ignores_dates
 
-    async def find(self, suite: str) -> Suite:
+    async def find(self, suite: str, skip: Skip) -> Suite:
         """
         Return a suite as the first mirror has it that can be believed.
+
+        Args:
+            skip: is called with the reason of each line of its release file that cannot be used.
 
         Raises:
             MirrorError: none can.
         """
         reasons: list[str] = []
         for number in range(self._mirror.count):
-            found = await self._try(number, suite, reasons)
+            found = await self._try(number, suite, reasons, skip)
             if found is not None:
                 return found
         raise MirrorError(
             f"no mirror has a release file of {quoted(suite)} to be believed: {'; '.join(reasons)}"
         )
 
-    async def _try(self, number: int, suite: str, reasons: list[str]) -> Suite | None:
+    async def _try(self, number: int, suite: str, reasons: list[str], skip: Skip) -> Suite | None:
         try:
-            return await self._ask(number, suite)
+            return await self._ask(number, suite, skip)
         except (MirrorError, BadEntry) as error:
             reasons.append(str(error))
             return None
 
-    async def _ask(self, number: int, suite: str) -> Suite:
+    async def _ask(self, number: int, suite: str, skip: Skip) -> Suite:
         directory = _directory_of(suite)
         prefix = directory and f"{directory}/"
         answers = await self._mirror.small_files(number).fetch_all(
@@ -263,12 +276,18 @@ class Suites:
         )
         found = {path.rpartition("/")[2]: data for path, data in answers.items()}
         url = self._mirror.url(number)
+        if not found.keys() & {"InRelease", "Release"}:
+            why = "".join(f" ({each})" for each in list(answers.refused.values())[:1])
+            raise MirrorError(f"{url} has no {prefix}InRelease and no Release{why}")
         content, files, name = await self._mirror.run(self._believe, found, prefix, url)
-        release = read_release(content, name)
+        skipped: list[BadEntry] = []
+        release = read_release(content, name, skipped.append, self._ignores_dates)
         if not self._ignores_dates:
             _check_dates(release, self._now, name)
         before = await self._mirror.run(self._before, prefix)
-        _check_not_older(before, release, name)
+        _check_not_older(before, release, name, self._ignores_dates)
+        for reason in skipped:
+            skip(reason)
         return Suite(directory, release, files, before, suite.endswith("/"))
 
     def _believe(
@@ -304,8 +323,7 @@ class Suites:
             found.pop("Release.gpg", None)
         if content is None:
             content = plain
-        if content is None:
-            raise MirrorError(f"{url} has no {prefix}InRelease and no Release")
+        assert content is not None
         return content, found, name
 
     def _check_plain(self, plain: bytes, signature: bytes | None, name: str) -> None:
@@ -321,7 +339,9 @@ class Suites:
             data = self._destination.read(prefix + own, MAX_RELEASE_BYTES)
             if data is not None:
                 try:
-                    return read_release(unsigned_part(data), own)
+                    return read_release(
+                        unsigned_part(data), own, lambda _: None, ignores_dates=True
+                    )
                 except BadEntry:
                     continue
         return None

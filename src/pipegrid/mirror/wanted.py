@@ -30,6 +30,9 @@ MAX_DEPTH = 32
 MAX_SIZE_BYTES = 1 << 44
 """16 TiB: no archive has a larger file, and sums of sizes stay far from any limit."""
 
+MAX_UNTOLD_BYTES = 4 << 30
+"""Of a file whose size no index tells."""
+
 _PLAIN_PATH = r"(?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/)*[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*"
 """What nearly all paths are; they need no closer look, unless they are long."""
 
@@ -52,7 +55,7 @@ class Wanted(Value):
 
     Attributes:
         path: below every mirror's URL and below the destination; parts with ``/`` between them.
-        size: bytes; None if the index does not say, which only indexes of indexes may.
+        size: bytes; None if the index does not say, which only those of RPM repositories may.
         algorithm: of the hash, one of ``DIGEST_BYTES``.
         digest: of the whole file.
         remote: where mirrors have it, if that is another path (below one named by its hash, for one).
@@ -97,6 +100,11 @@ def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> Wa
     raise BadEntry(
         f"{quoted(path)} has only weaker hashes ({weak}); SHA-256 or better is needed, ask the archive for it"
     )
+
+
+def most_bytes(file: Wanted) -> int:
+    """Return how many bytes of a file are received at most."""
+    return MAX_UNTOLD_BYTES if file.size is None else file.size
 
 
 def wanted_or_why(
@@ -148,6 +156,14 @@ def check_path(path: str) -> None:
         wrong = "is one of the mirror's own"
     if wrong is not None:
         raise BadEntry(f"the path {quoted(path)} {wrong}; the index is not to be trusted")
+
+
+def simplified(path: str) -> str:
+    """Return a path without parts that lead nowhere; all servers take ``pool//./a`` for ``pool/a``."""
+    if "//" not in path and "./" not in path:
+        return path
+    absolute = "/" if path.startswith("/") else ""
+    return absolute + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def place_of(path: str) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, USUAL_HEAD, Head, Odd, judge, parse_head
 from pipegrid.mirror.sprint.pages import PAGE_BYTES, Page
+from pipegrid.mirror.wanted import MAX_UNTOLD_BYTES
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -280,6 +281,9 @@ class Connection:
                 runner.not_now(self, errand, reason)
             else:
                 runner.refused(self, errand, reason)
+        elif wanted.size is None and head.length > MAX_UNTOLD_BYTES:
+            reason = f"it has {head.length} bytes, more than any whose size is not told"
+            runner.refused(self, errand, reason)
         elif wanted.size is not None and head.length != wanted.size:
             reason = f"it has {head.length} bytes, and {wanted.size} by the index"
             runner.refused(self, errand, reason)

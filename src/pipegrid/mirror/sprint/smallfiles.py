@@ -37,12 +37,29 @@ MISSING_BYTES = 64 << 10
 """Of what is said instead of a file that is not there."""
 
 
+REFUSING = frozenset({400, 401, 403, 404, 405, 406, 410, 451})
+"""How servers say that they do not have a file, or do not give it; S3 that may not be listed answers 403."""
+
+
+class SmallAnswers(dict[str, bytes]):
+    """
+    Files by path, as far as a mirror gives them.
+
+    Attributes:
+        refused: by path, what it answers in place of the others, in words.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, str] = {}
+
+
 def fetch_small(
     address: Address,
     asked: Sequence[tuple[str, int]],
     ahead: BegunConnections,
     stopped: Callable[[], bool],
-) -> dict[str, bytes]:
+) -> SmallAnswers:
     """
     Return of some files, each with the most bytes that it may have, those that the mirror has.
 
@@ -58,6 +75,8 @@ def fetch_small(
         asking.connect(address)
         asking.send(b"".join(small_request(address, path) for path, _ in asked))
         found = asking.answers(asked)
+        for path, answer in found.refused.items():
+            found.refused[path] = f"{address.url} {answer} for {path}"
     except BaseException:
         asking.sock.close()
         raise
@@ -113,14 +132,16 @@ class _Asking:
         if self._wait(lambda: self.sock.send(data)) < len(data):
             raise Odd("it does not take requests")
 
-    def answers(self, asked: Sequence[tuple[str, int]]) -> dict[str, bytes]:
-        found = {}
+    def answers(self, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
+        found = SmallAnswers()
         for path, most_bytes in asked:
             if self.closes:
                 raise Odd("it closes after an answer")
             status, body = self._answer(most_bytes)
             if status == 200:
                 found[path] = body
+            else:
+                found.refused[path] = f"answers {status}"
         if self._data:
             raise Odd("it answers what nobody asked")
         return found
@@ -134,7 +155,7 @@ class _Asking:
         if end > MAX_HEAD_BYTES:
             raise Odd("its heads are too long")
         head = parse_head(bytes(data[:end]))
-        if head.status not in (200, 404, 410):
+        if head.status != 200 and head.status not in REFUSING:
             raise Odd(f"it answers {head.status}")
         if head.length > (most_bytes if head.status == 200 else MISSING_BYTES):
             raise Odd("its answer is too long")

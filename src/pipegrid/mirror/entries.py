@@ -1,0 +1,139 @@
+"""
+What indexes name: each path once; of a path that is named with several hashes, what mirrors have of it; and
+what cannot be used, which is named and counted, and never stops the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pipegrid.mirror.report import MAX_SHOWN, Report
+from pipegrid.mirror.wanted import DIGEST_BYTES, BadEntry, Wanted, quoted
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.early import AnyMirror
+
+MAX_DISPUTED = 10_000
+"""Paths that are named with several hashes; of more, the first of each counts."""
+
+MAX_ALTERNATIVES = 8
+"""Of one path."""
+
+MAX_REMEMBERED = 100_000
+"""Reasons that are told apart: several indexes name the same package."""
+
+_KINDS = {length: algorithm for algorithm, length in DIGEST_BYTES.items()}
+
+
+class Entries:
+    """
+    Those of one run.
+
+    Attributes:
+        skipped_files: entries that could not be used; ``skipped`` are the reasons of the first of them.
+        replaced: of paths that are named with several hashes, the entry that mirrors have, if it is not the
+            first.
+    """
+
+    def __init__(self) -> None:
+        self.skipped_files = 0
+        self.skipped: list[str] = []
+        self.replaced: dict[str, Wanted] = {}
+        self._told: set[int] = set()
+        self._seen: dict[str, bytes] = {}
+        self._disputed: dict[str, list[Wanted]] = {}
+        self._unsized: list[Wanted] = []
+        self._decided: set[str] = set()
+
+    def skip(self, reason: BadEntry) -> None:
+        """One more entry that cannot be used; the same reason counts once."""
+        text = str(reason)
+        key = hash(text)
+        if key in self._told:
+            return
+        if len(self._told) < MAX_REMEMBERED:
+            self._told.add(key)
+        self.skipped_files += 1
+        if len(self.skipped) < MAX_SHOWN:
+            self.skipped.append(text)
+
+    def once(self, files: Iterable[Wanted]) -> Iterator[Wanted]:
+        """Yield each path once, as it is named first; what else it may be is for ``settle``."""
+        seen = self._seen
+        for each in files:
+            known = seen.get(each.path)
+            if known is None:
+                seen[each.path] = each.digest
+                if each.size is None:
+                    self._unsized.append(each)
+                yield each
+            elif known != each.digest:
+                self._dispute(each)
+
+    def _dispute(self, other: Wanted) -> None:
+        others = self._disputed.get(other.path)
+        if others is None:
+            if len(self._disputed) >= MAX_DISPUTED:
+                self.skip(named_twice(other.path))
+                return
+            others = self._disputed[other.path] = []
+        if len(others) < MAX_ALTERNATIVES and all(each.digest != other.digest for each in others):
+            others.append(other)
+
+    async def settle(self, mirror: AnyMirror, report: Report) -> None:
+        """
+        Fetch of each path that is named with several hashes the one that mirrors have, and name the others.
+
+        Args:
+            report: of the run, in which the first of each is fetched, or failed.
+        """
+        await mirror.run(self._measure, mirror)
+        left = list(self._disputed)
+        for number in range(MAX_ALTERNATIVES + 1):
+            left = await mirror.run(self._undecided, mirror, left)
+            tries = [self._disputed[p][number] for p in left if number < len(self._disputed[p])]
+            if not tries:
+                return
+            found = await mirror.sync(tries)
+            report.fetched_files += found.fetched_files
+            report.fetched_bytes += found.fetched_bytes
+            report.present_files += found.present_files
+            for each in await mirror.run(_those_there, mirror, tries):
+                self.replaced[each.path] = each
+                self._decided.add(each.path)
+                report.withdraw(each.path)
+
+    def _measure(self, mirror: AnyMirror) -> None:
+        """In the thread: note the sizes of files whose size nobody told."""
+        for each in self._unsized:
+            with suppress(OSError):
+                size = os.lstat(mirror.destination.where(each.path)).st_size
+                self.replaced[each.path] = each.but(size=size)
+
+    def _undecided(self, mirror: AnyMirror, paths: Sequence[str]) -> list[str]:
+        """In the thread: return those of which nothing is there that is right; name the others' conflicts."""
+        destination = mirror.destination
+        left = []
+        for path in paths:
+            first = self._seen[path]
+            kind = _KINDS[len(first)]
+            is_there = destination.is_there(Wanted(path, None, kind, first))
+            if not is_there and path not in self._decided:
+                left.append(path)
+            elif not is_there or not all(map(destination.is_there, self._disputed[path])):
+                self.skip(named_twice(path))
+        return left
+
+
+def _those_there(mirror: AnyMirror, files: Sequence[Wanted]) -> list[Wanted]:
+    return [each for each in files if mirror.destination.is_there(each)]
+
+
+def named_twice(path: str) -> BadEntry:
+    """Return the reason for which an entry of a path is skipped that another entry names as well."""
+    return BadEntry(
+        f"{quoted(path)} is named twice, with different hashes; the entry that does not fit was skipped"
+    )
