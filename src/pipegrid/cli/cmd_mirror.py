@@ -150,6 +150,7 @@ def debian_command(
         raise usage_error("give a suite, such as --suite sid")
     _check_keys(keyrings, allow_unsigned)
 
+    fetching.keep_going = keep_going
     options = {
         "suites": suites,
         "components": components,
@@ -160,7 +161,7 @@ def debian_command(
         "indexes": indexes,
         "ignore_dates": ignore_dates,
     }
-    return debian_job(dest, options, keyrings, allow_unsigned, fetching, keep_going)
+    return debian_job(dest, options, keyrings, allow_unsigned, fetching)
 
 
 @command.command(name="rpm")
@@ -196,7 +197,8 @@ def rpm_command(
     _check_urls(fetching)
     _check_keys(keyrings, allow_unsigned)
 
-    return rpm_job(dest, newest_only, keyrings, allow_unsigned, fetching, keep_going)
+    fetching.keep_going = keep_going
+    return rpm_job(dest, newest_only, keyrings, allow_unsigned, fetching)
 
 
 def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:

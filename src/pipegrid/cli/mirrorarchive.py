@@ -43,7 +43,6 @@ def debian_job(
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     fetching: Fetching,
-    keep_going: bool = False,
 ) -> ReactorJob | GridJob:
     """Return what ``mirror debian`` does; ``options`` are those of ``SELECTING``."""
 
@@ -62,7 +61,7 @@ def debian_job(
         )
         keys = Keys(rings, allow_unsigned)
         archive = DebianArchive(mirror, selection, keys, ignores_dates=options["ignore_dates"])
-        outcome = await archive.sync(fetching.delete, fetching.dry_run, keep_going)
+        outcome = await archive.sync(fetching.delete, fetching.dry_run, fetching.keep_going)
         for path in outcome.lacking:
             console.detail(f"no mirror has {printable(path)}")
         if outcome.absent:
@@ -78,7 +77,6 @@ def rpm_job(
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     fetching: Fetching,
-    keep_going: bool = False,
 ) -> ReactorJob | GridJob:
     """Return what ``mirror rpm`` does."""
 
@@ -87,7 +85,7 @@ def rpm_job(
         from pipegrid.mirror.trust import Keys
 
         repository = RpmRepository(mirror, Keys(keyrings, allow_unsigned), newest_only)
-        return await repository.sync(fetching.delete, fetching.dry_run, keep_going), {}
+        return await repository.sync(fetching.delete, fetching.dry_run, fetching.keep_going), {}
 
     return ArchiveRun(dest, fetching, update).job()
 

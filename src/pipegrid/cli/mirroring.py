@@ -67,6 +67,7 @@ class Fetching(Value):
     Attributes:
         limit_bytes_per_s: from all mirrors together, or None.
         sample: percent of what is there that is hashed again.
+        keep_going: indexes are shown also if some of what they name is missing.
         begun: connections to the mirrors that were begun before all else, or None.
     """
 
@@ -76,6 +77,7 @@ class Fetching(Value):
         "delete",
         "dry_run",
         "durability",
+        "keep_going",
         "limit_bytes_per_s",
         "paranoid",
         "sample",
@@ -95,6 +97,7 @@ class Fetching(Value):
         sample: float,
         paranoid: bool,
         begun: HeadStart | None = None,
+        keep_going: bool = False,
     ) -> None:
         self.urls = urls
         self.to_grid = to_grid
@@ -106,6 +109,7 @@ class Fetching(Value):
         self.sample = sample
         self.paranoid = paranoid
         self.begun = begun
+        self.keep_going = keep_going
 
     @property
     def sample_share(self) -> float:

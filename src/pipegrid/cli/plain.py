@@ -238,6 +238,7 @@ def _fetching_job(command: str, values: Values, words: list[str], begun: HeadSta
         sample=0.0,
         paranoid=values["paranoid"],
         begun=begun,
+        keep_going=values.get("keep_going", False),
     )
     if command == "list":
         from pipegrid.cli.mirrorlist import list_job
@@ -246,8 +247,7 @@ def _fetching_job(command: str, values: Values, words: list[str], begun: HeadSta
     from pipegrid.cli.mirrorarchive import SELECTING, debian_job, rpm_job
 
     trust = values["keyrings"], values["allow_unsigned"]
-    keep_going = values["keep_going"]
     if command == "rpm":
-        return rpm_job(words[0], values["newest_only"], *trust, fetching, keep_going)
+        return rpm_job(words[0], values["newest_only"], *trust, fetching)
     selecting = {name: values[name] for name in SELECTING}
-    return debian_job(words[0], selecting, *trust, fetching, keep_going)
+    return debian_job(words[0], selecting, *trust, fetching)

@@ -148,6 +148,7 @@ class DebianArchive:
         outcome = DebianOutcome()
         entries = outcome.entries
         suites = [await self._suites.find(name, entries.skip) for name in self._names]
+        check_selected(suites, self._selection)
         indexes = [
             each for suite in suites for each in indexes_of(suite, self._selection, outcome.absent)
         ]
