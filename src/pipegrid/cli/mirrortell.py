@@ -91,22 +91,23 @@ def tell(
             "removed": len(removed),
             "retries": report.retries,
             "seconds": round(report.elapsed_s, 3),
-            "mirrors": [
-                {
-                    "url": tally.url,
-                    "files": tally.files,
-                    "bytes": tally.received_bytes,
-                    "bytes_per_s": round(tally.bytes_per_s),
-                    "refused": tally.refused,
-                    "broken": tally.broken,
-                    "given_up": tally.given_up,
-                }
-                for tally in report.ranking
-            ],
+            "mirrors": list(map(_tally_fields, report.ranking)),
             **(further or {}),
         },
     )
     return ExitStatus.FAILED if report.failed_files or skipped else ExitStatus.DONE
+
+
+def _tally_fields(tally: Tally) -> dict[str, Any]:
+    return {
+        "url": tally.url,
+        "files": tally.files,
+        "bytes": tally.received_bytes,
+        "bytes_per_s": round(tally.bytes_per_s),
+        "refused": tally.refused,
+        "broken": tally.broken,
+        "given_up": tally.given_up,
+    }
 
 
 def _tell_how_many_more(console: Console, report: Report) -> None:
