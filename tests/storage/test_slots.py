@@ -519,7 +519,7 @@ class HostileTests(SlotTestCase):
             {0: ShareChange((), (), -1)},
             {0: ShareChange(((-1, 1, b""),))},
             {0: ShareChange(((0, -1, b""),))},
-            {0: ShareChange(((0, 1, b""),) * 5000)},
+            {0: ShareChange(((0, 1, b""),) * 80_897)},
         ):
             self.assertRaises(UsageError, self.change, changes)
         for reads in ([(-1, 1)], [(0, -1)], [(0, 1)] * 5000):

@@ -69,6 +69,19 @@ class SlotContract(Mixin):
         found = self.resolve(self.server.read_slot(SLOT, [(0, 100)], {0, 1, 2}))
         return {number: pieces[0] for number, pieces in found.items()}
 
+    def test_the_largest_calls(self) -> None:
+        """Of Tahoe-LAFS's client: see ``wire.messages``; one of them for a part of an MDMF file of 1 GB."""
+        tests = ((0, 1, b""),) * 30
+        many = {
+            number: ShareChange(tests, tuple((at, b"x") for at in range(30)))
+            for number in range(255)
+        }
+        result = self.change(many, ((0, 57),))
+        self.assertEqual((result.success, result.data), (True, {}))
+        size = 531
+        blocks = ShareChange((), tuple((at * size, bytes(size)) for at in range(8200)))
+        self.assertTrue(self.change({255: blocks}).success)
+
     def test_shares_are_made_and_replaced(self) -> None:
         """Absent shares are made, several at once; then each is replaced if it is what was expected."""
         self.assertEqual(self.change({0: made(b"zero"), 7: made(b"seven")}), SlotResult(True, {}))

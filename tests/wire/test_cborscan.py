@@ -98,7 +98,7 @@ class CostTests(SynchronousTestCase):
         self.assertLess(cborscan.count_items(body, 50), 20)
 
     def test_the_largest_messages_pass(self) -> None:
-        """What the protocol allows is allowed: 256 numbers, 128 uploads, 4096 writes, 8192 ranges."""
+        """What the protocol allows is allowed: 256 numbers, 30 tests and writes a share, 8192 ranges."""
         numbers = frozenset(range(256))
         allocate = gbs.unpack_allocate(gbs.pack_allocate(numbers, 1 << 40))
         self.assertEqual(allocate.share_numbers, numbers)
@@ -109,13 +109,38 @@ class CostTests(SynchronousTestCase):
         changes = {number: ShareChange((), writes, 7) for number in range(256)}
         body = gbs_mutable.pack_request(changes, [(0, 1)] * 30)
         self.assertEqual(unpack_request(body).changes, changes)
-        changes[0] = ShareChange(((0, 1, b"x"),), writes)
+        tests = ((1 << 40, 1, b"x"),) * 30
+        writes = tuple((at << 30, b"x") for at in range(30))
+        changes = {number: ShareChange(tests, writes, 7) for number in range(256)}
+        body = gbs_mutable.pack_request(changes, [(0, 1)] * 30)
+        self.assertEqual(unpack_request(body).changes, changes)
+        changes[0] = ShareChange((*tests, tests[0]), writes)
         body = gbs_mutable.pack_request(changes, [])
         self.assertRaises(ValueError, unpack_request, body)
         result = SlotResult(True, dict.fromkeys(range(256), (b"",) * 30))
         self.assertEqual(
             gbs_mutable.unpack_answer(gbs_mutable.pack_answer(result), 1 << 20), result
         )
+
+    def test_a_share_of_an_mdmf_file(self) -> None:
+        """A write for each segment of 128 KiB: 1 GB at k = 60; as many that have no blocks are refused."""
+        for size, segments in ((2201, 8200), (531, 20_000)):
+            data = bytes(size)
+            writes = tuple((at * size, data) for at in range(segments))
+            body = gbs_mutable.pack_request({3: ShareChange(((0, 1, b""),), writes)}, [(0, 57)])
+            self.assertEqual(unpack_request(body).changes[3].writes, writes)
+        writes = tuple((at, b"x") for at in range(20_000))
+        body = gbs_mutable.pack_request({3: ShareChange((), writes)}, [])
+        with self.assertRaisesRegex(ValueError, "more than .* items"):
+            unpack_request(body)
+
+    def test_a_message_costs_what_it_becomes(self) -> None:
+        """Strings that are copied count twice, since they are; those that are views do not."""
+        for size, cost in ((2000, 2 * 2000), (8192, 0)):
+            writes = tuple((at * size, bytes(size)) for at in range(1000))
+            body = gbs_mutable.pack_request({3: ShareChange((), writes)}, [])
+            steps = gbs_mutable.unpack_request_in_steps(body)
+            self.assertLess(abs(next(steps) - 1000 * (cost + 5 * gbs_mutable.ITEM_BYTES)), 70_000)
 
 
 class WalkTests(SynchronousTestCase):

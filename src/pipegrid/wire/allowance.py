@@ -14,6 +14,7 @@ import attrs
 from foolscap.tokens import BananaError
 
 from pipegrid.wire.allocated import AllocatedAnswers
+from pipegrid.wire.messages import MAX_BLOCK_WRITES
 
 TOKEN_COST = 128
 """Bytes of memory that a token becomes, besides its body; a tuple of a number and a string are four."""
@@ -27,11 +28,19 @@ CALL_COST = 64 * 1024
 ANSWER_COST = 32 * 1024
 """Of an answer where its call says nothing else. A failure has up to 5 KB of text, in some 60 tokens."""
 
-MAX_TOKENS = 50_000
+MAX_SMALL_TOKENS = 100_000
 """
-Of a message, half a second's work: 4096 tests and writes to 256 shares are 32,000, 4096 announcements
-25,000.
+Of a message without blocks, a second's work: 256 shares, each with 30 tests of seven tokens, 30 small writes
+of five, and twelve around them, are 95,232; 4096 announcements 25,000.
 """
+
+TOKEN_BYTES = 100
+"""
+A message may have one token more for so many bytes in it: the five of a block of an MDMF share have 531 and
+more.
+"""
+
+MAX_TOKENS = MAX_SMALL_TOKENS + 5 * MAX_BLOCK_WRITES
 
 
 class TooMuch(BananaError):  # type: ignore[misc]
@@ -67,24 +76,31 @@ class Allowance:
         held_cost: what it is so far.
     """
 
-    __slots__ = ("_cost_left", "_tokens_left", "held_cost")
+    __slots__ = ("_cost_left", "_tokens_earned", "_tokens_left", "held_cost")
 
     def __init__(self) -> None:
         self.held_cost = 0
         self._cost_left = 0
-        self._tokens_left = 0
+        self._tokens_left = self._tokens_earned = 0
 
     def begin(self) -> None:
         """What comes now belongs to another message."""
         self.held_cost = 0
         self._cost_left = FIRST_COST
-        self._tokens_left = MAX_TOKENS
+        self._tokens_left = MAX_SMALL_TOKENS
+        self._tokens_earned = MAX_TOKENS - MAX_SMALL_TOKENS
+
+    def count_body(self, size: int) -> None:
+        """A token brings so many bytes, which allow for more tokens."""
+        more = min(size // TOKEN_BYTES, self._tokens_earned)
+        self._tokens_earned -= more
+        self._tokens_left += more
 
     def count_token(self) -> None:
         """One more token; raises TooMuch if it must not be."""
         self._tokens_left -= 1
         if self._tokens_left < 0:
-            raise TooMuch(f"a message had more than {MAX_TOKENS} tokens")
+            raise TooMuch("a message had more tokens than one of its size may have")
 
     def charge(self, cost: int) -> None:
         """It becomes larger by so much; raises TooMuch if it must not."""

@@ -77,24 +77,27 @@ def loads(data: Buffer, limit_bytes: int, max_items: int) -> Any:
     return _build(data, None)
 
 
-def scan_views(data: Buffer, limit_bytes: int, max_items: int) -> tuple[int, Callable[[], Any]]:
+def scan_views(
+    data: Buffer, limit_bytes: int, max_items: int
+) -> tuple[int, int, Callable[[], Any]]:
     """
     The same in two halves, of which this one builds nothing.
 
-    Byte strings of 16 KiB and more are views of ``data``, which must not change meanwhile.
+    Byte strings of 4 KiB and more are views of ``data``, which must not change meanwhile.
 
     Returns:
-        how many items it is made of, 0 of a short message, and the other half, which returns the value.
+        how many items it is made of, and how many bytes of it are copied, 0 of a short message; and the other
+        half, which returns the value.
     """
     _check_length(data, limit_bytes)
     if len(data) <= cborscan.UNSCANNED_BYTES:
-        return 0, lambda: _build(data, None)
+        return 0, 0, lambda: _build(data, None)
     rest, views, items = cborscan.take_out(data, max_items)
 
     def put_back(tag: Any, _: bool) -> Any:
         return views[tag.value] if tag.tag == cborscan.VIEW_TAG else tag
 
-    return items, lambda: _build(rest, put_back)
+    return items, len(rest), lambda: _build(rest, put_back)
 
 
 def _check_length(data: Buffer, limit_bytes: int) -> None:

@@ -30,7 +30,7 @@ UNSCANNED_BYTES = 1024
 MAX_KEYS = 256
 """Of one map, and elements of one set: as many as there are share numbers."""
 
-VIEW_BYTES = 16 * 1024
+VIEW_BYTES = 4 * 1024
 VIEW_TAG = 0x70676264
 """In the form of five bytes, which the walk refuses in what comes: of the protocols' tags none needs it."""
 

@@ -28,11 +28,16 @@ from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 from pipegrid.wire import gbs
 from pipegrid.wire.allocated import AllocatedAnswers
 from pipegrid.wire.allowance import ANSWER_COST, TOKEN_COST
-from pipegrid.wire.messages import UNKNOWN_PROTOCOL, ServerVersion
+from pipegrid.wire.messages import (
+    MAX_BLOCK_WRITES,
+    MAX_SMALL_WRITES,
+    UNKNOWN_PROTOCOL,
+    ServerVersion,
+)
 
 MAX_SHARES = 256
-MAX_VECTORS = 4096
-"""Tests, writes or reads of one message, as over HTTPS."""
+MAX_READS = 4096
+"""Reads of one message, or tests of one share."""
 MAX_SHARE_DATA_BYTES = 128 << 20
 """Of one message; a mutable file of three times as much has such shares at 3-of-10."""
 MAX_REASON_BYTES = 32 * 1024
@@ -50,15 +55,15 @@ Offset = IntegerConstraint(maxBytes=8)
 ReadSize = IntegerConstraint(maxBytes=-1)  # Foolscap's way to say: signed, 32 bits
 ShareData = ByteStringConstraint(maxLength=MAX_SHARE_DATA_BYTES)
 Reason = ByteStringConstraint(maxLength=MAX_REASON_BYTES)
-ReadVector = ListOf(TupleOf(Offset, ReadSize), maxLength=MAX_VECTORS)
+ReadVector = ListOf(TupleOf(Offset, ReadSize), maxLength=MAX_READS)
 TestVector = ListOf(
-    TupleOf(Offset, ReadSize, ByteStringConstraint(maxLength=16), ShareData), maxLength=MAX_VECTORS
+    TupleOf(Offset, ReadSize, ByteStringConstraint(maxLength=16), ShareData), maxLength=MAX_READS
 )
-WriteVector = ListOf(TupleOf(Offset, ShareData), maxLength=MAX_VECTORS)
+WriteVector = ListOf(TupleOf(Offset, ShareData), maxLength=MAX_BLOCK_WRITES + MAX_SMALL_WRITES)
 TestAndWriteVectors = DictOf(
     ShareNumber, TupleOf(TestVector, WriteVector, ChoiceOf(None, Offset)), maxKeys=MAX_SHARES
 )
-ReadData = DictOf(ShareNumber, ListOf(ShareData, maxLength=MAX_VECTORS), maxKeys=MAX_SHARES)
+ReadData = DictOf(ShareNumber, ListOf(ShareData, maxLength=MAX_READS), maxKeys=MAX_SHARES)
 
 
 class RIBucketWriter(RemoteInterface):

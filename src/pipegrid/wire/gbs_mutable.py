@@ -14,20 +14,28 @@ import attrs
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
 from pipegrid.wire.gbs import MAX_SHARE_NUMBERS
-from pipegrid.wire.messages import ShareChange, SlotResult
+from pipegrid.wire.messages import (
+    BLOCK_WRITE_BYTES,
+    MAX_BLOCK_WRITES,
+    MAX_SHARE_TESTS,
+    MAX_SMALL_WRITES,
+    ShareChange,
+    SlotResult,
+)
 
 MAX_REQUEST_BYTES = 128 << 20
-"""The protocol allows 2^48. But a request is held in memory: once, since what is written are views of it."""
-MAX_TESTS = 30
+"""
+The protocol allows 2^48. But a request is held in memory: what is written are views of it, but for
+strings below 4 KiB, which are copied, and counted.
+"""
 MAX_READS = 30
-MAX_VECTORS = 4096
-"""
-Tests and writes of one request, of all of its shares together; the protocol bounds tests alone: 30 a share.
-Clients send one test and a write or two for each share; one that writes a whole file of 128 KiB segments
-sends a write for each, of 40 KiB and more, and so 3000 at most.
-"""
 
-MAX_REQUEST_ITEMS = 10 + 9 * MAX_SHARE_NUMBERS + 5 * MAX_READS + 7 * MAX_VECTORS
+_SHARE_ITEMS = 9 + 7 * MAX_SHARE_TESTS + 5 * MAX_SMALL_WRITES
+MAX_SMALL_ITEMS = 10 + _SHARE_ITEMS * MAX_SHARE_NUMBERS + 5 * MAX_READS
+"""Of a request without blocks: all shares, each with as many tests and small writes as it may have."""
+MAX_REQUEST_ITEMS = MAX_SMALL_ITEMS + 5 * MAX_BLOCK_WRITES
+ITEM_BYTES = 80
+"""What each item becomes in memory, beside its bytes: 51 to 79 were measured."""
 MAX_ANSWER_ITEMS = 5 + (2 + MAX_READS) * MAX_SHARE_NUMBERS
 
 _COPIED_BYTES = 4096
@@ -51,12 +59,15 @@ class ReadTestWrite:
     Attributes:
         changes: by share number, at most 256.
         reads: ``(offset, size)``, at most 30.
-        items: what the message was made of; 0 if it was short.
     """
 
     changes: dict[int, ShareChange]
     reads: tuple[tuple[int, int], ...]
-    items: int = attrs.field(default=0, eq=False)
+
+
+def most_items(length: int) -> int:
+    """Return of how many items a request of so many bytes may be: more need blocks, which take bytes."""
+    return min(MAX_REQUEST_ITEMS, MAX_SMALL_ITEMS + 5 * (length // BLOCK_WRITE_BYTES))
 
 
 def pack_request(changes: Mapping[int, ShareChange], reads: Sequence[tuple[int, int]]) -> bytes:
@@ -94,15 +105,17 @@ def pack_request_in_pieces(
 
 def unpack_request_in_steps(body: Buffer) -> Generator[int, None, ReadTestWrite]:
     """
-    Return what a request asks for, in steps of a millisecond or two at most: it may have 30,000 items.
+    Return what a request asks for, in steps.
 
-    Each step gives their number, the first before any of them is built.
+    Each gives the bytes of memory that it takes, the first before any of it is built. All but that and the
+    second take a millisecond or two at most; these take some tens for 100,000 items.
 
     Args:
         body: must not change as long as the result is used: long specimens and data are views of it.
     """
-    items, build = cbor.scan_views(body, MAX_REQUEST_BYTES, MAX_REQUEST_ITEMS)
-    yield items
+    items, copied, build = cbor.scan_views(body, MAX_REQUEST_BYTES, most_items(len(body)))
+    cost = items * ITEM_BYTES + 2 * copied
+    yield cost
     message = cbor.expect_map(build(), _REQUEST_KEYS, "the request")
     changes = message[_CHANGES]
     if type(changes) is not dict or len(changes) > MAX_SHARE_NUMBERS:
@@ -114,17 +127,11 @@ def unpack_request_in_steps(body: Buffer) -> Generator[int, None, ReadTestWrite]
             (cbor.expect_uint(read["offset"], "offset"), cbor.expect_uint(read["size"], "size"))
         )
     unpacked: dict[int, ShareChange] = {}
-    vectors = 0
     for number, value in changes.items():
-        yield items
-        change = yield from _unpack_change(value, items)
+        yield cost
+        change = yield from _unpack_change(value, cost)
         unpacked[_expect_number(number)] = change
-        vectors += len(change.tests) + len(change.writes)
-        if vectors > MAX_VECTORS:
-            raise ValueError(
-                f"more than {MAX_VECTORS} tests and writes in one request; ask for fewer"
-            )
-    return ReadTestWrite(unpacked, tuple(reads), items)
+    return ReadTestWrite(unpacked, tuple(reads))
 
 
 def pack_answer(result: SlotResult) -> bytes:
@@ -171,20 +178,20 @@ def _expect_number(value: Any) -> int:
     return cbor.expect_uint(value, "a share number", MAX_SHARE_NUMBERS - 1)
 
 
-def _unpack_change(value: Any, items: int) -> Generator[int, None, ShareChange]:
+def _unpack_change(value: Any, cost: int) -> Generator[int, None, ShareChange]:
     change = cbor.expect_map(value, _CHANGE_KEYS, "a share's test and write vectors")
     tests, writes = [], []
-    for item in cbor.expect_list(change["test"], "test", MAX_TESTS):
+    for item in cbor.expect_list(change["test"], "test", MAX_SHARE_TESTS):
         test = cbor.expect_map(item, _TEST_KEYS, "a test")
         specimen = cbor.expect_view(test["specimen"], "specimen")
         offset = cbor.expect_uint(test["offset"], "offset")
         tests.append((offset, cbor.expect_uint(test["size"], "size"), specimen))
-    for item in cbor.expect_list(change["write"], "write", MAX_VECTORS):
+    for item in cbor.expect_list(change["write"], "write", None):
         write = cbor.expect_map(item, _WRITE_KEYS, "a write")
         data = cbor.expect_view(write["data"], "data")
         writes.append((cbor.expect_uint(write["offset"], "offset"), data))
         if not len(writes) % _VECTORS_A_STEP:
-            yield items
+            yield cost
     new_length = change["new-length"]
     if new_length is not None:
         new_length = cbor.expect_uint(new_length, "new-length")

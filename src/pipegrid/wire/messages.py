@@ -158,6 +158,27 @@ class ShareChange:
 Changes = Mapping[int, ShareChange]
 """Of a slot, by share number."""
 
+MAX_SLOT_SHARES = 256
+MAX_SHARE_TESTS = 30
+"""Of one share in one call: what Tahoe-LAFS's server takes over HTTPS."""
+MAX_SMALL_WRITES = 30
+"""
+Of one share besides those of blocks. Tahoe-LAFS's client sends eight: keys, signature, hash trees, and three
+parts of the header.
+"""
+MAX_BLOCK_WRITES = 65_536
+"""
+Tahoe-LAFS's client writes all of an MDMF share in one call, a write for each segment of 128 KiB, however
+small the blocks are: that many are a file of 8 GiB, all of whose shares it holds in memory.
+"""
+BLOCK_WRITE_BYTES = 512
+"""
+The smallest such write: with k = 255 a block is 515 bytes, and its salt 16. So what a call costs, beyond what
+small writes cost, is in proportion to its bytes.
+"""
+MAX_CALL_VECTORS = MAX_SLOT_SHARES * (MAX_SHARE_TESTS + MAX_SMALL_WRITES) + MAX_BLOCK_WRITES
+"""Tests and writes of one call."""
+
 
 @attrs.frozen
 class SlotResult:

@@ -271,6 +271,7 @@ class BoundedReceiver(Broker):
                 self._tokens.skip(number)
                 return
             self.charge(number)
+            self._allowance.count_body(number)
             self._body = kind, number, False
         elif kind == FLOAT:
             self._body = kind, banana.FLOAT_BYTES, rejected

@@ -230,6 +230,19 @@ class MutableTests(http.ServerTestCase):
             self.assertEqual(self.statuses(put(1, bytes(3 << 20))), [200])
         self.assertEqual(self.service._held_bytes, 0)
 
+    def test_the_largest_calls_of_tahoe_lafs(self) -> None:
+        """255 shares with 30 tests and writes each, and a share of an MDMF file of 1 GB at k = 60."""
+        tests = ((0, 1, b""),) * 30
+        writes = tuple((at, b"x") for at in range(30))
+        many = {number: ShareChange(tests, writes) for number in range(255)}
+        blocks = {255: ShareChange((), tuple((at * 2201, bytes(2201)) for at in range(8200)))}
+        for changes in (many, blocks):
+            body = gbs_mutable.pack_request(changes, [(0, 57)] * 30)
+            self.assertEqual(self.statuses(change({}, body=body)), [200])
+        self.assertEqual(self.service._held_bytes, 0)
+        (whole,) = self.store.slots.readv(SI, (255,), [(0, 1 << 25)])[255]
+        self.assertEqual(len(whole), 8200 * 2201)
+
     def test_a_request_of_many_items_is_refused(self) -> None:
         """Eight megabytes of one-byte elements are a 400, and the server goes on."""
         count = 8 << 20

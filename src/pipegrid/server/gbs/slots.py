@@ -26,8 +26,6 @@ from pipegrid.wire.messages import SlotResult, SlotSecrets
 
 INLINE_ANSWER_BYTES = 64 * 1024
 """Up to here what was read is an answer like any other; beyond, it is held, and sent by the piece."""
-ITEM_BYTES = 64
-"""What each item of a message is counted as while it is in memory, beside its bytes."""
 
 
 class SlotChangeCall(InSteps):
@@ -53,8 +51,7 @@ class SlotChangeCall(InSteps):
     def _unpack(self, body: Buffer) -> Generator[object, None, None]:
         try:
             steps = gbs_mutable.unpack_request_in_steps(body)
-            items = next(steps)
-            if not self.charge(items * ITEM_BYTES):
+            if not self.charge(next(steps)):
                 self.refuse(answers.BUSY)
                 return
             yield None

@@ -28,12 +28,19 @@ from pipegrid.storage.mutable.files import SlotFile
 from pipegrid.storage.paths import SHARE_NUMBERS, check_number
 from pipegrid.storage.reader import ShareReader
 from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
-from pipegrid.wire.messages import LeaseSecrets, Reads, ShareChange, SlotResult, SlotSecrets
+from pipegrid.wire.messages import (
+    MAX_CALL_VECTORS,
+    LeaseSecrets,
+    Reads,
+    ShareChange,
+    SlotResult,
+    SlotSecrets,
+)
 
 MAX_READ_BYTES = 64 << 20
 """Of one answer, which is held in memory, however often a read vector asks for the same bytes."""
-MAX_VECTORS = 4096
-"""Reads in a vector, or tests and writes of a call; clients send one or two for each share."""
+MAX_READS = 4096
+"""In a vector; clients send one or two for each share."""
 
 
 class Slots:
@@ -109,9 +116,9 @@ class Slots:
             check_number(number)
             _check_change(change)
         vectors = sum(len(each.tests) + len(each.writes) for each in tw_vectors.values())
-        if vectors > MAX_VECTORS:
+        if vectors > MAX_CALL_VECTORS:
             raise UsageError(
-                f"{vectors} tests and writes at once, where {MAX_VECTORS} are allowed; send fewer"
+                f"{vectors} tests and writes at once, where {MAX_CALL_VECTORS} are allowed; send fewer"
             )
         with self._locked(storage_index, create=bool(tw_vectors)) as directory:
             if directory is None:
@@ -297,8 +304,8 @@ def _read(
 
 
 def _check_reads(reads: Reads) -> None:
-    if len(reads) > MAX_VECTORS:
-        raise UsageError(f"{len(reads)} reads at once, where {MAX_VECTORS} are allowed; ask twice")
+    if len(reads) > MAX_READS:
+        raise UsageError(f"{len(reads)} reads at once, where {MAX_READS} are allowed; ask twice")
     for offset, size in reads:
         if offset < 0 or size < 0:
             raise UsageError(f"a read of {size} bytes at {offset}; both must be 0 or more")
