@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import stat
@@ -188,6 +189,39 @@ class LoadTests(ConfigTestCase):
         ):
             (store,) = open_local(reactor, grid).stores
             self.assertEqual(store.keep_unfinished_s, seconds)
+
+    def test_storage_is_made_private(self) -> None:
+        """Of an earlier version, or made by hand: nobody else shall read the secrets of mutable shares."""
+        self.addCleanup(os.umask, os.umask(0))
+        directory = Path(self.mktemp())
+        local = create_local(directory, servers=1).local
+        assert local is not None
+        storage = directory / "storage"
+        reactor: Any = MemoryReactorClock()
+        self.assertEqual(open_local(reactor, local).warnings, ())  # there is none yet
+        storage.mkdir(0o777)
+        self.assertEqual(open_local(reactor, local).warnings, ())
+        self.assertEqual(stat.S_IMODE(storage.stat().st_mode), 0o700)
+
+    def test_storage_that_cannot_be_made_private(self) -> None:
+        """It is reported, and so is one elsewhere, unless it is for a group alone."""
+        self.addCleanup(os.umask, os.umask(0))
+        local = create_local(Path(self.mktemp()), servers=1).local
+        assert local is not None
+        reactor: Any = MemoryReactorClock()
+        local.directory.mkdir(0o755)
+
+        def refused(*_: object) -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        self.patch(os, "chmod", refused)
+        (warning,) = open_local(reactor, local).warnings
+        self.assertIn("Operation not permitted", warning)
+        for mode, count in ((0o755, 1), (0o770, 0)):
+            elsewhere = Path(self.mktemp())
+            elsewhere.mkdir(mode)
+            warnings = open_local(reactor, attrs.evolve(local, directory=elsewhere)).warnings
+            self.assertEqual(len(warnings), count)
 
     def test_an_absolute_directory(self) -> None:
         """The storage may be elsewhere."""

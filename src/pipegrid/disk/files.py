@@ -143,7 +143,7 @@ def lock_if_free(path: str) -> int | None:
         return None
 
 
-def create_locked(path: str) -> int | None:
+def create_locked(path: str, mode: int = 0o666) -> int | None:
     """
     Make a file and take its lock; return the descriptor, or None if there is something of that name.
 
@@ -152,7 +152,7 @@ def create_locked(path: str) -> int | None:
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, 0o666)
+        fd = os.open(path, flags, mode)
     except FileExistsError:
         return None
     try:

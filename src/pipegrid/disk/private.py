@@ -1,6 +1,6 @@
 """
-Files that tell what nobody else should read, wherever a user wants them: logs and traces; and directories
-that nobody else may change.
+Files that tell what nobody else should read, wherever a user wants them: logs and traces; what shares are in;
+and directories that nobody else may change.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 from pipegrid.disk.patience import may_wait
 
@@ -16,6 +16,8 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from pathlib import Path
 
+PRIVATE_FILE = 0o600
+PRIVATE_DIRECTORY = 0o700
 _NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
@@ -75,6 +77,56 @@ def make_directory(path: Path, mode: int = 0o755) -> None:
     except FileNotFoundError:
         make_directory(path.parent)
         _make(path, mode)  # which may be impossible all the same, as below /proc
+
+
+def make_private(path: str) -> None:
+    """
+    Make a directory, and those above it that are missing, all for their owner alone, unless it is there.
+
+    Raises:
+        OSError: it cannot be made, or something else has its name.
+    """
+    try:
+        os.mkdir(path, PRIVATE_DIRECTORY)
+    except FileNotFoundError:
+        parent = os.path.dirname(path)
+        if parent in ("", path):
+            raise
+        make_private(parent)
+        with suppress(FileExistsError):
+            os.mkdir(path, PRIVATE_DIRECTORY)
+    except OSError:  # it may be there, whatever a disk that is not to be written to calls that
+        if not os.path.isdir(path):
+            raise
+
+
+def keep_private(directory: str) -> str | None:
+    """
+    Take from a directory what others than its owner may do with it; a missing one is no error.
+
+    Returns:
+        None, or why they still may, in words of the system.
+    """
+    try:
+        found = os.stat(directory)
+        if found.st_mode & 0o077:
+            os.chmod(directory, stat.S_IMODE(found.st_mode) & ~0o077)
+            if os.stat(directory).st_mode & 0o077:
+                return os.strerror(errno.EOPNOTSUPP)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def others_may(directory: str) -> str | None:
+    """Return a directory's mode, if it lets in users who are not of its group; else None."""
+    try:
+        mode = stat.S_IMODE(os.stat(directory).st_mode)
+    except OSError:
+        return None
+    return f"its mode is {mode:04o}" if mode & 0o007 else None
 
 
 def _make(path: Path, mode: int) -> None:

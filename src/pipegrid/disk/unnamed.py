@@ -16,14 +16,17 @@ _PASSING = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ER
 """What says nothing of the file system: it may be over when somebody has looked after the disk."""
 
 
-def open_unnamed(directory: str) -> int:
+def open_unnamed(directory: str, mode: int = 0o666) -> int:
     """
     Open a new file of a directory's file system that has no name.
+
+    Args:
+        mode: of the file, of which the umask may take some.
 
     Raises:
         OSError: there is no such directory, or its file system has no such files.
     """
-    return os.open(directory, _FLAGS, 0o666)
+    return os.open(directory, _FLAGS, mode)
 
 
 def give_name(fd: int, path: str) -> None:

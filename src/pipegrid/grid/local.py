@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -11,8 +12,10 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.ring import permutation_seed
 from pipegrid.disk.durability import Durability
+from pipegrid.disk.private import keep_private, others_may
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.config import LocalGrid
+from pipegrid.grid.homes import CONFIG_NAME
 from pipegrid.reactor.workers import Workers
 from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
 from pipegrid.transfer.peers import Peer
@@ -33,11 +36,12 @@ them has bounds: of 1024 objects that are looked after at once, every one of 256
 
 @attrs.frozen
 class OpenLocalGrid:
-    """The servers of an embedded grid, their stores, and the threads that do their disk work."""
+    """An embedded grid's servers, their stores, the threads that do their disk work, and what is wrong."""
 
     peers: list[Peer]
     stores: list[ShareStore]
     disk_workers: Workers
+    warnings: tuple[str, ...] = ()
 
     def close(self) -> Deferred[None]:
         """Stop the threads, let go of all files, and clear away uploads that nobody went on with."""
@@ -57,7 +61,12 @@ def local_identity(number: int) -> ServerIdentity:
 
 
 def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
-    """Return servers for every storage directory; nothing on disk is touched yet."""
+    """
+    Return servers for every storage directory; nothing on disk is made yet.
+
+    If their directory is in a client's, what others than its owner may do with it is taken from them: the
+    shares of mutable files have in them the secrets that change those.
+    """
     workers = Workers(reactor, threads=_DISK_THREADS, waiting_limit=_WAITING_JOBS)
     # One for all, since the shares of a file are complete at the same time: one sync makes the
     # group durable on every directory of the disk.
@@ -73,4 +82,18 @@ def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
         stores.append(store)
         server = LocalServer(store, local_identity(number), workers, durability)
         peers.append(Peer(server, Pipeline(_WINDOW_BYTES), "local", str(directory)))
-    return OpenLocalGrid(peers, stores, workers)
+    return OpenLocalGrid(peers, stores, workers, _made_private(grid.directory))
+
+
+def _made_private(directory: Path) -> tuple[str, ...]:
+    """Return what is to be said of who may read the shares."""
+    if (directory.parent / CONFIG_NAME).exists():
+        why = keep_private(str(directory))
+    else:  # somebody has chosen the place, and perhaps a group
+        why = others_may(str(directory))
+    if why is None:
+        return ()
+    return (
+        f"others may read {directory}, with the secrets that change what is stored there ({why}); "
+        f"run 'chmod go= {directory}', or move it where that works",
+    )

@@ -99,7 +99,7 @@ def open_grid(
     members = Members([], opener.open, config.preferred, warnings, opener.certify)
     for server in config.static.servers:
         members.add_static(server)
-    local = None if config.local is None else _open_local(reactor, config.local, members, opener)
+    local = _open_local(reactor, config.local, members, opener, warnings)
     if local is not None and limits is not None and limits.bytes_per_s is not None:
         warnings.add(
             "an embedded grid sends nothing over a network, so a limit of the rate bounds no disk of it"
@@ -262,12 +262,18 @@ class _Opener:
         return peer
 
 
-def _open_local(reactor: Any, grid: LocalGrid, members: Members, opener: _Opener) -> OpenLocalGrid:
+def _open_local(
+    reactor: Any, grid: LocalGrid | None, members: Members, opener: _Opener, warnings: Warnings
+) -> OpenLocalGrid | None:
+    if grid is None:
+        return None
     from pipegrid.grid.local import open_local  # with all that keeps shares on a disk
 
     local = open_local(reactor, grid)
     for peer in local.peers:
         opener.certify(peer, None)
+    for warning in local.warnings:
+        warnings.add(warning)
     members.peers += map(opener.finished, local.peers)
     return local
 

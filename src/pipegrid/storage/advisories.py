@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from pipegrid.core import base32
 from pipegrid.core.text import harmless
 from pipegrid.disk import files as disk
+from pipegrid.disk.private import PRIVATE_FILE, make_private
 
 MAX_ADVISORIES = 1000
 MAX_REASON_BYTES = 32768
@@ -58,7 +59,7 @@ class Advisories:
         when = datetime.fromtimestamp(now, timezone.utc)
         path = f"{self._directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
         try:
-            os.makedirs(self._directory, exist_ok=True)
+            make_private(self._directory)
             if len(os.listdir(self._directory)) >= MAX_ADVISORIES:
                 return False
             # It will be looked at in a terminal.
@@ -77,10 +78,14 @@ class Advisories:
 
 def _make(path: str, text: str) -> None:
     """Make a file; if the disk does not take all of it, there is none."""
-    with open(path, "x", encoding="utf-8") as file:
+    with open(path, "x", encoding="utf-8", opener=_open_private) as file:
         try:
             file.write(text)
             file.flush()
         except OSError:
             os.unlink(path)
             raise
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE_FILE)

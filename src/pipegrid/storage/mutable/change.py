@@ -35,6 +35,7 @@ from typing import Protocol
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.disk.commit import Disk
+from pipegrid.disk.private import PRIVATE_FILE, make_private
 from pipegrid.errors import NoSpace, ServerRefused, UsageError
 from pipegrid.storage.leaserecords import HasRoom
 from pipegrid.storage.mutable import containers
@@ -192,7 +193,7 @@ def _open_new(path: str) -> int:
     """Make a file, or empty one that somebody left who was killed; the slot is locked."""
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(path, flags, 0o666)
+        return os.open(path, flags, PRIVATE_FILE)
     except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return os.open(path, flags, 0o666)
+        make_private(os.path.dirname(path))
+        return os.open(path, flags, PRIVATE_FILE)

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 import attrs
 
 from pipegrid.disk import files as disk
+from pipegrid.disk.private import make_private
 from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.storage.leaserecords import HasRoom
 from pipegrid.storage.mutable import containers
@@ -278,5 +279,5 @@ def lock_slot(directory: str, create: bool) -> int | None:
             return disk.open_locked(directory, os.O_RDONLY | os.O_DIRECTORY, wait=True)
         if not create:
             return None
-        os.makedirs(directory, exist_ok=True)
+        make_private(directory)
     raise FileNotFoundError(errno.ENOENT, "the directory vanishes", directory)

@@ -16,6 +16,7 @@ from functools import partial
 
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
+from pipegrid.disk.private import PRIVATE_DIRECTORY, PRIVATE_FILE, make_private
 from pipegrid.disk.unnamed import give_name
 from pipegrid.storage import containers
 from pipegrid.storage.paths import SHARE_NUMBERS
@@ -26,15 +27,16 @@ _NOTED = re.compile(r"([a-z2-7]{26})\.([0-9]+)" + re.escape(sidecar.SUFFIX))
 
 def open_new(path: str) -> int | None:
     """Open, or make, and lock a file in ``incoming``; None if somebody else has the lock."""
-    return _in_directory(path, lambda: disk.open_locked(path, os.O_RDWR | os.O_CREAT))
+    flags = os.O_RDWR | os.O_CREAT
+    return _in_directory(path, lambda: disk.open_locked(path, flags, mode=PRIVATE_FILE))
 
 
 def create(path: str) -> int | None:
     """Make and lock a file in ``incoming``; None if there is one."""
     try:
-        return disk.create_locked(path)
+        return disk.create_locked(path, PRIVATE_FILE)
     except FileNotFoundError:
-        return _in_directory(path, lambda: disk.create_locked(path))
+        return _in_directory(path, lambda: disk.create_locked(path, PRIVATE_FILE))
 
 
 def open_empty(path: str, final_path: str) -> int | None:
@@ -51,7 +53,7 @@ def _in_directory(path: str, call: Callable[[], int | None]) -> int | None:
     for _ in range(8):  # a Tahoe-LAFS server that starts may remove the directory
         with suppress(FileNotFoundError):
             return call()
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        make_private(os.path.dirname(path))
     raise FileNotFoundError(errno.ENOENT, "the directory vanishes", path)
 
 
@@ -104,7 +106,7 @@ def write_note(incoming_path: str, note: sidecar.Note) -> None:
     fd = os.open(
         incoming_path + sidecar.SUFFIX,
         os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-        0o666,
+        PRIVATE_FILE,
     )
     try:
         disk.write_all(fd, note.pack(), 0)
@@ -183,7 +185,7 @@ def _place(final: str, new_index: bool, move: Callable[[], bool]) -> tuple[str, 
             return (inner,)
     for _ in range(8):  # a collector of garbage may remove the directory before our file is in it
         try:
-            os.mkdir(inner)
+            os.mkdir(inner, PRIVATE_DIRECTORY)
         except FileExistsError:
             if os.path.lexists(final):
                 raise
@@ -197,14 +199,14 @@ def _place(final: str, new_index: bool, move: Callable[[], bool]) -> tuple[str, 
 
 
 def _make_both(outer: str, inner: str) -> None:
-    """Make two directories, without ``makedirs``'s looking around: as a rule it is just these that lack."""
+    """Make two directories, without looking around: as a rule it is just these that lack."""
     try:
         with suppress(FileExistsError):
-            os.mkdir(outer)
+            os.mkdir(outer, PRIVATE_DIRECTORY)
         with suppress(FileExistsError):
-            os.mkdir(inner)
+            os.mkdir(inner, PRIVATE_DIRECTORY)
     except FileNotFoundError:
-        os.makedirs(inner, exist_ok=True)
+        make_private(inner)
 
 
 def _moved(incoming: str, final: str) -> bool:

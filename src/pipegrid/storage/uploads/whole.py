@@ -20,6 +20,7 @@ from itertools import islice
 
 from pipegrid.core.spans import Range, Spans
 from pipegrid.disk import files as disk
+from pipegrid.disk.private import PRIVATE_FILE
 from pipegrid.disk.unnamed import can_name, open_unnamed
 from pipegrid.storage import containers
 from pipegrid.storage.paths import Paths, ShareKey
@@ -152,7 +153,7 @@ class WholeShares:
                 name = paths.unfinished(*key)
                 if os.path.lexists(name) if self._left is None else name in self._left:
                     return None
-            fd = open_unnamed(paths.incoming)
+            fd = open_unnamed(paths.incoming, PRIVATE_FILE)
         except OSError:
             return None
         try:
