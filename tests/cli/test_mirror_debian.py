@@ -223,6 +223,46 @@ class DebianTests(DebianCase):
         """Debian's own key ring if it is there, and all components."""
         return Deferred.fromCoroutine(self._test_defaults())
 
+    async def _test_first_run_fails(self) -> None:
+        self.serve(self.made())
+        for options in (("--component", "contrib"), ("--keyring", "/nowhere")):
+            status, _, _ = await self.run_command(*self.arguments("--delete", *options))
+            self.assertEqual(status, 1)
+        status, _, err = await self.run_command(*self.arguments("--delete"))
+        self.assertEqual(status, 0, err)
+        self.assertIn(f"{SUITE}/{BINARY}.xz", self.found())
+
+    def test_first_run_fails(self) -> Deferred[None]:
+        """What is our own in a directory does not make it one that was no mirror."""
+        return Deferred.fromCoroutine(self._test_first_run_fails())
+
+    async def _test_keep_going(self) -> None:
+        archive = self.made()
+        self.serve(archive)
+        gone = next(path for path in archive.pool if path.endswith(".deb"))
+        archive.extra_paragraphs = "Package: weak\nFilename: pool/weak.deb\nSize: 1\n\n"
+        archive.publish()
+        del archive.files[gone]
+        status, _, err = await self.run_command(*self.arguments())
+        self.assertEqual(status, 1)
+        self.assertIn("--keep-going", err)
+        self.assertNotIn(f"{SUITE}/InRelease", self.found())
+        status, out, err = await self.run_command(
+            *self.arguments("--keep-going", "--json", "--source")
+        )
+        told = json.loads(out)
+        self.assertEqual((status, told["failed"], told["skipped"]), (1, 1, 1))
+        self.assertIn(f"{gone} could not be fetched", err)
+        self.assertIn("skipped: 'pool/weak.deb' has no hash", err)
+        self.assertEqual(
+            {path for path in self.found() if "dists" not in path}, archive.pool.keys() - {gone}
+        )
+        self.assertIn(f"{SUITE}/InRelease", self.found())
+
+    def test_keep_going(self) -> Deferred[None]:
+        """A package that is missing for ever, and one that cannot be used, are named; the rest is there."""
+        return Deferred.fromCoroutine(self._test_keep_going())
+
     async def _test_bad_input(self) -> None:
         self.serve(self.made())
         for options, words in (

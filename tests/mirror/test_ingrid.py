@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,30 @@ class FetchTests(GridCase):
         self.assertEqual(self.found(self.back), {"other": b"o"})
         self.fetch(cap, self.back, delete=True)
         self.assertEqual(self.found(self.back), FILES)
+
+    def test_long_lists(self) -> None:
+        """A dry run reads a list by the piece: its memory does not grow with it."""
+        entries = [
+            wanted(
+                f"pool/main/p/package{n}/package{n}_1.0_amd64.deb", n, {"sha256": sha(b"%d" % n)}
+            )
+            for n in range(30_000)
+        ]
+        cap = self.tree(entries)
+        twice = self.tree([*entries, entries[0]])
+        size = 120 * len(entries)
+        del entries
+        tracemalloc.start()
+        try:
+            fetch, _ = self.fetch(cap, self.back, dry_run=True)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        self.assertEqual(fetch.report.fetched_files, 30_000)
+        self.assertLess(peak, size)
+        with self.assertRaises(BadEntry) as caught:
+            self.fetch(twice, self.back, dry_run=True)
+        self.assertIn("package0_1.0_amd64.deb' twice", str(caught.exception))
 
     def test_wrong_files(self) -> None:
         """A file with another hash or size than the list says never gets a name."""

@@ -438,7 +438,7 @@ def _names_by_hash(suites: Sequence[Suite], indexes: Sequence[Index]) -> Iterato
                 yield from hashed_names(suite, suite.before, place)
 
 
-def names_by_hash(destination: Destination, entries: Sequence[Wanted]) -> Iterator[tuple[str, str]]:
+def names_by_hash(destination: Destination, entries: Iterable[Wanted]) -> Iterator[tuple[str, str]]:
     """
     Yield each index's path, and its name by hash, of suites that have such names; see ``Destination.link``.
 

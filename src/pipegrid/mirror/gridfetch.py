@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from io import BytesIO
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from tempfile import TemporaryFile, gettempdir
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -54,6 +55,60 @@ def _stored_as(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+_LIST = "the list of the mirror"
+_CHECKED_AT_ONCE = 100_000
+
+
+def _check_bytes(cap: ChkCap | LitCap, most_bytes: int, what: str) -> None:
+    if cap.size > most_bytes:
+        raise MirrorError(f"{what} has {cap.size} bytes, more than {most_bytes}; no mirror's has")
+
+
+class FileOfEntries:
+    """
+    A list in a file, which may be read again and again, from its beginning; never all of it is in memory.
+
+    Args:
+        file: in the form of ``lists``; nobody else reads it meanwhile.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def __iter__(self) -> Iterator[Wanted]:
+        return read_list(self._lines(), _LIST)
+
+    def _lines(self) -> Iterator[bytes]:
+        at = 0
+        while True:
+            self._file.seek(at)  # others may have read it since
+            lines = list(islice(lines_of(self._file), LOOKED_AT_ONCE))
+            at = self._file.tell()
+            if not lines:
+                return
+            yield from lines
+
+    def check(self) -> None:
+        """
+        Look at all lines.
+
+        Raises:
+            BadEntry: one makes no sense, or names a path once more.
+        """
+        # Eight bytes of each path, of which as many are compared at once as memory is to be had for.
+        keys = array("q", (hash(each.path) for each in self))
+        parts = len(keys) // _CHECKED_AT_ONCE + 1
+        for part in range(parts):
+            seen: set[int] = set()
+            for place, key in enumerate(keys):
+                if key % parts != part:
+                    continue
+                if key in seen:
+                    (again,) = islice(self, place, place + 1)
+                    raise BadEntry(f"{_LIST} names {quoted(again.path)} twice")
+                seen.add(key)
+
+
 class HasFiles(Protocol):
     """What has files: a ``Grid``."""
 
@@ -64,7 +119,7 @@ class HasFiles(Protocol):
         """Fetch a whole file; fires with its bytes."""
 
 
-FurtherNames = Callable[[Destination, Sequence[Wanted]], Iterable[tuple[str, str]]]
+FurtherNames = Callable[[Destination, Iterable[Wanted]], Iterable[tuple[str, str]]]
 
 
 class GridFetch:
@@ -112,13 +167,27 @@ class GridFetch:
             BadEntry: its list names what may not be.
         """
         top = await self._children(self._root)
-        entries = await self._list(top.get(HIDDEN))
-        missing = await self._missing(entries)
+        with TemporaryFile("w+b") as file:
+            entries = await self._list(top.get(HIDDEN), file)
+            return await self._bring(top, entries, delete, dry_run, progress)
+
+    async def _bring(
+        self,
+        top: dict[str, Cap],
+        entries: FileOfEntries,
+        delete: bool,
+        dry_run: bool,
+        progress: Callable[[Report], None] | None,
+    ) -> list[str]:
+        missing: list[Wanted] = []
         report = self.report
-        if dry_run:
-            report.fetched_files = len(missing)
-            report.fetched_bytes = sum(each.size or 0 for each in missing)
-        else:
+        async for chunk in self._missing(entries):
+            if dry_run:
+                report.fetched_files += len(chunk)
+                report.fetched_bytes += sum(each.size or 0 for each in chunk)
+            else:
+                missing += chunk
+        if not dry_run:
             caps = await self._find(top, missing)
             await self._mirror.run(begin_manifest, self._destination)
             for staged in (False, True):
@@ -138,12 +207,12 @@ class GridFetch:
             await self._mirror.run(remove_in_order, self._destination, others)
         return others
 
-    def _others(self, entries: Sequence[Wanted]) -> list[tuple[str, str]]:
+    def _others(self, entries: Iterable[Wanted]) -> list[tuple[str, str]]:
         """Ask ``further_names`` for those of some files that are there now; in the thread."""
         names = self._further_names
         return [] if names is None else list(names(self._destination, entries))
 
-    def _publish(self, entries: Sequence[Wanted]) -> None:
+    def _publish(self, entries: Iterable[Wanted]) -> None:
         """In the thread: show the indexes; by further names first."""
         for path, other in self._others(entries):
             self._destination.link(path, other)
@@ -152,26 +221,31 @@ class GridFetch:
 
     # What there should be, and what is there.
 
-    async def _list(self, cap: Cap | None) -> list[Wanted]:
+    async def _list(self, cap: Cap | None, file: BinaryIO) -> FileOfEntries:
         if not isinstance(cap, (ChkCap, LitCap)):
             raise MirrorError(
                 "the directory of this cap is not a mirror; give the cap that --to-grid printed"
             )
-        data = await self._read(cap, MAX_LIST_BYTES, "the list of the mirror")
-        seen: dict[str, Wanted] = {}
-        for each in read_list(lines_of(BytesIO(data)), "the list of the mirror"):
-            if each.path in seen:
-                raise BadEntry(f"the list of the mirror names {quoted(each.path)} twice")
-            seen[each.path] = each
-        return list(seen.values())
+        _check_bytes(cap, MAX_LIST_BYTES, _LIST)
+        entries = FileOfEntries(file)
+        try:
+            await self._grid.get(cap, file)
+            await self._mirror.run(entries.check)
+        except OSError as error:
+            raise MirrorError(
+                f"{_LIST} could not be kept in {gettempdir()} ({os.strerror(error.errno or 0)}); make room,"
+                " or name another directory in TMPDIR"
+            ) from error
+        return entries
 
-    async def _missing(self, entries: Iterable[Wanted]) -> list[Wanted]:
+    async def _missing(self, entries: Iterable[Wanted]) -> AsyncIterator[list[Wanted]]:
+        """Yield what is not there, by the piece."""
         report = self.report
-        missing = []
         folds, is_right = self._destination.folds, self._destination.is_there
-        ahead = await self._mirror.run(lambda: iter(list(kept_first(entries, folds, is_right))))
+        ahead = kept_first(entries, folds, is_right)
         places = HeldPlaces(folds)
-        while chunk := list(islice(ahead, LOOKED_AT_ONCE)):
+        while chunk := await self._mirror.run(lambda: list(islice(ahead, LOOKED_AT_ONCE))):
+            missing = []
             for each, is_there in zip(
                 chunk, await self._mirror.run(self._look, chunk), strict=True
             ):
@@ -185,7 +259,7 @@ class GridFetch:
                     report.present_bytes += each.size or 0
                 else:
                     missing.append(each)
-        return missing
+            yield missing
 
     def _look(self, chunk: Sequence[Wanted]) -> list[bool]:
         """Return for each whether it is there; in the thread."""
@@ -247,10 +321,7 @@ class GridFetch:
         return {child.name: child.cap for child in unpack_immutable(data)}
 
     async def _read(self, cap: ChkCap | LitCap, most_bytes: int, what: str) -> bytes:
-        if cap.size > most_bytes:
-            raise MirrorError(
-                f"{what} has {cap.size} bytes, more than {most_bytes}; no mirror's has"
-            )
+        _check_bytes(cap, most_bytes, what)
         return await self._grid.read(cap)
 
     # Files.
