@@ -53,7 +53,7 @@ ROOMS = ("cli", "core", "disk", "flow", "grid", "storage", "transfer", "transpor
 NOT = (
     *("cli.__main__", "cli.cmd_mirror", "cli.cmd_serve", "cli.cmd_speedtest", "cli.completion"),
     *("cli.mirror", "cli.speedtest", "cli.twist_plugin", "grid.discovery", "grid.introducer"),
-    *("grid.serving", "transport.foolscap"),
+    *("grid.serving", "transfer.put.streamed_source", "transport.foolscap"),
 )
 """With these begin the names of modules that are for others, or bring Foolscap, which makes a reactor."""
 
