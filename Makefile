@@ -1,13 +1,18 @@
 # `make demo` shows the main job on a real file; `make test` runs every check.
 
-# The fastest there is, or what the caller wants: `make test PYTHON=python3.13`.
-PYTHON ?= $(shell sh misc/fastest-python.sh)
+# The fastest there is, or what the caller wants: `make test PYTHON=python3.13`. It is chosen once, when it is first
+# needed, and handed on: another measurement may come out differently.
+ifeq ($(origin PYTHON),undefined)
+PYTHON = $(eval PYTHON := $(shell sh misc/fastest-python.sh))$(PYTHON)
+endif
 VENV := .venv
 # What trial runs: `make trial TESTS="tests.core tests.cli.test_put"`.
 TESTS := tests
+LIMIT_S := 1500
 # The other Pythons that are promised; those that are not installed are told of, and left out.
 PYTHONS := python3.10 python3.11 python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
+PROGRAM := $(VENV)/.program
 INSTALLED := $(VENV)/.installed
 
 TAHOE_VENV := .venv-tahoe
@@ -21,16 +26,27 @@ INTEROP := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares
 # the other is for other Pythons and cannot be compiled, which `pip` does not mind either.
 compile = $(1)/bin/python -m compileall -qq -x '/(tests?|SelfTest)/' $(1)/lib/python3*/site-packages >/dev/null 2>&1 || true
 
-.PHONY: demo test lint types trial coverage pythons lowest attack chromium isal shells gpg nginx interop peers peers-mutable mirror-peers speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format trees clean
+install = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile \
+	$(if $(LOWEST),--constraint $(VENV)/constraints.txt) --editable
 
-demo: $(INSTALLED)
+.PHONY: demo test lint types trial coverage pythons prerequisites lowest newest attack interop peers peers-mutable mirror-peers speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format trees fresh clean
+
+# What the targets need of the system: all that is missing is installed in one step, before anything in parallel, or
+# is listed. The table is in misc/prerequisites.py.
+prerequisites:
+	@command -v $(PYTHON) >/dev/null || { echo "PipeGrid needs Python 3.10 or later with its module venv (on Debian:" \
+		"python3 and python3-venv); another than $(PYTHON) can be named: make PYTHON=python3.10" >&2; false; }
+	@test -n "$(CHECKED)" || $(PYTHON) misc/prerequisites.py $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
+
+demo: $(PROGRAM)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
 
 # Two environments are made side by side: each is the work of one core. So is checking types, for most of a minute on
 # a fresh checkout, so tests run meanwhile; what it finds is said once more at the end, from what it remembers.
-test:
-	@$(MAKE) -j 2 PYTHON="$(PYTHON)" lint $(TAHOE_VENV)/.installed
-	@$(MAKE) -j 2 PYTHON="$(PYTHON)" types trial || { $(MAKE) PYTHON="$(PYTHON)" types; false; }
+test: $(PROGRAM)
+	@$(MAKE) -j 2 CHECKED=1 PYTHON="$(PYTHON)" lint $(TAHOE_VENV)/.installed
+	@$(MAKE) -j 2 CHECKED=1 PYTHON="$(PYTHON)" types trial || \
+		{ $(MAKE) CHECKED=1 PYTHON="$(PYTHON)" types; false; }
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -40,13 +56,14 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 # No test may hang: trial's own timeout is 120 s a test, this one is for the whole, on a machine that is busy.
+# A machine that does much else may be given more: `make test LIMIT_S=5000`.
 # Three processes, for two cores: a sixth of the time is waiting, for a real disk, a rate that is limited, a process.
 # Some run beside Tahoe-LAFS's own processes, which have an environment of their own and are forked from one that has
 # imported what they stand on (tests/forked). What tests start writes no bytecode, and would compile all that it imports
 # each time; so would trial's own processes where the environment forbids bytecode.
-trial: $(INSTALLED) $(TAHOE_VENV)/.installed chromium isal shells gpg nginx
+trial: $(INSTALLED) $(TAHOE_VENV)/.installed
 	$(BIN)/python -m compileall -q src misc tests
-	timeout 1500 $(BIN)/python tests/forked/around.py $(TAHOE) \
+	timeout $(LIMIT_S) $(BIN)/python tests/forked/around.py $(TAHOE) \
 		$(BIN)/python -m twisted.trial -j 3 --temp-directory=_trial_temp $(TESTS)
 
 # The same tests (`make pythons TESTS=tests.cli PYTHONS=python3.13`: fewer) with other Pythons, each in an environment of
@@ -62,6 +79,11 @@ pythons: $(TAHOE_VENV)/.installed
 lowest: $(TAHOE_VENV)/.installed
 	$(MAKE) PYTHON=$(PYTHON) VENV=$(VENV)-lowest LOWEST=1 TESTS="$(TESTS)" trial
 
+# The same with the newest of every dependency that setup.cfg permits, whatever was installed before.
+newest:
+	rm -rf $(VENV)-newest
+	$(MAKE) PYTHON=$(PYTHON) VENV=$(VENV)-newest TESTS="$(TESTS)" trial
+
 # The same tests, half as long again, and which lines and branches none of them came to.
 coverage:
 	$(BIN)/coverage erase
@@ -69,50 +91,13 @@ coverage:
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-# The report of the speed test is looked at in a real browser.
-chromium:
-	@for each in chromium chromium-browser google-chrome; do command -v $$each >/dev/null && exit 0; done; \
-		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq install --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
-		{ echo "The tests need Chromium; install it with your system's packages." >&2; false; }
-
-# Quicker erasure coding, where it is installed; tests compare it with zfec's.
-isal:
-	@for each in libisal.so.2 libisal.2.dylib; do \
-		$(PYTHON) -c "import ctypes, sys; ctypes.CDLL(sys.argv[1])" $$each 2>/dev/null && exit 0; done; \
-		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq install --no-install-recommends libisal2 >/dev/null; } || \
-		{ echo "The tests need ISA-L; install it with your system's packages." >&2; false; }
-
-# Mirrors are made of real web servers.
-nginx:
-	@test -n "$$(command -v nginx || ls /usr/sbin/nginx 2>/dev/null)" && command -v curl >/dev/null || \
-		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq install --no-install-recommends nginx-light curl >/dev/null; } || \
-		{ echo "The tests need nginx and curl; install them with your system's packages." >&2; false; }
-
-# Completion is tried in each of the shells that it is for, and the manual page is shown.
-shells:
-	@missing=; for each in bash zsh fish man mandoc; do command -v $$each >/dev/null || missing=1; done; \
-		test -z "$$missing" || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq install --no-install-recommends bash zsh fish man-db mandoc >/dev/null; } || \
-		{ echo "The tests need bash, zsh, fish, man and mandoc; install them with your system's packages." >&2; \
-		false; }
-
-# Archives are signed, and signatures checked.
-gpg:
-	@command -v gpg >/dev/null && command -v gpgv >/dev/null || \
-		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq install --no-install-recommends gpg gpg-agent gpgv >/dev/null; } || \
-		{ echo "The tests need gpg and gpgv; install them with your system's packages." >&2; false; }
-
 # Under five minutes, on a machine that does nothing else. What the figures mean: docs/explanation-speedtest.md.
 # Results add up to a history there; `make speedtest RUN="--link dsl"` measures something else.
 speedtest: $(INSTALLED)
 	$(BIN)/pipegrid speedtest run --output speedtest-results $(RUN)
 
 # Round trips of small files and the share of TLS's rate for large ones, one JSON line each; four minutes.
-budgets: $(INSTALLED) isal
+budgets: $(INSTALLED)
 	$(BIN)/python -m misc.speedtest.grid
 
 # What the speed test must show on emulated links; a quarter of an hour.
@@ -138,7 +123,7 @@ large-mutable: $(INSTALLED)
 	$(BIN)/python -m misc.soak.large_mutable --scratch /dev/shm $(if $(SEED),--seed $(SEED))
 
 # Cuts off file systems of its own in mid-run, so it needs root. docs/reference-durability.md
-crash: $(INSTALLED) nginx
+crash: $(INSTALLED)
 	$(BIN)/python -m misc.soak.crash $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m misc.soak.crash_mirror $(if $(SEED),--seed $(SEED))
 
@@ -150,12 +135,10 @@ durability: $(INSTALLED)
 
 # The build step on a real master and worker, through a real browser (two minutes); docs/how-to-buildbot.md.
 buildbot: $(BUILDBOT_VENV)/.installed
-	command -v chromium chromium-browser google-chrome >/dev/null || \
-		{ apt-get update -q && apt-get install -q -y --no-install-recommends chromium; }
 	timeout -s INT 900 $(BUILDBOT_VENV)/bin/python -m twisted.trial --temp-directory=_trial_temp_buildbot \
 		tests.interop.buildbot_master
 
-$(BUILDBOT_VENV)/.installed: setup.cfg pyproject.toml
+$(BUILDBOT_VENV)/.installed: setup.cfg pyproject.toml | prerequisites
 	$(PYTHON) -m venv $(BUILDBOT_VENV)
 	$(BUILDBOT_VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[buildbot,speedtest]'
 	touch $(BUILDBOT_VENV)/.installed
@@ -174,41 +157,32 @@ interop: $(INSTALLED) $(TAHOE_VENV)/.installed
 	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.writers --gateways $(if $(SEED),--seed $(SEED))
 
 # PipeGrid and Tahoe-LAFS's gateway in turns on the same servers, on a machine that does nothing else.
-peers: $(INSTALLED) $(TAHOE_VENV)/.installed isal
+peers: $(INSTALLED) $(TAHOE_VENV)/.installed
 	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.peers
 
 # The same of mutable files and directories, five minutes: `make peers-mutable RUN="--only overwrite"` measures less.
-peers-mutable: $(INSTALLED) $(TAHOE_VENV)/.installed isal
+peers-mutable: $(INSTALLED) $(TAHOE_VENV)/.installed
 	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.peers.mutables $(RUN)
 
 # Whole trees, PipeGrid and Tahoe-LAFS's commands in turns: two hours and more, of which Tahoe-LAFS takes nearly all,
 # or a quarter of that with `make trees TREES="--rounds 1 --peer-files 100"`. Then small files a second;
 # `make trees MANY="--beside DIR"` measures another checkout in turns.
-trees: $(INSTALLED) $(TAHOE_VENV)/.installed isal
+trees: $(INSTALLED) $(TAHOE_VENV)/.installed
 	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.trees $(TREES)
 	$(BIN)/python -m misc.speedtest.many --files 10000 $(MANY)
 
 # Mirroring tools, in turns on the same web servers; half an hour, on a machine that does nothing else.
-mirror-peers: $(INSTALLED) gpg nginx $(MIRROR_VENV)/.installed
-	@missing=; for each in wget2 aria2c apt-mirror debmirror; do command -v $$each >/dev/null || missing=1; done; \
-		test -z "$$missing" || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq install --no-install-recommends wget2 aria2 apt-mirror debmirror >/dev/null; } || \
-		echo "Only the peers that are installed are compared." >&2
-	@missing=; for each in createrepo_c rpmbuild dnf; do command -v $$each >/dev/null || missing=1; done; \
-		test -z "$$missing" || { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq install --no-install-recommends createrepo-c rpm dnf dnf-plugins-core >/dev/null; } || \
-		{ echo "The tests need createrepo_c, rpmbuild and dnf; install them with your system's packages." >&2; \
-		false; }
+mirror-peers: $(INSTALLED) $(MIRROR_VENV)/.installed
 	timeout 600 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_peers tests.interop.debmirror \
 		tests.interop.reposync
 	APT_MIRROR2=$(MIRROR_VENV)/bin/apt-mirror $(BIN)/python -m misc.speedtest.mirror
 
-$(MIRROR_VENV)/.installed:
+$(MIRROR_VENV)/.installed: | prerequisites
 	$(PYTHON) -m venv $(MIRROR_VENV)
 	$(MIRROR_VENV)/bin/pip install --quiet --disable-pip-version-check apt-mirror==16
 	touch $(MIRROR_VENV)/.installed
 
-$(TAHOE_VENV)/.installed:
+$(TAHOE_VENV)/.installed: | prerequisites
 	$(PYTHON) -m venv $(TAHOE_VENV)
 	$(TAHOE_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile tahoe-lafs==1.20.0
 	$(call compile,$(TAHOE_VENV))
@@ -222,13 +196,24 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(INSTALLED): setup.cfg pyproject.toml
+# The program alone, which is a fifth of what the tests need.
+$(PROGRAM): setup.cfg pyproject.toml | prerequisites
 	$(PYTHON) -m venv $(VENV)
 	$(if $(LOWEST),$(PYTHON) -m misc.lowest mirror speedtest > $(VENV)/constraints.txt)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile \
-		$(if $(LOWEST),--constraint $(VENV)/constraints.txt) --editable '.[test]'
+	$(install) .
+	$(call compile,$(VENV))
+	touch $(PROGRAM)
+
+$(INSTALLED): $(PROGRAM)
+	$(install) '.[test]'
 	$(call compile,$(VENV))
 	touch $(INSTALLED)
 
+# `make demo` and `make test` as on a machine that has nothing else yet: a bare Debian in a directory of its own, with
+# this machine's settings of apt and pip. Needs root, and takes half an hour; `make fresh TESTS=tests.cli` runs fewer
+# tests, `make fresh SUITE=trixie` takes another Debian.
+fresh: | prerequisites
+	$(PYTHON) misc/fresh.py --tests "$(TESTS)" $(if $(SUITE),--suite $(SUITE))
+
 clean:
-	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-lowest $(TAHOE_VENV) $(BUILDBOT_VENV) $(MIRROR_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results
+	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-lowest $(VENV)-newest $(TAHOE_VENV) $(BUILDBOT_VENV) $(MIRROR_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results

@@ -16,12 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 SETUP = Path(__file__).parent.parent / "setup.cfg"
-_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])? *>= *([0-9][0-9a-z.]*)")
+_REQUIREMENT = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])? *>= *([0-9][0-9a-z.]*)(?:, *< *[0-9.]+)?"
+)
 
 
 def lowest(requirements: Iterable[str]) -> Iterator[str]:
     """
-    Yield a constraint for each requirement of the form ``name >= version``.
+    Yield a constraint for each requirement ``name >= version``, perhaps with ``, < version`` behind it.
 
     A name alone has no bound, and none is yielded.
 

@@ -176,9 +176,7 @@ def executable() -> str:
         path = shutil.which(name)
         if path:
             return path
-    raise BrowserError(
-        "no Chromium is installed; run `make chromium`, or install your system's package"
-    )
+    raise BrowserError("no Chromium is installed; `make test` installs it, or says how")
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import re
+import sys
 from collections.abc import Iterator
 
 from misc.lowest import SETUP, lowest, requirements
@@ -103,7 +104,7 @@ class LowestTests(SynchronousTestCase):
         found = list(lowest(needed))
         self.assertEqual(
             [each.replace("==", " >= ") for each in found],
-            [re.sub(r"\[.*\]", "", each) for each in needed],
+            [re.sub(r"\[.*\]|, <.*", "", each) for each in needed],
         )
         self.assertIn("twisted==23.10", found)
 
@@ -119,5 +120,37 @@ class LowestTests(SynchronousTestCase):
 
     def test_what_has_no_oldest(self) -> None:
         """A requirement of another form is an error: it would be left out of what is tried."""
-        for wrong in ("attrs > 22", "attrs >= 22, < 24", "attrs >= 22; python_version < '3.11'"):
+        for wrong in ("attrs > 22", "attrs < 24, >= 22", "attrs >= 22; python_version < '3.11'"):
             self.assertRaises(ValueError, list, lowest([wrong]))
+
+
+class NewestTests(SynchronousTestCase):
+    """What is not promised to stay as it is, is not used in releases that nobody has tried."""
+
+    def bounded(self) -> set[str]:
+        """Return the dependencies for which a newest version is named, in small letters."""
+        lines = setup()["options"]["install_requires"].splitlines()
+        return {re.split(r"[ \[]", line)[0].lower() for line in lines if "<" in line}
+
+    def test_libraries_of_which_private_names_are_used(self) -> None:
+        """Modules and names that begin with an underscore; and those that these are looked up in."""
+        packages = {"attr": "attrs", "OpenSSL": "pyopenssl"}
+        found = {"attrs", "foolscap", "pyopenssl", "twisted"}  # also in other ways than by import
+        for path in (ROOT / "src").rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if not isinstance(node, ast.ImportFrom) or node.module is None:
+                    continue
+                names = [*node.module.split("."), *(each.name for each in node.names)]
+                private = any(re.match("_[a-z]", name, re.IGNORECASE) for name in names)
+                if private and names[0] not in sys.stdlib_module_names | {"pipegrid", "__future__"}:
+                    found.add(packages.get(names[0], names[0]))
+        self.assertEqual(found - self.bounded(), set())
+
+    def test_the_bounds_are_told(self) -> None:
+        """The page on quality has each, as ``setup.cfg`` has it."""
+        text = (ROOT / "docs" / "reference-quality.md").read_text()
+        for line in setup()["options"]["install_requires"].splitlines():
+            name, _, bound = line.partition(", <")
+            if bound:
+                shown = re.split(r"[ \[]", name)[0]
+                self.assertIn(f"{shown} <{bound}".lower(), text.lower())

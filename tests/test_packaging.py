@@ -1,15 +1,18 @@
-"""The unit for systemd and the container: what they run exists, and says what the documentation says."""
+"""What an installation brings; and that what the unit for systemd and the container run is there."""
 
 from __future__ import annotations
 
 import configparser
 import io
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -56,6 +59,82 @@ def copied() -> list[str]:
 def job(arguments: list[str]) -> object:
     """Return what a command line asks for."""
     return parse(arguments, Console(None, io.BytesIO(), io.StringIO()))[1]
+
+
+def make_wheel(home: Path) -> Path:
+    """Build the wheel in a directory from what the container's is built from; return its path."""
+    tree, wheels = home / "tree", home / "wheels"
+    tree.mkdir(parents=True)
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "dropin.cache")
+    for name in copied():
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, tree)
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
+    offline = ("--disable-pip-version-check", "--no-index")
+    subprocess.run([*pip, *offline, "-w", str(wheels), str(tree)], check=True, timeout=100)
+    (wheel,) = wheels.iterdir()
+    return wheel
+
+
+class InstalledTests(SynchronousTestCase):
+    """``pip install .`` in a new environment, which has the dependencies of this one."""
+
+    def setUp(self) -> None:
+        self.home = Path(self.mktemp()).absolute()
+        self.wheel = make_wheel(self.home)
+        self.venv = self.home / "venv"
+        self.run_it(sys.executable, "-m", "venv", "--without-pip", str(self.venv))
+        version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        self.site = self.venv / "lib" / version / "site-packages"
+        (self.site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        install = ("install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+        self.run_it(
+            *(sys.executable, "-m", "pip", "--python", self.program("python"), *install),
+            str(self.wheel),
+        )
+
+    def program(self, name: str) -> str:
+        """Return the path of a program of the environment."""
+        return str(self.venv / "bin" / name)
+
+    def run_it(self, *command: str, **more: str) -> str:
+        """Run a command, which must succeed; return what it prints."""
+        path = f"{self.venv / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment = {**kept, "HOME": str(self.home), "PATH": path, "LC_ALL": "C.UTF-8", **more}
+        done = subprocess.run(
+            command,
+            cwd=self.home,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_it_is_all_there(self) -> None:
+        """The command, its manual page beside it, completion, and the plugin of ``twist``."""
+        with zipfile.ZipFile(self.wheel) as archive:
+            missing = {
+                str(path.relative_to(self.home / "tree" / "src"))
+                for path in (self.home / "tree" / "src").rglob("*.*")
+                if path.suffix in (".py", ".html", ".typed")
+            } - set(archive.namelist())
+        self.assertEqual(missing, set())
+        where = "import pipegrid; print(pipegrid.__file__)"
+        found = self.run_it(self.program("python"), "-c", where).strip()
+        self.assertTrue(found.startswith(str(self.site)), found)
+        self.assertRegex(self.run_it(self.program("pipegrid"), "--version"), r"^pipegrid [0-9]")
+        shown = self.run_it("man", "pipegrid", MANPATH="")
+        self.assertIn("store files on grids of storage servers", " ".join(shown.split()))
+        (place,) = self.run_it(self.program("pipegrid"), "completion", "--install", "fish").split()
+        self.assertIn("complete --no-files --command pipegrid", Path(place).read_text())
+        listed = self.run_it(self.program("python"), "-m", "twisted", "--help")
+        self.assertRegex(listed, r"(?m)^ +pipegrid +\S")
 
 
 class CheckUnitTests(SynchronousTestCase):
@@ -157,7 +236,7 @@ class ContainerTests(SynchronousTestCase):
         return re.findall(rf"^{name} (.*)$", self.text, re.MULTILINE)
 
     def test_what_is_copied_exists(self) -> None:
-        """Nothing else is taken from the outside; ``tests.cli.test_manpage`` builds the wheel from it."""
+        """Nothing else is taken from the outside; `make_wheel` builds from it, too."""
         expected = ["LICENSE", "README.md", "man", "pyproject.toml", "setup.cfg", "src"]
         self.assertEqual(sorted(copied()), expected)
         for source in copied():

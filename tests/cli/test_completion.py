@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -207,3 +208,90 @@ class FishTests(CompletionTestCase):
     def test_names_on_a_grid(self) -> None:
         """What is behind an alias, and files of this machine, with blanks and quotes."""
         self.check_grid()
+
+
+class InstallTests(TerminalTestCase):
+    """``pipegrid completion --install``: what it says is done, and the next shell completes."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.environment |= {"XDG_DATA_HOME": str(self.home / ".local" / "share")}
+
+    def install(self, shell: str, place: str) -> str:
+        """Install it for a shell; returns the line that is still to be added, or nothing."""
+        done = subprocess.run(
+            [str(self.home / "bin" / "pipegrid"), "completion", "--install", shell],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.assertEqual((done.returncode, done.stdout), (0, f"{self.home / place}\n"), done.stderr)
+        self.assertEqual((self.home / place).stat().st_mode & 0o777, 0o644)
+        return done.stderr.partition("; add this line to ")[2].rstrip("\n")
+
+    def check(self, *shell: str) -> None:
+        """A shell that is started now completes."""
+        terminal = self.on_terminal(*shell)
+        terminal.send("echo rea''dy\r")
+        terminal.wait_until(lambda seen: "ready" in seen.text.split())
+        terminal.send("pipegrid put --seg\t")
+        terminal.wait_for("pipegrid put --segment-size")
+
+    def add(self, told: str, name: str) -> None:
+        """Add a line to a file, as was told."""
+        whither, line = told.split(": ", 1)
+        self.assertEqual(whither, f"~/{name}")
+        with (self.home / name).open("a") as file:
+            file.write(f"{line}\n")
+
+    def test_bash_alone(self) -> None:
+        """Without bash-completion it looks nowhere; the line that is printed reads the script."""
+        told = self.install("bash", ".local/share/bash-completion/completions/pipegrid")
+        self.add(told, ".bashrc")
+        self.check("bash", "-i")
+
+    def test_bash_completion(self) -> None:
+        """It finds the script itself; nothing else is to be done."""
+        (self.home / ".bashrc").write_text(". /usr/share/bash-completion/bash_completion\n")
+        told = self.install("bash", ".local/share/bash-completion/completions/pipegrid")
+        self.assertEqual(told, "")
+        self.check("bash", "-i")
+
+    def test_zsh_alone(self) -> None:
+        """It has to be told where to look, and to complete at all."""
+        (self.home / ".zshrc").touch()
+        told = self.install("zsh", ".local/share/zsh/site-functions/_pipegrid")
+        self.add(told, ".zshrc")
+        self.check("zsh", "-i")
+
+    def test_zsh_with_a_directory(self) -> None:
+        """Where it looks below the home already, the script goes there."""
+        (self.home / "func").mkdir()
+        (self.home / ".zshrc").write_text(
+            "echo noise; fpath=(~/func $fpath); autoload -Uz compinit; compinit -u\n"
+        )
+        self.assertEqual(self.install("zsh", "func/_pipegrid"), "")
+        self.check("zsh", "-i")
+
+    def test_fish(self) -> None:
+        """It looks there always."""
+        self.assertEqual(self.install("fish", ".config/fish/completions/pipegrid.fish"), "")
+        self.check("fish", "--interactive")
+
+    def test_the_shell_that_is_used(self) -> None:
+        """Where none is named it is meant, and it is a mistake if there is no completion for it."""
+        program = str(self.home / "bin" / "pipegrid")
+        for shell, status in (("/usr/bin/fish", 0), ("/bin/csh", 2), ("", 2)):
+            done = subprocess.run(
+                [program, "completion"],
+                env={**self.environment, "SHELL": shell},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            self.assertEqual(done.returncode, status, done.stderr)
+            if status:
+                self.assertEqual(done.stderr.splitlines()[-1].count("bash, zsh or fish"), 1)
+            else:
+                self.assertIn("complete --no-files --command pipegrid", done.stdout)

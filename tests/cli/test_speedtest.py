@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import click
@@ -143,6 +145,16 @@ class RunTests(SynchronousTestCase):
         ):
             self.assertIn(text, self.refused(*arguments), arguments)
         self.assertIn("no such command", self.refused("walk").lower())
+
+    def test_a_report_that_cannot_be_drawn(self) -> None:
+        """It is told before anything is measured, and nothing is written."""
+        absent: Any = None  # what the import system calls "not there"
+        directory = Path(self.mktemp())
+        for name, module in report.LIBRARIES.items():
+            with mock.patch.dict(sys.modules, {module: absent}):
+                said = self.refused("--output", str(directory))
+            self.assertIn(f"a report needs {name}, which is not installed", said)
+        self.assertFalse(directory.exists())
 
     def test_output_grows_a_history(self) -> None:
         """run.json and report.html are the last run; what measured the same before is its history."""

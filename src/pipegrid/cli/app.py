@@ -56,6 +56,7 @@ COMMANDS = (
     "mirror",
     "pdiff",
     "speedtest",
+    "completion",
 )
 """In the order in which people meet them; each is ``command`` in ``cmd_NAME``, with ``_`` for ``-``."""
 

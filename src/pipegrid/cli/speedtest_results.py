@@ -95,8 +95,9 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
     """
 
     def work(console: Console) -> int:
-        from pipegrid.speedtest.report import write_report
+        from pipegrid.speedtest.report import check_libraries, write_report
 
+        check_libraries()
         write_report(output, read_run(run), [read_run(path) for path in earlier])
         console.result(output, {"path": output})
         return ExitStatus.DONE

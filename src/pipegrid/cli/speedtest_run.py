@@ -266,13 +266,15 @@ def choose(target: FileTarget, given: dict[str, Any], console: Console) -> Seque
 
 def prepare_output(directory: Path) -> Path:
     """
-    Make the directory; before the measuring, so that nothing is measured in vain.
+    Make the directory for a report; before anything is measured, which takes minutes.
 
     Raises:
-        UsageError: it cannot be made.
+        UsageError: it cannot be made, or a library that draws the report is not installed.
     """
     from pipegrid.errors import UsageError
+    from pipegrid.speedtest.report import check_libraries
 
+    check_libraries()
     try:
         (directory / "history").mkdir(parents=True, exist_ok=True)
     except OSError as error:

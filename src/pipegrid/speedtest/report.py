@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 MOST_HISTORY = 50
 """Earlier runs that a picture can hold; of more, the latest are shown."""
+
+
+LIBRARIES = {"Jinja2": "jinja2", "matplotlib": "matplotlib"}
+"""What a report needs: the packages of ``pipegrid[speedtest]``, and their modules."""
 
 
 @attrs.frozen
@@ -69,17 +74,29 @@ def write_report(path: Path | str, run: Run, history: Sequence[Run] = ()) -> Non
         ) from None
 
 
+def check_libraries() -> None:
+    """
+    See whether a report could be drawn; it imports nothing.
+
+    Raises:
+        UsageError: a library that draws is not installed.
+    """
+    for name, module in LIBRARIES.items():
+        if find_spec(module) is None:
+            raise UsageError(
+                f"a report needs {name}, which is not installed; 'pip install {' '.join(LIBRARIES)}' "
+                "installs all that it needs"
+            )
+
+
 def render_report(run: Run, history: Sequence[Run] = ()) -> str:
     """Return the page; arguments and errors as of `write_report`."""
-    try:
-        import jinja2
-        import markupsafe
+    check_libraries()
+    import jinja2
+    import markupsafe
 
-        from pipegrid.speedtest import bars, curves, drawing
-    except ImportError as error:
-        raise UsageError(
-            f"a report needs {error.name}, which is not installed; install pipegrid[speedtest]"
-        ) from None
+    from pipegrid.speedtest import bars, curves, drawing
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pipegrid.speedtest"),
         autoescape=True,

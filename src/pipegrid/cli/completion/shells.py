@@ -12,9 +12,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from click import Command
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class
 
 from pipegrid.cli.completion.words import TypedLine, for_bash, split
+from pipegrid.cli.plain import COMPLETION
 
 LINE = "_PIPEGRID_LINE"
 """In the environment: the command, as typed, up to the cursor."""
@@ -190,6 +192,12 @@ def _kind(item: CompletionItem[Any]) -> str:
     if item.type == "plain" and str(item.value).endswith(("/", ":")):
         return "open"
     return item.type
+
+
+def script(shell: str) -> str:
+    """Return what a shell has to run so that Tab completes the commands: bash, zsh or fish."""
+    kind = {each.name: each for each in (Bash, Zsh, Fish)}[shell]
+    return kind(Command("pipegrid"), {}, "pipegrid", COMPLETION).source()
 
 
 def answer_shells() -> None:

@@ -1,0 +1,155 @@
+"""``pipegrid completion``: what makes Tab complete its commands, printed or put where a shell looks."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import OfflineJob
+from pipegrid.cli.options import common_options, usage_error
+from pipegrid.cli.outcome import ExitStatus
+
+SHELLS = ("bash", "zsh", "fish")
+ASK_S = 10
+"""How long a shell may take to start and say where it looks."""
+
+_MARK = "pipegrid-completion:"
+_ASK_BASH = f"""
+for each in _comp_load __load_completion _completion_loader; do
+    if declare -F $each >/dev/null; then echo {_MARK}loads; fi
+done"""
+_ASK_ZSH = f"""
+print -r -- {_MARK}started
+if (( $+functions[compdef] )); then print -r -- {_MARK}completes; fi
+for each in $fpath; do print -r -- {_MARK}$each; done"""
+
+
+class ScriptPlace(NamedTuple):
+    """Where a shell's script goes, and what must still be done for the shell to find it there."""
+
+    path: Path
+    to_do: str = ""
+
+
+@click.command(name="completion")
+@click.argument("shell", required=False, type=click.Choice(SHELLS))
+@click.option(
+    "--install", is_flag=True, help="Write it where the shell looks, and print where that is."
+)
+@common_options
+def command(shell: str | None, install: bool) -> OfflineJob:
+    """
+    Print the script that makes Tab complete pipegrid's commands in SHELL (bash, zsh or fish).
+
+    Without SHELL it is for the shell in $SHELL. With --install the script is written to a file below your
+    home directory. What your shell still needs to find it there is printed. Shells started later complete.
+    """
+    name = shell or os.path.basename(os.environ.get("SHELL", ""))
+    if name not in SHELLS:
+        raise usage_error("say for which shell: bash, zsh or fish")
+
+    def work(console: Console) -> int:
+        from pipegrid.cli.completion.shells import script
+
+        text = script(name)
+        if not install:
+            console.result(text.rstrip("\n"), {"shell": name, "script": text})
+            return ExitStatus.DONE
+        place = {"bash": _bash, "zsh": _zsh, "fish": _fish}[name]()
+        _write(place.path, text)
+        console.result(str(place.path), {"shell": name, "path": str(place.path)})
+        if place.to_do:
+            console.say(f"pipegrid: {place.to_do}")
+        return ExitStatus.DONE
+
+    return OfflineJob(work)
+
+
+def _write(path: Path, text: str) -> None:
+    """
+    Write a script for everybody to read.
+
+    Raises:
+        SinkError: it cannot be written.
+    """
+    from pipegrid.disk.replacing import replace_file
+    from pipegrid.errors import SinkError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode(), mode=0o644)
+    except OSError as error:
+        raise SinkError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _below_home(variable: str, default: str) -> Path:
+    """Return the directory that a variable names, or the one that is meant without it."""
+    named = os.environ.get(variable, "")
+    return Path(named) if os.path.isabs(named) else Path.home() / default
+
+
+def _bash() -> ScriptPlace:
+    named = os.environ.get("BASH_COMPLETION_USER_DIR", "")
+    home = Path(named) if os.path.isabs(named) else _data() / "bash-completion"
+    path = home / "completions" / "pipegrid"
+    if _answers("bash", _ASK_BASH):
+        return ScriptPlace(path)
+    return ScriptPlace(
+        path,
+        "bash does not look there, as it runs without bash-completion; add this line to ~/.bashrc: "
+        f". {shlex.quote(str(path))}",
+    )
+
+
+def _zsh() -> ScriptPlace:
+    """Choose the first directory below the home in which zsh looks, or one that it can be told of."""
+    answers = _answers("zsh", _ASK_ZSH)
+    home = Path.home()
+    todo = "" if "completes" in answers else "autoload -Uz compinit && compinit"
+    for each in answers:
+        directory = Path(each)
+        if home in directory.parents and directory.is_dir() and os.access(directory, os.W_OK):
+            break
+    else:
+        directory = _data() / "zsh" / "site-functions"
+        looks = f"fpath=({shlex.quote(str(directory))} $fpath)"
+        todo = f"{looks}; {todo}" if todo else f"{looks} (above compinit)"
+    told = f"zsh does not look there yet; add this line to ~/.zshrc: {todo}" if todo else ""
+    return ScriptPlace(directory / "_pipegrid", told)
+
+
+def _fish() -> ScriptPlace:
+    directory = _below_home("XDG_CONFIG_HOME", ".config")
+    return ScriptPlace(directory / "fish" / "completions" / "pipegrid.fish")
+
+
+def _data() -> Path:
+    return _below_home("XDG_DATA_HOME", ".local/share")
+
+
+def _answers(shell: str, question: str) -> list[str]:
+    """
+    Return what an interactive shell answers, as its user has set it up.
+
+    Nothing, where the shell is not installed, or does not answer in time.
+    """
+    try:
+        done = subprocess.run(
+            [shell, "-i", "-c", question],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=ASK_S,
+            start_new_session=True,  # or it takes the terminal for itself
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = done.stdout.decode(errors="surrogateescape").splitlines()
+    return [line[len(_MARK) :] for line in lines if line.startswith(_MARK)]
