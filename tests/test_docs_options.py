@@ -12,7 +12,16 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.app import pipegrid
 
 DOCS = Path(__file__).parent.parent / "docs"
-OF_ALL = {"--directory", "--json", "--quiet", "--verbose", "--trace", "--help", "--version"}
+OF_ALL = {
+    "--directory",
+    "--local",
+    "--json",
+    "--quiet",
+    "--verbose",
+    "--trace",
+    "--help",
+    "--version",
+}
 """In the first table of the page; a few commands lack one that has no use there."""
 
 NO_GRID_NEEDED = ("mirror", "speedtest")

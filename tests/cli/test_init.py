@@ -7,11 +7,14 @@ import json
 from pathlib import Path
 from unittest import mock
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid import creation
 from pipegrid.grid.config import load
 from pipegrid.grid.creation import suggested
+from pipegrid.wire.nurl import parse as parse_nurl
+from tests.cli.processes import ProcessTestCase
 from tests.cli.support import Run
 from tests.grid.introducer_support import FURL, nurl
 from tests.grid.test_tahoe_directory import make_node
@@ -49,6 +52,55 @@ class InitTests(SynchronousTestCase):
         self.assertEqual(run.objects[0]["servers"], 1)
         self.assertIn("server 'b' is skipped", run.stderr)
         self.assertEqual((self.directory / "private/servers.yaml").read_text(), path.read_text())
+
+    def entries(self) -> dict[str, dict[str, object]]:
+        """Return the announcements of the directory's ``servers.yaml``, by id."""
+        text = (self.directory / "private/servers.yaml").read_text()
+        return {key: entry["ann"] for key, entry in json.loads(text)["storage"].items()}
+
+    def test_addresses(self) -> None:
+        """NURLs and fURLs, as arguments or one a line: one server for each key, whatever the order."""
+        a, b = parse_nurl(nurl(1)), attrs.evolve(parse_nurl(nurl(2)), swissnum="other")
+        second = str(attrs.evolve(a, host="10.0.0.7"))
+        its_furl = f"pb://{'a' * 32}@tcp:127.0.0.1:1/{a.swissnum}"
+        alone = f"pb://{'b' * 32}@tcp:10.0.0.8:1/alone"
+        given = [str(a), its_furl, str(b), second, alone, str(a)]
+        file, half = Path(self.mktemp()), Path(self.mktemp())
+        text = "\r\n".join(["# mine", "", *given, ""])
+        file.write_bytes(b"\xef\xbb\xbf" + text.encode())
+        half.write_text("\n".join(given[3:]))
+        made = []
+        for arguments in (given, [str(file)], ["--servers", str(file)], [*given[:3], str(half)]):
+            self.directory = Path(self.mktemp())
+            (result,) = self.init(*arguments).objects
+            self.assertEqual((result["servers"], result["total_shares"]), (3, 3))
+            made.append(self.entries())
+            first, other, third = made[-1].values()
+            self.assertEqual(first["anonymous-storage-NURLs"], [str(a), second])
+            self.assertEqual(first["anonymous-storage-FURL"], its_furl)
+            self.assertEqual(other["anonymous-storage-NURLs"], [str(b)])
+            self.assertEqual(third["anonymous-storage-FURL"], alone)
+            self.assertEqual(len(load(self.directory).static.servers), 3)
+        self.assertEqual([list(each) for each in made], [list(made[0])] * 4)
+
+    def test_wrong_addresses(self) -> None:
+        """The argument or the line is named, the secret is not; nothing is made."""
+        bad, yaml = Path(self.mktemp()), Path(self.mktemp())
+        bad.write_text(f"{nurl(1)}\npb://secret\n")
+        yaml.write_text(json.dumps({"storage": {"a": {"ann": {"anonymous-storage-NURLs": []}}}}))
+        for arguments, words in (
+            ([nurl(1), "pb://secret"], "address 2: a storage server's NURL looks like"),
+            ([str(bad)], f"{bad}:2: a storage server's NURL looks like"),
+            (["nowhere"], "nowhere does not exist; give NURLs or fURLs"),
+            ([nurl(1), str(yaml)], "a file in the format of servers.yaml is given alone"),
+            ([str(yaml)], "names no servers that can be used"),
+            ([nurl(1), "--local"], "choose"),
+            ([nurl(1), "--servers", "3"], "choose"),
+        ):
+            run = self.init(*arguments, status=2)
+            self.assertIn(words, run.stderr)
+            self.assertNotIn("secret", run.stderr)
+            self.assertFalse(self.directory.exists(), arguments)
 
     def test_a_number_of_servers(self) -> None:
         """A local grid, as ever."""
@@ -300,3 +352,74 @@ class NumbersTests(SynchronousTestCase):
             words = "No space left on device; nothing was changed; free some space\n"
             self.assertIn(words, self.init("-k", "1", status=1).stderr)
         self.assertEqual((self.directory / "pipegrid.cfg").read_text(), text)
+
+
+class AnotherGridTests(ProcessTestCase):
+    """The grid that the first command made, and one that somebody asks for later."""
+
+    FOREIGN = f"URI:DIR2:{'a' * 26}:{'a' * 52}"
+
+    def setUp(self) -> None:
+        super().setUp()
+        (self.home / "file").write_bytes(b"f" * 3000)
+        self.own = self.home / ".local/share/pipegrid"
+        self.aside = self.home / ".local/share/pipegrid-local"
+        self.cap, _ = self.run_command("put", "file")
+
+    def assert_kept(self, *how: str) -> None:
+        """The file that was stored first is still there."""
+        self.run_command(*how, "get", self.cap, "-o", "got", "--force")
+        self.assertEqual((self.home / "got").read_bytes(), b"f" * 3000)
+
+    def test_it_makes_room(self) -> None:
+        """``init`` says where it has moved it, and ``--local`` reaches it from then on, as before."""
+        self.assert_kept("--local")
+        _, err = self.run_command("init", nurl(1))
+        self.assertIn(f"was moved to {self.aside}; 'pipegrid --local' reaches it", err)
+        self.assertEqual(len(load(self.own).static.servers), 1)
+        self.assert_kept("--local")
+        self.assert_kept("-d", str(self.aside))
+        _, err = self.run_command("init", nurl(2), status=2)
+        self.assertIn("is configured already", err)
+        self.run_command("-d", str(self.own), "--local", "status", status=2)
+
+    def test_it_makes_room_twice(self) -> None:
+        """What was moved before is never replaced; a directory named with -d makes room as well."""
+        self.run_command("init", "--introducer", str(FURL))
+        self.own.rename(self.home / "gone")
+        second, _ = self.run_command("put", "file")
+        _, err = self.run_command("-d", str(self.own), "init", nurl(1))
+        self.assertIn(f"'pipegrid -d {self.aside}-2' reaches it", err)
+        self.assert_kept("--local")
+        self.cap = second
+        self.assert_kept("-d", f"{self.aside}-2")
+
+    def test_it_stays(self) -> None:
+        """Where nothing else is asked for, where the request is wrong, or where somebody asked for it."""
+        self.run_command("init", status=2)
+        self.run_command("init", "--local", status=2)
+        self.run_command("init", "pb://wrong", status=2)
+        self.run_command("init", "--happy", "3")
+        self.assert_kept()
+        self.assertFalse(self.aside.exists())
+        self.run_command("-d", "asked", "init", "--local")
+        self.run_command("-d", "asked", "init", nurl(1), status=2)
+
+    def test_without_one(self) -> None:
+        """``--local`` says what to do."""
+        self.own.rename(self.home / "gone")
+        _, err = self.run_command("--local", "status", status=2)
+        self.assertIn("there is no grid on this machine", err)
+
+    def test_caps_of_another_grid(self) -> None:
+        """That its servers are missing is said when it gets an alias, and when it is listed or fetched."""
+        _, err = self.run_command("alias", "add", "friend", self.FOREIGN)
+        self.assertIn("no share of this directory is on this machine", err)
+        self.assertIn("'pipegrid init NURL...'", err)
+        for command in (("ls", "friend:"), ("get", self.cap.replace(self.cap[8:12], "aaaa"))):
+            _, err = self.run_command(*command, status=4)
+            self.assertEqual(err.count("its servers are missing"), 1, err)
+            self.assertIn("'pipegrid init NURL...' joins it", err)
+        own, _ = self.run_command("mkdir")
+        _, err = self.run_command("alias", "add", "own", own)
+        self.assertEqual(err, "")

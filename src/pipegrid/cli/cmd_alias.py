@@ -54,6 +54,7 @@ def add(name: str, cap: str) -> OfflineJob:
                 "prints the cap, if the directory can be changed"
             )
         add_alias(directory, name, text)
+        _warn_if_elsewhere(console, directory, text)
         console.json_result({"alias": checked_name(name), "cap": str(parse_cap(text))})
         return ExitStatus.DONE
 
@@ -146,6 +147,28 @@ def remove(name: str) -> OfflineJob:
     return OfflineJob(work)
 
 
+def _warn_if_elsewhere(console: Console, directory: Path, cap: str) -> None:
+    """Say that the servers of a directory are missing, where all that are known are on this machine."""
+    from pipegrid.core.caps import UnknownCap, parse_cap
+    from pipegrid.errors import UsageError
+    from pipegrid.grid.config import load
+    from pipegrid.grid.local import lacks
+
+    known = parse_cap(cap)
+    storage_index = None if isinstance(known, UnknownCap) else known.storage_index
+    try:
+        elsewhere = storage_index is not None and lacks(
+            load(directory, offline=True), storage_index
+        )
+    except UsageError:
+        return  # whoever opens the grid tells what is wrong
+    if elsewhere:
+        console.say(
+            "pipegrid: no share of this directory is on this machine, and no other servers are known here; "
+            "join the grid that has it with 'pipegrid init NURL...', and add the alias there"
+        )
+
+
 def _configured() -> Path:
     """
     Raises:
@@ -158,6 +181,7 @@ def _configured() -> Path:
     directory = client_directory()
     if not is_configured(directory):
         raise UsageError(
-            f"{directory} is no client's directory; make one with 'pipegrid init', or name another with -d"
+            f"{directory} is no client's directory, so no servers are known; join the grid of the alias with "
+            "'pipegrid init NURL...', or name a client's directory with -d"
         )
     return directory

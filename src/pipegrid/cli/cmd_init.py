@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,10 +13,10 @@ from pipegrid.cli.job import Invocation, OfflineJob
 from pipegrid.cli.options import (
     Encoding,
     choose_params,
-    common_options,
     encoding_options,
     given,
     happy_option,
+    init_options,
 )
 from pipegrid.errors import UsageError
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="init")
+@click.argument("addresses", nargs=-1, metavar="[NURL|FURL|FILE]...")
 @click.option(
     "--local",
     is_flag=True,
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 @click.option(
     "--servers",
     metavar="N|FILE",
-    help="How many storage directories the local grid has, 10 by default; or a file to take as "
-    "private/servers.yaml.",
+    help="How many storage directories the local grid has, 10 by default; or a file of servers: a "
+    "servers.yaml, or NURLs and fURLs, one a line.",
 )
 @click.option(
     "--introducer",
@@ -52,10 +54,11 @@ if TYPE_CHECKING:
 )
 @encoding_options
 @happy_option
-@common_options
+@init_options
 @click.pass_obj
 def command(
     invocation: Invocation,
+    addresses: tuple[str, ...],
     local: bool,
     servers: str | None,
     introducer_furls: tuple[str, ...],
@@ -66,14 +69,18 @@ def command(
     """
     Make the client's directory, with a grid of its own on this machine, or for one that is there.
 
-    If the directory has a private/servers.yaml or private/introducers.yaml, these tell which servers are the
-    grid instead.
+    For servers that are there, give what 'pipegrid serve' prints: NURLs and fURLs, or a file with one a line,
+    or a servers.yaml. If the directory has a private/servers.yaml or private/introducers.yaml, these tell
+    which servers are the grid instead.
+
+    A grid on this machine that the first command made by itself is moved to make room for another grid;
+    'pipegrid --local' reaches it.
 
     The numbers become the defaults of later uploads. By default there is a share for each server, up to
     ten, and about a third of them restore a file; what was chosen is said. In a directory that is there
     already, -k, -n, --happy and --segment-size change them.
     """
-    wanted = _Grid(local, servers, introducer_furls, node)
+    wanted = _Grid(local, servers, introducer_furls, node, addresses)
     return OfflineJob(lambda console: _make(console, invocation.directory, wanted, encoding, happy))
 
 
@@ -84,11 +91,12 @@ class _Grid(NamedTuple):
     servers: str | None
     introducer_furls: tuple[str, ...]
     node: str | None
+    addresses: tuple[str, ...]
 
     @property
     def is_given(self) -> bool:
         """Whether anything was said of it."""
-        return self != (False, None, (), None)
+        return self != (False, None, (), None, ())
 
 
 def _make(
@@ -104,20 +112,36 @@ def _make(
     count, servers_file = _count_or_file(wanted.servers)
     if servers_file is not None and (wanted.local or wanted.node is not None):
         raise UsageError("--local and --tahoe tell the servers, and so does --servers FILE; choose")
+    if wanted.addresses and (wanted.local or wanted.node is not None or wanted.servers is not None):
+        raise UsageError(
+            "the servers are given, and --local, --tahoe or --servers tell them, too; choose"
+        )
     directory = Path(named or default_directory())
     said = given(encoding)
     if (said or happy is not None) and not wanted.is_given and is_configured(directory):
         config = creation.change(directory, said, happy)
     elif wanted.node is not None:
         params = choose_params(grid_config.load(wanted.node).params, encoding) if said else None
-        config = creation.create_like_tahoe(directory, wanted.node, params=params, happy=happy)
+        config = creation.create_like_tahoe(
+            directory, wanted.node, params=params, happy=happy, moved=partial(_tell_moved, console)
+        )
     else:
-        config = _create(directory, wanted, count, servers_file, encoding, happy)
+        config = _create(console, directory, wanted, count, servers_file, encoding, happy)
     _tell(console, config)
     return 0
 
 
+def _tell_moved(console: Console, place: Path) -> None:
+    """Say where a grid is that gave way."""
+    from pipegrid.grid.homes import aside_of, default_directory
+
+    is_own = place == aside_of(default_directory())
+    how = "pipegrid --local" if is_own else f"pipegrid -d {place}"
+    console.say(f"pipegrid: the grid on this machine was moved to {place}; '{how}' reaches it")
+
+
 def _create(
+    console: Console,
     directory: Path,
     wanted: _Grid,
     count: int,
@@ -132,8 +156,9 @@ def _create(
     files: dict[str, str] = {}
     number: int | None = count
     makes_local = False
-    if servers_file is not None or wanted.introducer_furls:
-        files, number = _files(servers_file, wanted.introducer_furls)
+    if servers_file is not None or wanted.introducer_furls or wanted.addresses:
+        sources = wanted.addresses or (() if servers_file is None else (servers_file,))
+        files, number = _files(sources, wanted.introducer_furls)
     elif not wanted.local and (named := _named_servers(directory)) != 0:
         number = named
     else:
@@ -146,7 +171,13 @@ def _create(
         enough = happy
     if makes_local:
         return creation.create_local(directory, servers=count, params=params, happy=enough)
-    return creation.create_client(directory, params=params, happy=enough, files=files)
+    return creation.create_client(
+        directory,
+        params=params,
+        happy=enough,
+        files=files,
+        moved=partial(_tell_moved, console) if files else None,
+    )
 
 
 def _tell(console: Console, config: GridConfig) -> None:
@@ -223,33 +254,24 @@ def _named_servers(directory: Path) -> int | None:
 
 
 def _files(
-    servers_file: str | None, introducer_furls: tuple[str, ...]
+    sources: tuple[str, ...], introducer_furls: tuple[str, ...]
 ) -> tuple[dict[str, str], int | None]:
     """
     Return the files of the new directory, checked before anything is made, and how many servers they name.
 
     None: introducers know.
+
+    Args:
+        sources: addresses of servers, and files that name some.
     """
-    from pipegrid.core.text import decode_text
     from pipegrid.grid.homes import INTRODUCERS_NAME, SERVERS_NAME
     from pipegrid.grid.introducers import IntroducerAddress, Introducers
-    from pipegrid.grid.servers import parse_static_servers, read_bounded
     from pipegrid.wire import furl
 
     files = {}
     number = None
-    if servers_file is not None:
-        data = read_bounded(Path(servers_file))
-        if data is None:
-            raise UsageError(
-                f"{servers_file} does not exist; give a file in the format of servers.yaml"
-            )
-        found = parse_static_servers(data, servers_file)
-        if not found.servers:
-            because = "".join(f" ({warning})" for warning in found.warnings[:1])
-            raise UsageError(f"{servers_file} names no servers that can be used{because}")
-        files[SERVERS_NAME] = decode_text(data, servers_file)
-        number = len(found.servers)
+    if sources:
+        files[SERVERS_NAME], number = _servers_file(sources)
     if introducer_furls:
         addresses = []
         for number, text in enumerate(introducer_furls, 1):
@@ -261,3 +283,46 @@ def _files(
         files[INTRODUCERS_NAME] = Introducers(tuple(addresses)).as_text()
         number = None
     return files, number
+
+
+def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
+    """Return the text of a ``servers.yaml`` with these servers, and how many these are."""
+    import json
+
+    from pipegrid.core.text import decode_text
+    from pipegrid.grid.servers import (
+        addresses_of,
+        is_address,
+        parse_static_servers,
+        read_bounded,
+        servers_of,
+    )
+
+    addresses: list[tuple[str, str]] = []
+    text, name = "", "the command line"
+    for number, source in enumerate(sources, 1):
+        if is_address(source):
+            addresses.append((f"address {number}", source.strip()))
+            continue
+        data = read_bounded(Path(source))
+        if data is None:
+            raise UsageError(
+                f"{source} does not exist; give NURLs or fURLs as 'pipegrid serve' prints them, a file "
+                "with one a line, or a file in the format of servers.yaml"
+            )
+        content = decode_text(data, source)
+        found = addresses_of(content, source)
+        if found is not None:
+            addresses += found
+        elif len(sources) > 1:
+            raise UsageError(
+                f"{source} is no list of addresses; a file in the format of servers.yaml is given alone"
+            )
+        else:
+            text, name = content, source
+    text = text or json.dumps(servers_of(addresses), indent=2) + "\n"
+    servers = parse_static_servers(text.encode("utf-8"), name)
+    if not servers.servers:
+        because = "".join(f" ({warning})" for warning in servers.warnings[:1])
+        raise UsageError(f"{name} names no servers that can be used{because}")
+    return text, len(servers.servers)

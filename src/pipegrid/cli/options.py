@@ -121,7 +121,16 @@ def _note_verbosity(invocation: Invocation, verbosity: int) -> None:
     invocation.console.verbosity = verbosity
 
 
-common_options = all_of(
+def _note_local(invocation: Invocation, _value: Any) -> None:
+    from pipegrid.grid.homes import local_directory
+
+    place = str(local_directory())
+    if invocation.directory not in (None, place):
+        raise click.UsageError("choose one of -d and --local")
+    invocation.directory = place
+
+
+_common_but_local = all_of(
     _noted(
         "trace",
         "--trace",
@@ -161,7 +170,20 @@ common_options = all_of(
         help="The client's directory.  [default: $PIPEGRID_DIR, or your own]",
     ),
 )
+
+local_option = click.option(
+    "--local",
+    is_flag=True,
+    expose_value=False,
+    callback=_noting(_note_local),
+    help="Use the grid on this machine, wherever 'init' moved it.",
+)
+
+common_options = all_of(local_option, _common_but_local)
 """Options that every command takes, before or after its name."""
+
+init_options = _common_but_local
+"""The same without ``--local``, which means something else there."""
 
 
 def usage_error(text: str) -> click.UsageError:

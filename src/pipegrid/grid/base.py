@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 from pipegrid.arguments import check_kind, check_whole
 from pipegrid.core.leases import ClientSecrets
 from pipegrid.core.params import MAX_SEGMENT_BYTES
-from pipegrid.errors import UsageError
+from pipegrid.errors import NotEnoughSharesError, UsageError
 from pipegrid.flow.budget import Budget
 from pipegrid.flow.depth import MANY, Appetite
 from pipegrid.grid.config import GridConfig
@@ -49,6 +49,11 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 G = TypeVar("G", bound="BaseGrid")
+
+_ONLY_HERE = (
+    "only storage directories of this machine are known here: if the cap is from another grid, its servers "
+    "are missing, and 'pipegrid init NURL...' joins it"
+)
 
 UPLOAD_MEMORY_BYTES = 32 << 20
 """
@@ -290,6 +295,18 @@ class BaseGrid:
         if self._closed:
             raise UsageError("this grid is closed; open it again")
 
+    def _explain(self, error: NotEnoughSharesError) -> None:
+        """Say what is missing if a file is probably another grid's: no server has anything of it."""
+        if error.found or error.absent or not self._peers:
+            return
+        hint = (
+            _ONLY_HERE
+            if self.config.is_on_this_machine
+            else "if the cap is from another grid, its servers are missing here"
+        )
+        if hint not in str(error):  # what one operation told another
+            error.args = (f"{error}; {hint}", *error.args[1:])
+
     def _start(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
         try:
             self._check_open()
@@ -305,6 +322,8 @@ class BaseGrid:
 
         def ended(result: Any) -> Any:
             self._running.discard(running)
+            if isinstance(result, Failure) and isinstance(result.value, NotEnoughSharesError):
+                self._explain(result.value)
             return result
 
         return running.addBoth(ended)

@@ -124,6 +124,11 @@ class GridConfig:
     ask_first: AskFirst = "auto"
 
     @property
+    def is_on_this_machine(self) -> bool:
+        """Whether all the servers that are known are storage directories of this machine."""
+        return self.local is not None and not (self.static.servers or self.introducers.addresses)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What is wrong with the directory, without being in the way of all the rest."""
         return self.static.warnings + self.introducers.warnings

@@ -8,7 +8,7 @@ configured once it has its ``pipegrid.cfg``, so that is written last.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -37,6 +37,7 @@ from pipegrid.grid.homes import (
     INTRODUCERS_NAME,
     SERVERS_NAME,
     TAHOE_CONFIG_NAME,
+    aside_of,
     is_configured,
 )
 from pipegrid.grid.introducers import load_introducers
@@ -45,6 +46,10 @@ from pipegrid.grid.spelling import settings_in
 from pipegrid.wire.grid_manager import ManagerKey
 
 DEFAULT_HAPPY = 7
+AUTOMATIC = "# Made by the first command, since no grid was configured."
+"""The first line of a configuration that nobody asked for; such a grid gives way to one that is asked for."""
+
+_MOST_ASIDE = 100
 MAX_COPIED_BYTES = 16 << 20
 """Of each file that is taken from a node's directory."""
 _ALIASES_NAMES = (ALIASES_NAME, "private/root_dir.cap")
@@ -70,6 +75,7 @@ def create_local(
     params: Params | None = None,
     happy: int | None = None,
     durability: str = "batch",
+    automatic: bool = False,
 ) -> GridConfig:
     """
     Make ``directory`` a client's directory with an embedded grid, and return what it says.
@@ -78,6 +84,7 @@ def create_local(
 
     Args:
         happy: by default 7, or fewer where the servers or shares do not allow more.
+        automatic: nobody asked for it, so it gives way to a grid that somebody asks for.
 
     Raises:
         UsageError: it is configured already, cannot be written, or the numbers are impossible.
@@ -98,7 +105,7 @@ def create_local(
         f"servers = {servers}",
         f"durability = {durability}",
     ]
-    return _create(Path(directory), params, happy, local)
+    return _create(Path(directory), params, happy, local, automatic=automatic)
 
 
 def create_client(
@@ -112,6 +119,7 @@ def create_client(
     nickname: str = "",
     mutable_format: str = "sdmf",
     managers: Sequence[ManagerKey] = (),
+    moved: Callable[[Path], None] | None = None,
 ) -> GridConfig:
     """
     Make ``directory`` a client's directory without servers of its own, and return what it says.
@@ -125,6 +133,7 @@ def create_client(
         nickname: what the directory's owner is called, as introducers are told.
         mutable_format: of new mutable files and directories.
         managers: grid managers that are trusted.
+        moved: told where a grid that was made automatically is moved; without, it is in the way.
     """
     params = params or Params()
     happy = min(DEFAULT_HAPPY, params.total_shares) if happy is None else happy
@@ -135,7 +144,7 @@ def create_client(
     more += ["", "[node]", f"nickname = {' '.join(nickname.split())}"] if nickname else []
     if managers:
         more += ["", "[grid_managers]", *(f"{each.name} = {each}" for each in managers)]
-    return _create(Path(directory), params, happy, more, files)
+    return _create(Path(directory), params, happy, more, files, moved)
 
 
 def create_like_tahoe(
@@ -144,6 +153,7 @@ def create_like_tahoe(
     *,
     params: Params | None = None,
     happy: int | None = None,
+    moved: Callable[[Path], None] | None = None,
 ) -> GridConfig:
     """
     Make ``directory`` a client's that stores files as a Tahoe-LAFS node does, and return what it says.
@@ -191,6 +201,7 @@ def create_like_tahoe(
         nickname=theirs.nickname,
         mutable_format=theirs.mutable_format,
         managers=theirs.managers,
+        moved=moved,
     )
 
 
@@ -294,7 +305,11 @@ def _create(
     happy: int,
     more_lines: list[str],
     files: Mapping[str, str] | None = None,
+    moved: Callable[[Path], None] | None = None,
+    automatic: bool = False,
 ) -> GridConfig:
+    if moved is not None and is_automatic(directory):
+        moved(_move_aside(directory))
     if is_configured(directory):
         take_away_second_name(str(directory / CONFIG_NAME))
         text = (
@@ -303,6 +318,7 @@ def _create(
         )
         raise naming(UsageError(text), "params and happy")
     lines = [
+        *([AUTOMATIC] if automatic else []),
         "# Settings of PipeGrid; what they mean: docs/reference-cli.md.",
         "[client]",
         f"shares.needed = {params.required_shares}",
@@ -336,6 +352,34 @@ def _create(
             raise SinkError(f"{text}free some space") from error
         raise naming(UsageError(f"{text}choose another directory"), "another directory") from error
     return load(directory)
+
+
+def is_automatic(directory: Path) -> bool:
+    """Return whether a directory holds nothing but a grid on this machine that nobody asked for."""
+    try:
+        begins = read_file(directory / CONFIG_NAME, len(AUTOMATIC))
+    except OSError:
+        return False
+    named = (SERVERS_NAME, INTRODUCERS_NAME)
+    return begins == AUTOMATIC.encode() and not any(
+        os.path.lexists(directory / name) for name in named
+    )
+
+
+def _move_aside(directory: Path) -> Path:
+    """Move a grid with all that it stores, and return where it is then."""
+    place = aside_of(directory)
+    for number in range(2, _MOST_ASIDE):
+        if not os.path.lexists(place):
+            break
+        place = directory.with_name(f"{aside_of(directory).name}-{number}")
+    try:
+        os.rename(directory, place)
+    except OSError as error:
+        raise UsageError(
+            f"cannot move {directory} to {place}: {error.strerror}; move it, or choose another directory"
+        ) from error
+    return place
 
 
 def _is_there(path: Path) -> bool:

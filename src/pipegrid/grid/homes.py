@@ -29,6 +29,31 @@ def default_directory() -> Path:
     return _users("XDG_DATA_HOME", ".local/share") / "pipegrid"
 
 
+def local_directory() -> Path:
+    """
+    Return the directory of the user's grid on this machine: where it was made, or where ``init`` moved it.
+
+    Raises:
+        UsageError: there is none, or as ``default_directory`` does.
+    """
+    own = default_directory()
+    for place in (aside_of(own), own):
+        try:
+            if b"[local]" in (place / CONFIG_NAME).read_bytes():
+                return place
+        except OSError:  # noqa: PERF203  it is not there
+            continue
+    raise UsageError(
+        f"there is no grid on this machine in {own}; make one with "
+        f"'pipegrid -d {aside_of(own)} init --local', or name a directory with -d"
+    )
+
+
+def aside_of(directory: Path) -> Path:
+    """Return where a grid on this machine is moved when its directory is needed for another grid."""
+    return directory.with_name(f"{directory.name}-local")
+
+
 def cache_directory() -> Path:
     """Return where the user has what may be lost; raises as ``default_directory`` does."""
     return _users("XDG_CACHE_HOME", ".cache") / "pipegrid"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from pipegrid.core.ring import permutation_seed
 from pipegrid.disk.durability import Durability
 from pipegrid.disk.private import keep_private, others_may
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.grid.config import LocalGrid
+from pipegrid.grid.config import GridConfig, LocalGrid
 from pipegrid.grid.homes import CONFIG_NAME
 from pipegrid.reactor.workers import Workers
+from pipegrid.storage.paths import Paths
 from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.local import LocalServer
@@ -51,6 +53,14 @@ class OpenLocalGrid:
         for store in self.stores:
             store.expire_uploads()  # no server runs all the time and could do it
             store.close()
+
+
+def lacks(config: GridConfig, storage_index: bytes) -> bool:
+    """Return whether a grid on this machine, which knows no other servers, has no share of a file."""
+    if config.local is None or not config.is_on_this_machine:
+        return False
+    places = (config.local.directory / f"{n:02d}" for n in range(config.local.servers))
+    return not any(os.path.isdir(Paths(each).directory(storage_index)) for each in places)
 
 
 def local_identity(number: int) -> ServerIdentity:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pipegrid.reactor.ahead import Ahead
 
 
-_JOINING = "'pipegrid init --introducer FURL' or 'pipegrid init --servers FILE'"
+_JOINING = "'pipegrid init NURL...' or 'pipegrid init --introducer FURL'"
 
 
 @attrs.frozen(kw_only=True)
@@ -168,7 +168,7 @@ def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple
         )
     from pipegrid.grid.creation import create_local
 
-    create_local(path)
+    create_local(path, automatic=True)
     return path, (
         f"no grid is configured, so an embedded one of {configuration.DEFAULT_SERVERS} "
         f"storage directories was made in {path}; it is as safe as that disk"

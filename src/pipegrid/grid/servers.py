@@ -17,8 +17,9 @@ Source: the format reference, storage protocols, sections 4.3, 5.1 and 6.
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
+from pipegrid.core import base32
 from pipegrid.disk.reading import read_file
 from pipegrid.errors import UsageError
 from pipegrid.flow.autowindow import AutoWindow
@@ -35,7 +37,8 @@ from pipegrid.grid.spelling import check_top_level, near_misses
 from pipegrid.grid.tahoe_settings import CONNECTIONS, RefusedSetting, check_entry
 from pipegrid.grid.yamlfile import parse_yaml, repeated_keys
 from pipegrid.transfer.peers import Peer
-from pipegrid.wire.announcements import KnownServer, describe
+from pipegrid.wire import furl, nurl
+from pipegrid.wire.announcements import FURL, NURLS, KnownServer, describe
 from pipegrid.wire.furl import Furl
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.nurl import Nurl
@@ -139,6 +142,68 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
         tuple(each for each in found if isinstance(each, KnownServer)),
         (*(each for each in found if isinstance(each, str)), *remarks, *misspelt, *repeated),
     )
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is meant to be a NURL or a fURL."""
+    return text.startswith(("pb://", "pb+tor://"))
+
+
+def addresses_of(text: str, name: str) -> list[tuple[str, str]] | None:
+    """
+    Return the addresses of a file that has one a line, each with where it is; None: it is no such file.
+
+    What ``serve`` prints is such a text. Blank lines, and lines that begin with #, say nothing.
+    """
+    found = [
+        (f"{name}:{number}", line.strip())
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    return found if found and is_address(found[0][1]) else None
+
+
+def servers_of(addresses: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """
+    Return what a ``servers.yaml`` says of servers of which only the addresses are known.
+
+    Addresses with the same secret are one server's: its NURLs, which have one key, and its fURL.
+
+    Args:
+        addresses: each with where it is, for errors.
+
+    Raises:
+        UsageError: one of them is none.
+    """
+    nurls: dict[tuple[bytes, str], list[Nurl]] = {}
+    furls: dict[Furl, None] = {}
+    for where, text in addresses:
+        found = _address(where, text)
+        if isinstance(found, Furl):
+            furls[found] = None
+        else:
+            nurls.setdefault((found.spki_hash, found.swissnum), []).append(found)
+    storage: dict[str, Any] = {}
+    for (spki_hash, swissnum), known in nurls.items():
+        spki = base64.urlsafe_b64encode(spki_hash).rstrip(b"=").decode("ascii")
+        fields: dict[str, Any] = {"nickname": f"{known[0].host}:{known[0].port}"}
+        fields[NURLS] = list(dict.fromkeys(map(str, known)))
+        its = [each for each in furls if each.swissnum == swissnum]
+        if len(its) == 1 and sum(secret == swissnum for _, secret in nurls) == 1:
+            fields[FURL] = str(its[0])
+            del furls[its[0]]
+        storage[f"spki-{spki}"] = {"ann": fields}
+    for each in furls:
+        fields = {"nickname": each.address, FURL: str(each)}
+        storage[f"tub-{base32.encode(each.tub_id)}"] = {"ann": fields}
+    return {"storage": storage}
+
+
+def _address(where: str, text: str) -> Nurl | Furl:
+    try:
+        return furl.parse(text) if furl.is_furl(text) else nurl.parse(text)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _announcement(entry: Any) -> dict[Any, Any]:

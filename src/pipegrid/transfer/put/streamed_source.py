@@ -16,7 +16,6 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IConsumer, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
-from twisted.web.client import ResponseDone
 from twisted.web.iweb import UNKNOWN_LENGTH, IBodyProducer, IResponse
 from zope.interface import implementer
 
@@ -179,6 +178,10 @@ class _Receiver(Protocol):
         self._arrived.add(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
+        from twisted.web.client import (
+            ResponseDone,
+        )  # with TLS, which only who has a response has loaded
+
         self._arrived.end(True if reason.check(ResponseDone) else reason)
 
     def stop(self) -> None:
