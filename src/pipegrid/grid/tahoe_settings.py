@@ -315,9 +315,9 @@ FILE_SETTINGS: tuple[Setting, ...] = (
             ("grid-manager-certificates", "see `[grid_managers]`"),
         )
     ),
-    *_rows(
+    Setting(
         SERVERS_NAME,
-        "storage-options",
+        _ANN + "storage-options",
         "not used",
         "not used",
         "of plugins; without another address the server is left out, with a warning",
