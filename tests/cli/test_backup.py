@@ -215,30 +215,63 @@ class CommandTests(ProcessTestCase):
         _, err = self.run_command("restore", "-o", "back")
         self.assertIn(f", on {os.uname().nodename}", err)
 
+    def test_what_no_tree_holds(self) -> None:
+        """Is counted in the summary; the status is 0, and with ``--strict`` 1."""
+        self.write("good")
+        self.write("skipped.tmp")
+        self.write(".good.pipegrid-part")
+        os.mkfifo(self.source / "pipe")
+        out, err = self.run_command("put", "-r", "--exclude", "*.tmp", "src")
+        self.assertTrue(out.startswith("URI:DIR2-CHK:"))
+        self.assertIn("1 file (200 B) in 1 directory", err)
+        self.assertIn("; skipped 1 pipe, socket or device; skipped 1 part file\n", err)
+        strict, err = self.run_command(
+            "-v", "put", "-r", "--strict", "--exclude", "*.tmp", "src", status=1
+        )
+        self.assertEqual(strict, out)
+        self.assertIn("pipe: skipped: it is a named pipe\n", err)
+        for options, status in (([], 0), (["--dry-run"], 0), (["--strict"], 1)):
+            self.run_command("backup", *options, "src", status=status)
+        out, _ = self.run_command("--json", "backup", "src")
+        said = [json.loads(line) for line in out.splitlines()]
+        self.assertIn({"path": "pipe", "skipped": "a named pipe"}, said)
+        last = said[-1]
+        found = (last["files"], last["left_out"], last["skipped"], last["part_files"])
+        self.assertEqual(found, (2, 0, 1, 1))
+        _, err = self.run_command("restore", "-o", "back")
+        self.assertNotIn("left out", err)
+        self.assertEqual(sorted(os.listdir(self.home / "back")), ["good", "skipped.tmp"])
+
     def test_something_left_out(self) -> None:
         """Is named in a line of its own; the status is 1, and the cap is printed all the same."""
         self.write("good")
-        self.write("skipped.tmp")
-        os.mkfifo(self.source / "pipe")
-        out, err = self.run_command("put", "-r", "--exclude", "*.tmp", "src", status=1)
+        (self.home / "list").write_text("good\nlost\n")
+        listed = ["--files-from", "list", "src"]
+        reason = "pipegrid: lost: left out: it was listed, and is not there\n"
+        out, err = self.run_command("put", "-r", *listed, status=1)
         self.assertTrue(out.startswith("URI:DIR2-CHK:"))
-        self.assertIn(
-            "pipegrid: pipe: left out: it is a named pipe, which has no content to store\n", err
-        )
+        self.assertIn(reason, err)
         self.assertIn("1 file (200 B) in 1 directory", err)
         for command in (("put", "-r"), ("backup",)):
             _, err = self.run_command(*command, "src/good", status=1)
             self.assertIn("src/good is no directory; 'pipegrid put' alone stores a file", err)
-        _, err = self.run_command("-q", "put", "-r", "--exclude", "*.tmp", "src", status=1)
-        self.assertEqual(
-            err, "pipegrid: pipe: left out: it is a named pipe, which has no content to store\n"
-        )
-        out, _ = self.run_command("--json", "backup", "src", status=1)
+        self.assertEqual(self.run_command("-q", "put", "-r", *listed, status=1)[1], reason)
+        out, _ = self.run_command("--json", "backup", *listed, status=1)
         said = [json.loads(line) for line in out.splitlines()]
-        self.assertEqual(said[0]["path"], "pipe")
-        self.assertEqual((said[-1]["files"], said[-1]["left_out"]), (2, 1))
+        self.assertEqual(said[0]["path"], "lost")
+        self.assertEqual((said[-1]["files"], said[-1]["left_out"]), (1, 1))
         _, err = self.run_command("restore", "-o", "back")
         self.assertRegex(err, r"src as of \S+Z; 1 left out when it was stored\n")
+
+    @in_fresh_processes
+    def test_files_that_report_no_size(self) -> None:
+        """Of ``/proc`` come whole, in trees as well as alone; each run reads them again."""
+        out, _ = self.run_command("put", "-r", "/proc/self/net/stat")
+        self.run_command("get", "-r", out.strip(), "-o", "back")
+        names = os.listdir("/proc/self/net/stat")
+        self.assertTrue(names)
+        for name in names:
+            self.assertTrue((self.home / "back" / name).stat().st_size, name)
 
     def test_text_files_of_other_kinds(self) -> None:
         """A mark, or ends of lines as on Windows, change nothing; what is no UTF-8 is refused first."""

@@ -17,7 +17,14 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.tree import localwalk
-from pipegrid.tree.localwalk import DirectoryBegun, DirectoryEnded, FileMet, LeftOut, LocalWalk
+from pipegrid.tree.localwalk import (
+    DirectoryBegun,
+    DirectoryEnded,
+    FileMet,
+    LeftOut,
+    LocalWalk,
+    Skipped,
+)
 from pipegrid.tree.selection import TreeSelection
 from tests.descriptors import left_open, open_files
 from tests.images import mounted_ext4
@@ -56,6 +63,8 @@ class LocalWalkTests(SynchronousTestCase):
                 texts.append("-")
             elif isinstance(thing, LeftOut):
                 texts.append(f"!{thing.path}: {thing.why}")
+            elif isinstance(thing, Skipped):
+                texts.append(f"~{thing.path}: {thing.what}")
             else:
                 texts.append(thing.path)
         return texts
@@ -91,18 +100,24 @@ class LocalWalkTests(SynchronousTestCase):
         file.close()
 
     def test_what_has_no_content(self) -> None:
-        """Sockets, pipes and devices are named, and nobody waits for them."""
+        """Sockets, pipes and devices are skipped, and nobody waits for them; so are parts of downloads."""
         os.mkfifo(self.root / "pipe")
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(self.root / "sock"))
         self.write("z")
+        self.write(".z.pipegrid-part")
+        self.write(".other.pipegrid-part/kept")
         self.assertEqual(
             self.seen(),
             [
                 "+",
-                "!pipe: it is a named pipe, which has no content to store",
-                "!sock: it is a socket, which has no content to store",
+                "~.z.pipegrid-part: the part of an unfinished download",
+                "~pipe: a named pipe",
+                "~sock: a socket",
                 "z",
+                "+.other.pipegrid-part",
+                ".other.pipegrid-part/kept",
+                "-",
                 "-",
             ],
         )
@@ -148,6 +163,33 @@ class LocalWalkTests(SynchronousTestCase):
             self.seen(know=know),
             ["+", "a", f"!b: {vanished}", f"!d: {vanished}", "+e", "e/x", "-", "-"],
         )
+
+    def test_files_that_report_another_size(self) -> None:
+        """Are read to their end: none, as in ``/proc``; or more than they have, as in ``/sys``."""
+        self.write("none", b"content" * 1000)
+        self.write("more", b"y" * 10)
+        self.write("large", b"z" * (localwalk.SMALL_BYTES + 1))
+        real, sizes = os.fstat, {7000: 0, 10: 4096, localwalk.SMALL_BYTES + 1: 0}
+
+        def fstat(fd: int) -> os.stat_result:
+            found = real(fd)
+            fields = list(found)
+            fields[6] = sizes.get(found.st_size, found.st_size)
+            return os.stat_result(
+                fields, {"st_mtime_ns": found.st_mtime_ns, "st_ctime_ns": found.st_ctime_ns}
+            )
+
+        self.patch(os, "fstat", fstat)
+        met = {
+            each.path: each
+            for each in everything(LocalWalk(str(self.root)))
+            if isinstance(each, FileMet)
+        }
+        self.assertEqual(met["none"].content, b"content" * 1000)
+        self.assertEqual(met["more"].content, b"y" * 10)
+        large = met["large"].content
+        assert isinstance(large, io.FileIO)
+        large.close()
 
     def without_kinds(self, failing: dict[str, int]) -> list[str]:
         """Have names listed without kinds, and some fail when looked at; returns those that were."""

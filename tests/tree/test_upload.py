@@ -233,13 +233,22 @@ class TreeUploadTests(SynchronousTestCase):
         self.assertEqual(self.left_out, [])
 
     def test_what_cannot_be_read(self) -> None:
-        """Is named; all else is stored."""
+        """Is named; what has no content is skipped; all else is stored."""
         self.write("good", b"g" * 100)
+        self.write("bad", b"b" * 100)
         os.mkfifo(self.root / "pipe")
+        real = os.open
+
+        def refusing(path: Any, *args: Any, **options: Any) -> int:
+            if path == "bad":
+                raise PermissionError(13, "Permission denied", path)
+            return real(path, *args, **options)
+
+        self.patch(os, "open", refusing)
         result = self.put()
         self.assertEqual(self.contents(result.cap), {"good": b"g" * 100})
-        self.assertEqual([path for path, _ in self.left_out], ["pipe"])
-        self.assertEqual(result.counts.left_out, 1)
+        self.assertEqual([path for path, _ in self.left_out], ["bad"])
+        self.assertEqual((result.counts.left_out, result.counts.skipped), (1, 1))
 
     def test_a_large_file_that_changes(self) -> None:
         """Is left out of a tree that is otherwise whole, though its directory may have left already."""

@@ -73,8 +73,9 @@ def command(
     With --as ALIAS:PATH the run is also kept as PATH/Archives/TIME and PATH/Latest, as Tahoe-LAFS does, so
     that either program reads the other's.
 
-    The exit status is 1 if something was left out; the rest is stored and listed all the same. A run that is
-    forgotten is no longer listed; servers keep what only it had until its leases end.
+    The exit status is 1 if something could not be read; the rest is stored and listed all the same. Named
+    pipes, sockets and devices are skipped, and counted. A run that is forgotten is no longer listed; servers
+    keep what only it had until its leases end.
     """
     if source == "" or "" in names:
         raise usage_error(EMPTY_NAME)
@@ -98,7 +99,7 @@ def command(
         )
         backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
         do = _would_send if dry_run else _run
-        status = await do(console, backups, source, called, options)
+        status = await do(console, backups, source, called, options, chosen)
         chosen.report_unmatched(console)
         return status
 
@@ -121,7 +122,12 @@ def _is_path(text: str) -> bool:
 
 
 async def _run(
-    console: Console, backups: Backups, directory: str, name: str, options: BackupOptions
+    console: Console,
+    backups: Backups,
+    directory: str,
+    name: str,
+    options: BackupOptions,
+    chosen: Chosen,
 ) -> ExitStatus:
     from pipegrid.cli.progress import ProgressBar
     from pipegrid.core.text import counted
@@ -131,7 +137,7 @@ async def _run(
         result = await backups.run(directory, name, options, reports_of(console, progress))
     run, counts = result.run, result.counts
     console.say(f"pipegrid: {name} {run.time}: {counts_of(counts)}; {result.elapsed_s:.1f} s")
-    statuses = {ExitStatus.FAILED if counts.left_out else ExitStatus.DONE}
+    statuses = {chosen.status_of(counts)}
     for problem in result.problems:
         about = f"{run.cap} is stored, but not listed everywhere"
         if not (isinstance(problem, NotEnoughSharesError) and not problem.found):  # nothing is left
@@ -159,7 +165,12 @@ async def _run(
 
 
 async def _would_send(
-    console: Console, backups: Backups, directory: str, name: str, options: BackupOptions
+    console: Console,
+    backups: Backups,
+    directory: str,
+    name: str,
+    options: BackupOptions,
+    chosen: Chosen,
 ) -> ExitStatus:
     from pipegrid.cli.progress import ProgressBar
     from pipegrid.cli.render import amount
@@ -177,6 +188,7 @@ async def _would_send(
             "checks": would.checks,
             "files": would.counts.files,
             "left_out": would.counts.left_out,
+            "skipped": would.counts.skipped,
         },
     )
-    return ExitStatus.FAILED if would.counts.left_out else ExitStatus.DONE
+    return chosen.status_of(would.counts)

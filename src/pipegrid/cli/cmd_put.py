@@ -98,8 +98,8 @@ def command(
     cap is PATH; anything else is replaced with -f only. If PATH is a directory, the file keeps its name; with
     a slash at its end it has to be one.
 
-    With -r, directories are stored, empty ones, links, modes and times included. What cannot be read, and
-    what has no content, such as a socket, is named and left out; then the exit status is 1.
+    With -r, directories are stored, empty ones, links, modes and times included. What cannot be read is
+    named and left out; then the exit status is 1. Named pipes, sockets and devices are skipped, and counted.
     """
     if "" in files:
         raise usage_error(f"FILE: {EMPTY_NAME}")

@@ -38,6 +38,11 @@ selection_options = as_one(
         help="Store what is mounted within the directory as an empty directory.",
     ),
     click.option(
+        "--strict",
+        is_flag=True,
+        help="Exit with 1 also if named pipes, sockets or devices were skipped.",
+    ),
+    click.option(
         "--files-from",
         type=click.Path(allow_dash=True, readable=False),
         metavar="FILE",
@@ -73,6 +78,7 @@ class Chosen:
 
     Attributes:
         one_file_system: what is mounted in the directory is stored as an empty directory.
+        strict: what no tree holds makes a difference to the status.
 
     Raises:
         UsageError: a pattern makes no sense.
@@ -86,6 +92,7 @@ class Chosen:
         exclude_vcs: bool,
         files_from: str | None,
         one_file_system: bool,
+        strict: bool,
     ) -> None:
         from pipegrid.tree.selection import VCS, TreeSelection, patterns_of
 
@@ -101,6 +108,7 @@ class Chosen:
         self._made: TreeSelection | None = None
         TreeSelection(patterns)  # to say now what is wrong with them
         self.one_file_system = one_file_system
+        self.strict = strict
         self._patterns = patterns
         self._lines = None if files_from is None else _text_of(files_from).split("\n")
 
@@ -128,6 +136,11 @@ class Chosen:
     def _note_unmatched(self) -> None:
         if self._made is not None:
             self._unmatched.intersection_update(self._made.unmatched)
+
+    def status_of(self, counts: TreeCounts) -> ExitStatus:
+        """Return the status of what was stored, by what was not."""
+        failed = counts.left_out or (self.strict and counts.skipped)
+        return ExitStatus.FAILED if failed else ExitStatus.DONE
 
     def report_unmatched(self, console: Console) -> None:
         """Report the patterns that have matched nothing in any walk."""
@@ -166,9 +179,13 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
         console.fault(f"pipegrid: {printable(path)}: left out: {printable(why)}")
         console.json_result({"path": path, "error": why, "exit_status": int(ExitStatus.FAILED)})
 
+    def skipped(path: str, what: str) -> None:
+        console.detail(f"{printable(path)}: skipped: it is {what}")
+        console.json_result({"path": path, "skipped": what})
+
     waiting = waiting_of(console, progress)
     if not progress.is_wanted:
-        return TreeReports(left_out, waiting=waiting)
+        return TreeReports(left_out, waiting=waiting, skipped=skipped)
     bar = progress.upload(None)
     sending_bytes = 0
 
@@ -183,7 +200,7 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
         if more > 0:  # else what is stored is told next
             moved(counts)
 
-    return TreeReports(left_out, moved, sending, waiting)
+    return TreeReports(left_out, moved, sending, waiting, skipped)
 
 
 def counts_of(counts: TreeCounts) -> str:
@@ -202,6 +219,11 @@ def counts_of(counts: TreeCounts) -> str:
     if counts.unleased:
         checked += f", {counts.unleased} of them without leases, which too few servers gave"
     left_out = f"; {counts.left_out} left out" if counts.left_out else ""
+    if counts.skipped:
+        specials = counted(counts.skipped, "pipe, socket or device", "pipes, sockets or devices")
+        left_out += f"; skipped {specials}"
+    if counts.part_files:
+        left_out += f"; skipped {counted(counts.part_files, 'part file')}"
     if counts.second_tries:
         left_out = f"; {at_a_second_try(counts.second_tries)}{left_out}"
     return (
@@ -248,8 +270,7 @@ async def put_trees(
             continue
         cap = str(result.cap)
         console.say(f"pipegrid: {printable(directory)}: {counts_of(result.counts)}")
-        if result.counts.left_out:
-            statuses.add(ExitStatus.FAILED)
+        statuses.add(chosen.status_of(result.counts))
         console.result(
             as_line(cap, directory) if with_names else cap,
             {

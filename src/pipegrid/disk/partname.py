@@ -10,6 +10,11 @@ import os
 SUFFIX = ".pipegrid-part"
 
 
+def is_part_name(name: str) -> bool:
+    """Whether a file of this name is the part of another one, which belongs to nobody's data."""
+    return name.startswith(".") and name.endswith(SUFFIX)
+
+
 def part_path(target: str, inside: int | None = None) -> str:
     """
     Return the hidden name beside a target; too long a name is cut, and made one of its own by a hash.

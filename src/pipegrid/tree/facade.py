@@ -174,7 +174,8 @@ class Trees:
         """
         Store a directory with all that is in it; fires when all is stored.
 
-        What cannot be read, or has no content, is left out and told (``TreeReports.left_out``). If this is
+        What cannot be read is left out and told (``TreeReports.left_out``); named pipes, sockets and devices
+        are skipped, and so are the parts of unfinished downloads (``TreeReports.skipped``). If this is
         cut off, the next put of the same directory goes on: what was stored is checked, not sent again.
 
         Args:

@@ -3,9 +3,9 @@ A directory on this machine, met in order: what is in it, and the content of wha
 
 Everything is opened relative to the directory that it is in, and no symbolic link is followed, so nobody
 who moves directories about meanwhile can lead the walk elsewhere. Small files come with their content, large
-ones open. What cannot be read, what has no content (sockets, devices, pipes), and what is met a second time
-on the way down (a loop of mounts) is named, and the walk goes on. All methods block, and are meant for a
-worker thread; one batch at a time.
+ones open. What cannot be read, and what is met a second time on the way down (a loop of mounts) is named;
+what no tree holds (sockets, devices, pipes; parts of downloads) is skipped; and the walk goes on. All
+methods block, and are meant for a worker thread; one batch at a time.
 
 **Bounds.** A batch ends when it has so many things, or bytes, or a file that is open. Of the directories on
 the way down, only the lowest ``_OPEN_LEVELS`` are open; the others are opened again from below when the walk
@@ -25,6 +25,7 @@ from typing import Any
 
 import attrs
 
+from pipegrid.disk.partname import is_part_name
 from pipegrid.tree.plan import MAX_ENTRIES
 from pipegrid.tree.selection import TreeSelection
 
@@ -74,7 +75,8 @@ class FileMet:
         path: from the root, with ``/``, as Python spells names.
         found: of the moment before it was read.
         began_ns: that moment, in nanoseconds since 1970.
-        content: of a small file; the file, open, if it is larger (close it); None: it was not asked for.
+        content: of a small file, whatever size it reports; the file, open, if it is larger (close it); None:
+            it was not asked for.
         link: what a symbolic link leads to.
         known: what ``know`` said of it, if it said something.
     """
@@ -101,7 +103,22 @@ class LeftOut:
     why: str
 
 
-Thing = DirectoryBegun | DirectoryEnded | FileMet | LeftOut
+@attrs.frozen
+class Skipped:
+    """
+    Something that no tree holds: it has no content, or is the part of an unfinished download.
+
+    Attributes:
+        what: it is, in words.
+        is_part: the latter.
+    """
+
+    path: str
+    what: str
+    is_part: bool = False
+
+
+Thing = DirectoryBegun | DirectoryEnded | FileMet | LeftOut | Skipped
 
 
 class LocalWalk:
@@ -306,9 +323,9 @@ class LocalWalk:
             if self._selection.takes(path, True):
                 yield from self._descend(name, path)
         elif kind != stat.S_IFREG:
-            yield LeftOut(
-                path, f"it is {_KINDS.get(kind, 'no file')}, which has no content to store"
-            )
+            yield Skipped(path, _KINDS.get(kind, "no file"))
+        elif is_part_name(name):
+            yield Skipped(path, "the part of an unfinished download", is_part=True)
         else:
             known = self._know(path, found)
             if known is not None or not self._read:
@@ -337,9 +354,15 @@ class LocalWalk:
             if found.st_size > SMALL_BYTES:
                 return FileMet(level.number, name, path, found, began_ns, file)
             content = os.pread(fd, found.st_size + 1, 0)
-            if len(content) == found.st_size and _signature(os.fstat(fd)) == _signature(found):
+            if len(content) != found.st_size:
+                content = _read_to_end(fd)
+            if _signature(os.fstat(fd)) != _signature(found):
+                continue
+            if len(content) <= SMALL_BYTES:
                 self._bytes += len(content)
                 return FileMet(level.number, name, path, found, began_ns, content)
+            if not found.st_size:  # who stores it reads it to its end
+                return FileMet(level.number, name, path, found, began_ns, file)
         return None
 
 
@@ -401,6 +424,17 @@ def _open_file(fd: int, name: str, shown: str) -> io.FileIO:
 
 def _signature(found: os.stat_result) -> tuple[int, ...]:
     return (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _read_to_end(fd: int) -> bytes:
+    """Return a file's content whatever size it reports (none in ``/proc``); if it is small, all of it."""
+    content = bytearray()
+    while len(content) <= SMALL_BYTES:
+        more = os.pread(fd, SMALL_BYTES + 1 - len(content), len(content))
+        if not more:
+            break
+        content += more
+    return bytes(content)
 
 
 def _reason(error: OSError) -> str:

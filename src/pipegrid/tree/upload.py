@@ -31,7 +31,14 @@ from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.settings import Limits
 from pipegrid.tree import localwalk
 from pipegrid.tree.later import KeptForLater
-from pipegrid.tree.localwalk import DirectoryBegun, DirectoryEnded, FileMet, LeftOut, LocalWalk
+from pipegrid.tree.localwalk import (
+    DirectoryBegun,
+    DirectoryEnded,
+    FileMet,
+    LeftOut,
+    LocalWalk,
+    Skipped,
+)
 from pipegrid.tree.memory import Memory, Remembered
 from pipegrid.tree.metadata import entry_metadata, entry_name
 from pipegrid.tree.plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
@@ -201,6 +208,8 @@ class TreeUpload:
                     if directory is not None:
                         self._tally.left(directory)
                         self._plan.leave(directory)
+                elif isinstance(thing, Skipped):
+                    self._skip(thing)
                 else:
                     assert isinstance(thing, LeftOut)
                     self._leave_out(thing.path, thing.why)
@@ -252,8 +261,9 @@ class TreeUpload:
                 met.content.close()
             return
         place = self._plan.expect(*entry)
+        size = len(met.content) if isinstance(met.content, bytes) else met.found.st_size
         if met.link is None:
-            self._tally.met(place, files=1, size=met.found.st_size)
+            self._tally.met(place, files=1, size=size)
         else:
             self._tally.met(place, links=1)
         known: Remembered | None = met.known
@@ -267,10 +277,9 @@ class TreeUpload:
         elif isinstance(met.content, bytes) and is_literal_size(len(met.content)):
             cap = LitCap(met.content)
             if met.link is None:
-                self._memory.file_stored(met, cap)
+                self._remember(met, cap)
             self._plan.stored(place, cap)
         else:
-            size = met.found.st_size if met.link is None else len(met.link)
             self._under_way.begin(size, self._store_file(place, met, met.content, size), place)
 
     # What is stored.
@@ -289,9 +298,16 @@ class TreeUpload:
                 source.close()
         self.counts.sent_files += met.link is None and not isinstance(cap, LitCap)
         if met.link is None:
-            self._memory.file_stored(met, cap)
+            self._remember(met, cap)
+            if cap.size != size:
+                self._tally.grown(place, cap.size - size)
         self._came_through(place)
         self._plan.stored(place, cap)
+
+    def _remember(self, met: FileMet, cap: ChkCap | LitCap) -> None:
+        """Remember a file, unless it reports another size: then nothing tells that it changes."""
+        if cap.size == met.found.st_size:
+            self._memory.file_stored(met, cap)
 
     async def _check_file(self, place: TreeNode, met: FileMet, known: Remembered) -> None:
         self.counts.checked += 1
@@ -379,6 +395,11 @@ class TreeUpload:
         self._failures += isinstance(error, GridError)
         if self._failures >= GIVE_UP and (not self._stored or self._later.tries.given_up):
             self._error = error
+
+    def _skip(self, thing: Skipped) -> None:
+        self.counts.part_files += thing.is_part
+        self.counts.skipped += not thing.is_part
+        self._reports.skipped(thing.path, thing.what)
 
     def _leave_out(self, path: str, why: str) -> None:
         self.counts.left_out += 1

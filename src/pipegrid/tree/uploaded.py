@@ -32,6 +32,8 @@ class TreeCounts:
         unleased: those of them that are whole, and to which too few servers gave leases.
         second_tries: objects that were stored, or found, when servers were in reach again.
         left_out: files, directories and whatever else is not in the tree, or only in part.
+        skipped: named pipes, sockets and devices, which no tree holds.
+        part_files: of unfinished downloads, which are skipped, too.
     """
 
     files: int = 0
@@ -47,6 +49,8 @@ class TreeCounts:
     unleased: int = 0
     second_tries: int = 0
     left_out: int = 0
+    skipped: int = 0
+    part_files: int = 0
 
 
 class TreeTally:
@@ -68,6 +72,16 @@ class TreeTally:
         self._count(amounts, 1)
         if not isinstance(place, DirectoryNode) and place.parent is not None:
             _hold(place.parent, amounts, 1)
+
+    def grown(self, place: TreeNode, more: int) -> None:
+        """A file is so many bytes longer than its file system said."""
+        amounts = (0, 0, 0, more)
+        self._count(amounts, 1)
+        _hold(place, amounts, 1)
+        at = place
+        while at.parent is not None and (not isinstance(at, DirectoryNode) or at.left):
+            at = at.parent
+            _hold(at, amounts, 1)
 
     def left(self, directory: DirectoryNode) -> None:
         """All that is in a directory was met; before the plan hears of it."""
@@ -97,9 +111,9 @@ class TreeTally:
         counts.bytes += sign * size
 
 
-def _hold(directory: DirectoryNode, amounts: SubtreeCounts, sign: int) -> None:
-    files, directories, links, size = directory.held
-    directory.held = (
+def _hold(place: TreeNode, amounts: SubtreeCounts, sign: int) -> None:
+    files, directories, links, size = place.held
+    place.held = (
         files + sign * amounts[0],
         directories + sign * amounts[1],
         links + sign * amounts[2],
@@ -132,6 +146,8 @@ class TreeReports:
 
     Attributes:
         left_out: called with a path (from the root; the root is ``.``) and a sentence.
+        skipped: called with a path, and what that is, in words: a named pipe, a socket, a device, or the part
+            of an unfinished download.
         progress: called when something is stored, and when more was met.
         sending: called with how many bytes more servers have acknowledged of files that are not stored yet;
             less than nothing when one is stored, or will not be.
@@ -143,6 +159,7 @@ class TreeReports:
     progress: Callable[[TreeCounts], None] = lambda counts: None
     sending: Callable[[TreeCounts, int], None] = lambda counts, more: None
     waiting: Callable[[str | None], None] = lambda why: None
+    skipped: Callable[[str, str], None] = lambda path, what: None
 
 
 class OnItsWay:
