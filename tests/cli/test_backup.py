@@ -273,6 +273,44 @@ class CommandTests(ProcessTestCase):
         for name in names:
             self.assertTrue((self.home / "back" / name).stat().st_size, name)
 
+    @in_fresh_processes
+    def test_three_gets_into_one_directory(self) -> None:
+        """All end well, and leave no part, whichever of them wrote which file."""
+        self.write("large", 3_000_000)
+        for number in range(30):
+            self.write(f"d/f{number}", 5000)
+        cap = self.run_command("-q", "put", "-r", "src")[0].strip()
+        running = [self.start("get", "-r", cap, "-o", "back") for _ in range(3)]
+        for each in running:
+            _, err = each.communicate(timeout=TIMEOUT_S)
+            self.assertEqual(each.returncode, 0, err)
+        self.assertEqual(sorted(os.listdir(self.home / "back")), ["d", "large"])
+        self.assertEqual(len(os.listdir(self.home / "back/d")), 30)
+        self.assertEqual(self.run_command("-q", "put", "-r", "back")[0].strip(), cap)
+
+    def test_modes_of_trees(self) -> None:
+        """What the umask allows with ``get -r``, as stored with ``restore``; all with ``--exact-modes``."""
+        self.write("d/f")
+        (self.source / "d/f").chmod(0o4777)
+        (self.source / "d").chmod(0o3777)
+        cap = self.run_command("-q", "put", "-r", "src")[0].strip()
+        self.run_command("backup", "src")
+        for number, (command, file, directory) in enumerate(
+            (
+                (("get", "-r", cap), 0o755, 0o755),
+                (("get", "-r", "--exact-modes", cap), 0o4777, 0o3777),
+                (("restore",), 0o777, 0o3777),
+                (("restore", "--exact-modes"), 0o4777, 0o3777),
+            )
+        ):
+            target = self.home / f"back{number}"
+            self.run_command(*command, "-o", str(target))
+            found = [stat.S_IMODE((target / path).stat().st_mode) for path in ("d/f", "d")]
+            self.assertEqual(found, [file, directory], command)
+        _, err = self.run_command("get", "-r", "--max-paths", "2", cap, "-o", "few", status=1)
+        self.assertIn("more than 2 paths", err)
+        self.assertIn("or give --max-paths\n", err)
+
     def test_text_files_of_other_kinds(self) -> None:
         """A mark, or ends of lines as on Windows, change nothing; what is no UTF-8 is refused first."""
         self.write("kept")

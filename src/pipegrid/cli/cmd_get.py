@@ -13,7 +13,9 @@ from pipegrid.cli.options import (
     EMPTY_NAME,
     CapArguments,
     cap_arguments,
+    exact_modes_option,
     limit_options,
+    max_paths_option,
     reading_options,
     usage_error,
 )
@@ -62,6 +64,8 @@ FILES_AT_ONCE = 4
     is_flag=True,
     help="With -r: compare also files that have size and time of those on the grid, byte for byte.",
 )
+@exact_modes_option("[default: with -r, the permissions that the umask allows]")
+@max_paths_option("1000000")
 @limit_options
 @reading_options
 @click.pass_obj
@@ -73,6 +77,8 @@ def command(
     byte_range: str | None,
     recursive: bool,
     paranoid: bool,
+    exact_modes: bool,
+    max_paths: int | None,
 ) -> GridJob:
     """
     Fetch the files that caps name, each perhaps with a path behind it: CAP/some/path.
@@ -81,16 +87,18 @@ def command(
     good as far as it goes; a terminal gets what is no text only with '-o -'. Several files need '-o DIR';
     there each is called as the cap file says, or after its storage index.
 
-    With -r directories come with all that is in them: modes, times and links as they were stored. A rerun
+    With -r directories come with all that is in them, times and links as they were stored; of modes, what the
+    umask allows of the permissions. What has not its mode or time in the end is reported. A rerun
     fetches what is missing or differs. Nothing that is in DIR is removed; what is in the way is named, and
     left as it is unless -f replaces it. What cannot be fetched does not stop the rest.
     """
-    if paranoid and not recursive:
-        raise usage_error("--paranoid goes with --recursive")
+    if (paranoid or exact_modes or max_paths is not None) and not recursive:
+        given = "--paranoid" if paranoid else "--exact-modes" if exact_modes else "--max-paths"
+        raise usage_error(f"{given} goes with --recursive")
     if recursive:
         from pipegrid.cli.treeget import tree_job
 
-        return tree_job(caps, output, byte_range, force, paranoid)
+        return tree_job(caps, output, byte_range, force, paranoid, exact_modes, max_paths)
     if output == "-":  # as 'decode' has it; a file of this name is './-'
         output, force = None, False
     elif output is None:

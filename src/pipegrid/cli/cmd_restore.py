@@ -10,12 +10,25 @@ import click
 from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
+from pipegrid.cli.options import (
+    EMPTY_NAME,
+    exact_modes_option,
+    grid_options,
+    limit_options,
+    max_paths_option,
+    usage_error,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipegrid.core.caps import Cap, DirectoryCap
+    from pipegrid.tree.backup.catalogue import BackupRun
     from pipegrid.tree.facade import Grid
     from pipegrid.tree.paths import PathEnd
+
+
+MAX_PATHS = 20_000_000
 
 
 @click.command(name="restore")
@@ -38,6 +51,8 @@ if TYPE_CHECKING:
 @click.option(
     "--paranoid", is_flag=True, help="Compare what is there with the grid, byte for byte."
 )
+@exact_modes_option("[default: permissions, and the set-group-ID and sticky bits of directories]")
+@max_paths_option("20000000")
 @limit_options
 @grid_options
 def command(
@@ -47,6 +62,8 @@ def command(
     at: str | None,
     force: bool,
     paranoid: bool,
+    exact_modes: bool,
+    max_paths: int | None,
 ) -> GridJob:
     """
     Bring back a directory that was backed up, or what lies at PATH in it.
@@ -54,7 +71,9 @@ def command(
     A file or link at PATH comes into DIR under its own name; of a directory, all that is in it does. CAP is
     what 'backup' printed; it is enough, on any machine that reaches the servers. ALIAS:some/path where
     'backup --as' keeps archives serves as well. Without it, a run of this client's backups is restored. What
-    is there already and has not changed is not fetched again, and nothing is removed.
+    is there already and has not changed is not fetched again, and nothing is removed. Permissions come back
+    whatever the umask; for a tree that somebody else has stored use 'get -r'. What has not its mode or time
+    in the end is reported.
     """
     if output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
@@ -70,11 +89,8 @@ def command(
     names = tuple(part for part in rest[0].split("/") if part) if rest else ()
 
     async def work(grid: Grid, console: Console) -> int:
-        import json
-
         from pipegrid.cli.cmd_backups import listed_runs
         from pipegrid.cli.treeget import fetch_tree
-        from pipegrid.core.caps import DirectoryCap
         from pipegrid.core.text import printable
         from pipegrid.tree.backup.catalogue import chosen
 
@@ -82,22 +98,47 @@ def command(
             console.say(f"pipegrid: {missing}, so '{printable(rest[0])}' is looked for in the run")
         runs = await listed_runs(grid, console, cap, some=True)
         run = chosen(runs, name, at)
-        machines = {each.machine.id for each in runs if each.name == run.name} - {""}
-        host = (
-            f", on {printable(run.machine.name)}" if len(machines) > 1 and run.machine.name else ""
+        console.say(f"pipegrid: {_described(run, runs)}")
+        root, metadata_json = await _root_of(grid, run, names, runs, cap is None)
+        return await fetch_tree(
+            grid,
+            console,
+            root,
+            output,
+            metadata_json,
+            force,
+            paranoid,
+            modes="exact" if exact_modes else "stored",
+            max_paths=max_paths or MAX_PATHS,
         )
-        lacking = f"; {run.left_out} left out when it was stored" if run.left_out else ""
-        console.say(f"pipegrid: {printable(run.name)} as of {run.time}{host}{lacking}")
-        metadata_json = json.dumps(run.metadata).encode()
-        root: Cap | None = run.cap
-        if names:
-            place = await _found(grid, run.cap, names, {each.name for each in runs}, cap is None)
-            root, metadata_json = place.cap, place.metadata_json
-            if not isinstance(root, DirectoryCap):  # as if it were alone in its directory
-                root, metadata_json = _directory_of_one(place), b"{}"
-        return await fetch_tree(grid, console, root, output, metadata_json, force, paranoid)
 
     return GridJob(work, *arguments[:1], makes=cap is not None)
+
+
+async def _root_of(
+    grid: Grid, run: BackupRun, names: tuple[str, ...], runs: Sequence[BackupRun], alone: bool
+) -> tuple[Cap | None, bytes]:
+    """Return the cap of the directory that is restored, and its metadata; arguments as of ``_found``."""
+    import json
+
+    from pipegrid.core.caps import DirectoryCap
+
+    if not names:
+        return run.cap, json.dumps(run.metadata).encode()
+    place = await _found(grid, run.cap, names, {each.name for each in runs}, alone)
+    if isinstance(place.cap, DirectoryCap):
+        return place.cap, place.metadata_json
+    return _directory_of_one(place), b"{}"  # as if it were alone in its directory
+
+
+def _described(run: BackupRun, runs: Sequence[BackupRun]) -> str:
+    """Return which run is restored, and what it lacks."""
+    from pipegrid.core.text import printable
+
+    machines = {each.machine.id for each in runs if each.name == run.name} - {""}
+    host = f", on {printable(run.machine.name)}" if len(machines) > 1 and run.machine.name else ""
+    lacking = f"; {run.left_out} left out when it was stored" if run.left_out else ""
+    return f"{printable(run.name)} as of {run.time}{host}{lacking}"
 
 
 def _too_many(paths: list[str], cap: str | None, missing: str) -> str:

@@ -291,6 +291,32 @@ def upkeep_bounds(invocation: Invocation) -> UpkeepSettings:
     return UpkeepSettings(jobs, bounds.memory_bytes if memory is None else memory)
 
 
+def exact_modes_option(what_else: str) -> Callable[[F], F]:
+    """
+    Return the option that brings back modes with all their bits.
+
+    Args:
+        what_else: happens without it, for the help.
+    """
+    return click.option(
+        "--exact-modes",
+        is_flag=True,
+        help="Give files and directories all bits of the modes that were stored, set-user-ID too.  "
+        f"{what_else}",
+    )
+
+
+def max_paths_option(default: str) -> Callable[[F], F]:
+    """Return the option that bounds how many paths of a tree are fetched."""
+    return click.option(
+        "--max-paths",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Stop at a tree of more than N files, directories and links: few bytes can hold many.  "
+        f"[default: {default}]",
+    )
+
+
 limit_options = all_of(
     _noted(
         "max_memory_bytes",

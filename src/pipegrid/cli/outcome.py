@@ -101,6 +101,7 @@ _OPTIONS = {
     "params and happy": "-k, -n, --happy and --segment-size",
     "fetch it with Grid.get": "leave out --recursive",
     "get_tree": "'get -r'",
+    "give max_paths": "give --max-paths",
     "Directory.list": "'ls --json'",
     "so without walking through it": "without -r",
     "TreeSelection": "--exclude",

@@ -8,11 +8,15 @@ from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, CapArguments, usage_error
 from pipegrid.cli.outcome import ExitStatus, one_status
 
+MAX_NOTED = 20
+"""Files without their mode or time, each of which is reported on its own; all are counted."""
+
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.tree.downloading import TreeGetResult
     from pipegrid.tree.facade import Grid
     from pipegrid.tree.home import Home
+    from pipegrid.tree.metadata import Modes
 
 
 def tree_job(
@@ -21,6 +25,8 @@ def tree_job(
     byte_range: str | None,
     force: bool,
     paranoid: bool,
+    exact_modes: bool,
+    max_paths: int | None,
 ) -> GridJob:
     """
     Return the job of fetching one tree.
@@ -44,7 +50,15 @@ def tree_job(
 
         place = await directory_at(grid, caps[0])
         return await fetch_tree(
-            grid, console, place.cap, directory, place.metadata_json, force, paranoid
+            grid,
+            console,
+            place.cap,
+            directory,
+            place.metadata_json,
+            force,
+            paranoid,
+            modes="exact" if exact_modes else "umask",
+            max_paths=max_paths,
         )
 
     return GridJob(work, *caps)
@@ -59,12 +73,15 @@ async def fetch_tree(
     force: bool = False,
     paranoid: bool = False,
     into: Home | None = None,
+    modes: Modes = "umask",
+    max_paths: int | None = None,
 ) -> ExitStatus:
     """
     Fetch a tree, and tell what came of it; returns the status of what failed, or 1 if that differs.
 
     Args:
         into: see ``target.begin_tree``.
+        modes, max_paths: see ``Grid.tree.get_tree``.
     """
     from pipegrid.cli.progress import ProgressBar
     from pipegrid.cli.trees import shown_path
@@ -81,6 +98,14 @@ async def fetch_tree(
         else:
             console.detail(f"{shown_path(path)}: {how}")
 
+    noted = 0
+
+    def not_kept(path: tuple[str, ...], why: str) -> None:
+        nonlocal noted
+        noted += 1
+        if noted <= MAX_NOTED:
+            console.say(f"pipegrid: {shown_path(path) or '.'}: {why}")
+
     with ProgressBar(console, "get") as progress:
         result = await grid.tree.get_tree(
             cap,  # type: ignore[arg-type]
@@ -93,6 +118,9 @@ async def fetch_tree(
             done=done,
             into=into,
             waiting=waiting_of(console, progress),
+            modes=modes,
+            max_paths=max_paths,
+            not_kept=not_kept,
         )
     _tell(console, directory, result)
     return one_status(statuses)
@@ -114,6 +142,8 @@ def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
         "fetched_bytes": result.fetched_bytes,
         "second_tries": result.second_tries,
         "failed": result.failed,
+        "part_files": result.part_files,
+        "not_kept": result.not_kept,
     }
     if console.json:
         console.result("", fields)
@@ -121,6 +151,10 @@ def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
         there = f", {counted(result.present, 'was', 'were')} there" if result.present else ""
         links = f", {counted(result.links, 'link')}" if result.links else ""
         left_out = f"; {result.failed} left out" if result.failed else ""
+        if result.part_files:
+            left_out += f"; skipped {counted(result.part_files, 'part file')}"
+        if result.not_kept:
+            left_out += f"; {result.not_kept} without the mode or time that was stored"
         if result.second_tries:
             left_out = f"; {at_a_second_try(result.second_tries)}{left_out}"
         fetched = f"{counted(result.files, 'file')} fetched ({amount(result.fetched_bytes)}){there}{links}"

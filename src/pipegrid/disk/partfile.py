@@ -36,7 +36,7 @@ from pipegrid.disk.descriptors import open_to_write, own_descriptor
 from pipegrid.disk.locks import names_file
 from pipegrid.disk.partname import part_path
 from pipegrid.disk.patience import may_wait
-from pipegrid.disk.private import change_mode
+from pipegrid.disk.private import change_mode, current_umask
 from pipegrid.disk.replacing import sync_path
 from pipegrid.disk.secondname import take_away_second_name
 from pipegrid.errors import SinkError, naming
@@ -44,6 +44,14 @@ from pipegrid.errors import SinkError, naming
 _MOST_PIECES = 512  # of one write; systems take 1024 at least
 
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # none there
+
+
+class PartInUse(SinkError):
+    """Another process writes to the same file at this moment."""
+
+
+class TargetExists(SinkError):
+    """There is a file already, or since a moment ago, that may not be replaced."""
 
 
 class PartFile:
@@ -196,7 +204,7 @@ class PartFile:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SinkError(
+            raise PartInUse(
                 f"another process is writing to {self.path} at this moment; wait for it, or choose "
                 "another name"
             ) from None
@@ -215,8 +223,7 @@ class PartFile:
         )
 
     def _tighten(self, fd: int, mode: int) -> None:
-        mask = os.umask(0o077)
-        os.umask(mask)
+        mask = current_umask()
         if mode & mask & 0o777:
             os.fchmod(fd, stat.S_IMODE(mode) & ~mask)
 
@@ -389,9 +396,9 @@ class PartFile:
             else:
                 sync_path(os.path.dirname(self._target))
 
-    def _exists(self) -> SinkError:
+    def _exists(self) -> TargetExists:
         text = f"{self.path} exists already; choose another name, or add replace=True"
-        return naming(SinkError(text), "replace=True")
+        return naming(TargetExists(text), "replace=True")
 
     def _error(self, error: OSError) -> SinkError:
         return SinkError(f"cannot write {self.path}: {error.strerror}")

@@ -64,6 +64,13 @@ def change_mode(fd: int, mode: int) -> None:
             raise
 
 
+def current_umask() -> int:
+    """Return what new files of this process are not allowed."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def make_directory(path: Path, mode: int = 0o755) -> None:
     """
     Make a directory, and those above it, unless they are there: whatever the umask allows, nobody but their

@@ -27,7 +27,8 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap
-from pipegrid.errors import CapError, PipegridError, UsageError, naming
+from pipegrid.disk.partname import is_part_name
+from pipegrid.errors import CapError, PipegridError, SinkError, UsageError, naming
 from pipegrid.flow.budget import Budget
 from pipegrid.reactor.together import Waiters, begun
 from pipegrid.reactor.workers import CpuWorkers
@@ -39,7 +40,7 @@ from pipegrid.tree.home import Home, failed
 from pipegrid.tree.incoming import IncomingDirectory, Unread
 from pipegrid.tree.incomingfile import FileFetcher, WantedFile
 from pipegrid.tree.later import KeptForLater
-from pipegrid.tree.metadata import Kept, restored
+from pipegrid.tree.metadata import Kept, Modes, restored
 from pipegrid.tree.names import local_name
 from pipegrid.tree.unread import UnreadDirectories
 from pipegrid.tree.walk import Found, TreePath, Unreadable, walk
@@ -63,6 +64,8 @@ class TreeGet:
         problem: told what was left out, and why.
         done: told of each file or link that is there now: path, ``fetched``, ``present`` or ``link``, bytes.
         into: see ``target.begin_tree``.
+        modes: what files and directories get of the modes that their entries say.
+        not_kept: told of what has not the mode or time that it should, and why.
         waiting: see ``TreeReports``.
     """
 
@@ -82,6 +85,8 @@ class TreeGet:
         limits: GetTreeLimits | None = None,
         into: Home | None = None,
         waiting: Callable[[str | None], None] | None = None,
+        modes: Modes = "umask",
+        not_kept: Callable[[TreePath, str], None] | None = None,
     ) -> None:
         self._grid = grid
         self._workers = workers
@@ -95,6 +100,9 @@ class TreeGet:
         self._done = done
         self._limits = limits or GetTreeLimits()
         self._into = into
+        self._modes = modes
+        self._not_kept = not_kept
+        self._paths = 0
         self._small = Budget(self._limits.in_flight_bytes)
         self._large = Budget(self._limits.large_at_once)
         self._jobs = Budget(self._limits.jobs)
@@ -139,7 +147,9 @@ class TreeGet:
 
     async def _walk(self, cap: Cap, metadata_json: bytes, base: TreePath) -> None:
         """Meet a directory, whose path is ``base``, and all that is below."""
-        bounds: Any = {"limits": self._limits.walk, "listing": self._limits.listing}
+        walking = self._limits.walk
+        walking = attrs.evolve(walking, objects=max(walking.objects, self._limits.paths + 1))
+        bounds: Any = {"limits": walking, "listing": self._limits.listing}
         with walk(self._grid, cap, all_paths=True, metadata_json=metadata_json, **bounds) as tree:
             async for met in tree:
                 if base:
@@ -197,6 +207,13 @@ class TreeGet:
     # Directories.
 
     async def _meet(self, met: Found | Unreadable) -> None:
+        self._paths += 1
+        if self._paths > self._limits.paths:
+            text = (
+                f"the tree has more than {self._limits.paths} paths, and the rest is not fetched; fetch "
+                "parts of it by their own paths, or give max_paths"
+            )
+            raise naming(SinkError(text), "give max_paths")
         parent = self._stack[-1] if self._stack else None
         if isinstance(met, Unreadable):
             if parent is None:
@@ -211,7 +228,10 @@ class TreeGet:
             if met.kind == "directory":
                 self._enter(None, parent, met, Kept(), None)
             return
-        kept = restored(met.metadata)
+        kept = restored(met.metadata, self._modes)
+        if parent is not None and met.kind != "directory" and _is_part(met, kept):
+            self.result.part_files += 1
+            return
         try:
             path = self._directory if parent is None else self._place(met, parent, kept)
             if met.kind == "directory":
@@ -259,7 +279,7 @@ class TreeGet:
         taken = ClaimedNames(self._folds)
         path = None if home is None else home.path
         self._stack.append(
-            IncomingDirectory(path, home, parent, len(met.path), kept, taken, mode_before)
+            IncomingDirectory(path, home, parent, met.path, kept, taken, mode_before)
         )
 
     def _leave_down_to(self, depth: int) -> None:
@@ -277,17 +297,19 @@ class TreeGet:
                 for path, place, kept in local.links:
                     self._make_link(local, path, place, kept)
                 with suppress(PipegridError):  # it is gone, as was told of what is in it
-                    target.finish_directory(local.there, local.kept, local.mode_before)
+                    not_kept = target.finish_directory(local.there, local.kept, local.mode_before)
+                    self._note(local.names, not_kept)
             local = local.parent
 
     def _make_link(self, local: IncomingDirectory, path: TreePath, place: str, kept: Kept) -> None:
         try:
             local.claim(place)
-            target.make_link(local.there, place, kept, self._force)
+            not_kept = target.make_link(local.there, place, kept, self._force)
         except PipegridError as error:
             self._fail(path, error)
         else:
             self.result.links += 1
+            self._note(path, not_kept)
             self._tell(path, "link", 0)
 
     # Files.
@@ -309,7 +331,7 @@ class TreeGet:
         if standing == "other" and not (self._force and target.may_be_replaced(parent.there, path)):
             raise target.in_the_way(path)
         if standing == "same" and not self._paranoid:
-            target.restore_mode_and_time(parent.there, path, kept)
+            self._note(met.path, target.restore_mode_and_time(parent.there, path, kept))
             self._is_here(met.path, "present", size or 0)
             return
         parent.unfinished += 1
@@ -337,7 +359,8 @@ class TreeGet:
         running.addBoth(ended)
 
     async def _fetch(self, file: WantedFile) -> None:
-        how, size = await self._fetcher.fetch(file, self._counting())
+        how, size, not_kept = await self._fetcher.fetch(file, self._counting())
+        self._note(file.path, not_kept)
         self.result.fetched_bytes += size if how == "fetched" else 0
         if isinstance(file.cap, LitCap):
             self._later.ended(file.path)  # no server was asked
@@ -394,7 +417,26 @@ class TreeGet:
         if self._done is not None:
             self._done(path, how, size)
 
+    def _note(self, path: TreePath, not_kept: str) -> None:
+        """Something is there, but perhaps without its mode or time."""
+        if not_kept:
+            self.result.not_kept += 1
+            if self._not_kept is not None:
+                self._not_kept(path, not_kept)
+
     def _fail(self, path: TreePath, error: Exception) -> None:
+        if self._bug is None and target.stops_all(error):
+            self._bug = SinkError(
+                f"{error}; nothing more is fetched: see that the disk has space and may be written to, and "
+                "run the same command again"
+            )
+            self._bug.__cause__ = error
+            return
         self.result.failed += 1
         if self._problem is not None:
             self._problem(path, error)
+
+
+def _is_part(met: Found, kept: Kept) -> bool:
+    """Return whether an entry is the part of an unfinished download, which was stored with its directory."""
+    return is_part_name(met.path[-1] if kept.name is None else os.fsdecode(kept.name))

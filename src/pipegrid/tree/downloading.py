@@ -37,6 +37,10 @@ class FetchesFiles(ReadsFiles, Protocol):
         """The reactor, as far as it tells the time."""
 
 
+MAX_PATHS = 1_000_000
+"""Of a tree that is fetched, unless somebody says otherwise."""
+
+
 @attrs.define
 class TreeGetResult:
     """
@@ -50,6 +54,8 @@ class TreeGetResult:
         fetched_bytes: of the former.
         second_tries: files that came, and directories that were read, when servers were in reach again.
         failed: how many objects were left out; each was told.
+        part_files: of other downloads, which the tree has and which were skipped.
+        not_kept: how many files, directories and links have not the mode or time that they should.
     """
 
     files: int = 0
@@ -60,6 +66,8 @@ class TreeGetResult:
     fetched_bytes: int = 0
     second_tries: int = 0
     failed: int = 0
+    part_files: int = 0
+    not_kept: int = 0
 
 
 @attrs.frozen
@@ -71,6 +79,7 @@ class GetTreeLimits:
         in_flight_bytes: of small files.
         large_at_once: files that are larger.
         jobs: files of either kind.
+        paths: files, directories and links; a few of them can have a billion paths.
         walk, listing: see there.
     """
 
@@ -79,6 +88,7 @@ class GetTreeLimits:
     jobs: int = 1 << 20
     walk: WalkLimits = attrs.field(factory=WalkLimits)
     listing: ListingLimits = attrs.field(factory=ListingLimits)
+    paths: int = MAX_PATHS
 
 
 def bounded(limits: Limits) -> GetTreeLimits:

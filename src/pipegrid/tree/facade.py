@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 
-from pipegrid.arguments import check_callable, check_kind
+from pipegrid.arguments import check_callable, check_kind, check_whole
 from pipegrid.core.caps import Cap
+from pipegrid.errors import UsageError
 from pipegrid.grid.base import started
 from pipegrid.grid.grid import Grid as FileGrid
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.downloading import GetTreeLimits, TreeGetResult
     from pipegrid.tree.home import Home
     from pipegrid.tree.listing import Listing, ListingLimits
+    from pipegrid.tree.metadata import Modes
     from pipegrid.tree.paths import PathEnd
     from pipegrid.tree.selection import TreeSelection
     from pipegrid.tree.uploaded import TreeReports, TreeResult
@@ -119,6 +121,9 @@ class Trees:
         limits: GetTreeLimits | None = None,
         into: Home | None = None,
         waiting: Callable[[str | None], None] | None = None,
+        modes: Modes = "umask",
+        max_paths: int | None = None,
+        not_kept: Callable[[tuple[str, ...], str], None] | None = None,
     ) -> TreeGetResult:
         """
         Fetch a directory with all that is in it; what is there already is not fetched again.
@@ -138,27 +143,46 @@ class Trees:
                 comes into its place.
             waiting: called with a sentence when too few servers are in reach, so that nothing more begins,
                 and with None when it goes on.
+            modes: what files and directories get of theirs: ``umask`` (permissions it allows), ``stored``
+                (all permissions; of directories, set-group-ID and sticky bits, too), or ``exact`` (all bits).
+            max_paths: of files, directories and links, a million by default; few bytes can hold many more.
+            not_kept: called with the path of what has not its mode or time, and why.
 
         Raises (through the Deferred):
             CapError: not the cap of a directory.
-            SinkError: the directory cannot be made.
+            SinkError: the directory cannot be made, there are too many paths, or its disk is full or must not
+                be written to.
             PipegridError: the root cannot be read.
         """
         from pipegrid.core.caps import as_cap
         from pipegrid.tree.download import TreeGet
-        from pipegrid.tree.downloading import GetTreeLimits, bounded
 
         check_kind(directory, (str, os.PathLike), "where a tree goes", "a path")
         check_kind(metadata_json, bytes, "what the entry of a directory says", "bytes")
         told: Any = {"progress": progress, "problem": problem, "done": done, "waiting": waiting}
+        told["not_kept"] = not_kept
         for name, call in told.items():
             check_callable(call, name)
-        check_kind(limits, (GetTreeLimits, type(None)), "what a get may take", "a GetTreeLimits")
         how: Any = {"metadata_json": metadata_json, "force": force, "paranoid": paranoid}
-        bounds = limits or bounded(self._grid.limits)
-        how = {**how, **told, "limits": bounds, "into": into}
+        how |= {**told, "into": into, **self._get_bounds(limits, modes, max_paths)}
         get = TreeGet(self._grid, self._workers, as_cap(cap), os.fspath(directory), **how)
         return await get.run()
+
+    def _get_bounds(
+        self, limits: GetTreeLimits | None, modes: Modes, max_paths: int | None
+    ) -> dict[str, Any]:
+        import attrs
+
+        from pipegrid.tree.downloading import GetTreeLimits, bounded
+        from pipegrid.tree.metadata import MODES
+
+        if modes not in MODES:
+            raise UsageError(f"modes is {str(modes)[:50]!r}; it is one of {', '.join(MODES)}")
+        check_kind(limits, (GetTreeLimits, type(None)), "what a get may take", "a GetTreeLimits")
+        bounds = limits or bounded(self._grid.limits)
+        if max_paths is not None:
+            bounds = attrs.evolve(bounds, paths=check_whole(max_paths, "max_paths", 1))
+        return {"limits": bounds, "modes": modes}
 
     @started
     async def put_tree(

@@ -17,6 +17,7 @@ class IncomingDirectory:
 
     Attributes:
         path: None if it is left out, with all in it; so is ``home``, which knows whether it is still there.
+        names: its path on the grid.
         unfinished: what is yet to end in it, the walk through it included.
         links: to be made in it.
     """
@@ -24,12 +25,17 @@ class IncomingDirectory:
     path: str | None
     home: Home | None
     parent: IncomingDirectory | None
-    depth: int
+    names: TreePath
     kept: Kept
     taken: ClaimedNames
     mode_before: int | None = None
     unfinished: int = 1
     links: list[tuple[TreePath, str, Kept]] = attrs.Factory(list)
+
+    @property
+    def depth(self) -> int:
+        """How many levels it is below the root."""
+        return len(self.names)
 
     @property
     def there(self) -> Home:

@@ -29,10 +29,12 @@ import os
 import stat
 import unicodedata
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import attrs
+
+from pipegrid.disk.private import current_umask
 
 KEY = "pipegrid"
 
@@ -44,14 +46,22 @@ _MAX_NS = 10**9 << 39
 """Seventeen thousand years. ext4 takes dates to 2446, XFS to 2486; 64 bits of nanoseconds end in 2262."""
 
 
+Modes = Literal["umask", "stored", "exact"]
+"""
+What a file or directory gets of its mode: what the umask allows of its permissions; its permissions, and the
+set-group-ID and sticky bits of directories; or all of it, also what lets a file run as whoever fetched it.
+"""
+
+MODES = get_args(Modes)
+
+
 @attrs.frozen
 class Kept:
     """
     What of a file, directory or link is brought back; None: its entry does not say.
 
     Attributes:
-        mode: permission bits; with the set-group-ID bit of directories, without those that let a file run
-            as whoever fetched it.
+        mode: what ``Modes`` says of it.
         mtime_ns: when it was changed.
         link: what a symbolic link leads to; None also if it is none. Never empty, without NUL.
         name: its exact name, where that of the entry is not. It may be anything, as entries' names may.
@@ -104,18 +114,22 @@ def entry_name(raw: bytes) -> tuple[str, bytes | None]:
     return name, None if name.encode("utf-8") == raw else raw
 
 
-def restored(metadata: Mapping[str, Any]) -> Kept:
+def restored(metadata: Mapping[str, Any], modes: Modes = "stored") -> Kept:
     """
     Return what an entry's metadata say that can be brought back; what makes no sense counts as not said.
+
+    Args:
+        modes: what of its mode; see there.
 
     Entries of ``tahoe backup`` have ``st_mode`` and ``mtime``.
     """
     ours = metadata.get(KEY)
     if not isinstance(ours, dict):
-        return Kept(_mode(metadata, metadata), _from_float(metadata.get("mtime")))
+        mode = _mode(metadata, metadata, modes)
+        return Kept(mode, _from_float(metadata.get("mtime")))
     link = _exact(ours, "link")
     return Kept(
-        _mode(ours, metadata),
+        _mode(ours, metadata, modes),
         _whole(ours.get("mtime_ns"), -_MAX_NS, _MAX_NS),
         link if link and b"\0" not in link else None,
         _exact(ours, "name"),
@@ -135,11 +149,15 @@ def _exact(ours: dict[str, Any], key: str) -> bytes | None:
         return None
 
 
-def _mode(says: Mapping[str, Any], metadata: Mapping[str, Any]) -> int | None:
+def _mode(says: Mapping[str, Any], metadata: Mapping[str, Any], modes: Modes) -> int | None:
     full = _whole(metadata.get("st_mode"), 0, 1 << 32)
     mode = full if says is metadata else _whole(says.get("mode"), 0, 1 << 32)
     if mode is None:
         return None
+    if modes == "exact":
+        return mode & _MODE_BITS
+    if modes == "umask":
+        return mode & 0o777 & ~current_umask()
     kept = 0o3777 if full is not None and stat.S_ISDIR(full) else 0o1777
     return mode & kept
 

@@ -13,6 +13,7 @@ also after a crash.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -20,7 +21,7 @@ from typing import Literal
 
 from pipegrid.core.text import printable
 from pipegrid.disk.partfile import PartFile
-from pipegrid.disk.secondname import take_away_second_name
+from pipegrid.disk.secondname import remove_part, take_away_second_name
 from pipegrid.errors import SinkError, naming
 from pipegrid.tree.aside import directory_instead, link_instead
 from pipegrid.tree.home import Home, HomePart, failed, unmade
@@ -28,6 +29,8 @@ from pipegrid.tree.metadata import Kept
 
 _WRITABLE = stat.S_IRWXU
 _PERMISSIONS = 0o1777
+_SET_IDS = 0o6000
+_STOPS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 Presence = Literal["missing", "same", "perhaps", "other"]
@@ -44,10 +47,14 @@ class TreePart(HomePart):
 
     Args:
         kept: what its entry says of it.
+
+    Attributes:
+        not_kept: what of that could not be set, in words; empty: nothing.
     """
 
     def __init__(self, home: Home, path: str, replace: bool, kept: Kept) -> None:
         self._kept = kept
+        self.not_kept = ""
         super().__init__(home, path, replace)
         self._mode = kept.mode
         with suppress(OSError):  # which is told of when it gets its name
@@ -57,10 +64,14 @@ class TreePart(HomePart):
         """Give it its time, its mode, and then its name."""
         if not self.closed and self.part is not None:
             # A file system that keeps no times is no reason to fail.
-            with suppress(OSError, OverflowError):
-                if self._kept.mtime_ns is not None:
-                    os.utime(self.fileno(), ns=(self._kept.mtime_ns, self._kept.mtime_ns))
+            self.not_kept = _set_time(self.fileno(), self._kept)
         super().publish()
+
+    def _set_mode(self, more: int = 0) -> None:
+        super()._set_mode(more)
+        if not more:  # as it gets its name
+            mode = _unlike(self.fileno(), self._kept.mode)
+            self.not_kept = _listed(mode and _why(mode), self.not_kept)
 
 
 class FileThere(PartFile):
@@ -263,44 +274,104 @@ def make_directory(parent: Home, path: str, kept: Kept, force: bool) -> tuple[Ho
     return Home(path, (found.st_dev, found.st_ino)), mode_before
 
 
-def finish_directory(home: Home, kept: Kept, mode_before: int | None) -> None:
+def finish_directory(home: Home, kept: Kept, mode_before: int | None) -> str:
     """
     Give a directory its mode and time, when all that is in it is there.
 
     Args:
         mode_before: what it had when it was found.
 
+    Returns:
+        what could not be set, in words; empty: nothing.
+
     Raises:
         SinkError: it is not in its place any more.
     """
     mode = kept.mode if kept.mode is not None else mode_before
     with home.entered() as fd:  # a file system that keeps neither is no reason to fail
-        with suppress(OSError, OverflowError):
-            if kept.mtime_ns is not None:
-                os.utime(fd, ns=(kept.mtime_ns, kept.mtime_ns))
-        with suppress(OSError):
-            if mode is not None:
+        time = _set_time(fd, kept)
+        not_set = ""
+        if mode is not None:
+            try:
                 os.fchmod(fd, mode)
+                not_set = _unlike(fd, mode)
+            except OSError as error:
+                not_set = error.strerror or "it failed"
+        return _listed(not_set and _why(not_set), time)
 
 
-def restore_mode_and_time(home: Home, path: str, kept: Kept) -> None:
+def restore_mode_and_time(home: Home, path: str, kept: Kept) -> str:
     """
-    Give a file that is there the mode and time that its entry says.
+    Give a file that is there the mode and time that its entry says; take away what is left of its part.
 
     One that has them is not touched, or its ``ctime`` would tell backups that it has changed.
+
+    Returns:
+        what could not be set, in words; empty: nothing.
 
     Raises:
         SinkError: its directory is not in its place any more.
     """
     name = os.path.basename(path)
-    with home.entered() as inside, suppress(OSError, OverflowError):
-        found = os.stat(name, dir_fd=inside, follow_symlinks=False)
-        if kept.mode is not None and (found.st_mode ^ kept.mode) & _PERMISSIONS:
-            with suppress(OSError):
-                _set_mode(inside, name, kept.mode)
-        if kept.mtime_ns is not None and found.st_mtime_ns != kept.mtime_ns:
-            times = (kept.mtime_ns, kept.mtime_ns)
-            os.utime(name, ns=times, dir_fd=inside, follow_symlinks=False)
+    mode = time = ""
+    with home.entered() as inside:
+        remove_part(name, inside)
+        try:
+            found = os.stat(name, dir_fd=inside, follow_symlinks=False)
+            if kept.mode is not None and _is_unlike(found.st_mode, kept.mode):
+                try:
+                    _set_mode(inside, name, kept.mode)
+                except OSError as error:
+                    mode = _why(error.strerror or "it failed")
+            if kept.mtime_ns is not None and found.st_mtime_ns != kept.mtime_ns:
+                times = (kept.mtime_ns, kept.mtime_ns)
+                os.utime(name, ns=times, dir_fd=inside, follow_symlinks=False)
+        except (OSError, OverflowError) as problem:
+            time = _no_time(problem)
+    return _listed(mode, time)
+
+
+def _set_time(fd: int, kept: Kept) -> str:
+    try:
+        if kept.mtime_ns is not None:
+            os.utime(fd, ns=(kept.mtime_ns, kept.mtime_ns))
+    except (OSError, OverflowError) as error:
+        return _no_time(error)
+    return ""
+
+
+def _no_time(error: Exception) -> str:
+    return f"its time could not be set ({getattr(error, 'strerror', None) or 'the system has no such time'})"
+
+
+def _why(reason: str) -> str:
+    return f"its mode could not be set ({reason})"
+
+
+def _is_unlike(found: int, mode: int) -> bool:
+    """Whether permissions differ, or set-id bits are missing; more of these may stay."""
+    return bool((found ^ mode) & _PERMISSIONS or mode & ~found & _SET_IDS)
+
+
+def _unlike(fd: int, mode: int | None) -> str:
+    """Return why an open file has another mode than it was given; empty: it has that."""
+    if mode is None or not _is_unlike(os.fstat(fd).st_mode, mode):
+        return ""
+    return "the file system, or the system for this user, does not keep it"
+
+
+def _listed(*what: str) -> str:
+    return ", and ".join(filter(None, what))
+
+
+def stops_all(error: BaseException) -> bool:
+    """Whether nothing more can be written into the target: it is full, or must not be written to."""
+    cause: BaseException | None = error
+    for _ in range(8):
+        if isinstance(cause, OSError) and cause.errno in _STOPS:
+            return True
+        cause = None if cause is None else cause.__cause__
+    return False
 
 
 def _set_mode(inside: int, name: str, mode: int) -> None:
@@ -316,12 +387,15 @@ def _set_mode(inside: int, name: str, mode: int) -> None:
         os.close(fd)
 
 
-def make_link(home: Home, path: str, kept: Kept, force: bool) -> bool:
+def make_link(home: Home, path: str, kept: Kept, force: bool) -> str:
     """
-    Make a symbolic link, or find that it is there; returns whether it was made.
+    Make a symbolic link, or find that it is there.
 
     Args:
         home: the directory that it comes into.
+
+    Returns:
+        what of its entry could not be set, in words; empty: nothing.
 
     Raises:
         SinkError: something else is in the way, or it cannot be made.
@@ -330,37 +404,44 @@ def make_link(home: Home, path: str, kept: Kept, force: bool) -> bool:
     to, name = os.fsdecode(kept.link), os.path.basename(path)
     try:
         with home.entered() as inside:
-            made = True
+            time = ""
             try:
                 os.symlink(to, name, dir_fd=inside)
             except FileExistsError:
                 mode = os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode
                 if stat.S_ISLNK(mode) and os.readlink(name, dir_fd=inside) == to:
-                    made = False
+                    pass
                 elif not force or stat.S_ISDIR(mode):
                     raise in_the_way(path) from None
                 else:
                     link_instead(to, name, inside)
-            with suppress(OSError, OverflowError, NotImplementedError):
+            try:
                 if kept.mtime_ns is not None:
                     times = (kept.mtime_ns, kept.mtime_ns)
                     os.utime(name, ns=times, dir_fd=inside, follow_symlinks=False)
+            except (OSError, OverflowError, NotImplementedError) as problem:
+                time = _no_time(problem)
     except (OSError, ValueError) as error:
         raise failed("make the link", path, error) from error
-    return made
+    return time
 
 
-def write_whole(home: Home, path: str, data: bytes, replace: bool, kept: Kept) -> None:
+def write_whole(home: Home, path: str, data: bytes, replace: bool, kept: Kept) -> str:
     """
     Write a small file in one go: under a hidden name, synced, and renamed.
+
+    Returns:
+        what of its entry could not be set, in words; empty: nothing.
 
     Raises:
         SinkError: it cannot be written.
     """
     try:
-        with TreePart(home, path, replace, kept) as part:
+        part = TreePart(home, path, replace, kept)
+        with part:
             part.begin(len(data))
             part.write_pieces([data])
+        return part.not_kept
     except OSError as error:
         raise failed("write", path, error) from error
 
