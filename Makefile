@@ -29,7 +29,7 @@ compile = $(1)/bin/python -m compileall -qq -x '/(tests?|SelfTest)/' $(1)/lib/py
 install = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile \
 	$(if $(LOWEST),--constraint $(VENV)/constraints.txt) --editable
 
-.PHONY: demo test lint types trial coverage pythons prerequisites lowest newest attack interop peers peers-mutable mirror-peers speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format trees fresh clean
+.PHONY: demo test lint types trial coverage pythons prerequisites lowest newest attack interop peers peers-mutable mirror-peers mirror-world speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format trees fresh clean
 
 # What the targets need of the system: all that is missing is installed in one step, before anything in parallel, or
 # is listed. The table is in misc/prerequisites.py.
@@ -159,6 +159,11 @@ interop: $(INSTALLED) $(TAHOE_VENV)/.installed
 # PipeGrid and Tahoe-LAFS's gateway in turns on the same servers, on a machine that does nothing else.
 peers: $(INSTALLED) $(TAHOE_VENV)/.installed
 	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.peers
+
+# Repositories by the programs that make them (reprepro, aptly, apt-ftparchive, createrepo_c and others), mirrored, and read by
+# apt and dnf, as the repositories themselves are; five minutes. `make mirror-world WORLD="rpm-xz debian-flat"`: these alone.
+mirror-world: $(INSTALLED)
+	$(BIN)/python -m misc.mirror_world $(WORLD)
 
 # The same of mutable files and directories, five minutes: `make peers-mutable RUN="--only overwrite"` measures less.
 peers-mutable: $(INSTALLED) $(TAHOE_VENV)/.installed

@@ -1,0 +1,1 @@
+"""Repositories by the programs that make them, mirrored, and read by apt and dnf."""
