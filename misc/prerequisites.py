@@ -226,21 +226,15 @@ NEEDS = (
         ("mirror-peers",),
         True,
     ),
-    Need(
-        "createrepo_c",
-        command("createrepo_c"),
-        "createrepo-c",
-        "to make RPM archives",
-        (*TESTS, "mirror-peers", "mirror-world"),
-        True,
-    ),
-    Need(
-        "rpmbuild",
-        command("rpmbuild"),
-        "rpm",
-        "to make RPM packages",
-        (*TESTS, "mirror-peers", "mirror-world"),
-        True,
+    *(
+        Need(what, command(what), package, "to make archives", targets, bool(optional))
+        for what, package in (
+            ("apt-ftparchive", "apt-utils"),
+            ("dpkg-scanpackages", "dpkg-dev"),
+            ("createrepo_c", "createrepo-c"),
+            ("rpmbuild", "rpm"),
+        )
+        for targets, optional in ((("mirror-peers", "mirror-world"), False), (TESTS, True))
     ),
     Need(
         "dnf",
@@ -248,22 +242,6 @@ NEEDS = (
         "dnf dnf-plugins-core",
         "to compare with it",
         (*TESTS, "mirror-peers", "mirror-world"),
-        True,
-    ),
-    Need(
-        "apt-ftparchive",
-        command("apt-ftparchive"),
-        "apt-utils",
-        "to make Debian archives",
-        (*TESTS, "mirror-world"),
-        True,
-    ),
-    Need(
-        "dpkg-scanpackages",
-        command("dpkg-scanpackages"),
-        "dpkg-dev",
-        "to make Debian archives",
-        (*TESTS, "mirror-world"),
         True,
     ),
     Need("reprepro", command("reprepro"), "reprepro", "to make Debian archives", ("mirror-world",)),
