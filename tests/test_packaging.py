@@ -43,10 +43,9 @@ def program() -> str:
     """Return the name of the program that is installed."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    [line] = setup["options.entry_points"]["console_scripts"].strip().splitlines()
-    name, _, target = line.partition("=")
-    assert target.strip() == "pipegrid.cli:main"
-    return name.strip()
+    [line] = setup["options"]["scripts"].strip().splitlines()
+    assert "from pipegrid.cli import main" in (ROOT / line).read_text()
+    return Path(line).name
 
 
 def copied() -> list[str]:
@@ -237,7 +236,7 @@ class ContainerTests(SynchronousTestCase):
 
     def test_what_is_copied_exists(self) -> None:
         """Nothing else is taken from the outside; `make_wheel` builds from it, too."""
-        expected = ["LICENSE", "README.md", "man", "pyproject.toml", "setup.cfg", "src"]
+        expected = ["LICENSE", "README.md", "bin", "man", "pyproject.toml", "setup.cfg", "src"]
         self.assertEqual(sorted(copied()), expected)
         for source in copied():
             self.assertTrue((ROOT / source).exists(), source)

@@ -7,6 +7,17 @@ Public names are imported when they are first used, so that ``import pipegrid`` 
 
 from __future__ import annotations
 
+import sys
+
+if sys.argv[:1] == [
+    "-m"
+]:  # this package is about to be run: Ctrl-C in an import would print a traceback
+    import _signal  # type: ignore[import-not-found]
+    import posix
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, lambda *_: posix._exit(130))
+
 from pipegrid.version import __version__
 
 TYPE_CHECKING = False

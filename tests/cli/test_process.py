@@ -15,8 +15,24 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-SOURCE = Path(__file__).parent.parent.parent / "src"
+ROOT = Path(__file__).parent.parent.parent
+SOURCE = ROOT / "src"
 TIMEOUT_S = 60
+
+SIGNALLED = """
+import os, runpy, signal, sys
+seen = 0
+def signalled(event, arguments):
+    global seen
+    if event == "import" and (seen or arguments[0] == {first!r}):
+        seen += 1
+        if seen == {number}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(signalled)
+sys.argv[0] = "-m"
+{run}
+"""
+"""A program that gets Ctrl-C at one of its imports, counted from the first that is named."""
 
 
 class ProcessTests(SynchronousTestCase):
@@ -25,6 +41,11 @@ class ProcessTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.home = Path(self.mktemp()).absolute()
         self.home.mkdir()
+        self.environment = {
+            "HOME": str(self.home),
+            "PYTHONPATH": str(SOURCE),
+            "PATH": os.environ["PATH"],
+        }
         self.file = self.home / "file"
         self.file.write_bytes(os.urandom(300_000))
 
@@ -33,7 +54,7 @@ class ProcessTests(SynchronousTestCase):
         process = subprocess.Popen(
             [sys.executable, "-m", "pipegrid.cli", *arguments],
             cwd=self.home,
-            env={"HOME": str(self.home), "PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"]},
+            env=self.environment,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -83,7 +104,7 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual((ended.returncode, ended.stderr), (130, b""))
 
     def test_a_signal_that_is_forgotten(self) -> None:
-        """What it raises while modules are loaded may be lost in C code; it ends the command all the same."""
+        """Code that catches everything while modules are loaded does not keep it from ending the command."""
         script = (
             "import os, signal, sys, time\n"
             "import pipegrid.cli\n"
@@ -106,7 +127,32 @@ class ProcessTests(SynchronousTestCase):
             capture_output=True,
             timeout=20,
         )
-        self.assertEqual((ended.returncode, ended.stdout, ended.stderr), (130, b"", b""))
+        self.assertEqual((ended.returncode, ended.stdout), (130, b""))
+        self.assertEqual(
+            ended.stderr, b"pipegrid: interrupted; the same command can be run again\n"
+        )
+
+    def test_a_signal_at_any_import(self) -> None:
+        """Ctrl-C prints no traceback, from the first line of the program to its end; the status is 130."""
+        said = {b"", b"pipegrid: interrupted; the same command can be run again\n"}
+        self.run_command("init")
+        script = f"runpy.run_path({str(ROOT / 'bin/pipegrid')!r}, run_name='__main__')"
+        module = "runpy.run_module('pipegrid', run_name='__main__', alter_sys=True)"
+        for run, first in ((script, "pipegrid.cli"), (module, "pipegrid.version")):
+            for number in (*range(1, 6), 10, 20, 40, 60, 80, 100, 150, 200, 300, 400):
+                prelude = SIGNALLED.format(first=first, number=number, run=run)
+                ended = subprocess.run(
+                    [sys.executable, "-c", prelude, "status"],
+                    cwd=self.home,
+                    env=self.environment,
+                    capture_output=True,
+                    timeout=TIMEOUT_S,
+                )
+                if number > 150 and ended.returncode == 0:
+                    self.assertNotIn(b"Traceback", ended.stderr)  # it was done already
+                    continue
+                self.assertEqual(ended.returncode, 130, (number, ended.stderr))
+                self.assertIn(ended.stderr, said, number)
 
     def test_a_reader_that_leaves_ends_it_quietly(self) -> None:
         """``get`` and ``--help`` into ``head -c1``: no words, and a status that is not 0."""

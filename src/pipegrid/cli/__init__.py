@@ -16,6 +16,7 @@ _LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mi
 
 def main() -> None:
     """Run the command line that this process was started with, and exit with its status."""
+    _end_at_ctrl_c()
     _fill_standard_streams()
     if sys.argv[1:] == ["--version"]:
         from pipegrid.version import __version__
@@ -52,9 +53,17 @@ def main() -> None:
             status = run_process(sys.argv[1:], begun, found)
         if any(each in sys.modules for each in _LEFT):
             _leave(status)
-    except KeyboardInterrupt:  # before or after the work; what runs has better ways to be stopped
+    except KeyboardInterrupt:  # of work without a reactor, after it has cleaned up
         status = 130
     sys.exit(status)
+
+
+def _end_at_ctrl_c() -> None:
+    """Have Ctrl-C end the process without words until ``process`` handles signals."""
+    import _signal  # type: ignore[import-not-found]
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, lambda *_: os._exit(130))
 
 
 def _fill_standard_streams() -> None:

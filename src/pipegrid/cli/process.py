@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, ShortcutJob, failure
 from pipegrid.cli.lazymodules import put_off, tls_put_off
-from pipegrid.cli.outcome import ExitStatus, Interrupted
+from pipegrid.cli.outcome import ExitStatus, Interrupted, sentence
 from pipegrid.cli.plain import plain_job
 from pipegrid.disk.patience import end_waiting
 from pipegrid.errors import SinkError
@@ -38,13 +38,37 @@ _M_ARENA_MAX = -8  # of glibc's mallopt
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Being told to end, or a terminal that is closed, is as good a reason to clean up as Ctrl-C."""
 
-_told: list[int] = []
-"""The signals that came before there was a command that could be cancelled."""
+
+def _end_now(_number: int, _frame: object) -> None:
+    """
+    End the process: nothing has begun yet, or all is done.
+
+    An exception would not do: one that is raised in a callback of the interpreter, as while it imports, is
+    printed and forgotten.
+    """
+    with contextlib.suppress(OSError):
+        os.write(2, f"pipegrid: {sentence(Interrupted())}\n".encode())
+    os._exit(ExitStatus.INTERRUPTED)
 
 
-def _tell_to_end(number: int, _frame: object) -> None:
-    _told.append(number)
+def _interrupt(_number: int, _frame: object) -> None:
+    """Interrupt work that runs without a reactor, and cleans up."""
     raise KeyboardInterrupt
+
+
+def _raise_again(unraisable: Any) -> None:
+    """Take care of an error in a finalizer, where none can be raised: an interrupt comes once more."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        import _thread
+
+        _thread.interrupt_main()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _handle_all(handler: Callable[[int, Any], Any]) -> None:
+    for number in _ENDING:
+        _handle(number, handler)
 
 
 def run_process(
@@ -57,9 +81,7 @@ def run_process(
         begun: connections that it asks for, begun already.
         glimpse: what was found at a glance of what it asks for.
     """
-    _told.clear()
-    for number in _ENDING:
-        _handle(number, _tell_to_end)
+    _handle_all(_end_now)
     console = Console(
         getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
     )
@@ -68,8 +90,6 @@ def run_process(
     except BrokenPipeError:  # the reader of --help left
         _forget_stdout()
         return ExitStatus.FAILED
-    except KeyboardInterrupt:  # while caps were read from a pipe or a terminal
-        return console.complain(Interrupted())
     except Exception as error:
         status = failure(error, console)
         if isinstance(error, SinkError):  # of the help, which click has written past the console
@@ -78,7 +98,10 @@ def run_process(
         return _flush(console, status)
     if isinstance(job, OfflineJob):
         calm_collector()
+        sys.unraisablehook = _raise_again
+        _handle_all(_interrupt)
         status = job.run(console)
+        _handle_all(_end_now)
     else:
         found = _cut_short(job, console) if isinstance(job, ShortcutJob) else None
         if begun is not None:
@@ -139,13 +162,11 @@ def _cut_short(job: ShortcutJob, console: Console) -> int | None:
         signal.signal(number, signal.SIG_DFL)
         told.append(number)
 
-    for number in _ENDING:
-        _handle(number, note)
+    _handle_all(note)
     try:
         return job.cut_short(console, lambda: bool(told))
     finally:
-        for number in _ENDING:
-            _handle(number, _tell_to_end)
+        _handle_all(_end_now)
 
 
 def _stderr() -> Any:
@@ -184,12 +205,10 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     outcome = _Outcome(reactor)
     reactor.callWhenRunning(outcome.begin, start)
     # Twisted's own handlers would stop the reactor, and leave no time to clean up.
-    for number in _ENDING:
-        _handle(number, outcome.interrupted)
+    _handle_all(outcome.interrupted)
     wake_for_signals(reactor)
-    if _told:  # of which nothing came: there is C code that forgets what was raised beneath it
-        raise KeyboardInterrupt
     reactor.run(installSignalHandlers=False)
+    _handle_all(_end_now)
     return outcome.status
 
 
