@@ -160,6 +160,34 @@ class BarTests(TerminalTestCase):
             self.assertEqual([int(match[1]) for match in found if match], sizes)
             self.assertEqual(len(found), len(sizes), terminal.text)
 
+    def test_a_pipe_that_ends_on_the_terminal(self) -> None:
+        """The bar is gone before ``tee`` shows the first cap, and does not come back."""
+        self.make("file", 2_000_000)
+        self.make("more", 1_000_000)
+        for command in ("put file more", "put -r d", "get -o - {}"):
+            if command == "put -r d":
+                (self.home / "d").mkdir()
+                self.make("d/one", 2_000_000)
+            text = str(LitCap(b"".join(b"line %d\n" % number for number in range(5))))
+            script = (
+                f"pipegrid -q alias list; pipegrid {command.format(text)} | (sleep 0.3; tee copy)"
+            )
+            for _ in range(3):
+                terminal = self.on_terminal("sh", "-c", script)
+                self.assertEqual(terminal.finish(), 0, terminal.text)
+                copy = (self.home / "copy").read_text()
+                prose = [each for each in terminal.text.splitlines() if "pipegrid: " not in each]
+                self.assertEqual("\n".join(prose), copy.rstrip("\n"), terminal.raw)
+
+    def test_a_terminal_that_cannot_draw(self) -> None:
+        """There is no bar where the cursor does not move, nor where the terminal has no name."""
+        self.make("file", 2_000_000)
+        for name in ("dumb", ""):
+            self.environment["TERM"] = name
+            terminal = self.on_terminal("sh", "-c", "pipegrid put file | tee copy")
+            self.assertEqual(terminal.finish(), 0, terminal.text)
+            self.assertTrue(CAP.fullmatch(terminal.raw.strip()), terminal.raw)
+
     def test_get(self) -> None:
         """A bar while it goes to a file, none in the midst of one that goes to the terminal."""
         data = "".join(f"line {number}\r\n" for number in range(20)).encode()

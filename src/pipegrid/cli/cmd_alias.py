@@ -80,9 +80,11 @@ def create(name: str, format: str | None, read_only: bool) -> GridJob:
             add_alias(home, wanted, cap)
             cap = str(directory.cap.readonly())
         # Else first of all: if the alias cannot be written, the cap is what is left.
-        console.result(cap, {"alias": wanted, "cap": cap})
-        if not read_only:
-            add_alias(home, wanted, cap)
+        try:
+            console.result(cap, {"alias": wanted, "cap": cap})
+        finally:
+            if not read_only:
+                add_alias(home, wanted, cap)
         return ExitStatus.DONE
 
     return GridJob(work)

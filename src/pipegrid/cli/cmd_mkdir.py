@@ -11,6 +11,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import format_option, grid_options, read_only_option, usage_error
 from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.render import print_cap
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
@@ -45,7 +46,8 @@ def command(paths: tuple[str, ...], format: str | None, read_only: bool) -> Grid
         cap = directory.cap
         read_cap = str(cap.readonly())
         fields = {"read_cap": read_cap} if read_only else {"cap": str(cap), "read_cap": read_cap}
-        console.result(read_cap if read_only else str(cap), fields)
+        shown = read_cap if read_only else str(cap)
+        print_cap(console, grid.config.directory, shown, fields, str(cap), path or "")
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.files import each_argument

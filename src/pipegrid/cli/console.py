@@ -7,6 +7,8 @@ The streams are handed in, so tests need no process of their own.
 from __future__ import annotations
 
 import io
+import os
+import stat
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -43,6 +45,9 @@ class ResultStream(io.BufferedIOBase):
             command was told to end.
         failed: it cannot be written to, and that was an error.
         wants_text: what is no text is refused, since it would leave a terminal that nobody can read.
+        reached_terminal: text was sent through a pipe, whose reader may show it on the terminal.
+        before_text: called before that happens, once; a progress bar is taken away then, for good.
+        reader_left: ``abandoned`` because the reader went away.
     """
 
     def __init__(self, stream: BinaryIO | None) -> None:
@@ -50,6 +55,9 @@ class ResultStream(io.BufferedIOBase):
         self.abandoned = False
         self.failed = False
         self.wants_text = False
+        self.reached_terminal = False
+        self.before_text: Callable[[], None] | None = None
+        self.reader_left = False
 
     @property
     def name(self) -> str:
@@ -79,10 +87,24 @@ class ResultStream(io.BufferedIOBase):
         if self.wants_text and b"\0" in bytes(view[:_LOOKED_AT_BYTES]):
             self.failed = True
             raise SinkError(NO_TEXT)
+        if not self.reached_terminal and self._is_piped_text(view):
+            self.reached_terminal = True
+            if self.before_text is not None:
+                self.before_text()
         length = len(view)
         while view:
             view = view[self._guard(partial(_written, data=view)) :]
         return length
+
+    def _is_piped_text(self, view: memoryview) -> bool:
+        """Whether this goes through a pipe, so that ``tee`` or ``less`` may show it on the terminal."""
+        assert self._stream is not None
+        try:
+            mode = os.fstat(self._stream.fileno()).st_mode
+        except (OSError, ValueError):
+            return False
+        is_pipe = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+        return is_pipe and b"\0" not in bytes(view[:_LOOKED_AT_BYTES])
 
     def flush(self) -> None:
         """
@@ -107,7 +129,7 @@ class ResultStream(io.BufferedIOBase):
                     wait_for_room(self._stream.fileno())
                 return done
         except BrokenPipeError:
-            self.abandoned = True
+            self.abandoned = self.reader_left = True
             raise
         except OSError as error:
             self.failed = True
@@ -166,8 +188,10 @@ class Console:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether a progress bar would be seen and is wanted."""
-        return self.verbosity >= 0 and self.stderr.isatty()
+        """Whether a progress bar would be seen and is wanted, and can be drawn over."""
+        if self.verbosity < 0 or self.results.reached_terminal or not self.stderr.isatty():
+            return False
+        return os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
     def get_ready(self) -> None:
         """Load what results will need."""
@@ -229,6 +253,8 @@ class Console:
         Returns:
             The exit status that tells a script the same.
         """
+        if self.results.reader_left and isinstance(error, BrokenPipeError):
+            return ExitStatus.FAILED
         if self.verbosity > 0:
             import traceback  # which those need that are told more than a sentence
 
@@ -256,6 +282,8 @@ class Console:
                 alone, since the command line as a whole made sense.
             more: what JSON says behind the error.
         """
+        if self.results.reader_left:  # nobody wants to know: the command ends
+            raise BrokenPipeError
         status = self.complain(error, about)
         if one_of_several and status == ExitStatus.USAGE:
             status = ExitStatus.FAILED

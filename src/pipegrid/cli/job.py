@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import ExitStatus, Interrupted, sentence
+from pipegrid.cli.outcome import ExitStatus, Interrupted, UnprintedCap, sentence
 from pipegrid.errors import SinkError
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
@@ -222,7 +222,8 @@ async def told(console: Console, work: Awaitable[int]) -> int:
     from twisted.internet.defer import CancelledError
 
     try:
-        return await work
+        status = await work
+        return ExitStatus.FAILED if console.results.reader_left else status
     except (CancelledError, Interrupted):
         return console.complain(Interrupted())
     except Exception as error:
@@ -233,9 +234,14 @@ def failure(error: Exception, console: Console) -> int:
     """
     Report the error that ended a command, and return its exit status.
 
-    A reader of stdout who has seen enough is no reason for words.
+    A reader of stdout who has seen enough is no reason for words, nor is what comes of that.
     """
-    if isinstance(error, BrokenPipeError) or isinstance(error.__cause__, BrokenPipeError):
+    gone = (
+        console.results.reader_left
+        or isinstance(error, BrokenPipeError)
+        or isinstance(error.__cause__, BrokenPipeError)
+    )
+    if gone and not isinstance(error, UnprintedCap):
         return ExitStatus.FAILED
     status = console.complain(error)
     if console.json and not (console.results.abandoned or console.results.failed):

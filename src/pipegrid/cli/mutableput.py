@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.stdin import InterruptibleInput, opened
@@ -13,6 +14,8 @@ from pipegrid.core.text import printable
 from pipegrid.errors import CapError, SourceError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipegrid.cli.changing import Spot
     from pipegrid.cli.console import Console
     from pipegrid.tree.facade import Grid
@@ -62,38 +65,47 @@ async def put_at(
     from pipegrid.cli.trees import root_of
     from pipegrid.core.caps import parse_cap
 
-    def show(cap: Cap) -> None:
-        given = cap.readonly() if read_only and not isinstance(cap, UnknownCap) else cap
-        console.result(str(given), {"path": file, "cap": str(given)})
-
+    keeps = format is not None or options["random_key"]  # nobody else has the cap
+    show = partial(_show, console, grid.config.directory if keeps else None, file)
     with _source(console, file) as source:
         if destination is None:
-            show(await _store(grid, source, format, options))
+            show(await _store(grid, source, format, options), read_only)
             return
         root, names = root_of(grid, destination)
         if not names and isinstance(cap := parse_cap(root), MutableCap):
             if cap.access != "write":
                 raise CapError("this cap does not write the file; use its write cap")
             await grid.overwrite(cap, source)
-            show(cap)
+            show(cap, read_only)
             return
         spot = await spot_at(grid, destination, _name_of(file), make=True)
         spot.check_kind()
         there = _overwritten(spot, format, force)
         if there is not None:
             await grid.overwrite(there, source)
-            show(there)
+            show(there, read_only)
             return
         spot.check_free(force)
         left: list[Cap] = []
         try:
             await _put_into(spot, source, format, force, options, left.append)
         except BaseException:
-            read_only = False  # its cap is what is left of it
             if left:
-                show(left[0])
+                show(left[0], False)  # its cap is what is left of it
             raise
-        show(left[0])
+        show(left[0], read_only)
+
+
+def _show(console: Console, keep_in: Path | None, file: str, cap: Cap, read_only: bool) -> None:
+    """Print a cap; where it cannot be printed, it is kept in this client's directory."""
+    from pipegrid.cli.render import print_cap
+
+    given = cap.readonly() if read_only and not isinstance(cap, UnknownCap) else cap
+    text, fields = str(given), {"path": file, "cap": str(given)}
+    if keep_in is None:
+        console.result(text, fields)
+    else:
+        print_cap(console, keep_in, text, fields, str(cap), file)
 
 
 def _name_of(file: str) -> str | None:

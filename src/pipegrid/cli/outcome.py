@@ -16,6 +16,7 @@ from pipegrid.errors import (
     CorruptionError,
     NotEnoughSharesError,
     PipegridError,
+    SinkError,
     SourceError,
     UnhappyError,
     UsageError,
@@ -42,6 +43,10 @@ class ExitStatus(enum.IntEnum):
 
 class Interrupted(Exception):
     """The user wants no more of it, and all is cleaned up."""
+
+
+class UnprintedCap(SinkError):
+    """A cap that nobody else has could not be printed; where it is kept is said."""
 
 
 _STATUS_OF: tuple[tuple[type[Exception], ExitStatus], ...] = (

@@ -35,6 +35,8 @@ def _aside(bar: Any) -> Iterator[None]:
 
 def _clear(bar: Any) -> None:
     """Take a bar away, and what was echoed behind it."""
+    if bar.disable:
+        return
     if bar.ncols:
         bar.display(" " * (bar.ncols + _SPARE))
     bar.clear()
@@ -64,7 +66,15 @@ def open_bar(console: Console, text: str, unit: str = "B") -> Any:
         bar.dynamic_ncols = partial(_shape_of, shape)
         bar.ncols, bar.nrows = bar.dynamic_ncols(console.stderr)
     console.print_within(partial(_aside, bar))
+    console.results.before_text = partial(_take_away, bar)
     return bar
+
+
+def _take_away(bar: Any) -> None:
+    """Take a bar away for good: what another program shows on the terminal comes when it likes."""
+    _clear(bar)
+    bar.fp.flush()
+    bar.disable = True
 
 
 def _shape_of(shape: Callable[[Any], tuple[int | None, int | None]], file: Any) -> Any:
@@ -76,6 +86,7 @@ def _shape_of(shape: Callable[[Any], tuple[int | None, int | None]], file: Any) 
 def close_bar(console: Console, bar: Any) -> None:
     """Take away a bar of ``open_bar``; the console prints again without making room for it."""
     console.print_within(None)
+    console.results.before_text = None
     _clear(bar)
     bar.close()
 

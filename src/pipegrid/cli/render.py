@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pipegrid.cli.capfile import as_line
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import sentence
+from pipegrid.cli.outcome import UnprintedCap, sentence
 from pipegrid.core.text import printable
-from pipegrid.errors import CorruptionError
+from pipegrid.disk.private import open_private
+from pipegrid.errors import CorruptionError, SinkError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UNPRINTED = "unprinted.caps"
+"""In the client's private directory: a cap file."""
 
 MAX_LINES = 20
 """Of one kind, on a screen; a file of ten shares has fewer problems, unless somebody gave ten thousand."""
@@ -41,6 +50,54 @@ def say_some(console: Console, lines: Sequence[str]) -> None:
         console.say(f"pipegrid: {line}")
     if shown < len(lines):
         console.say(f"pipegrid: and {len(lines) - shown} more like that; -v names them")
+
+
+def print_cap(
+    console: Console, directory: Path, text: str, fields: dict[str, Any], cap: str, name: str = ""
+) -> None:
+    """
+    Print the result with a cap that nobody else has; if that fails, keep the cap.
+
+    Args:
+        directory: the client's.
+        text: for people; ``fields``: for ``--json``.
+        name: of its file, if it has one.
+
+    Raises:
+        UnprintedCap: it could not be printed; the sentence says where it is.
+    """
+    try:
+        console.result(text, fields)
+    except (BrokenPipeError, SinkError) as error:
+        raise keep_caps(directory, [as_line(cap, name) if name else cap], error) from error
+
+
+def keep_caps(directory: Path, lines: Sequence[str], error: Exception) -> UnprintedCap:
+    """
+    Append lines of a cap file to the one with the caps that could not be printed.
+
+    Args:
+        error: why they could not.
+
+    Returns:
+        The error that says why, and where they are; with the caps themselves if they cannot be kept.
+    """
+    gone = isinstance(error, BrokenPipeError)
+    why = "nobody reads standard output any more" if gone else sentence(error)
+    count = "the cap is" if len(lines) == 1 else f"{len(lines)} caps are"
+    path = directory / "private" / UNPRINTED
+    try:
+        fd = open_private(str(path), os.O_WRONLY | os.O_APPEND)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as second:
+        return UnprintedCap(
+            f"{why}; {count} not kept either, since {printable(str(path))} cannot be written "
+            f"({second.strerror}): {' '.join(lines)}"
+        )
+    return UnprintedCap(f"{why}; {count} kept in {printable(str(path))}")
 
 
 def grouped(reasons: Sequence[str]) -> list[str]:

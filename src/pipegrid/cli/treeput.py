@@ -250,6 +250,7 @@ async def put_trees(
 ) -> int:
     """Store directories, one after the other, and print their caps; returns the exit status."""
     from pipegrid.cli.progress import ProgressBar
+    from pipegrid.cli.render import print_cap
 
     statuses: set[ExitStatus] = set()
     all_met = True
@@ -271,15 +272,17 @@ async def put_trees(
         cap = str(result.cap)
         console.say(f"pipegrid: {printable(directory)}: {counts_of(result.counts)}")
         statuses.add(chosen.status_of(result.counts))
-        console.result(
-            as_line(cap, directory) if with_names else cap,
-            {
-                "path": directory,
-                "cap": cap,
-                **fields_of(result.counts),
-                "elapsed_s": result.elapsed_s,
-            },
-        )
+        fields = {
+            "path": directory,
+            "cap": cap,
+            **fields_of(result.counts),
+            "elapsed_s": result.elapsed_s,
+        }
+        text = as_line(cap, directory) if with_names else cap
+        if options.get("random_key"):
+            print_cap(console, grid.config.directory, text, fields, cap, directory)
+        else:
+            console.result(text, fields)
     if all_met:
         chosen.report_unmatched(console)
     return one_status(statuses)

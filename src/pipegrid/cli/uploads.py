@@ -14,11 +14,12 @@ from twisted.python.failure import Failure
 
 from pipegrid.cli.capfile import as_line
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import ExitStatus, one_status, printable
+from pipegrid.cli.outcome import ExitStatus, UnprintedCap, one_status, printable
 from pipegrid.cli.progress import ProgressBar
+from pipegrid.cli.render import keep_caps, print_cap
 from pipegrid.cli.stdin import InterruptibleInput, opened
 from pipegrid.core.text import counted
-from pipegrid.errors import SinkError, SourceError
+from pipegrid.errors import SourceError
 from pipegrid.transfer.put.source import size_of
 
 if TYPE_CHECKING:
@@ -71,14 +72,24 @@ class Uploads:
                     ended=self._ended,
                     **self._options,
                 )
-        except BrokenPipeError:
-            raise SinkError(
-                "nobody reads standard output any more; run the command again for the caps"
-            ) from None
+        except UnprintedCap as error:
+            self._keep_the_rest(error)
+            raise
         finally:
             for each in self._waiting:
                 each.give_up()
         return one_status(self._statuses)
+
+    def _keep_the_rest(self, error: UnprintedCap) -> None:
+        """Keep the caps of files that were stored after one whose cap could not be printed."""
+        lines = [
+            as_line(str(each.cap), self._files[number])
+            for number, each in sorted(self._outcomes.items())
+            if not isinstance(each, Failure)
+        ]
+        if lines and isinstance(error.__cause__, Exception):
+            kept = keep_caps(self._grid.config.directory, lines, error.__cause__)
+            self._console.complain(kept)
 
     def _ended(self, number: int, outcome: PutResult | Failure) -> None:
         self._outcomes[number] = outcome
@@ -118,19 +129,21 @@ class Uploads:
             f"{result.elapsed_s:.3f} s"
         )
         cap = str(result.cap)
-        console.result(
-            as_line(cap, path) if self._with_names else cap,
-            {
-                "path": path,
-                "cap": cap,
-                "size": result.size,
-                "share_bytes": result.share_bytes,
-                "shares_placed": result.shares_placed,
-                "shares_found": result.shares_found,
-                "happiness": result.happiness,
-                "elapsed_s": result.elapsed_s,
-            },
-        )
+        text = as_line(cap, path) if self._with_names else cap
+        fields = {
+            "path": path,
+            "cap": cap,
+            "size": result.size,
+            "share_bytes": result.share_bytes,
+            "shares_placed": result.shares_placed,
+            "shares_found": result.shares_found,
+            "happiness": result.happiness,
+            "elapsed_s": result.elapsed_s,
+        }
+        if self._options.get("random_key"):
+            print_cap(console, self._grid.config.directory, text, fields, cap, path)
+        else:  # the same command makes the same cap again
+            console.result(text, fields)
 
 
 class BarsOfFiles:
