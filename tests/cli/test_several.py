@@ -121,6 +121,21 @@ class SeveralTests(ProcessTestCase):
         self.failing("mkdir", "home:x/two", "home:new", said=("'two'",))
         self.assertIn("new/", self.listed())
 
+    def test_more_shares_than_servers(self) -> None:
+        """Every command that makes them warns, once, and ``init`` does."""
+        said = "99 shares of a file on 10 servers: some servers hold several"
+        (self.home / "d/more").write_text("more" * 100)
+        for words in (("put", "-n", "99", "one", "two"), ("put", "-r", "-n", "99", "d")):
+            _, err = self.run_command(*words)
+            self.assertEqual(err.count(said), 1, err)
+        _, err = self.run_command("put", "one")
+        self.assertEqual(err, "")
+        _, err = self.run_command("init", "-n", "99")
+        self.assertIn(said, err)
+        for words in (("mkdir",), ("backup", "d"), ("put", "--mutable", "one")):
+            _, err = self.run_command(*words)
+            self.assertEqual(err.count(said), 1, err)
+
     def test_mv_ln(self) -> None:
         """They take several to a directory."""
         self.run_command("mkdir", "home:x")

@@ -184,6 +184,11 @@ def _tell(console: Console, config: GridConfig) -> None:
     """Say what was made, and with what numbers."""
     for warning in config.warnings:
         console.say(f"pipegrid: {warning}")
+    from pipegrid.core.params import too_many_shares
+    from pipegrid.grid.creation import known_servers
+
+    if warning := too_many_shares(config.params.total_shares, known_servers(config) or 0):
+        console.say(f"pipegrid: {warning}")
     console.say(f"pipegrid: {_numbers(config)}")
     console.result(
         str(config.directory),

@@ -11,6 +11,7 @@ import attrs
 from pipegrid.arguments import check_whole
 from pipegrid.core.hashes import HASH_BYTES
 from pipegrid.core.hashtree import chain_entries, num_nodes
+from pipegrid.core.text import counted
 from pipegrid.errors import SegmentTooLarge, UsageError
 
 DEFAULT_SEGMENT_BYTES = 1 << 20
@@ -139,3 +140,13 @@ class Geometry:
     def block_length(self, segment: int) -> int:
         """Return the bytes that one share holds of a segment."""
         return self.tail_block_bytes if segment == self.num_segments - 1 else self.block_bytes
+
+
+def too_many_shares(total_shares: int, servers: int) -> str | None:
+    """Return the warning for more shares than servers; None if each server gets at most one."""
+    if total_shares <= servers or not servers:
+        return None
+    return (
+        f"{total_shares} shares of a file on {counted(servers, 'server')}: some servers hold several, which are "
+        f"lost together with the server; choose at most {servers} shares, with -n or shares.total"
+    )

@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.arguments import check_kind, check_whole
 from pipegrid.core.leases import ClientSecrets
-from pipegrid.core.params import MAX_SEGMENT_BYTES
+from pipegrid.core.params import MAX_SEGMENT_BYTES, Params, too_many_shares
 from pipegrid.errors import NotEnoughSharesError, UsageError
 from pipegrid.flow.budget import Budget
 from pipegrid.flow.depth import MANY, Appetite
@@ -185,6 +185,11 @@ class BaseGrid:
     def warnings(self) -> tuple[str, ...]:
         """What to tell the user of servers and introducers that were skipped, or are out of reach."""
         return (*self._warnings(), *self._means.shortfall.sentences())
+
+    def _warn_of_shares(self, params: Params) -> None:
+        """Warn if a file that was stored has more shares than there are servers."""
+        if warning := too_many_shares(params.total_shares, len(self._peers)):
+            self._warnings.add(warning)
 
     @property
     def workers(self) -> CpuWorkers:

@@ -56,7 +56,18 @@ class ChangingGrid(BaseGrid):
             UnhappyError: too few servers took it.
             UsageError: it is too large.
         """
-        return self._start(self._open_mutables().create(source, format, params, progress))
+        return self._start(self._create(source, format, params, progress))
+
+    async def _create(
+        self,
+        source: SourceLike,
+        format: str | None,
+        params: Params | None,
+        progress: Progress | None,
+    ) -> CreateResult:
+        result = await self._open_mutables().create(source, format, params, progress)
+        self._warn_of_shares(self.config.params if params is None else params)
+        return result
 
     def overwrite(self, cap: str | Cap, source: SourceLike) -> Deferred[WriteResult]:
         """

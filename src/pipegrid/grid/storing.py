@@ -98,7 +98,10 @@ class StoringGrid(BaseGrid):
         elif convergence is None:
             convergence = self.config.convergence
         await self._readiness.wait(happy, storing=True)
-        return await self._open_putter().put(source, params, happy, convergence, reports)
+        result = await self._open_putter().put(source, params, happy, convergence, reports)
+        if isinstance(result.cap, ChkCap):
+            self._warn_of_shares(params)
+        return result
 
     def put_options(
         self,
