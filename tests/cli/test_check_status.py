@@ -175,14 +175,35 @@ class StatusTests(SynchronousTestCase):
         return Run("status", *arguments, grid=grid)
 
     def test_one_line_for_each_server(self) -> None:
-        """Distance, room and version, or why it is not there."""
+        """Its columns are aligned; -v adds versions."""
         run = self.run_status(happy=1)
         self.assertEqual(self.successResultOf(run.finished), 0)
         self.assertEqual(
             run.stdout.splitlines(),
             [
-                "alice  v0-a  local  servers/a  12.3 ms  5 GB free  pg/1",
-                "bob  v0-b  https  b:1  unreachable: refused",
+                "alice  v0-a  local  12.3 ms  5 GB free  servers/a",
+                "bob    v0-b  https  unreachable: refused (b:1)",
+            ],
+        )
+        run = self.run_status("-v", happy=1)
+        self.assertEqual(
+            run.stdout.splitlines()[0], "alice  v0-a  local  12.3 ms  5 GB free  servers/a  pg/1"
+        )
+
+    def test_columns(self) -> None:
+        """Numbers are aligned at the right, across servers that answer or not; local ids say nothing new."""
+        far = attrs.evolve(
+            self.UP, nickname="far", server_id="far", rtt_s=1.234, available_bytes=None
+        )
+        near = attrs.evolve(
+            self.UP, nickname="nearby", server_id="nearby", address="nowhere/storage/1"
+        )
+        grid = FakeGrid(servers=[far, near], config=FakeConfig(happy=1))
+        self.assertEqual(
+            Run("status", grid=grid).stdout.splitlines(),
+            [
+                "far     local  1234.0 ms  unknown free  servers/a",
+                "nearby  local    12.3 ms     5 GB free  storage/1",
             ],
         )
 
@@ -190,7 +211,7 @@ class StatusTests(SynchronousTestCase):
         """No server makes a line for another one."""
         self.UP = attrs.evolve(self.UP, version="pg\n\tbob  v0-b  5 GB free\x1b[2J")
         self.DOWN = attrs.evolve(self.DOWN, reason="it says\nalice")
-        lines = self.run_status(happy=1).stdout.splitlines()
+        lines = self.run_status("-v", happy=1).stdout.splitlines()
         self.assertEqual(len(lines), 2)
         self.assertTrue(lines[0].endswith(r"  pg\n\tbob  v0-b  5 GB free\x1b[2J"), lines)
 
@@ -206,7 +227,7 @@ class StatusTests(SynchronousTestCase):
             run = Run("status", "--wait-for", "3", *arguments, grid=grid)
             self.assertEqual(self.successResultOf(run.finished), 0)
             self.assertEqual(grid.wait_for, 3)
-            self.assertIn("pipegrid: 1 of 1 server reachable, 1 of them with room", run.stderr)
+            self.assertIn("pipegrid: 1 of 1 server reachable, 1 of them with space", run.stderr)
             if arguments:
                 self.assertEqual(run.objects[1]["introducer"], attrs.asdict(introducers[0]))
                 self.assertEqual(run.objects[0]["server_id"], server.server_id)

@@ -252,7 +252,7 @@ class BarTests(TerminalTestCase):
         terminal = self.on_terminal("pipegrid", "check", "-r", cap)
         self.assertEqual(terminal.finish(), 0, terminal.text)
         self.assertRegex(terminal.raw, r"check: [0-9]+ objects \[")
-        self.assertEqual(terminal.lines, ["31 objects: 31 healthy"])
+        self.assertEqual(terminal.lines, ["31 objects: 31 healthy, 310 of 310 shares good"])
 
     def test_prose_and_results_of_one_command(self) -> None:
         """A file that is not there is told of between the caps, each on its line."""

@@ -132,8 +132,8 @@ class SeveralTests(ProcessTestCase):
         self.assertEqual(err, "")
         _, err = self.run_command("init", "-n", "99")
         self.assertIn(said, err)
-        for words in (("mkdir",), ("backup", "d"), ("put", "--mutable", "one")):
-            _, err = self.run_command(*words)
+        for more in (("mkdir",), ("backup", "d"), ("put", "--mutable", "one")):
+            _, err = self.run_command(*more)
             self.assertEqual(err.count(said), 1, err)
 
     def test_mv_ln(self) -> None:

@@ -27,43 +27,26 @@ if TYPE_CHECKING:
     from pipegrid.cli.job import OpenGrid
     from pipegrid.reactor.ahead import Ahead
 
-COMMANDS = (
-    "init",
-    "put",
-    "get",
-    "ls",
-    "cat",
-    "du",
-    "stats",
-    "manifest",
-    "alias",
-    "mkdir",
-    "cp",
-    "ln",
-    "mv",
-    "rm",
-    "backup",
-    "backups",
-    "restore",
-    "check",
-    "repair",
-    "renew",
-    "status",
-    "encode",
-    "decode",
-    "storage-index",
-    "serve",
-    "mirror",
-    "pdiff",
-    "speedtest",
-    "completion",
-)
-"""In the order in which people meet them; each is ``command`` in ``cmd_NAME``, with ``_`` for ``-``."""
+SECTIONS = {
+    "Files": ("put", "get", "cat", "encode", "decode", "storage-index"),
+    "Directories": ("alias", "mkdir", "ls", "cp", "ln", "mv", "rm", "du", "stats", "manifest"),
+    "Backups": ("backup", "backups", "restore"),
+    "Maintenance": ("check", "repair", "renew"),
+    "Servers": ("init", "status", "serve"),
+    "Mirrors": ("mirror", "pdiff"),
+    "Measuring": ("speedtest",),
+    "Shell": ("completion",),
+}
+"""The commands, by the section of the help that lists them, in the order in which people meet them."""
+
+COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
+"""Each is ``command`` in ``cmd_NAME``, with ``_`` for ``-``."""
 
 
 class LazyGroup(CommandGroup):
     """All commands of ``COMMANDS``; the module of each is imported when it is named."""
 
+    sections = SECTIONS
     homes = {name: (f"cmd_{name.replace('-', '_')}", "command") for name in COMMANDS}
 
     elsewhere = {

@@ -9,18 +9,20 @@ import click
 from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import reading_options
+from pipegrid.cli.options import NO_SHORT_HELP, human_option, reading_options
 from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.render import amount
 
 if TYPE_CHECKING:
     from pipegrid.tree.facade import Grid
 
 
-@click.command(name="du")
+@click.command(name="du", context_settings=NO_SHORT_HELP)
 @click.argument("paths", nargs=-1, required=True, metavar="CAP[/PATH]...", shell_complete=grid_path)
 @click.option("-s", "--summarize", is_flag=True, help="Only the sum.")
+@human_option
 @reading_options
-def command(paths: tuple[str, ...], summarize: bool) -> GridJob:
+def command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
     """
     Print the bytes of the files in every directory of a tree, those below it included.
 
@@ -46,7 +48,8 @@ def command(paths: tuple[str, ...], summarize: bool) -> GridJob:
                         within = f"{root.rstrip('/')}/{within}" if name else root
                     more = {} if root is None else {"argument": root}
                     console.result(
-                        f"{size:>15} {within}", {**more, "path": list(name), "size": size}
+                        f"{amount(size):>8} {within}" if human else f"{size:>15} {within}",
+                        {**more, "path": list(name), "size": size},
                     )
 
         def meet(met: Met) -> None:

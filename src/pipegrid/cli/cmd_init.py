@@ -187,8 +187,8 @@ def _tell(console: Console, config: GridConfig) -> None:
     from pipegrid.core.params import too_many_shares
     from pipegrid.grid.creation import known_servers
 
-    if warning := too_many_shares(config.params.total_shares, known_servers(config) or 0):
-        console.say(f"pipegrid: {warning}")
+    if crowded := too_many_shares(config.params.total_shares, known_servers(config) or 0):
+        console.say(f"pipegrid: {crowded}")
     console.say(f"pipegrid: {_numbers(config)}")
     console.result(
         str(config.directory),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import reading_options
+from pipegrid.cli.options import NO_SHORT_HELP, human_option, reading_options, usage_error
 from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.render import amount
 from pipegrid.core.text import printable
 
 if TYPE_CHECKING:
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
     from pipegrid.tree.listing import Listing
     from pipegrid.tree.paths import PathEnd
 
+Layout = Literal["names", "long", "human"]
 
-@click.command(name="ls")
+
+@click.command(name="ls", context_settings=NO_SHORT_HELP)
 @click.argument("path", metavar="CAP[/PATH]", shell_complete=grid_path)
 @click.option(
     "-l", "long", is_flag=True, help="Show kinds, modes, sizes and times; with --json all comes."
 )
+@human_option
 @click.option(
     "-R",
     "--recursive",
@@ -39,13 +43,17 @@ if TYPE_CHECKING:
     help="Show before each name the cap that reads it, and is to be given away; '-' if there is none.",
 )
 @reading_options
-def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
+def command(path: str, long: bool, human: bool, recursive: bool, read_only: bool) -> GridJob:
     """
     List the names in a directory.
 
     A directory's name is shown with a slash behind it. Characters that a terminal would obey are shown as
     escapes. A directory that cannot be read does not stop the rest; the exit status tells.
     """
+
+    if human and not long:
+        raise usage_error("-h is for the sizes that -l shows; add -l")
+    layout: Layout = "human" if human else "long" if long else "names"
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.trees import check_known, place_of
@@ -56,10 +64,10 @@ def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
         if place.kind != "directory":
             bare = not (place.names or console.json or read_only)
             name = (str(place.cap),) if bare else place.names[-1:]
-            console.result(*_shower(console.json, long, read_only)(name, place))
+            console.result(*_shower(console.json, layout, read_only)(name, place))
             return ExitStatus.DONE
         if recursive:
-            return await _list_all(grid, console, place, long, read_only)
+            return await _list_all(grid, console, place, layout, read_only)
         from pipegrid.tree.paths import PathEnd
 
         assert place.cap is not None
@@ -67,7 +75,7 @@ def command(path: str, long: bool, recursive: bool, read_only: bool) -> GridJob:
         if not (console.json or long or read_only):
             console.results_of(_names(listing))
             return ExitStatus.DONE
-        show = _shower(console.json, long, read_only)
+        show = _shower(console.json, layout, read_only)
         console.results_of(
             show((entry.name,), PathEnd(entry.cap, (), entry.metadata_json))
             for entry in listing.entries
@@ -86,13 +94,13 @@ def _names(listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 async def _list_all(
-    grid: Grid, console: Console, place: PathEnd, long: bool, read_only: bool
+    grid: Grid, console: Console, place: PathEnd, layout: Layout, read_only: bool
 ) -> ExitStatus:
     from pipegrid.cli.trees import walk_through
     from pipegrid.tree.paths import PathEnd
     from pipegrid.tree.walk import Found, Met
 
-    show = _shower(console.json, long, read_only)
+    show = _shower(console.json, layout, read_only)
 
     def meet(met: Met) -> None:
         if met.path and isinstance(met, Found):
@@ -102,7 +110,7 @@ async def _list_all(
 
 
 def _shower(
-    json: bool, long: bool, read_only: bool
+    json: bool, layout: Layout, read_only: bool
 ) -> Callable[[Sequence[str], PathEnd], tuple[str, dict[str, Any]]]:
     """Return what makes of an entry's path and place the line for people and the fields of ``--json``."""
     import attrs
@@ -129,7 +137,9 @@ def _shower(
         if json:
             return "", _fields(path, place)
         # Names alone need no metadata, which take as long as all the rest.
-        return _long(named(path, place), place) if long else named(path, place), {}
+        if layout == "names":
+            return named(path, place), {}
+        return _long(named(path, place), place, layout == "human"), {}
 
     return show
 
@@ -152,7 +162,7 @@ def _fields(path: Sequence[str], place: PathEnd) -> dict[str, Any]:
     return fields
 
 
-def _long(name: str, place: PathEnd) -> str:
+def _long(name: str, place: PathEnd, human: bool) -> str:
     """Return the line of an entry with kind, mode, size and time."""
     from pipegrid.cli.trees import shown_path
     from pipegrid.tree.listing import metadata_of
@@ -164,7 +174,9 @@ def _long(name: str, place: PathEnd) -> str:
     kind = "l" if link is not None else {"directory": "d", "file": "-"}.get(place.kind, "?")
     mode = "---------" if kept.mode is None else _mode(kept.mode)
     arrow = "" if link is None else f" -> {shown_path([link.decode('utf-8', 'replace')])}"
-    return f"{kind}{mode} {'?' if size is None else size:>13} {_time(metadata, kept.mtime_ns)} {name}{arrow}"
+    digits = "?" if size is None else amount(size) if human else str(size)
+    width = 8 if human else 13
+    return f"{kind}{mode} {digits:>{width}} {_time(metadata, kept.mtime_ns)} {name}{arrow}"
 
 
 def size_of(cap: Cap | None) -> int | None:

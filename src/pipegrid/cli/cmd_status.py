@@ -10,10 +10,13 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.render import amount
+from pipegrid.cli.render import amount, columns
 from pipegrid.core.text import counted, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from pipegrid.grid import Grid
     from pipegrid.grid.introducer import IntroducerStatus
     from pipegrid.transfer.results import ServerStatus
@@ -23,13 +26,13 @@ if TYPE_CHECKING:
 @grid_options
 def command() -> GridJob:
     """
-    Ask every server whether it is there, how far away, and how much room it has.
+    Ask every server for its round-trip time and its free space.
 
-    A line for each: nickname, id, protocol, address, then round trip, room and version, or why it
-    cannot be reached, and why it is given no new shares; then one for each introducer.
+    A line for each: nickname, id, protocol, round trip, free space and address, or why it cannot be
+    reached, and why it is given no new shares; -v adds its version. Then there is a line for each
+    introducer.
 
-    With --wait-for it first waits for as many servers, and then tells how all of them are, whether
-    they came or not.
+    With --wait-for it first waits until N servers have answered, and then reports all of them.
 
     The exit status is 3 if fewer servers take shares than an upload needs: one that is full or
     read-only takes none, nor one without a valid certificate where grid managers are configured.
@@ -39,30 +42,41 @@ def command() -> GridJob:
         import attrs
 
         servers = await grid.status()
-        for server in servers:
-            console.result(_line(server), attrs.asdict(server))
+        lines = _lines(servers, grid.config.directory, console.verbosity > 0)
+        for server, line in zip(servers, lines, strict=True):
+            console.result(line, attrs.asdict(server))
         for introducer in grid.introducers:
             console.result(_introducer_line(introducer), {"introducer": attrs.asdict(introducer)})
         reachable = sum(server.reachable for server in servers)
         writable = sum(server.writable for server in servers)
         console.say(
             f"pipegrid: {reachable} of {counted(len(servers), 'server')} reachable, {writable} of them "
-            f"with room for shares, an upload needs {grid.config.happy}; directory {grid.config.directory}"
+            f"with space for shares; an upload needs {grid.config.happy}; directory {grid.config.directory}"
         )
         return ExitStatus.DONE if writable >= grid.config.happy else ExitStatus.UNHAPPY
 
     return GridJob(work)
 
 
-def _line(server: ServerStatus) -> str:
-    who = f"{server.nickname}  {_short(server.server_id)}  {server.protocol}  {server.address}"
-    no_uploads = f"  no uploads: {server.no_uploads}" if server.no_uploads else ""
-    if not server.reachable:
-        return printable(f"{who}  unreachable: {server.reason}{no_uploads}")
-    rtt = "" if server.rtt_s is None else f"{server.rtt_s * 1000:.1f} ms  "
-    version = server.version or "unknown version"
-    # A server that has lines in its version would make some for others here.
-    return printable(f"{who}  {rtt}{amount(server.available_bytes)} free  {version}{no_uploads}")
+def _lines(servers: Sequence[ServerStatus], directory: Path, with_version: bool) -> list[str]:
+    """Return a line for each server; of one that does not answer, why."""
+    has_ids = any(server.nickname != server.server_id for server in servers)
+    rows = []
+    for server in servers:
+        who = [server.nickname, *([_short(server.server_id)] if has_ids else []), server.protocol]
+        address = server.address.removeprefix(f"{directory}/")
+        no_uploads = f"  no uploads: {server.no_uploads}" if server.no_uploads else ""
+        if server.reachable:
+            rtt = "" if server.rtt_s is None else f"{server.rtt_s * 1000:.1f} ms"
+            version = [server.version or "unknown version"] if with_version else []
+            row = [*who, rtt, f"{amount(server.available_bytes)} free", address, *version]
+            row[-1] += no_uploads
+        else:
+            row = [*who, f"unreachable: {server.reason} ({address}){no_uploads}"]
+        # A server that has lines in its version would make some for others here.
+        rows.append([printable(cell) for cell in row])
+    first = 3 if has_ids else 2
+    return columns(rows, right=(first, first + 1))
 
 
 def _short(server_id: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 import click
@@ -13,6 +13,9 @@ class CommandGroup(click.Group):
 
     homes: Mapping[str, tuple[str, str]] = {}
     """Commands that are imported when they are named: the module in this package, and what it is there."""
+
+    sections: Mapping[str, Sequence[str]] = {}
+    """The commands by the heading under which the help lists them; others are under "Commands"."""
 
     elsewhere: Mapping[str, str] = {}
     """What other programs call commands, and what those are called here."""
@@ -52,9 +55,18 @@ class CommandGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands; click's own cuts off what takes a second line."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, each.get_short_help_str(1000)) for name, each in found if each is not None]
-            )
+        """Write the lists of commands; click's own cuts off what takes a second line."""
+        names = self.list_commands(ctx)
+        listed = {name for section in self.sections.values() for name in section}
+        rest = [name for name in names if name not in listed]
+        widest = max(map(len, names), default=0)
+        for heading, section in (*self.sections.items(), ("Commands", rest)):
+            found = [(name, self.get_command(ctx, name)) for name in section]
+            rows = [
+                (name.ljust(widest), each.get_short_help_str(1000))
+                for name, each in found
+                if each is not None
+            ]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)

@@ -253,6 +253,13 @@ grid_options = all_of(common_options, wait_option)
 reading_options = all_of(common_options, segment_limit_option, wait_option)
 """Options of those that read files or directories, too."""
 
+human_option = click.option(
+    "-h", "--human", is_flag=True, help="Show sizes with units, such as 1.23 MB."
+)
+
+NO_SHORT_HELP = {"help_option_names": ["--help"]}
+"""Settings of a command that takes ``human_option``."""
+
 read_only_option = click.option(
     "--read-only",
     is_flag=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.capfile import as_line
@@ -98,6 +98,28 @@ def keep_caps(directory: Path, lines: Sequence[str], error: Exception) -> Unprin
             f"({second.strerror}): {' '.join(lines)}"
         )
     return UnprintedCap(f"{why}; {count} kept in {printable(str(path))}")
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """
+    Return rows as lines with their columns aligned; the last of a row takes what it needs.
+
+    Args:
+        rows: may have different lengths.
+        right: numbers of the columns that are aligned at the right.
+    """
+    widths: dict[int, int] = {}
+    for row in rows:
+        for number, cell in enumerate(row[:-1]):
+            widths[number] = max(widths.get(number, 0), len(cell))
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(widths[number]) if number in right else cell.ljust(widths[number])
+            for number, cell in enumerate(row[:-1])
+        ]
+        lines.append("  ".join([*cells, *row[-1:]]).rstrip())
+    return lines
 
 
 def grouped(reasons: Sequence[str]) -> list[str]:

@@ -302,6 +302,10 @@ def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
         parts.append(f"{unreadable} not entered")
     if fields.get("second_tries"):
         parts.append(at_a_second_try(fields["second_tries"]))
+    if summary.wanted_shares:
+        have = "have a lease" if todo.renew else "good"
+        shares = counted(summary.wanted_shares, "share")
+        parts.append(f"{summary.good_shares} of {shares} {have}")
     servers = sorted(summary.unreachable)
     if servers:
         more = f" and {len(servers) - MAX_NAMED} more" if len(servers) > MAX_NAMED else ""

@@ -147,6 +147,6 @@ def too_many_shares(total_shares: int, servers: int) -> str | None:
     if total_shares <= servers or not servers:
         return None
     return (
-        f"{total_shares} shares of a file on {counted(servers, 'server')}: some servers hold several, which are "
-        f"lost together with the server; choose at most {servers} shares, with -n or shares.total"
+        f"{total_shares} shares of a file on {counted(servers, 'server')}: some servers hold several, "
+        f"which are lost together with the server; choose at most {servers} shares, with -n or shares.total"
     )

@@ -28,6 +28,8 @@ class UpkeepSummary:
         failed: nothing can be said of it, because of an error.
         literal: of the healthy ones, those that are in their caps.
         shares_made: by repairs.
+        good_shares: that were found; of renewals, those with a lease.
+        wanted_shares: that all objects together have if nothing is missing.
         unreachable: nickname of a server that could not be asked to the number of objects that it was to be
             asked about.
     """
@@ -43,6 +45,8 @@ class UpkeepSummary:
     failed: int = 0
     literal: int = 0
     shares_made: int = 0
+    good_shares: int = 0
+    wanted_shares: int = 0
     unreachable: Counter[str] = attrs.field(factory=Counter)
 
     def note(self, outcome: UpkeepOutcome) -> None:
@@ -55,12 +59,14 @@ class UpkeepSummary:
         else:
             self.unreachable.update(outcome.unreachable)
             self.literal += not outcome.total_shares
+            self.wanted_shares += outcome.total_shares
             if isinstance(outcome, CheckResult):
                 self._note_check(outcome)
             else:
                 self._note_renewal(outcome)
 
     def _note_check(self, outcome: CheckResult) -> None:
+        self.good_shares += len(outcome.good_shares)
         if not self._note_state(outcome.state):
             if outcome.lease_problems:
                 self.leaseless += 1
@@ -80,6 +86,7 @@ class UpkeepSummary:
         return state != "healthy"
 
     def _note_renewal(self, outcome: RenewResult) -> None:
+        self.good_shares += len(outcome.leases)
         if not outcome.recoverable:
             self.lost += 1
         elif outcome.reasons or outcome.unreachable:
@@ -90,6 +97,8 @@ class UpkeepSummary:
     def _note_repair(self, outcome: RepairResult) -> None:
         self.unreachable.update(outcome.after.unreachable)
         self.literal += not outcome.after.total_shares
+        self.wanted_shares += outcome.after.total_shares
+        self.good_shares += len(outcome.after.good_shares)
         self.shares_made += len(outcome.uploaded)
         if not outcome.whole:
             self._note_state(outcome.after.state)
