@@ -65,6 +65,17 @@ class WorkersTests(SynchronousTestCase):
         self.reactor.turn_until(self.workers.stop())
         self.assertEqual(pool_threads(), set())
 
+    def test_no_more_threads(self) -> None:
+        """Work is done by those there are; without any, by the reactor's: it ends in any case."""
+
+        def refuse(*_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        self.patch(threading.Thread, "start", refuse)
+        running = self.workers.run(lambda: 7)
+        self.reactor.turn_until(running)
+        self.assertEqual(self.successResultOf(running), 7)
+
     def block(self) -> str:
         self.begun.set()
         assert self.gate.wait(PATIENCE_S)

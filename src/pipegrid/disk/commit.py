@@ -42,6 +42,7 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from pipegrid.disk import files as disk
+from pipegrid.disk.replacing import sync_directory
 from pipegrid.errors import NoSuchShare, PipegridError
 
 Policy = Literal["none", "batch", "strict"]
@@ -119,10 +120,10 @@ class Disk:
 
     def sync_directories(self, directories: Iterable[str]) -> None:
         """Make the names in each of these directories durable, one by one."""
-        _on_each(dict.fromkeys(directories), os.fsync)
+        _on_each(dict.fromkeys(directories), sync_directory)
 
 
-def _on_each(directories: Iterable[str], call: Callable[[int], None]) -> None:
+def _on_each(directories: Iterable[str], call: Callable[[int], object]) -> None:
     for directory in directories:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

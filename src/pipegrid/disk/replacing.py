@@ -7,6 +7,7 @@ writes the file next takes that up. Who finds it in use, or cannot lock it, make
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from pipegrid.disk.locks import CannotLock, names_file, open_locked
 from pipegrid.disk.partname import part_path
+
+_CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
@@ -58,6 +61,24 @@ def _sync_name(path: Path) -> None:
     """
     with suppress(OSError):
         sync_path(path.parent)
+
+
+def sync_directory(fd: int) -> bool:
+    """
+    Have the names in an open directory on the disk; returns whether its file system can do that.
+
+    Some (CIFS, many of FUSE) reject it, and keep names in their own way: that is no error.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+        return False
+    return True
 
 
 def sync_path(path: Path | str) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from pipegrid.disk.files import FULL
 from pipegrid.disk.reading import is_directory
+from pipegrid.disk.replacing import sync_directory
 from pipegrid.errors import PipegridError
 from pipegrid.mirror.wanted import BadEntry, MirrorError, quoted
 
@@ -173,7 +174,7 @@ class Directories:
             fd = self.directory(path, make=False)
             if fd is not None:
                 try:
-                    os.fsync(fd)
+                    sync_directory(fd)
                 except OSError as error:
                     raise self.error(error, f"hold {quoted(path)}") from error
 

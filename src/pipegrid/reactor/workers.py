@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -185,10 +186,14 @@ class Workers:
     def _hand_over(self) -> None:
         while self._waiting and len(self._handed_over) < 2 * self._threads:
             if len(self._started) < min(self._threads, len(self._handed_over) + 1):
-                self._start_thread()
+                with suppress(RuntimeError):  # the system has no more: those there are do it
+                    self._start_thread()
             job = self._waiting.popleft()
             self._handed_over.add(job)
-            self._queue.put(job)
+            if self._started:
+                self._queue.put(job)
+            else:  # slower, and never a wait for ever
+                self._reactor.callFromThread(self._work, job)
 
     def _start_thread(self) -> None:
         thread = Thread(target=self._serve, name=f"pipegrid-{len(self._started)}")
