@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import click
 from click.testing import CliRunner
@@ -11,6 +12,15 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.app import COMMANDS, SECTIONS, pipegrid
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation
+
+DO_NOT_SAY = re.compile(
+    r"\b(nobody|somebody|anybody|whoever|(one|those) who|who (has|have|wants)|besides?|anew|told of|is to be|"
+    r"are to be|cut off|broken off|(that|what|all|which) (is|are) there|believe[sd]?|so many|so much|errand|"
+    r"under way|on its way|elsewhere|lets? go|what (becomes|comes) of|ow(e|es|ed|ing)|patience|patient|"
+    r"strangers?|doubt(ful)?|looks? after|second (try|tries)|h[eo]ld up|goodbye|mend|in vain|in one (go|breath)|"
+    r"stands? (in|before|after|behind|neither)|behind (it|its|the other)|of the way|is said)\b"
+)
+"""See the glossary: say "link", "report", "no client", "exists", "next to", "again", "must be"..."""
 
 
 def helps() -> dict[str, str]:
@@ -52,3 +62,9 @@ class WholeHelpTests(SynchronousTestCase):
         for name, text in helps().items():
             for line in text.splitlines():
                 self.assertLessEqual(len(line), 80, (name, line))
+
+    def test_plain_words(self) -> None:
+        """The help has none of the words that the glossary replaces, where they can only mean that."""
+        for name, text in helps().items():
+            for match in DO_NOT_SAY.finditer(" ".join(text.split())):
+                self.fail(f"{name}: {match[0]!r}")

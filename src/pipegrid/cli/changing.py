@@ -76,7 +76,7 @@ class Spot:
 
     async def reach(self) -> Directory:
         """
-        Return the directory that it is in; what is missing of the way is made.
+        Return the directory that it is in; missing directories are created.
 
         Raises:
             PipegridError: as ``make_directories``.

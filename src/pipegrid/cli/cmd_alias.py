@@ -25,7 +25,7 @@ def command() -> None:
     """
     Give directories names, which paths can begin with: NAME:some/path.
 
-    They stand in private/aliases of the client's directory, as Tahoe-LAFS has them: with -d of a node's
+    They are stored in private/aliases of the client's directory, as Tahoe-LAFS has them: with -d of a node's
     directory both programs share them.
     """
 
@@ -91,12 +91,10 @@ def create(name: str, format: str | None, read_only: bool) -> GridJob:
 
 
 @command.command(name="list")
-@click.option(
-    "--read-only", is_flag=True, help="Print the caps that list and read, and are to be given away."
-)
+@click.option("--read-only", is_flag=True, help="Print the read caps, which can be shared.")
 @common_options
 def list_(read_only: bool) -> OfflineJob:
-    """List the aliases and their caps: whoever has these may change what there is."""
+    """List the aliases and their caps: with them the directories can be changed."""
     from pipegrid.cli.files import client_directory
 
     directory = client_directory()

@@ -65,10 +65,10 @@ def command(
     """
     Store a directory as it is now, and list this run among all others.
 
-    What has not changed since an earlier run is neither read nor sent; what was not looked for on the grid
-    for some weeks is, and its leases are renewed. The capability that is printed brings back all
-    runs that are listed, and stays the same: keep it where the machine's end does not reach it. The one that
-    changes the list is in 'backup/catalogue.cap' beside the client's secrets.
+    What has not changed since an earlier run is neither read nor sent; objects that were not checked for
+    some weeks are checked, and their leases are renewed. The capability that is printed brings back all
+    runs that are listed, and stays the same: keep it on another machine. The one that changes the list is
+    in 'backup/catalogue.cap', next to the client's secrets.
 
     With --as ALIAS:PATH the run is also kept as PATH/Archives/TIME and PATH/Latest, as Tahoe-LAFS does, so
     that either program reads the other's.

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(invocation: Invocation, caps: CapArguments) -> GridJob:
     """
-    Write files to standard output, one behind the other.
+    Write files to standard output, one after the other.
 
-    Each is a cap, perhaps with a path behind it: CAP/some/path. Every byte is verified before it is written;
+    Each is a cap, perhaps with a path after it: CAP/some/path. Every byte is verified before it is written;
     the first that cannot be fetched ends it.
     """
     from pipegrid.cli.files import check_all, named_files, starts_of

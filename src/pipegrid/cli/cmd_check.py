@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "--repair",
     is_flag=True,
     help="Make again what is missing, if enough is left, and spread what is on fewer servers than could "
-    "have it; without --verify, what is there is believed to be good until it is fetched.",
+    "have it; without --verify, shares that servers list are trusted until they are fetched.",
 )
 @limit_options
 @grid_options
@@ -47,14 +47,14 @@ def command(
     repair: bool,
 ) -> GridJob:
     """
-    Tell how many shares of files are left, and whether they are on as many servers as they can be.
+    Report how many shares of files are left, and whether they are on as many servers as they can be.
 
-    '-' stands for caps on standard input. Many files are asked about together, and told of as answers
-    come. A file is 'reachable' if nothing but servers that are down is missing, and 'on too few servers' if
-    more of those in reach could have a share: --repair changes that. The exit status is 0 if all
-    shares are there, on as many servers as possible, 1 if some are missing or on too few servers, 3 if
-    servers did not take what a repair made, 4 if too few are left to restore the file, 5 if some are
-    damaged; with several files, the worst of these: 4, 5, 3, 1, 0.
+    '-' reads caps from standard input. Many files are checked together, and reported as servers answer. A
+    file is 'reachable' if nothing but servers that are down is missing, and 'on too few servers' if more of
+    those in reach could have a share: --repair changes that. The exit status is 0 if all shares exist, on
+    as many servers as possible, 1 if some are missing or on too few servers, 3 if servers did not take what
+    a repair made, 4 if too few are left to restore the file, 5 if some are damaged; with several files, the
+    worst of these: 4, 5, 3, 1, 0.
     """
     from pipegrid.transfer.results import RepairResult
 

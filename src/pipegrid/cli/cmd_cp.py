@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "-r", "--recursive", is_flag=True, help="Copy directories, too, with all that is in them."
 )
-@click.option("-f", "--force", is_flag=True, help="Replace files that are in the way.")
+@click.option("-f", "--force", is_flag=True, help="Replace existing files.")
 @limit_options
 @grid_options
 def command(arguments: tuple[str, ...], recursive: bool, force: bool) -> GridJob:
@@ -36,14 +36,14 @@ def command(arguments: tuple[str, ...], recursive: bool, force: bool) -> GridJob
     Copy files and directories to a grid, from it, or within it.
 
     Each argument is a local path, or a place on the grid: ALIAS:some/path, CAP or CAP/some/path. If TARGET
-    is a directory that is there, each SOURCE goes into it and keeps its name; of a directory that is named by
-    its cap or alias alone, what is in it. Several go into a directory only, as does a directory; it is made
-    if it is missing, as is all of the way to TARGET.
+    is an existing directory, each SOURCE goes into it and keeps its name; of a directory that is named by
+    its cap or alias alone, what is in it. Several go into a directory only, as does a directory; it and the
+    directories above it are created if they are missing.
 
-    What can never change is linked, and no byte of it moves. Of what can change a copy is made as it is now,
-    which never changes; 'ln' gives the original another name. A mutable file that has the name of a copy is
-    overwritten, and keeps its cap; a directory of that name that can be changed takes what is copied;
-    anything else is replaced with -f only.
+    What can never change is linked, and no byte of it moves. Of what can change a copy is made as it is
+    now, which never changes; 'ln' gives the original another name. A mutable file that has the name of a
+    copy is overwritten, and keeps its cap; a directory of that name that can be changed takes what is
+    copied; anything else is replaced with -f only.
     """
     if len(arguments) < 2:
         raise usage_error("give what is to be copied, and where to")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Where the share files go; they are called 0, 1, 2...",
 )
-@click.option("-f", "--force", is_flag=True, help="Replace shares that are there.")
+@click.option("-f", "--force", is_flag=True, help="Replace existing shares.")
 @encoding_options
 @key_options
 @common_options

@@ -57,7 +57,7 @@ FILES_AT_ONCE = 4
     "-r",
     "--recursive",
     is_flag=True,
-    help="Fetch a directory with all that is in it into DIR; what is there already is not fetched again.",
+    help="Fetch a directory with all that is in it into DIR; existing files are not fetched again.",
 )
 @click.option(
     "--paranoid",
@@ -81,7 +81,7 @@ def command(
     max_paths: int | None,
 ) -> GridJob:
     """
-    Fetch the files that caps name, each perhaps with a path behind it: CAP/some/path.
+    Fetch the files that caps name, each perhaps with a path after it: CAP/some/path.
 
     Every byte is verified before it is written. What was written to standard output before an error is
     good as far as it goes; a terminal gets what is no text only with '-o -'. Several files need '-o DIR';

@@ -67,18 +67,18 @@ def command(
     happy: int | None,
 ) -> OfflineJob:
     """
-    Make the client's directory, with a grid of its own on this machine, or for one that is there.
+    Make the client's directory, with a new grid on this machine, or for an existing one.
 
-    For servers that are there, give what 'pipegrid serve' prints: NURLs and fURLs, or a file with one a line,
-    or a servers.yaml. If the directory has a private/servers.yaml or private/introducers.yaml, these tell
+    For existing servers, give what 'pipegrid serve' prints: NURLs and fURLs, or a file with one a line, or a
+    servers.yaml. If the directory has a private/servers.yaml or private/introducers.yaml, these files say
     which servers are the grid instead.
 
-    A grid on this machine that the first command made by itself is moved to make room for another grid;
+    A grid on this machine that the first command made by itself is moved to make space for another grid;
     'pipegrid --local' reaches it.
 
     The numbers become the defaults of later uploads. By default there is a share for each server, up to
-    ten, and about a third of them restore a file; what was chosen is said. In a directory that is there
-    already, -k, -n, --happy and --segment-size change them.
+    ten, and about a third of them restore a file; the numbers chosen are printed. In an existing directory,
+    -k, -n, --happy and --segment-size change them.
     """
     wanted = _Grid(local, servers, introducer_furls, node, addresses)
     return OfflineJob(lambda console: _make(console, invocation.directory, wanted, encoding, happy))

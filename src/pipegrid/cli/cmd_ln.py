@@ -31,8 +31,8 @@ def command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
     Link files or directories into a directory that can be changed.
 
-    PATH is ALIAS:some/name or CAP/some/name; if it is a directory that is there, and CAP has a path, the name
-    stays. What is missing of the way is made. Several go into a directory that exists.
+    PATH is ALIAS:some/name or CAP/some/name; if it is an existing directory, and CAP has a path, the name
+    stays. Missing directories are created. Several go into a directory that exists.
     """
 
     async def link(grid: Grid, console: Console, source: str) -> None:

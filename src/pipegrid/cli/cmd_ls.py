@@ -40,15 +40,15 @@ Layout = Literal["names", "long", "human"]
 @click.option(
     "--read-only",
     is_flag=True,
-    help="Show before each name the cap that reads it, and is to be given away; '-' if there is none.",
+    help="Show before each name its read cap, which can be shared; '-' if there is none.",
 )
 @reading_options
 def command(path: str, long: bool, human: bool, recursive: bool, read_only: bool) -> GridJob:
     """
     List the names in a directory.
 
-    A directory's name is shown with a slash behind it. Characters that a terminal would obey are shown as
-    escapes. A directory that cannot be read does not stop the rest; the exit status tells.
+    A directory's name is shown with a slash after it. Control characters are shown as escapes. A directory
+    that cannot be read does not stop the rest; the exit status shows it.
     """
 
     if human and not long:

@@ -27,9 +27,9 @@ def command(path: str, verifier: bool, storage_index: bool) -> GridJob:
     """
     Print the cap and path of every object of a tree, each once.
 
-    The lines are those of a cap file. What has no shares, as small files have none, has no verifier cap
-    and no storage index, and is left out with these options. A directory that cannot be read is
-    printed, too, and told of; it does not stop the rest.
+    The lines are those of a cap file. What has no shares, as small files have none, has no verifier cap and
+    no storage index, and is left out with these options. A directory that cannot be read is printed and
+    reported; it does not stop the rest.
     """
     if verifier and storage_index:
         raise usage_error("choose one of --verify-cap and -s")

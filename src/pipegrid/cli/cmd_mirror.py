@@ -37,8 +37,8 @@ def command() -> None:
     Keep directories of packages up to date from several mirrors at once.
 
     Files are asked for many at a time, hashed while they come, and get their names only when they are
-    right. What is there and known to be right is not asked for, so that a run that was cut off goes on
-    where it stopped.
+    right. Files that exist and are known to be right are not requested, so that an interrupted run
+    continues where it stopped.
     """
 
 
@@ -103,7 +103,7 @@ def list_command(
 @click.option(
     "--ignore-dates",
     is_flag=True,
-    help="Believe release files that have expired, as those of frozen suites, or are of the future.",
+    help="Accept release files that have expired, as those of frozen suites, or are of the future.",
 )
 @click.option(
     "--indexes",
@@ -140,8 +140,8 @@ def debian_command(
     """
     Keep a Debian archive in DEST.
 
-    Each suite's release file is checked with gpgv, indexes by it, packages by the indexes. Indexes
-    are seen after what they name is there, so that apt can read from DEST meanwhile.
+    Each suite's release file is checked with gpgv, indexes by it, packages by the indexes. Indexes appear
+    after the files that they name, so that apt can read from DEST meanwhile.
     """
     if from_grid is not None:
         return bring_back(from_grid, dest, fetching)
@@ -190,7 +190,7 @@ def rpm_command(
     Keep an RPM repository in DEST.
 
     URL is what repodata is below. Its repomd.xml is checked with gpgv, indexes by it, packages by the
-    indexes. repomd.xml is seen after all that it names is there, so that dnf can read from DEST meanwhile.
+    indexes. repomd.xml appears after all files that it names, so that dnf can read from DEST meanwhile.
     """
     if from_grid is not None:
         return bring_back(from_grid, dest, fetching)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @grid_options
 def command(paths: tuple[str, ...], format: str | None, read_only: bool) -> GridJob:
     """
-    Make directories that can be changed, and print their caps, which let change them.
+    Make directories that can be changed, and print their write caps.
 
-    With PATH, ALIAS:some/path or CAP/some/path, it is linked there, and what is missing of the way is made.
+    With PATH, ALIAS:some/path or CAP/some/path, it is linked there, and missing directories are created.
     If there is a directory, its cap is printed.
     """
     if read_only and not paths:

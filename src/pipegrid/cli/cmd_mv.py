@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 @grid_options
 def command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
-    Rename or move files or directories; what their entries say of them goes along.
+    Rename or move files or directories; their metadata moves with them.
 
-    All are ALIAS:some/name or CAP/some/name. If the last is a directory that is there, the name stays;
-    what is missing of the way is made. Several go into a directory that exists. Between two directories it is
-    linked first and taken out then, so that nothing is lost if that is cut off; the same command again
-    finishes it.
+    All are ALIAS:some/name or CAP/some/name. If the last is an existing directory, the name stays; missing
+    directories are created. Several go into a directory that exists. Between two directories it is linked
+    first and taken out then, so that nothing is lost if that is interrupted; the same command finishes it.
     """
 
     async def move_one(grid: Grid, console: Console, source: str) -> None:

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     "-l",
     "--long",
     is_flag=True,
-    help="Print the name of each file behind its cap; 'get --cap-file' reads that.",
+    help="Print the name of each file after its cap; 'get --cap-file' reads that.",
 )
 @limit_options
 @grid_options
@@ -90,13 +90,13 @@ def command(
     """
     Store files ('-' is standard input) and print their capabilities.
 
-    There is one line for each file, in the order of the arguments. A file that cannot be stored does
-    not stop the others.
+    There is one line for each file, in the order of the arguments. A file that cannot be stored does not
+    stop the others.
 
-    With PATH, ALIAS:some/name or CAP/some/name, one FILE is linked into a directory that can be changed; what
-    is missing of the way is made. A mutable file of that name is overwritten in place, as is one whose write
-    cap is PATH; anything else is replaced with -f only. If PATH is a directory, the file keeps its name; with
-    a slash at its end it has to be one.
+    With PATH, ALIAS:some/name or CAP/some/name, one FILE is linked into a directory that can be changed;
+    missing directories are created. A mutable file of that name is overwritten in place, as is one whose
+    write cap is PATH; anything else is replaced with -f only. If PATH is a directory, the file keeps its
+    name; with a slash at its end it has to be one.
 
     With -r, directories are stored, empty ones, links, modes and times included. What cannot be read is
     named and left out; then the exit status is 1. Named pipes, sockets and devices are skipped, and counted.

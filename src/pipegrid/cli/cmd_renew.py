@@ -31,9 +31,9 @@ def command(invocation: Invocation, caps: CapArguments, recursive: bool) -> Grid
     """
     Add leases to the shares of files, or renew them, so that servers keep them.
 
-    No share is read: it takes one question to each server. A verifier cap is enough; '-' stands for caps
-    on standard input. The exit status is 0 if all shares that were found have a lease now, 1 if some have
-    none or servers were out of reach, 4 if those with a lease are too few to restore the file; with several
+    No share is read: it takes one question to each server. A verifier cap is enough; '-' reads caps from
+    standard input. The exit status is 0 if all shares that were found have a lease now, 1 if some have none
+    or servers were out of reach, 4 if those with a lease are too few to restore the file; with several
     files, the worst of these: 4, 1, 0.
     """
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "-f",
     "--force",
     is_flag=True,
-    help="Of what can change: write the newest version that can be read anew, also where one is lost by it "
+    help="Of what can change: write the newest version that can be read again, also where one is lost by it "
     "that is newer, or as new.",
 )
 @limit_options
@@ -36,15 +36,14 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(invocation: Invocation, caps: CapArguments, recursive: bool, force: bool) -> GridJob:
     """
-    Make again the shares of files that are missing or damaged, and spread them over the servers.
+    Repair files: make missing or damaged shares again, and spread them over the servers.
 
-    All shares are fetched and every byte of them is checked; good ones stay where they are, and
-    their leases are renewed. A server that has no share that counts is sent one. A verifier cap is enough,
-    but to repair a mutable file takes its write cap; '-' stands for caps on standard input. The exit
-    status is 0 if every share is there now, on as many servers as possible, 3 if servers did not take
-    some, 4 if too few are left to restore the file; with several files, the worst of these: 4, 3, 0.
-    'check --repair' fetches less: it believes servers which shares they have, and fetches those of damaged
-    files alone.
+    All shares are fetched and every byte of them is checked; good ones stay where they are, and their
+    leases are renewed. A server that has no share that counts is sent one. A verifier cap is enough, but to
+    repair a mutable file takes its write cap; '-' reads caps from standard input. The exit status is 0 if
+    every share exists now, on as many servers as possible, 3 if servers did not take some, 4 if too few are
+    left to restore the file; with several files, the worst of these: 4, 3, 0. 'check --repair' fetches
+    less: it trusts the servers' lists of shares, and fetches those of damaged files alone.
     """
     from pipegrid.transfer.results import CheckResult, RepairResult
 

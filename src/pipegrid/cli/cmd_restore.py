@@ -47,9 +47,9 @@ MAX_PATHS = 20_000_000
     metavar="TIME",
     help="As it was at TIME (UTC), such as 2026-11-22 or 2026-11-22_18:23.  [default: the newest run]",
 )
-@click.option("-f", "--force", is_flag=True, help="Replace files that are in the way.")
+@click.option("-f", "--force", is_flag=True, help="Replace existing files.")
 @click.option(
-    "--paranoid", is_flag=True, help="Compare what is there with the grid, byte for byte."
+    "--paranoid", is_flag=True, help="Compare existing files with the grid, byte for byte."
 )
 @exact_modes_option("[default: permissions, and the set-group-ID and sticky bits of directories]")
 @max_paths_option("20000000")
@@ -70,9 +70,9 @@ def command(
 
     A file or link at PATH comes into DIR under its own name; of a directory, all that is in it does. CAP is
     what 'backup' printed; it is enough, on any machine that reaches the servers. ALIAS:some/path where
-    'backup --as' keeps archives serves as well. Without it, a run of this client's backups is restored. What
-    is there already and has not changed is not fetched again, and nothing is removed. Permissions come back
-    whatever the umask; for a tree that somebody else has stored use 'get -r'. What has not its mode or time
+    'backup --as' keeps archives serves as well. Without it, a run of this client's backups is restored.
+    Existing files that have not changed are not fetched again, and nothing is removed. Permissions come back
+    whatever the umask; for a tree that another person has stored use 'get -r'. What has not its mode or time
     in the end is reported.
     """
     if output == "":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ServeJob(GridJob):
-    """Serve until told to end; that is success."""
+    """Serve until it is stopped; that is success."""
 
     asks_servers = False
 
@@ -120,8 +120,8 @@ def settings_of(
     "keep_unfinished_s",
     type=kept_duration,
     metavar="TIME",
-    help="How long after their last write unfinished uploads are kept, so that they can go on, unless their "
-    "room is needed: '12 hours', '30 minutes'.  [default: 7 days]",
+    help="How long after their last write unfinished uploads are kept, so that they can go"
+    " on, unless their space is needed: '12 hours', '30 minutes'.  [default: 7 days]",
 )
 @click.option("--read-only", is_flag=True, default=None, help="Take no shares.")
 @click.option(
@@ -161,7 +161,7 @@ def settings_of(
     "log_file",
     type=click.Path(dir_okay=False, readable=False),
     metavar="FILE",
-    help="Append the log to FILE, as JSON, one object a line; SIGHUP opens it anew.",
+    help="Append the log to FILE, as JSON, one object a line; SIGHUP opens it again.",
 )
 @common_options
 def command(
@@ -181,7 +181,7 @@ def command(
     log_file: str | None,
 ) -> GridJob:
     """
-    Store other people's shares, for PipeGrid and Tahoe-LAFS clients, until told to end.
+    Store other people's shares, for PipeGrid and Tahoe-LAFS clients, until it is stopped.
 
     Prints the server's NURLs and its fURL. Each is an address and the secret that opens it: NURLs for clients
     that speak HTTPS, the fURL for those that speak Foolscap. -d is the node's directory, where its key is

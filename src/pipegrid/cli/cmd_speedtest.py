@@ -73,7 +73,7 @@ def with_command(args: list[str]) -> list[str]:
 @common_options
 def command() -> None:
     """
-    Measure what files cost: in round trips, and beside raw TCP on the same path in the same run.
+    Measure what files cost: in round trips, and compared with raw TCP on the same path in the same run.
 
     Without a command, 'run' is meant: 'pipegrid speedtest --link dsl'. It measures a private grid, which it
     starts and removes again; with -d, the grid of that directory.

@@ -23,8 +23,8 @@ def command(path: str) -> GridJob:
     Count the files and directories of a tree, each once, and their bytes.
 
     Names and meanings are those of 'tahoe stats'. Sizes of mutable files and directories are not known before
-    they are read, and are left out. A directory that cannot be read is told of, and counts for what is known
-    of it; the exit status tells.
+    they are read, and are left out. A directory that cannot be read is reported, and counts for what is known
+    of it; the exit status shows it.
     """
 
     async def work(grid: Grid, console: Console) -> int:

@@ -17,10 +17,10 @@ from pipegrid.cli.outcome import ExitStatus, one_status
 @common_options
 def command(caps: CapArguments) -> OfflineJob:
     """
-    Tell what servers call files, which is where their shares are.
+    Print the storage indexes of files, by which servers name their shares.
 
     On a server's disk the shares are in shares/XX/INDEX, where XX are the first two characters of
-    INDEX. Whoever knows only this can neither read the file nor check it. No grid is needed. Caps of
+    INDEX. With it alone a file can neither be read nor checked. No grid is needed. Caps of
     directories, of what can change, and verifier caps will do as well. A file that is in its cap has no
     storage index: its line is '-'.
     """

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 check_options = all_of(
     click.option(
-        "--paranoid", is_flag=True, help="Hash all that is there, whatever is known of it."
+        "--paranoid", is_flag=True, help="Hash all existing files, whatever is known of them."
     ),
     click.option(
         "--sample",
         type=click.FloatRange(0, 100),
         default=0.0,
         metavar="PERCENT",
-        help="Hash so many percent of what is there, drawn at random.",
+        help="Hash PERCENT of the existing files, drawn at random.",
     ),
 )
 """Say how much of what is there is read again."""
@@ -54,7 +54,7 @@ def keyring_option(help: str) -> Callable[[F], F]:
 
 
 unsigned_option = click.option(
-    "--allow-unsigned", is_flag=True, help="Look at no signature: believe the mirror."
+    "--allow-unsigned", is_flag=True, help="Check no signature: trust the mirror."
 )
 
 
@@ -78,7 +78,7 @@ fetch_options = as_one(
     click.option(
         "--limit-rate",
         metavar="BYTES",
-        help="Fetch no more than so many bytes a second, such as 500K or 10M, from all mirrors together.",
+        help="Fetch at most BYTES a second, such as 500K or 10M, from all mirrors together.",
     ),
     click.option(
         "--connections",
@@ -91,7 +91,7 @@ fetch_options = as_one(
     click.option(
         "--delete",
         is_flag=True,
-        help="When all is there, remove files from DEST that are not wanted.",
+        help="When all files exist, remove files from DEST that are not wanted.",
     ),
     click.option(
         "--from",
@@ -103,7 +103,7 @@ fetch_options = as_one(
     click.option(
         "--to-grid",
         is_flag=True,
-        help="When all is there, store it in the grid, too, and print the cap that brings it back.",
+        help="When all files exist, store them in the grid, too, and print the cap that brings it back.",
     ),
     check_options,
 )

@@ -136,7 +136,7 @@ _common_but_local = all_of(
         "--trace",
         type=click.Path(dir_okay=False, readable=False),
         metavar="FILE",
-        help="Write what happened when to FILE, for a trace viewer.",
+        help="Write a trace of all operations to FILE, for a trace viewer.",
     ),
     click.option(
         "-v",
@@ -144,7 +144,7 @@ _common_but_local = all_of(
         is_flag=True,
         expose_value=False,
         callback=_noting(lambda invocation, _: _note_verbosity(invocation, 1)),
-        help="Say more; show tracebacks.",
+        help="Print details and tracebacks.",
     ),
     click.option(
         "-q",
@@ -152,7 +152,7 @@ _common_but_local = all_of(
         is_flag=True,
         expose_value=False,
         callback=_noting(lambda invocation, _: _note_verbosity(invocation, -1)),
-        help="Only results and errors.",
+        help="Print only results and errors.",
     ),
     click.option(
         "--json",
@@ -217,7 +217,7 @@ cap_file_option = click.option(
     type=click.Path(allow_dash=True, readable=False),
     metavar="FILE",
     help="Take caps from FILE, one a line, with or without names, as 'put -l' prints them; '-' is "
-    "standard input. Then they stand neither in the shell's history nor in the list of processes.",
+    "standard input. Then they appear neither in the shell's history nor in the list of processes.",
 )
 """Names files whose caps stand in a file."""
 
@@ -263,7 +263,7 @@ NO_SHORT_HELP = {"help_option_names": ["--help"]}
 read_only_option = click.option(
     "--read-only",
     is_flag=True,
-    help="Print the cap that reads, and is to be given away, instead of the one that changes.",
+    help="Print the read cap, which can be shared, instead of the write cap.",
 )
 
 format_option = click.option(
@@ -330,7 +330,8 @@ limit_options = all_of(
         "--max-memory",
         type=memory_size,
         metavar="SIZE",
-        help="Hold at most SIZE of data at once, beside what the program itself takes; at least 8MiB.  "
+        help="Hold at most SIZE of data at once, in addition to what the program itself "
+        "takes; at least 8MiB.  "
         "[default: 64MiB]",
     ),
     _noted(
@@ -407,13 +408,13 @@ key_options = as_one(
     click.option(
         "--random-key",
         is_flag=True,
-        help="Use a new key, so that nobody can tell whether they have the same file.",
+        help="Use a new key, so that no client can find out whether it has the same file.",
     ),
     click.option(
         "--convergence",
         type=base32_bytes,
         metavar="BASE32",
-        help="Secret that the key comes from, beside the content ('' for none): the same "
+        help="Secret from which the key is made, in addition to the content ('' for none): the same "
         "file under the same secret is stored once.",
     ),
 )

@@ -38,7 +38,7 @@ def responder(
     host: str, port: int, token: str | None, max_bytes: int, max_seconds: float
 ) -> GridJob:
     """
-    Be the far end of raw TCP streams, for whoever knows the token; ends by itself.
+    Be the far end of raw TCP streams, for clients that know the token; ends by itself.
 
     Prints what to give to 'pipegrid speedtest run --responder'.
     """
@@ -71,7 +71,7 @@ def proxy(
     pairs: tuple[str, ...], link: str | None, rtt: str | None, up: str | None, down: str | None
 ) -> GridJob:
     """
-    Emulate one link, which all connections to all these ports share, until told to end.
+    Emulate one link, which all connections to all these ports share, until it is stopped.
 
     'pipegrid speedtest proxy --link dsl 8000=127.0.0.1:80'
     """

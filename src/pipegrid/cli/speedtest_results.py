@@ -39,7 +39,10 @@ def read_run(path: str) -> Run:
 @click.argument("before")
 @click.argument("after")
 @click.option(
-    "--more-before", multiple=True, metavar="FILE", help="Another run before; several tell more."
+    "--more-before",
+    multiple=True,
+    metavar="FILE",
+    help="Another run before; several give a better answer.",
 )
 @click.option("--more-after", multiple=True, metavar="FILE", help="Another run after.")
 @click.option("--all", "everything", is_flag=True, help="Show what did not change, too.")

@@ -111,7 +111,7 @@ def run(**given: Any) -> GridJob:
     """
     Measure a grid, or a gateway.
 
-    By default a private grid of ten servers on this machine is started, behind an emulated link of 100 Mbit/s
+    By default a private grid of ten servers on this machine is started, on an emulated link of 100 Mbit/s
     and 40 ms. With -d it is the grid of that directory, as the network is.
     """
 
@@ -332,7 +332,7 @@ def earlier_runs(directory: Path, result: Run) -> list[Run]:
 @common_options
 def selfcheck() -> GridJob:
     """
-    Measure what is known: does the speed test tell the truth on this machine?
+    Measure what is known: are the figures of the speed test right on this machine?
 
     Raw streams measured as if they were a scenario must come out as 100 % of raw TCP, within 3 %; an emulated
     round trip of 100 ms as 100 ms, within 1 ms; 10 Mbit/s as that, within 2 %. The status is 1 if not.
