@@ -101,7 +101,7 @@ class DirectoryError(PipegridError):
 
 class NoSuchChild(UsageError):
     """
-    A directory has no child of this name; list it to see what is there.
+    A directory has no child of this name; list it to see what exists.
 
     Attributes:
         name: as it was given.

@@ -15,9 +15,11 @@ from pipegrid.cli.job import Invocation
 
 DO_NOT_SAY = re.compile(
     r"\b(nobody|somebody|anybody|whoever|(one|those) who|who (has|have|wants)|besides?|anew|told of|is to be|"
-    r"are to be|cut off|broken off|(that|what|all|which) (is|are) there|believe[sd]?|so many|so much|errand|"
-    r"under way|on its way|elsewhere|lets? go|what (becomes|comes) of|ow(e|es|ed|ing)|patience|patient|"
-    r"strangers?|doubt(ful)?|looks? after|second (try|tries)|h[eo]ld up|goodbye|mend|in vain|in one (go|breath)|"
+    r"are to be|cut off|broken off|(that|what|all|which) (is|are) there|believe[sd]?|so many|so much|"
+    r"errand|under way|on its way|elsewhere|lets? go|what (becomes|comes) of|"
+    r"ow(e|es|ed|ing)|patience|patient|"
+    r"strangers?|doubt(ful)?|looks? after|second (try|tries)|h[eo]ld up|goodbye|"
+    r"mend|in vain|in one (go|breath)|"
     r"stands? (in|before|after|behind|neither)|behind (it|its|the other)|of the way|is said)\b"
 )
 """See the glossary: say "link", "report", "no client", "exists", "next to", "again", "must be"..."""

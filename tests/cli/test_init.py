@@ -188,7 +188,7 @@ class InitTests(SynchronousTestCase):
             (["--introducer", "x"], "--introducer: a fURL looks like"),
             (["--servers", "nowhere"], "nowhere does not exist"),
             (["--servers", str(empty)], "names no servers"),
-            (["--servers", str(broken)], "mend it by hand"),
+            (["--servers", str(broken)], "correct it by hand"),
             (["--servers", "300"], "1 to 256"),
             (["--servers", "0"], "1 to 256"),
             (["--tahoe", "nowhere"], "it has no tahoe.cfg"),

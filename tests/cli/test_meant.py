@@ -128,9 +128,7 @@ class SecretTests(ProcessTestCase):
             ("A1", "base32 text may only hold a-z and 2-7; "),
         ):
             _, err = self.run_command("put", "file", "--convergence", text, status=2)
-            self.assertIn(
-                f"{words}copy all of the secret, as it stands in 'private/convergence'", err
-            )
+            self.assertIn(f"{words}copy all of the secret, as it is in 'private/convergence'", err)
 
 
 class DestinationTests(ProcessTestCase):

@@ -55,7 +55,7 @@ NOT = (
     *("cli.mirror", "cli.speedtest", "cli.twist_plugin", "grid.discovery", "grid.introducer"),
     *("grid.serving", "transfer.put.streamed_source", "transport.foolscap"),
 )
-"""With these begin the names of modules that are for others, or bring Foolscap or Twisted Web."""
+"""With these begin the names of modules that are for others, or bring Foolscap, which makes a reactor."""
 
 OTHERS = (
     "cryptography.hazmat.primitives.asymmetric.rsa",

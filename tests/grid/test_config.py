@@ -343,7 +343,7 @@ class LoadTests(ConfigTestCase):
         for text, words in (
             ("storage:\n  a: [\n", "servers.yaml: line 3: "),
             ("storage:\n\ta: {}\n", "servers.yaml: line 2: found character"),
-            ("storage:\n\ta: {}\n", "(is it a tab? YAML wants blanks); mend it by hand"),
+            ("storage:\n\ta: {}\n", "(is it a tab? YAML wants blanks); correct it by hand"),
             (
                 "# x\nstorages: {}\n",
                 "servers.yaml:2: 'storages' is not read (did you mean storage?)",

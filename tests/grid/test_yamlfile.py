@@ -62,7 +62,7 @@ class ParseTests(SynchronousTestCase):
         for data in (b"storage: [", b"storage:\n\tx: y", b"a: *unknown"):
             refusal = self.refusal(data)
             self.assertTrue(refusal.startswith("cannot understand servers.yaml: "), refusal)
-            self.assertTrue(refusal.endswith("; mend it by hand"), refusal)
+            self.assertTrue(refusal.endswith("; correct it by hand"), refusal)
 
     def test_too_deep(self) -> None:
         """However a file is nested, it is refused; libyaml itself would end the process."""

@@ -217,7 +217,7 @@ class DamageTests(PatchCase):
         with mock.patch.object(patching, "MAX_ALL_PATCHES_BYTES", 2 * len(patch)):
             self.patched(b"a\n", patch, patch)
             error = self.assertRaises(PatchError, self.patched, b"a\n", patch, patch, patch)
-        self.assertIn("together; fetch the index anew", str(error))
+        self.assertIn("together; fetch the index again", str(error))
 
     def test_many_small_lines(self) -> None:
         """What counts is what patches become: lines, edits, and the steps of merging them."""
@@ -230,7 +230,7 @@ class DamageTests(PatchCase):
             with mock.patch.object(module, name, most):
                 self.patched(b"a\n", patch, patch)
                 error = self.assertRaises(PatchError, self.patched, b"a\n", patch, patch, patch)
-            self.assertIn("fetch the index anew", str(error))
+            self.assertIn("fetch the index again", str(error))
 
     def test_one_line_after_the_other(self) -> None:
         """Taking a long text apart line by line takes time with its length, and not with its square."""

@@ -41,7 +41,7 @@ class ResumeTests(SynchronousTestCase):
         servers.speak(FOOLSCAP)
         status, _, said = servers.put(servers.client / "file", False, signal.SIGINT)
         self.assertEqual(status, 130)
-        self.assertIn("an interrupted put begins anew on 3 of 3 servers", said)
+        self.assertIn("an interrupted put starts again on 3 of 3 servers", said)
         self.assertIn("over Foolscap", said)
         servers.speak(HTTPS)
         self.patch(resume, "WINDOW_BYTES", -SIZE)

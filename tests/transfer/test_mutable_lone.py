@@ -210,5 +210,5 @@ class LoneWriterTests(SynchronousTestCase):
         failing = world.begin(mine.overwrite(cap, b"mine"))
         world.run_until(lambda: bool(failing))
         self.assertIsInstance(failing[0].value, UncoordinatedWriteError)
-        self.assertIn("somebody else wrote this mutable file meanwhile", str(failing[0].value))
+        self.assertIn("another client wrote this mutable file meanwhile", str(failing[0].value))
         self.assertEqual(world.read(cap), b"somebody else's")

@@ -140,5 +140,5 @@ def _name(text: str, where: str) -> str | None:
     except UnicodeEncodeError:
         encoded = b"\0"
     if b"\0" in encoded:
-        raise UsageError(f"{where}: no file can be called so; mend the name behind the cap")
+        raise UsageError(f"{where}: no file can be called so; correct the name after the cap")
     return name

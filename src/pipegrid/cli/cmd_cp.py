@@ -46,7 +46,7 @@ def command(arguments: tuple[str, ...], recursive: bool, force: bool) -> GridJob
     copied; anything else is replaced with -f only.
     """
     if len(arguments) < 2:
-        raise usage_error("give what is to be copied, and where to")
+        raise usage_error("give a source and a target")
     if any(not each.strip() for each in arguments):
         raise usage_error(EMPTY_NAME)
     if "-" in arguments:

@@ -253,7 +253,8 @@ def _named_servers(directory: Path) -> int | None:
         return None
     if not static.servers and static.warnings:  # a local grid in their place would go unnoticed
         raise UsageError(
-            f"{directory} names no servers that can be used ({static.warnings[0]}); mend that, or say --local"
+            f"{directory} names no servers that can be used ({static.warnings[0]}); correct that, "
+            f"or say --local"
         )
     return len(static.servers)
 

@@ -72,7 +72,7 @@ def _patch(
         if sha256 is not None and found != sha256.lower():
             raise PatchError(
                 f"the result has another SHA-256, {found}: a patch is damaged, missing, or not for {index};"
-                " fetch the index anew"
+                " fetch the index again"
             )
     console.result(
         f"{found}  {patched.size_bytes}  {output}",

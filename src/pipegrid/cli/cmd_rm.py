@@ -44,7 +44,8 @@ def command(paths: tuple[str, ...], recursive: bool) -> GridJob:
             )
         if not await spot.directory.unlink_same(spot.name, spot.there):
             raise UsageError(
-                f"'{printable(spot.name)}' was replaced by somebody meanwhile, and stays; look at it again"
+                f"'{printable(spot.name)}' was replaced by another client meanwhile, and stays; "
+                f"look at it again"
             )
         console.json_result({"name": spot.name, "cap": str(spot.there.cap)})
 

@@ -53,7 +53,7 @@ def base32_bytes(text: str) -> bytes:
         return base32.decode(text.strip())
     except ValueError as error:
         raise click.BadParameter(
-            f"{error}; copy all of the secret, as it stands in 'private/convergence'"
+            f"{error}; copy all of the secret, as it is in 'private/convergence'"
         ) from None
 
 
@@ -398,7 +398,7 @@ happy_option = click.option(
 
 def _key(convergence: bytes | None, random_key: bool) -> dict[str, Any]:
     if random_key and convergence is not None:
-        raise UsageError("a random key owes nothing to a convergence secret; give only one")
+        raise UsageError("a random key is not made from a convergence secret; give only one")
     return {"convergence": convergence, "random_key": random_key}
 
 

@@ -96,5 +96,5 @@ def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> OutputP
 def _name(file: NamedFile[Any]) -> str:
     name = file.base_name if file.name is None else file.name.rpartition("/")[2]
     if name in ("", ".", ".."):
-        raise UsageError(f"{file.label!r} names no file; mend it in the cap file")
+        raise UsageError(f"{file.label!r} names no file; correct it in the cap file")
     return name

@@ -51,7 +51,7 @@ def writable(given: str | Cap) -> MutableCap:
         )
     if cap.access != "write":
         raise CapError(
-            "this cap reads a mutable file but does not write it; use its write cap, or ask whoever has it"
+            "this cap reads a mutable file but does not write it; use its write cap, or ask for it"
         )
     return cap
 

@@ -49,7 +49,7 @@ def disk_error(error: OSError, what: str) -> ServerRefused:
         )
     else:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        made = ServerRefused(f"cannot {what}: {reason}; look after the disk or use another server")
+        made = ServerRefused(f"cannot {what}: {reason}; check the disk or use another server")
     made.__cause__ = error
     return made
 

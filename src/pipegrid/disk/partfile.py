@@ -367,7 +367,7 @@ class PartFile:
         if self._replace:
             os.replace(part, self._target, **inside)
             return
-        try:  # unless somebody else took it meanwhile
+        try:  # unless another client took it meanwhile
             os.link(part, self._target, **inside)
         except FileExistsError:
             raise self._exists() from None

@@ -84,7 +84,7 @@ def parse_introducers(data: bytes, name: str) -> Introducers:
     if introducers is None and isinstance(document, dict):
         introducers = {}
     if not isinstance(introducers, dict):
-        raise UsageError(f"{name} has no map under 'introducers'; mend it by hand")
+        raise UsageError(f"{name} has no map under 'introducers'; correct it by hand")
     return _entries(introducers, name)
 
 

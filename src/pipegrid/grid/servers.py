@@ -116,7 +116,7 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
     check_top_level(document, "storage", data, name)
     storage = {} if document is None else member_of(document, "storage", {})
     if not isinstance(storage, dict):
-        raise UsageError(f"{name} has no map of servers under 'storage'; mend it by hand")
+        raise UsageError(f"{name} has no map of servers under 'storage'; correct it by hand")
     remarks = [
         remark
         for server_id, entry in storage.items()  # also of those that are skipped: they may be announced

@@ -136,7 +136,7 @@ def read_config(directory: Path) -> tuple[Path, SettingsFile]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except configparser.Error as error:
         raise UsageError(
-            f"cannot understand {path}: {ini_problem(error)}; mend it by hand"
+            f"cannot understand {path}: {ini_problem(error)}; correct it by hand"
         ) from error
     if not is_tahoe:  # of which ``tahoe_settings`` knows
         check_settings(path, parser, text)

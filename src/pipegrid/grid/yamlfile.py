@@ -53,7 +53,7 @@ def parse_yaml(data: bytes, name: str) -> Any:
         return document
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise UsageError(
-            f"cannot understand {name}: {yaml_problem(error)}; mend it by hand"
+            f"cannot understand {name}: {yaml_problem(error)}; correct it by hand"
         ) from error
 
 

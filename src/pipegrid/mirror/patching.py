@@ -76,7 +76,7 @@ def apply_patches(
         OSError: a file cannot be read or written.
     """
     if len(patches) > MAX_PATCHES:
-        raise PatchError(f"{len(patches)} patches are too many; fetch the index anew")
+        raise PatchError(f"{len(patches)} patches are too many; fetch the index again")
     return write_pieces(index, merge(_parsed(patches)), fd, most_bytes)
 
 
@@ -89,12 +89,12 @@ def _parsed(patches: Sequence[str]) -> list[list[LineEdit]]:
         size += len(patch)
         if size > MAX_ALL_PATCHES_BYTES:
             raise PatchError(
-                f"the patches have more than {MAX_ALL_PATCHES_BYTES} bytes together; fetch the index anew"
+                f"the patches have more than {MAX_ALL_PATCHES_BYTES} bytes together; fetch the index again"
             )
         lines += patch.count(b"\n")
         if lines > MAX_PATCH_LINES:
             raise PatchError(
-                f"the patches have more than {MAX_PATCH_LINES} lines together; fetch the index anew"
+                f"the patches have more than {MAX_PATCH_LINES} lines together; fetch the index again"
             )
         parsed.append(parse(patch, path, MAX_EDITS - edits))
         edits += len(parsed[-1])

@@ -101,7 +101,7 @@ def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[LineEdit]:
         if begin < 0 or end < begin or (kind != b"a" and last < first) or end > before:
             raise PatchError(f"the commands of the patch {name} are not in order, in line {number}")
         if len(edits) == most:
-            raise PatchError(f"the patch {name} has too many commands; fetch the index anew")
+            raise PatchError(f"the patch {name} has too many commands; fetch the index again")
         text = _NONE
         if kind != b"d":
             at = _read_text(lines, at, text := [], name)
@@ -152,7 +152,7 @@ def merge(patches: Sequence[Sequence[LineEdit]]) -> list[Piece]:
         steps += len(pieces) + len(edits)
         if steps > MAX_STEPS:
             raise PatchError(
-                "the patches change too much, one after the other; fetch the index anew"
+                "the patches change too much, one after the other; fetch the index again"
             )
         pieces = _apply(pieces, edits)
     return pieces

@@ -158,7 +158,7 @@ class RpmRepository:
             found = await self._try(number, reasons, skip)
             if found is not None:
                 return found
-        raise MirrorError(f"no mirror has a {REPOMD} to be believed: {'; '.join(reasons)}")
+        raise MirrorError(f"no mirror has a {REPOMD} that can be trusted: {'; '.join(reasons)}")
 
     async def _try(self, number: int, reasons: list[str], skip: Skip) -> _Found | None:
         try:
@@ -190,7 +190,7 @@ class RpmRepository:
             signature = files.get(SIGNATURE)
             if signature is None:
                 raise MirrorError(
-                    f"{name} is not signed; nothing of it was used (--allow-unsigned believes the mirror)"
+                    f"{name} is not signed; nothing of it was used (--allow-unsigned trusts the mirror)"
                 )
             check_signature(data, signature, self._keys.keyrings, name)
         repomd = read_repomd(data, name, skip)

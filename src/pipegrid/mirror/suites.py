@@ -254,7 +254,7 @@ class Suites:
             if found is not None:
                 return found
         raise MirrorError(
-            f"no mirror has a release file of {quoted(suite)} to be believed: {'; '.join(reasons)}"
+            f"no mirror has a release file of {quoted(suite)} that can be trusted: {'; '.join(reasons)}"
         )
 
     async def _try(self, number: int, suite: str, reasons: list[str], skip: Skip) -> Suite | None:

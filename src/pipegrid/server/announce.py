@@ -81,7 +81,9 @@ def load_or_create(directory: Path, tub_id: bytes, has_shares: bool) -> Announce
         except ValueError:
             raise UsageError(f"{path} does not hold base32; restore it") from None
         if not seed:  # a disk that was full, or a crash
-            raise UsageError(f"{path} is empty; restore it, or clients look for shares elsewhere")
+            raise UsageError(
+                f"{path} is empty; restore it, or clients look for shares on other servers"
+            )
         return AnnouncedIdentity(key, seed, _next_seqnum(directory / "announcement-seqnum"))
     except OSError as error:
         raise unusable(error, directory) from error

@@ -252,7 +252,7 @@ def _check_key(who: Identity, name: str) -> None:
         spki = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     except TypeError as error:
         raise UsageError(
-            f"the key in {name} is encrypted, and nobody is there to give its password; decrypt it"
+            f"the key in {name} is encrypted, and no password can be given; decrypt it"
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise UsageError(f"the key in {name} is damaged; restore it") from error

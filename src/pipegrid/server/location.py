@@ -36,7 +36,7 @@ def where(location: str | None, host: Any) -> tuple[str, ...]:
         port = int(getattr(host, "port", 0))
         if not port:  # a socket in the file system, behind something that clients reach
             raise UsageError(
-                "nobody can find a server that listens on no TCP port; give HOST:PORT with --location"
+                "no client can find a server that listens on no TCP port; give HOST:PORT with --location"
             )
         if name in ("", "0.0.0.0", "::"):
             name = socket.gethostname()

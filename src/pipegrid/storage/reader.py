@@ -64,7 +64,7 @@ class ShareReader:
         """
         data = self.read(offset, length)
         if len(data) < length:
-            raise ServerRefused(f"{self._name} ends before its end; look after the disk")
+            raise ServerRefused(f"{self._name} ends before its end; check the disk")
         return data
 
     def close(self) -> None:

@@ -120,8 +120,8 @@ def _encode(
         source.check_unchanged()
         if convergence is not None and again.digest()[:KEY_BYTES] != key:
             raise SourceError(
-                f"{source.name} changed while it was read; no share was written, try again when "
-                "nobody writes to it"
+                f"{source.name} changed while it was read; no share was written, try again when no"
+                f" program writes to it"
             )
         encoder.finish(frozenset())
         for number in range(geometry.total_shares):

@@ -97,7 +97,7 @@ def add_alias(directory: Path, name: str, cap: str) -> None:
             data += b"\n"
         data += f"{name}: {parsed}\n".encode()
         if len(data) > MAX_FILE_BYTES:
-            raise UsageError(f"{path} would be too large; remove aliases that nobody needs")
+            raise UsageError(f"{path} would be too large; remove aliases that are not needed")
         _write(path, data)
 
 

@@ -333,7 +333,7 @@ def check_writable(cap: Cap | None, about: str = "this directory") -> DirectoryC
         )
     if file.access != "write":
         raise CapError(
-            f"the cap of {about} reads it and cannot change it; use its write cap, or ask whoever has it"
+            f"the cap of {about} reads it and cannot change it; use its write cap, or ask for it"
         )
     return cap
 

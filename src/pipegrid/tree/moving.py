@@ -44,7 +44,7 @@ async def move(
     except NoSuchChild:
         # Not undone: if it was an earlier try of the same move that took it out, this is its only place.
         raise UsageError(
-            f"somebody else took '{printable(name)}' out of its old place while it was moved: it is in its "
+            f"another client took '{printable(name)}' out of its old place while it was moved: it is in its "
             "new place, and if they have moved it, too, then also where they have put it"
         ) from None
     except PipegridError as error:
@@ -55,7 +55,8 @@ async def move(
         raise
     if not is_out:
         raise UsageError(
-            f"'{printable(name)}' was replaced by somebody while it was moved: what it was is in its new "
+            f"'{printable(name)}' was replaced by another client while it was moved: what it was "
+            f"is in its new "
             "place, and what it is now stays where it is"
         )
 

@@ -208,7 +208,7 @@ def _check_signature(message: bytes, signature: bytes, key: bytes) -> None:
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (InvalidSignature, ValueError):
-        raise ValueError("its signature is not that of its key; somebody changed it") from None
+        raise ValueError("its signature is not that of its key; it was changed") from None
 
 
 def kept(announcement: Announcement, managers: Sequence[ManagerKey] = ()) -> Announcement:
@@ -348,7 +348,7 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     address = nurls[0] if nurls else None
     foolscap = _furl(fields)
     if address is None and foolscap is None:
-        raise ValueError(f"it has neither {NURLS} nor {FURL}, so nobody knows where it is")
+        raise ValueError(f"it has neither {NURLS} nor {FURL}, so its address is not known")
     if address is None and foolscap is not None and not foolscap.leads_to_tcp:
         raise ValueError(f"its {FURL} leads to no TCP port, which is all that works yet")
     if foolscap is not None:

@@ -88,6 +88,6 @@ def parse(text: str) -> Furl:
     try:
         tub_id = base32.decode(match[1])
     except ValueError:
-        raise UsageError("the fURL's tub id is not base32; copy it anew") from None
+        raise UsageError("the fURL's tub id is not base32; copy it again") from None
     hints = tuple(hint for hint in match[2].split(",") if hint)
     return Furl(tub_id, hints, match[3])

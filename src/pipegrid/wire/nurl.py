@@ -97,7 +97,7 @@ def parse(text: str) -> Nurl:
     if match["tor"] and not host.endswith(".onion"):
         raise UsageError(f"the NURL leads through Tor, but {host} is no .onion name; correct it")
     if not is_swissnum(match["swissnum"]):
-        raise UsageError("the NURL's swissnum has characters that a URL cannot hold; copy it anew")
+        raise UsageError("the NURL's swissnum has characters that a URL cannot hold; copy it again")
     return Nurl(_spki_hash(match["spki"]), host, port, match["swissnum"], match["tor"] is not None)
 
 
@@ -113,5 +113,5 @@ def _spki_hash(text: str) -> bytes:
         digest = b""
     # 43 characters hold two bits more than 32 bytes: they must be zero, so that texts compare.
     if base64.urlsafe_b64encode(digest).rstrip(b"=") != text.encode("ascii"):
-        raise UsageError("the NURL's SPKI hash is not base64url of 32 bytes; copy it anew")
+        raise UsageError("the NURL's SPKI hash is not base64url of 32 bytes; copy it again")
     return digest

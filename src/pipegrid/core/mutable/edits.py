@@ -348,7 +348,7 @@ def _unlinkable(name: str, why: str) -> UsageError:
 def _no_such_child(name: str, repeated: bool = False) -> NoSuchChild:
     doubt = _DOUBT if repeated else ""
     return NoSuchChild(
-        f"the directory has no child {name!r}; list it to see what is there{doubt}", name, repeated
+        f"the directory has no child {name!r}; list it to see what exists{doubt}", name, repeated
     )
 
 

@@ -215,7 +215,7 @@ def load_verifying_key(public_der: bytes, cap: MutableCap, share_number: int) ->
         )
     wrong = CorruptionError(
         f"the public key that the cap names, in share {share_number}, is not one of RSA with "
-        f"{KEY_BITS} bits; do not trust whoever gave you the cap",
+        f"{KEY_BITS} bits; do not trust the source of the cap",
         share_number,
     )
     if not _has_known_shape(public_der):
@@ -253,7 +253,7 @@ def open_signing_key(encrypted: bytes, cap: MutableCap, share_number: int) -> Si
     if key is None or key.fingerprint != cap.fingerprint or not _can_sign(key):
         raise CorruptionError(
             f"the private key in share {share_number} is not the one of the cap's public key; "
-            "do not trust whoever gave you the cap",
+            "do not trust the source of the cap",
             share_number,
         )
     return key

@@ -242,7 +242,7 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
         upload = self._upload
         if self._broken or (self._conflicted and not upload.complete):
             self.forget()
-            raise UsageError("a write to this share failed; begin its upload anew")
+            raise UsageError("a write to this share failed; begin its upload again")
         if not upload.share_bytes:
             raise UsageError("a share without bytes cannot be kept; abort it")
         upload.fill_rest()

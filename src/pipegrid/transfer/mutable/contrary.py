@@ -58,7 +58,7 @@ class Contrary:
             self._refusals[peer] += 1
             if self._refusals[peer] >= REFUSALS:
                 self.left_out[peer] = ServerError(
-                    f"{peer.name} has refused {REFUSALS} writes in a row of what it showed before each, and "
-                    "nobody else has written there; it was left out",
+                    f"{peer.name} has refused {REFUSALS} writes in a row of what it showed before "
+                    f"each, and no other client has written there; it was left out",
                     peer.name,
                 )

@@ -366,7 +366,7 @@ class MutableFiles:
         """
         if cap.access != "write":
             raise CapError(
-                "to repair a mutable file is to write it: use its write cap, or ask whoever has it"
+                "to repair a mutable file is to write it: use its write cap, or ask for it"
             )
 
         began_s = self._clock.seconds()

@@ -298,7 +298,7 @@ class Modification:
             return
         if base.version.sequence_number >= tried.sequence_number:
             raise UncoordinatedWriteError(
-                "somebody else wrote this mutable file meanwhile, and version "
+                "another client wrote this mutable file meanwhile, and version "
                 f"{base.version.name} is there now; what you wanted to write is not: read what is "
                 "there, and write again if you still want to",
                 base.version.sequence_number,

@@ -67,6 +67,6 @@ def _say_what_is_lost(means: PutMeans, file: KeyedFile) -> None:
     forgetful = sum(peer.protocol == "foolscap" for peer in peers)
     if forgetful and file.geometry.num_segments > 1:
         means.say(
-            f"an interrupted put begins anew on {forgetful} of {len(peers)} servers: they are "
+            f"an interrupted put starts again on {forgetful} of {len(peers)} servers: they are "
             "spoken to over Foolscap, where unfinished shares are gone with the connection"
         )

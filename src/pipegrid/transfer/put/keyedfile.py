@@ -62,8 +62,8 @@ class KeyedFile:
         # The time stamps cannot tell; the content can.
         if self.key != await _convergent_key(self.source, self.geometry, self.secret, means):
             raise SourceError(
-                f"{self.name} changed while it was read; nothing was stored, try again "
-                "when nobody writes to it"
+                f"{self.name} changed while it was read; nothing was stored, try again when no "
+                f"program writes to it"
             )
 
 

@@ -130,8 +130,8 @@ class FileSource:
             raise SourceError(f"cannot read {self.name}: {error.strerror}") from error
         if len(data) != length:
             raise SourceError(
-                f"{self.name} became shorter while it was read; nothing was stored, try again "
-                "when nobody writes to it"
+                f"{self.name} became shorter while it was read; nothing was stored, try again when"
+                f" no program writes to it"
             )
         return data
 
@@ -139,8 +139,8 @@ class FileSource:
         """Compare size, inode and time stamps with those at opening."""
         if _signature(os.fstat(self._fd)) != self._opened:
             raise SourceError(
-                f"{self.name} changed while it was read; nothing was stored, try again when "
-                "nobody writes to it"
+                f"{self.name} changed while it was read; nothing was stored, try again when no "
+                f"program writes to it"
             )
         return not self._racy
 
