@@ -13,9 +13,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from foolscap import eventual
 from foolscap.api import Tub
+from twisted.internet.abstract import FileDescriptor
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from pipegrid.reactor.sockets import unsent_bytes
+from pipegrid.reactor.together import Waiters
 from pipegrid.wire.allowance import Bounds
 from pipegrid.wire.broker import BoundedBroker
 from pipegrid.wire.certificates import self_signed_pem
@@ -25,6 +30,9 @@ KEEPALIVE_S = 60
 """After so much silence the other side is asked whether it is still there."""
 
 PONGS_APART_S = 1.0
+GOODBYE_S = 1.0
+"""So long a stopped tub waits for the kernel to take what was written."""
+
 MAX_UNREAD = 1000
 """Answers to the other side in a row that it has left unread; one that gives references back has few."""
 MAX_UNSENT_BYTES = 16 << 20
@@ -65,11 +73,71 @@ class CallersBroker(BoundedBroker):
         if delivery is None:  # it was no call even; else that was counted as its end
             self._answered()
 
+    def connectionLost(self, why: Failure) -> None:
+        """All is over, and its tub may be waiting for that."""
+        super().connectionLost(why)
+        self.tub.forget(self.transport)
+
     def _answered(self) -> None:
         unsent = unsent_bytes(self.transport)
         self._unread = self._unread + 1 if unsent else 0
         if self._unread > MAX_UNREAD and unsent > MAX_UNSENT_BYTES:
             self.refuse("it asks again and again, and reads none of the answers")
+
+
+class CallersNegotiation(BoundedNegotiation):
+    """One whose tub knows of its connection until that is gone."""
+
+    def connectionMade(self) -> None:
+        self.tub.open_transports.add(self.transport)
+        super().connectionMade()
+
+    def connectionLost(self, reason: Failure) -> None:
+        super().connectionLost(reason)
+        self.tub.forget(self.transport)
+
+
+class CallersTub(Tub):  # type: ignore[misc]
+    """
+    A tub that leaves the reactor clean: it has stopped when no connection is left, and nothing to be done.
+
+    Foolscap's waits neither for connections that were ended before, nor for those whose negotiation goes on.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.open_transports: set[Any] = set()
+        self._all_gone: Waiters[None] = Waiters()
+
+    def forget(self, transport: Any) -> None:
+        """A connection is gone."""
+        self.open_transports.discard(transport)
+        if not self.open_transports:
+            self._all_gone.fire(None)
+
+    def stopService(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._stop(super().stopService()))
+
+    async def _stop(self, stopped: Deferred[Any]) -> None:
+        if self.open_transports:
+            gone = self._all_gone.wait()
+            cut = eventual.reactor.callLater(GOODBYE_S, self._cut)
+            for transport in list(self.open_transports):
+                # What was written goes out, TLS's goodbye included; that of the other side is not waited for.
+                if isinstance(transport, FileDescriptor):
+                    FileDescriptor.loseConnection(transport)
+                else:
+                    transport.loseConnection()
+            await gone
+            if cut.active():
+                cut.cancel()
+        await stopped
+        await eventual.fireEventually()
+        await eventual.flushEventualQueue()
+
+    def _cut(self) -> None:
+        for transport in list(self.open_transports):
+            transport.abortConnection()
 
 
 def make_tub(lost_after_s: int, bounds: Bounds | None = None) -> Any:
@@ -80,8 +148,8 @@ def make_tub(lost_after_s: int, bounds: Bounds | None = None) -> Any:
         lost_after_s: silence after which the other side is taken to be gone; more than ``KEEPALIVE_S``.
         bounds: on what it may send.
     """
-    tub = Tub(certData=_make_pem())
-    tub.negotiationClass = BoundedNegotiation
+    tub = CallersTub(certData=_make_pem())
+    tub.negotiationClass = CallersNegotiation
     tub.brokerClass = partial(CallersBroker, bounds=bounds)
     tub.unsafeTracebacks = False
     tub.setOption("accept-gifts", False)
