@@ -211,7 +211,8 @@ class GridTests(TestCase):
         def calls() -> Wrong:
             for what, shown in zip(_ANYTHING, ("None", "5 (int)", "[] (list)"), strict=True):
                 sentence = (
-                    f"what is stored is bytes, a path or a file opened in binary mode, not {shown}"
+                    "what is stored is bytes, a path, a file opened in binary mode, an async iterator, "
+                    f"an IBodyProducer or an IResponse, not {shown}"
                 )
                 yield sentence, partial(grid.put, what)
             options: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -352,7 +353,7 @@ class NamesTests(SynchronousTestCase):
                 if not (name.startswith("_") or inspect.iscoroutinefunction(method)):
                     told[name] = str(inspect.signature(method).return_annotation)
         at_once = {name for name, result in told.items() if not result.startswith("Deferred[")}
-        self.assertEqual(at_once - {"put_options", "walk", "directory", "applied", "expect"}, set())
+        self.assertEqual(at_once - {"walk", "directory", "applied"}, set())
         self.assertEqual(told["get"], "Deferred[GetResult]")
         self.assertEqual(told["read"], "Deferred[bytes]")
         self.assertEqual(told["list"], "Deferred[dict[str, Child]]")

@@ -224,7 +224,7 @@ async def _many(
         count(summary.objects, len(files))
         report.note(files[number], outcome)
 
-    await grid.look_after([file.cap for file in files], todo, bounds, ended)
+    await grid._look_after([file.cap for file in files], todo, bounds, ended)
     return summary
 
 

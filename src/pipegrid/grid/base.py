@@ -222,11 +222,11 @@ class BaseGrid:
         return self._mutables
 
     @property
-    def appetite(self) -> Appetite:
+    def _appetite(self) -> Appetite:
         """How many small files all servers bear, as far as is known."""
         return min((peer.server.appetite for peer in self._peers), default=Appetite.ANY)
 
-    def expect(self, objects: int) -> None:
+    def _expect(self, objects: int) -> None:
         """So many small objects are about to be stored: have the servers prepare if these are many."""
         for peer in self._peers if objects >= MANY else ():
             peer.server.expect(objects)

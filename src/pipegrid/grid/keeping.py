@@ -89,7 +89,7 @@ class KeepingGrid(BaseGrid):
         from pipegrid.transfer.upkeep.upkeep import Todo
 
         todo = Todo(verify=verify, add_lease=add_lease, repair=repair)
-        return self.look_after(caps, todo, bounds, ended)
+        return self._look_after(caps, todo, bounds, ended)
 
     def renew_many(
         self,
@@ -101,9 +101,9 @@ class KeepingGrid(BaseGrid):
         """Add leases to every share of many objects, or renew them; see ``check_many`` and ``renew``."""
         from pipegrid.transfer.upkeep.upkeep import Todo
 
-        return self.look_after(caps, Todo(renew=True), bounds, ended)
+        return self._look_after(caps, Todo(renew=True), bounds, ended)
 
-    def look_after(
+    def _look_after(
         self,
         caps: Sequence[str | Cap],
         todo: Todo,

@@ -92,7 +92,7 @@ class StoringGrid(BaseGrid):
     ) -> PutResult:
         for name in ("progress", "found", "hashing", "cap_known"):
             check_callable(getattr(reports, name), name)
-        params, happy = self.put_options(params, happy, convergence)
+        params, happy = self._put_options(params, happy, convergence)
         if random_key:
             convergence = None
         elif convergence is None:
@@ -103,7 +103,7 @@ class StoringGrid(BaseGrid):
             self._warn_of_shares(params)
         return result
 
-    def put_options(
+    def _put_options(
         self,
         params: Params | None = None,
         happy: int | None = None,
@@ -192,8 +192,8 @@ class StoringGrid(BaseGrid):
                 ended(number, outcome)
 
         async def work() -> list[PutResult | Failure]:
-            bounds = self._limits.jobs, self._reactor.seconds, lambda: self.appetite
-            await ManyPuts(sizes, start, note, *bounds, self.expect).run()
+            bounds = self._limits.jobs, self._reactor.seconds, lambda: self._appetite
+            await ManyPuts(sizes, start, note, *bounds, self._expect).run()
             return [outcomes[number] for number in range(len(sources))]
 
         return self._start(work())

@@ -224,7 +224,7 @@ class Trees:
         check_kind(reports, (TreeReports, type(None)), "what is told of a put", "a TreeReports")
         check_callable(getattr(reports, "left_out", None), "left_out")
         check_callable(getattr(reports, "progress", None), "progress")
-        self._grid.put_options(**{k: v for k, v in options.items() if k != "random_key"})
+        self._grid._put_options(**{k: v for k, v in options.items() if k != "random_key"})
         notes = unfinished_put(self._grid, directory, options)
         try:
             chosen = (selection, one_file_system, reports)

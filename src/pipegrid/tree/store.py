@@ -95,11 +95,11 @@ class GridFiles:
     @property
     def appetite(self) -> Appetite:
         """How many all servers bear."""
-        return self._grid.appetite
+        return self._grid._appetite
 
     def expect(self, objects: int) -> None:
         """Have the servers prepare for so many."""
-        self._grid.expect(objects)
+        self._grid._expect(objects)
 
     def put(
         self,

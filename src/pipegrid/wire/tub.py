@@ -76,7 +76,8 @@ class CallersBroker(BoundedBroker):
     def connectionLost(self, why: Failure) -> None:
         """All is over, and its tub may be waiting for that."""
         super().connectionLost(why)
-        self.tub.forget(self.transport)
+        if self.tub is not None:
+            self.tub.forget(self.transport)
 
     def _answered(self) -> None:
         unsent = unsent_bytes(self.transport)
@@ -89,12 +90,14 @@ class CallersNegotiation(BoundedNegotiation):
     """One whose tub knows of its connection until that is gone."""
 
     def connectionMade(self) -> None:
-        self.tub.open_transports.add(self.transport)
+        if self.tub is not None:  # it is the side that connects
+            self.tub.open_transports.add(self.transport)
         super().connectionMade()
 
     def connectionLost(self, reason: Failure) -> None:
         super().connectionLost(reason)
-        self.tub.forget(self.transport)
+        if self.tub is not None:
+            self.tub.forget(self.transport)
 
 
 class CallersTub(Tub):  # type: ignore[misc]
@@ -110,7 +113,7 @@ class CallersTub(Tub):  # type: ignore[misc]
         self._all_gone: Waiters[None] = Waiters()
 
     def forget(self, transport: Any) -> None:
-        """A connection is gone."""
+        """Take note that a connection is gone, and tell who waits for the last."""
         self.open_transports.discard(transport)
         if not self.open_transports:
             self._all_gone.fire(None)

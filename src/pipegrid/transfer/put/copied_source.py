@@ -59,7 +59,10 @@ class SourceCopy:
             UsageError: that is more than is wanted.
         """
         if not isinstance(piece, (bytes, bytearray, memoryview)):
-            raise SourceError(f"cannot read {self._name}: it gave {shown(piece)} in place of bytes")
+            raise SourceError(
+                f"cannot read {self._name}: it gave {shown(piece)} in place of bytes; "
+                "open files in binary mode"
+            )
         data = bytes(piece)
         self._size += len(data)
         if self._most_bytes is not None and self._size > self._most_bytes:
