@@ -26,8 +26,8 @@ from pipegrid.mirror.wanted import MirrorError
 from tests.mirror.unchanged import look_of, make_read_only
 
 
-class MirrorTests(TestCase):
-    """The command line."""
+class MirrorCase(TestCase):
+    """An archive, a list of it, and web servers for it."""
 
     def setUp(self) -> None:
         self.archive = Path(self.mktemp())
@@ -80,6 +80,10 @@ class MirrorTests(TestCase):
         """Run ``mirror list``."""
         given = [each for url in self.urls for each in ("--from", url)]
         return self.run_command("list", str(self.list), str(self.dest), *given, *options)
+
+
+class MirrorTests(MirrorCase):
+    """The command line."""
 
     async def _test_list_and_verify(self) -> None:
         status, out, err = await self.mirror_list()

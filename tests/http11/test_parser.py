@@ -112,7 +112,39 @@ FORMS = [
         "G",
         [(200, b"hi", True)],
     ),
+    # What Twisted's Agent takes, too, and RFC 9112 permits (2.2, 5.2, 6.3, 7.1.1).
+    Form(b"HTTP/1.1 200 OK\nContent-Length: 3\nX: y\n\nabc", "G", [(200, b"abc", True)]),
+    Form(
+        b"HTTP/1.1 200 OK\r\nX: a\r\n  b\r\nY:\r\n\tc\r\nContent-Length: 3\r\n\r\nabc",
+        "G",
+        [(200, b"abc", True)],
+    ),
+    Form(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3  \r\nabc\r\n0 \r\n\r\n",
+        "G",
+        [(200, b"abc", True)],
+    ),
 ]
+
+REPEATED_LENGTHS = [
+    Form(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nA: b\r\ncontent-length:3 \r\n\r\nabc",
+        "G",
+        [(200, b"abc", True)],
+    ),
+    Form(b"HTTP/1.1 200 OK\r\nCONTENT-LENGTH: 3, 3\r\n\r\nabc", "G", [(200, b"abc", True)]),
+    Form(
+        b"HTTP/1.1 200 OK\nContent-Length: 3\nContent-Length: 3\nContent-Length: 3,3\n\nabc",
+        "G",
+        [(200, b"abc", True)],
+    ),
+    Form(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nContent-Length: 7\r\n\r\n",
+        "H",
+        [(200, b"", True)],
+    ),
+]
+"""As the first answer of a connection, and behind such a one."""
 
 
 TWICE = (HealthCheck.differing_executors,)
@@ -134,6 +166,29 @@ class ParserTests(SynchronousTestCase):
             self.assertEqual(
                 parse(form.wire, to=form.to, pieces=cuts), (form.meaning, ""), form.wire
             )
+
+    def test_lengths_that_are_repeated(self) -> None:
+        """A server that repeats the length does so in all its answers; they are understood, in any pieces."""
+        plain = Form(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "G", [(200, b"hi", True)])
+        for form in REPEATED_LENGTHS:
+            wire = form.wire + plain.wire + form.wire
+            to = form.to + plain.to + form.to
+            for pieces in ((), range(len(wire)), range(0, len(wire), 7)):
+                self.assertEqual(
+                    parse(wire, to=to, pieces=pieces),
+                    (form.meaning + plain.meaning + form.meaning, ""),
+                    (form.wire, pieces),
+                )
+
+    def test_fields_that_go_on_are_joined(self) -> None:
+        """By blanks, as RFC 9112 says."""
+        parser = ResponseParser()
+        parser.expect()
+        [head, _] = parser.feed(
+            b"HTTP/1.1 200 OK\r\nX: a\r\n  b\r\n\tc\r\nContent-Length: 0\r\n\r\n"
+        )
+        assert isinstance(head, ResponseHead)
+        self.assertEqual(b"".join(dict(head.headers)[b"x"].split()), b"abc")
 
     @given(
         st.lists(st.sampled_from(FORMS), min_size=1, max_size=8),
@@ -250,6 +305,11 @@ class ViolationTests(SynchronousTestCase):
             b"HTTP/1.1 200 OK\r\nName : x\r\n\r\n",
             b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
             b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1, 2\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1, \r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n 2\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nX: a\0b\r\nContent-Length: 0\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nX: a\rb\r\nContent-Length: 0\r\n\r\n",
             b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",

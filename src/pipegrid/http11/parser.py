@@ -15,6 +15,11 @@ is always either the end of a known number of bytes or the end of a line; so as 
 answer to HEAD is among those expected, the input is fed in pieces that end there, and llhttp is thrown
 away for a new one at the end of such a head. All other input is fed as it comes.
 
+**Leniency.** As RFC 9112 permits, and as Twisted's ``Agent`` does: a line of a head may end with LF alone, a
+field may go on in an indented line, and a Content-Length that is given twice with one value counts once.
+llhttp cannot do the last, so the first answer of each connection is fed line by line; where that was
+needed, all others are, too.
+
 **Long bodies** of known length are handed on as they are: llhttp could only copy them. At their end, too,
 it is thrown away for a new one.
 """
@@ -109,11 +114,15 @@ Event = ResponseHead | Informational | bytes | End
 
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
-_TRAILERS_NEED_LENIENCY = hasattr(httptools.HttpResponseParser, "set_dangerous_leniencies")
-"""
-From 0.6.4 on llhttp sees a contradiction in a Content-Length in the trailer of a chunked answer, which is
-whole by then. Told to bear that it also bears one in the head, which is refused here.
-"""
+_LENIENCIES = {
+    # A Content-Length in the trailer of a chunked answer; in its head it is refused here.
+    "lenient_chunked_length": True,
+    "lenient_headers": True,  # obsolete line folding; control characters, too, which are refused here
+    "lenient_optional_cr_before_lf": True,
+    "lenient_spaces_after_chunk_size": True,  # as old Apaches write them
+}
+
+_LENGTH_FIELD = b"content-length:"
 
 
 class _Violation(Exception):
@@ -142,6 +151,11 @@ class ResponseParser:
         self._events: list[Event] = []
         self._silent_bytes = 0  # read since the last event: an unfinished head or chunk line
         self._informational = 0  # in a row
+        self._by_lines = True  # the next head is looked at line by line
+        self._repeats_lengths = False
+        self._line = b""  # the beginning of what may be a Content-Length
+        self._starts_line = True
+        self._length_told: bytes | None = None  # in the head that is being read
         self._new_llhttp()
 
     def __repr__(self) -> str:
@@ -167,7 +181,7 @@ class ResponseParser:
             if not data or self.closed:
                 return events
         try:
-            if self._heads:
+            if self._heads or self._by_lines:
                 self._feed_by_lines(data)
             else:
                 self._llhttp.feed_data(data)
@@ -209,22 +223,51 @@ class ResponseParser:
     def _feed_by_lines(self, data: bytes) -> None:
         start, size = 0, len(data)
         while start < size and not self.closed:
-            if not self._heads:
+            if not self._heads and not self._by_lines:
                 self._llhttp.feed_data(memoryview(data)[start:])
                 return
             if self._head is not None and self._body_left >= 0:
                 end = min(start + self._body_left, size)
+                self._llhttp.feed_data(data[start:end])
             else:
                 end = data.find(b"\n", start) + 1 or size
-            self._llhttp.feed_data(data[start:end])
+                self._feed_line(data[start:end])
             start = end
             if self._bodiless:
                 self._new_llhttp()
 
+    def _feed_line(self, piece: bytes) -> None:
+        """Feed a line, or a part of one, but a Content-Length once in a head, if all say the same."""
+        line = self._line + piece
+        starts, self._starts_line = self._starts_line, piece.endswith(b"\n")
+        name = line[: len(_LENGTH_FIELD)].lower()
+        if self._head is not None or not starts or not _LENGTH_FIELD.startswith(name):
+            self._line = b""
+            self._llhttp.feed_data(line)
+            return
+        if not self._starts_line:
+            self._line, self._starts_line = (
+                line,
+                True,
+            )  # it is looked at as a whole; ``feed`` bounds it
+            return
+        self._line = b""
+        values = {each.strip(b" \t\r\n") for each in line[len(_LENGTH_FIELD) :].split(b",")}
+        repeated = self._length_told is not None or b"," in line
+        if self._length_told is not None:
+            values.add(self._length_told)
+        value = values.pop()
+        if not values and value.isdigit() and name == _LENGTH_FIELD:
+            if self._length_told is None:
+                self._llhttp.feed_data(b"Content-Length: %s\r\n" % value)
+            self._length_told = value
+            self._repeats_lengths |= repeated
+        else:
+            self._llhttp.feed_data(line)
+
     def _new_llhttp(self) -> None:
         self._llhttp: Any = httptools.HttpResponseParser(self)
-        if _TRAILERS_NEED_LENIENCY:
-            self._llhttp.set_dangerous_leniencies(lenient_chunked_length=True)
+        self._llhttp.set_dangerous_leniencies(**_LENIENCIES)
         self._bodiless = False  # an answer to HEAD has ended where llhttp sees a body to come
         self._interim = False
         self._passes_on = False  # the body that is being read is none of llhttp's concern
@@ -233,6 +276,7 @@ class ResponseParser:
         self._reset_head()
 
     def _reset_head(self) -> None:
+        self._length_told = None
         self._reason = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
@@ -257,6 +301,8 @@ class ResponseParser:
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > self._max_header_bytes:
             self._fail(f"a head is longer than {self._max_header_bytes} bytes")
+        if b"\r" in value or b"\n" in value or b"\0" in value:
+            self._fail("a field of a head has control characters")
         name = name.lower()
         headers = self._headers
         headers.append((name, value))
@@ -314,6 +360,7 @@ class ResponseParser:
         self._head = None
         self._body_left = -1
         self._informational = 0
+        self._by_lines = self._repeats_lengths
         self._heads -= self._expected.popleft()
         if not head.keep_alive:
             self.closed = True

@@ -18,7 +18,15 @@ from collections import deque
 from collections.abc import Callable
 
 from pipegrid.mirror.plan import Errand
-from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, USUAL_HEAD, Head, Odd, judge, parse_head
+from pipegrid.mirror.sprint.heads import (
+    LF_ALONE,
+    MAX_HEAD_BYTES,
+    USUAL_HEAD,
+    Head,
+    Odd,
+    judge,
+    parse_head,
+)
 from pipegrid.mirror.sprint.pages import PAGE_BYTES, Page
 from pipegrid.mirror.wanted import MAX_UNTOLD_BYTES
 
@@ -260,6 +268,8 @@ class Connection:
         if len(head) > MAX_HEAD_BYTES:
             raise Odd("its heads are too long")
         if end < 0:
+            if b"\n\n" in head:
+                raise Odd(LF_ALONE)
             self._head = head
             return size
         self._head = b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_HEAD_BYTES = 64 << 10
+LF_ALONE = "it ends lines with LF alone"
 
 
 class Odd(Exception):

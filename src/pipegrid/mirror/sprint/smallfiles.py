@@ -19,7 +19,7 @@ from typing import Any
 
 from pipegrid.mirror.address import Address, small_request
 from pipegrid.mirror.sprint.dialling import BegunConnections, securing
-from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, Odd, parse_head
+from pipegrid.mirror.sprint.heads import LF_ALONE, MAX_HEAD_BYTES, Odd, parse_head
 from pipegrid.mirror.sprint.headstart import begin, place_of
 
 STALL_S = 5.0
@@ -151,6 +151,8 @@ class _Asking:
         while (end := data.find(b"\r\n\r\n")) < 0:
             if len(data) > MAX_HEAD_BYTES:
                 raise Odd("its heads are too long")
+            if b"\n\n" in data:
+                raise Odd(LF_ALONE)
             self._read()
         if end > MAX_HEAD_BYTES:
             raise Odd("its heads are too long")
