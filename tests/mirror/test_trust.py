@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import tracemalloc
 from pathlib import Path
-from time import process_time
+from time import monotonic, process_time
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -120,7 +120,7 @@ class TrustTests(SynchronousTestCase):
         def refuse(*_arguments: object, **_more: object) -> None:
             raise AssertionError("gpgv was asked")
 
-        self.patch(subprocess, "run", refuse)
+        self.patch(subprocess, "Popen", refuse)
         bomb = _compressed(_literal(bytes(1000)))
         for packed in (bomb, packets + bomb, bomb + packets, _literal(TEXT), packets[:-1], b"\xc2"):
             for bad in (packed, _armored(packed)):
@@ -131,6 +131,19 @@ class TrustTests(SynchronousTestCase):
             self.refused("in a signature's place", text, ours.keyring)
         for bad in (b"", b"\n", b"<html>", b"x" + armored, armored + b"x", armored[:-5]):
             self.assertRaises(NotSigned, check_signature, TEXT, bad, (ours.keyring,), "x")
+
+    def test_stopped(self) -> None:
+        """A gpgv that does not end is not waited for when all is to end."""
+        ours = self.signer()
+        with tempfile.TemporaryDirectory() as gnupg:
+            Path(gnupg, "gpgv").write_text("#!/bin/sh\nsleep 60\n")
+            Path(gnupg, "gpgv").chmod(0o755)
+            self.patch(os, "environ", {**os.environ, "PATH": f"{gnupg}:{os.environ['PATH']}"})
+            begin = monotonic()
+            with self.assertRaises(MirrorError) as caught:
+                signed_content(ours.inline(TEXT), (ours.keyring,), "x", lambda: True)
+            self.assertIn("stopped", str(caught.exception))
+            self.assertLess(monotonic() - begin, 30)
 
     def test_expired(self) -> None:
         """A key that has expired does not count, though gpgv itself calls that a success."""

@@ -86,6 +86,10 @@ class EarlyMirror:
                 f"{self.destination.path}: stopped; the same command can be run again"
             )
 
+    def is_stopped(self) -> bool:
+        """Return whether all is to end."""
+        return self._stopped() if self._mirror is None else self._mirror.is_stopped()
+
     @property
     def count(self) -> int:
         """How many mirrors there are."""

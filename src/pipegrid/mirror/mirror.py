@@ -106,6 +106,10 @@ class Mirror:
         self._under_way: set[Deferred[Report]] = set()
         self._closed = False
 
+    def is_stopped(self) -> bool:
+        """Return whether it is closed, in whichever thread."""
+        return self._closed
+
     @property
     def count(self) -> int:
         """How many mirrors there are."""

@@ -192,7 +192,7 @@ class RpmRepository:
                 raise MirrorError(
                     f"{name} is not signed; nothing of it was used (--allow-unsigned trusts the mirror)"
                 )
-            check_signature(data, signature, self._keys.keyrings, name)
+            check_signature(data, signature, self._keys.keyrings, name, self._mirror.is_stopped)
         repomd = read_repomd(data, name, skip)
         for each in repomd.files:
             size = max(each.file.size or 0, (each.opened.size or 0) if each.opened else 0)

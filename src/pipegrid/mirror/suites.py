@@ -306,7 +306,7 @@ class Suites:
             content = (
                 unsigned_part(inline)
                 if keys.allow_unsigned
-                else signed_content(inline, keys.keyrings, name)
+                else signed_content(inline, keys.keyrings, name, self._mirror.is_stopped)
             )
         if plain is not None and (content is None or _says_the_same(plain, content)):
             if content is None:
@@ -331,7 +331,7 @@ class Suites:
             return
         if signature is None:
             raise MirrorError(f"{name} is not signed; nothing of it was used")
-        check_signature(plain, signature, self._keys.keyrings, name)
+        check_signature(plain, signature, self._keys.keyrings, name, self._mirror.is_stopped)
 
     def _before(self, prefix: str) -> Release | None:
         """In the thread: return what the release file says that is here."""

@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import binascii
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from signal import SIGKILL
 from typing import NamedTuple
 
 from pipegrid.mirror.signatures import MESSAGE, signature_packets, signed_parts
 from pipegrid.mirror.wanted import MirrorError
 
 TIMEOUT_S = 60
+LOOK_S = 0.2
+"""How often it is looked, while gpgv runs, whether all is to end."""
+
+Stopped = Callable[[], bool]
 MAX_KEYRING_BYTES = 16 << 20
 MAX_SIGNATURE_BYTES = 1 << 20
 
@@ -45,13 +51,16 @@ class NotSigned(MirrorError):
     """An index is not signed by anybody whose key is known here; nothing of it was used."""
 
 
-def signed_content(signed: bytes, keyrings: Sequence[str], name: str) -> bytes:
+def signed_content(
+    signed: bytes, keyrings: Sequence[str], name: str, stopped: Stopped = lambda: False
+) -> bytes:
     """
     Return what was signed, of a file with its signature in it.
 
     Args:
         keyrings: files that gpgv can use.
         name: of the file, for errors.
+        stopped: whether all is to end; asked while gpgv runs.
 
     Raises:
         NotSigned: the signature is bad, of an unknown key, or there is none.
@@ -74,7 +83,7 @@ def signed_content(signed: bytes, keyrings: Sequence[str], name: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
         path = _write(directory, "signed", signed)
         output = os.path.join(directory, "content")
-        _gpgv(["--output", output, path], keyrings, name)
+        _gpgv(["--output", output, path], keyrings, name, stopped)
         try:
             with open(output, "rb") as file:
                 return file.read()
@@ -82,7 +91,13 @@ def signed_content(signed: bytes, keyrings: Sequence[str], name: str) -> bytes:
             raise NotSigned(f"{name} is not signed; nothing of it was used") from None
 
 
-def check_signature(content: bytes, signature: bytes, keyrings: Sequence[str], name: str) -> None:
+def check_signature(
+    content: bytes,
+    signature: bytes,
+    keyrings: Sequence[str],
+    name: str,
+    stopped: Stopped = lambda: False,
+) -> None:
     """
     Check a signature that is a file of its own; raises as ``signed_content`` does.
     """
@@ -95,7 +110,7 @@ def check_signature(content: bytes, signature: bytes, keyrings: Sequence[str], n
         raise _no_signature(name)
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
         paths = [_write(directory, "signature", packets), _write(directory, "content", content)]
-        _gpgv(paths, keyrings, name)
+        _gpgv(paths, keyrings, name, stopped)
 
 
 def _write(directory: str, name: str, data: bytes) -> str:
@@ -105,7 +120,7 @@ def _write(directory: str, name: str, data: bytes) -> str:
     return path
 
 
-def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str) -> None:
+def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str, stopped: Stopped) -> None:
     import subprocess
     import tempfile
 
@@ -116,12 +131,9 @@ def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str) -> None:
         for number, keyring in enumerate(keyrings):
             options += ["--keyring", _usable(keyring, os.path.join(directory, f"{number}.gpg"))]
         try:
-            done = subprocess.run(
+            said = _output_of(
                 ["gpgv", "--homedir", directory, "--status-fd", "1", *_WEAK, *options, *arguments],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=TIMEOUT_S,
-                check=False,
+                stopped,
             )
         except (FileNotFoundError, NotADirectoryError):  # the latter if a file is on the path
             raise MirrorError(
@@ -131,9 +143,37 @@ def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str) -> None:
             raise NotSigned(
                 f"{name} could not be checked: gpgv took more than {TIMEOUT_S} s"
             ) from None
-    reason = refusal(done.stdout)
+    reason = refusal(said)
     if reason is not None:
         raise NotSigned(f"{name} is {NOT_SIGNED} ({reason})")
+
+
+def _output_of(command: list[str], stopped: Stopped) -> bytes:
+    """Run a program, and look meanwhile whether all is to end; returns what it prints."""
+    import subprocess
+    import time
+
+    until_s = time.monotonic() + TIMEOUT_S
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as running:
+        try:
+            while True:
+                try:
+                    return running.communicate(timeout=LOOK_S)[0]
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > until_s:
+                        raise
+                if stopped():
+                    raise MirrorError("stopped while a signature was checked; run it again")
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, SIGKILL)
+            raise
 
 
 def _no_signature(name: str) -> NotSigned:
