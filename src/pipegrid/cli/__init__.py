@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 _LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mirror.same")
 """Modules of commands that end without ceremony."""
@@ -18,6 +19,7 @@ def main() -> None:
     """Run the command line that this process was started with, and exit with its status."""
     _end_at_ctrl_c()
     _fill_standard_streams()
+    _tell_time()
     if sys.argv[1:] == ["--version"]:
         from pipegrid.version import __version__
 
@@ -75,6 +77,20 @@ def _fill_standard_streams() -> None:
     for number in (0, 1, 2):
         if not _is_open(number):
             os.open(os.devnull, os.O_RDWR)  # gets the lowest that is free, which is this one
+
+
+def _tell_time() -> None:
+    """
+    Have ``time.time`` tell dates beyond 2262 as well, where Python raises OverflowError.
+
+    All that is imported later, Python's ``logging`` among it, asks it.
+    """
+    try:
+        time.time()
+    except OverflowError:
+        clock = time.CLOCK_REALTIME
+        time.time = lambda: time.clock_gettime(clock)
+        time.time_ns = lambda: int(time.clock_gettime(clock) * 1e9)
 
 
 def _is_open(number: int) -> bool:

@@ -23,6 +23,7 @@ from twisted.logger import (
 from zope.interface import provider
 
 from pipegrid.cli.console import Console
+from pipegrid.core.dates import within_calendar
 from pipegrid.core.text import printable
 from pipegrid.disk.private import open_private
 from pipegrid.errors import UsageError
@@ -123,4 +124,6 @@ def line(event: Any) -> str:
         for key, value in event.items()
     }
     text = eventAsText(safe, includeTimestamp=False, includeSystem=False)
-    return f"{formatTime(event.get('log_time'))} {text}".rstrip("\n")
+    when = event.get("log_time")
+    shown = formatTime(None if when is None else within_calendar(when))
+    return f"{shown} {text}".rstrip("\n")

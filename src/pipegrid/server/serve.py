@@ -41,7 +41,7 @@ from pipegrid.server.gbs.site import GbsSite
 from pipegrid.server.location import endpoint_text, where
 from pipegrid.server.storagelock import lock_storage
 from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.steadytime import SteadyDate
+from pipegrid.storage.steadytime import SteadyDate, why_wrong
 from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
 from pipegrid.wire.furl import Furl
 
@@ -217,6 +217,9 @@ class StorageNode:
             storage=str(self.storage),
             durability=self.settings.durability,
         )
+        wrong = why_wrong(time.time())
+        if wrong is not None:
+            log.warn("{wrong}", wrong=wrong)
         return self
 
     async def _listen(self, text: str, factory: Any) -> Any:

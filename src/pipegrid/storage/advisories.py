@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timezone
 
-from pipegrid.core import base32
+from pipegrid.core import base32, dates
 from pipegrid.core.text import harmless
 from pipegrid.disk import files as disk
 from pipegrid.disk.private import PRIVATE_FILE, make_private
@@ -31,7 +30,7 @@ class Advisories:
     def __init__(self, directory: str, clock: Callable[[], float]) -> None:
         self._directory = directory
         self._clock = clock
-        self._full_minute = -1  # in which there were too many
+        self._full_minute: int | None = None  # in which there were too many
 
     def keep(self, storage_index: bytes, share_number: int, reason: str, mutable: bool) -> bool:
         """
@@ -56,7 +55,7 @@ class Advisories:
     ) -> bool:
         kind = "mutable" if mutable else "immutable"
         index = base32.encode(storage_index)
-        when = datetime.fromtimestamp(now, timezone.utc)
+        when = dates.utc(now)
         path = f"{self._directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
         try:
             make_private(self._directory)

@@ -22,7 +22,7 @@ import struct
 
 import attrs
 
-from pipegrid.storage.leaserecords import Records
+from pipegrid.storage.leaserecords import NEVER_S, Records
 from pipegrid.wire.messages import LeaseSecrets
 
 HEADER_BYTES = 12
@@ -84,7 +84,7 @@ class LeaseRecord:
 
     def pack(self) -> bytes:
         """Return the 72-byte record; what expires after 2^32 - 1 is stored as expiring then."""
-        return _LEASE.pack(self.owner, self.renew, self.cancel, min(self.expires, _MAX_UINT32))
+        return _LEASE.pack(self.owner, self.renew, self.cancel, min(self.expires, NEVER_S))
 
 
 def pack_header(share_bytes: int, lease_count: int, version: int = WRITTEN_VERSION) -> bytes:
@@ -137,16 +137,25 @@ def stored_secret(version: int, secret: bytes) -> bytes:
     return hashlib.blake2b(secret, digest_size=32).digest()
 
 
+def lease_end(now: float) -> int:
+    """
+    Return when a lease ends that is made ``now``; both in seconds since 1970.
+
+    A lease has 32 bits for that: what would end after 2106-02-07 never ends, and has ``NEVER_S`` there.
+    """
+    return min(max(int(now) + LEASE_DURATION_S, 1), NEVER_S)
+
+
 def make_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> LeaseRecord:
     """Return a lease of 31 days from ``now``, in seconds since 1970."""
     renew, cancel = (stored_secret(version, each) for each in (secrets.renew, secrets.cancel))
-    return LeaseRecord(owner, renew, cancel, int(now) + LEASE_DURATION_S)
+    return LeaseRecord(owner, renew, cancel, lease_end(now))
 
 
 def pack_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> bytes:
     """Return the record of the same lease, without an object for it: every share of a bundle has one."""
     renew, cancel = stored_secret(version, secrets.renew), stored_secret(version, secrets.cancel)
-    return _LEASE.pack(owner, renew, cancel, min(int(now) + LEASE_DURATION_S, _MAX_UINT32))
+    return _LEASE.pack(owner, renew, cancel, lease_end(now))
 
 
 def parse_leases(data: bytes) -> tuple[LeaseRecord, ...]:

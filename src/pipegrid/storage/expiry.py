@@ -11,6 +11,7 @@ from __future__ import annotations
 import attrs
 
 from pipegrid.storage.containers import LEASE_DURATION_S
+from pipegrid.storage.leaserecords import NEVER_S
 
 
 @attrs.frozen
@@ -30,7 +31,14 @@ class Expiry:
     mutable: bool = True
 
     def threshold(self, now: float) -> float:
-        """Return the time, in seconds since 1970, before which leases that have run out expire."""
+        """
+        Return the time, in seconds since 1970, before which leases that have run out expire.
+
+        It is never beyond ``NEVER_S``: no lease that has this date has run out.
+        """
+        return min(self._threshold(now), NEVER_S)
+
+    def _threshold(self, now: float) -> float:
         if self.renewed_since is not None:
             return self.renewed_since + LEASE_DURATION_S
         if self.duration_s is not None:

@@ -21,6 +21,8 @@ from collections.abc import Callable
 import attrs
 
 MAX_LEASES = 256
+NEVER_S = (1 << 32) - 1
+"""A lease that has this date never ends: its real one, if any, needs more than 32 bits."""
 
 
 @attrs.frozen
@@ -70,7 +72,7 @@ class Records:
         behind = self.record_bytes - self.expiry_at - 4
         expiries = struct.iter_unpack(f">{self.expiry_at}xL{behind}x", records[:whole])
         found = min(((expires, index) for index, (expires,) in enumerate(expiries)), default=None)
-        return None if found is None or found[0] >= now else found[1]
+        return None if found is None or found[0] >= min(now, NEVER_S) else found[1]
 
     def _renew(self, records: bytes, index: int) -> bytes:
         at = index * self.record_bytes + self.renew_at

@@ -21,8 +21,11 @@ from pathlib import Path
 
 import attrs
 
+from pipegrid.core import dates
 from pipegrid.disk.reading import read_file
 from pipegrid.disk.replacing import replace_file
+from pipegrid.storage.containers import LEASE_DURATION_S
+from pipegrid.storage.leaserecords import NEVER_S
 
 NOTE_NAME = "lease-looks.json"
 HELD_S = 7 * 24 * 3600
@@ -30,8 +33,7 @@ HELD_S = 7 * 24 * 3600
 
 MOST_APART_S = HELD_S
 MAX_NOTE_BYTES = 1000
-_END_OF_DATES_S = 1 << 32
-"""A lease has 32 bits for a date."""
+_RELEASED_S = 1_735_689_600.0  # 2025-01-01, before which nobody had this program
 
 
 @attrs.frozen
@@ -100,8 +102,18 @@ def _read(path: Path) -> Looks | None:
     if not isinstance(since, int | float) or not isinstance(last, int | float) or since > last:
         return None
     believed = noted.get("believed_s")  # older versions noted none
-    known = isinstance(believed, int | float) and 0 <= believed < _END_OF_DATES_S
+    known = isinstance(believed, int | float) and 0 <= believed <= NEVER_S
     return Looks(since, last, believed if known else None)
+
+
+def why_wrong(now: float) -> str | None:
+    """Return, as a sentence for the log, why a clock is wrong that shows ``now``; None: it may be right."""
+    shown = f"the clock of this machine is wrong, it shows {dates.utc(now):%Y-%m-%d}"
+    if now < _RELEASED_S:
+        return f"{shown}: leases made now may have run out once it is right; set it"
+    if now + LEASE_DURATION_S > NEVER_S:
+        return f"{shown}: leases made now never end; set it"
+    return None
 
 
 class SteadyDate:

@@ -29,8 +29,8 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from pipegrid.core.hashes import Buffer, tagged_hash
-from pipegrid.storage.containers import LEASE_DURATION_S, stored_secret
-from pipegrid.storage.leaserecords import MAX_LEASES, HasRoom, Records
+from pipegrid.storage.containers import LEASE_DURATION_S, lease_end, stored_secret
+from pipegrid.storage.leaserecords import MAX_LEASES, NEVER_S, HasRoom, Records
 from pipegrid.wire.messages import LeaseSecrets
 
 NODE_ID_BYTES = 20
@@ -113,7 +113,7 @@ class MutableLease:
 
     def pack(self) -> bytes:
         """Return the 92-byte record; what expires after 2^32 - 1 is stored as expiring then."""
-        expires = min(self.expires, _MAX_UINT32)
+        expires = min(self.expires, NEVER_S)
         return _LEASE.pack(self.owner, expires, self.renew, self.cancel, self.node_id)
 
 
@@ -177,7 +177,7 @@ def parse_leases(data: bytes) -> tuple[MutableLease, ...]:
 def make_lease(version: int, secrets: LeaseSecrets, node_id: bytes, now: float) -> MutableLease:
     """Return a lease of 31 days from ``now``, in seconds since 1970."""
     renew, cancel = (stored_secret(version, each) for each in (secrets.renew, secrets.cancel))
-    return MutableLease(OWNER, int(now) + LEASE_DURATION_S, renew, cancel, node_id)
+    return MutableLease(OWNER, lease_end(now), renew, cancel, node_id)
 
 
 def lease_position(extra_offset: int, index: int) -> int:

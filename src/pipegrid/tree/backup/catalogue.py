@@ -20,6 +20,7 @@ from typing import Any
 
 import attrs
 
+from pipegrid.core import dates
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.mutable.edits import Link
 from pipegrid.core.names import composed
@@ -146,7 +147,7 @@ def _runs_of(cap: DirectoryCap, content: bytes) -> tuple[BackupRun, ...]:
 
 def shown_time(seconds: float) -> str:
     """Return a time (seconds since 1970) as runs have it."""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime(TIME_FORMAT)
+    return dates.utc(seconds).strftime(TIME_FORMAT)
 
 
 def own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
