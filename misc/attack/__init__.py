@@ -64,6 +64,10 @@ ATTACKS: tuple[Attack, ...] = (
         "key_updates", "requests for new keys of TLS without end, the answers to which nobody reads"
     ),
     Attack(
+        "handshakes",
+        "handshakes of Foolscap and TLS as fast as they go, some bytes of each changed, from 8 addresses",
+    ),
+    Attack(
         "dribble",
         "writes of 1000 clients who know the secret, a byte every 5 s",
         SECRET,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 from twisted.internet.address import IPv4Address
@@ -12,9 +14,9 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor import tls
+from pipegrid.reactor import memory, tls
 from pipegrid.server.crowd import QUIET_S, Crowd
-from pipegrid.server.front import PATIENCE_S, Front, FrontFactory
+from pipegrid.server.front import MANY_ENDED, PATIENCE_S, Front, FrontFactory
 from pipegrid.server.turns import FairTurns
 
 ADDRESS = IPv4Address("TCP", "192.0.2.1", 1234)
@@ -242,6 +244,25 @@ class FrontTests(SynchronousTestCase):
         front, transport = self.connect()
         front.dataReceived(b"\x16" * 8)
         self.assertTrue(transport.disconnected)
+
+    def test_memory_of_those_that_ended(self) -> None:
+        """What refers to itself is freed, and given back, when many have ended, whatever they spoke."""
+        given: list[None] = []
+        self.patch(memory, "give_back", lambda: given.append(None))
+        gc.disable()  # as if Python saw no reason to look
+        self.addCleanup(gc.enable)
+        left = []
+        for at in range(MANY_ENDED + 1):
+            front, _ = self.connect()
+            front.dataReceived(b"GET /id/abc" if at % 2 else b"\x16\x03\x01\x02\x00\x01\x00\x01")
+            inner = (self.foolscap if at % 2 else self.server).made.pop()
+            inner.on_known = front  # a cycle
+            left.append(weakref.ref(inner))
+            self.clock.advance(0)
+            front.connectionLost(Failure(Exception()))
+            del front, inner, _
+            self.assertEqual(len(given), (at + 1) // MANY_ENDED)
+        self.assertLess(sum(each() is not None for each in left), 5)
 
     def test_stopping(self) -> None:
         """Stopping cuts what is there, and waits for its end."""

@@ -17,6 +17,7 @@ Source: the format reference, storage protocols, section 3.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +29,7 @@ from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from pipegrid.reactor import memory
 from pipegrid.reactor.alarm import Alarm
 from pipegrid.reactor.together import Waiters
 from pipegrid.server.crowd import Crowd
@@ -45,6 +47,8 @@ log = Logger()
 FOOLSCAP_BEGINS = b"GET /id/"
 PATIENCE_S = 30.0
 TICK_S = 5.0
+MANY_ENDED = 256
+"""Connections. What each leaves behind refers to itself, 20 KB with its TLS, until cycles are looked for."""
 
 
 class FoolscapFactory(Protocol):
@@ -88,6 +92,7 @@ class FrontFactory(Factory):
         self._timer = Alarm(clock, self._tick)
         self._queue: FairQueue[Front] = FairQueue()
         self._turn = Alarm(clock, self._next_turn)
+        self._ended = 0  # connections, since their memory was given back
 
     def buildProtocol(self, addr: IAddress | None) -> Front | None:
         """Return what will look at the first bytes, unless there is no room and nobody who can make any."""
@@ -160,6 +165,7 @@ class FrontFactory(Factory):
         self.connections.discard(connection)
         self._crowd.leave(connection)
         self._queue.leave(connection)
+        self._give_back()
         if not self.connections:
             self._timer.stop()
             self._turn.stop()
@@ -173,6 +179,19 @@ class FrontFactory(Factory):
         for connection in list(self.connections):
             connection.abort()
         return waiting
+
+    def _give_back(self) -> None:
+        """
+        Have what ended connections have had go back to the system, when there were many.
+
+        Python looks for cycles among all objects after millions of new ones, and does not count OpenSSL's
+        memory, which hangs on few of them: a hundred thousand handshakes would be a gigabyte by then.
+        """
+        self._ended += 1
+        if self._ended >= MANY_ENDED:
+            self._ended = 0
+            gc.collect()
+            memory.give_back()
 
     def _tick(self) -> None:
         self._timer.set(TICK_S)
