@@ -8,7 +8,6 @@ from unittest.mock import Mock
 
 from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
-from twisted.internet import _producer_helpers
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IHandshakeListener
@@ -18,7 +17,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from pipegrid.reactor import handshakes
+from pipegrid.reactor import clienttls, handshakes
 from pipegrid.reactor.clientcontext import client_context, http_context
 from pipegrid.reactor.clientendpoint import ClientTLSEndpoint
 from pipegrid.reactor.clienttls import (
@@ -415,7 +414,7 @@ class BytesTests(ClientTlsCase):
 
         clock = self.clock
         self.patch(
-            _producer_helpers,
+            clienttls,
             "cooperate",
             __import__("twisted.internet.task")
             .internet.task.Cooperator(scheduler=lambda call: clock.callLater(0.1, call))

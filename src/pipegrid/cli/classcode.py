@@ -110,25 +110,31 @@ def _check(body: bytes) -> bytes:
     return zlib.crc32(body).to_bytes(4, "big")
 
 
-def kept_beside(module: ModuleType) -> ClassCode:
+def kept_beside(module: ModuleType | None) -> ClassCode:
     """
     Have attrs take bytecode from the file that belongs to this package.
 
     Args:
-        module: ``attr._make``, where classes are made.
+        module: ``attr._make``, where classes are made; None: nothing is taken.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     path = cache_from_source(os.path.join(package, "attrs.py")).removesuffix("pyc") + "code"
     code = ClassCode(path, MAGIC_NUMBER)
     compiler = getattr(module, _COMPILER, None)
     made: CodeType | None = getattr(compiler, "__code__", None)
-    if made is not None and made.co_varnames[: made.co_argcount] == _ARGUMENTS:
+    if (
+        module is not None
+        and made is not None
+        and made.co_varnames[: made.co_argcount] == _ARGUMENTS
+    ):
         setattr(module, _COMPILER, code.execute)
     return code
 
 
 def begin() -> ClassCode:
     """Have it so in this process, for all classes that are made from now on."""
-    from attr import _make
-
+    try:
+        from attr import _make
+    except ImportError:  # of another release
+        return kept_beside(None)
     return kept_beside(_make)

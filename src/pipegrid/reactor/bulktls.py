@@ -9,6 +9,7 @@ Twisted program, for more of the processor's time, and the log has a line that s
 
 from __future__ import annotations
 
+import inspect
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +30,27 @@ FUNCTIONS = {
 """OpenSSL's, as pyOpenSSL passes them on."""
 FIELDS = {"_ssl": "SSL *", "_into_ssl": "BIO *", "_from_ssl": "BIO *"}
 """Of pyOpenSSL's connections."""
-TWISTED = (
-    "_bufferedWrite",
-    "_flushReceiveBIO",
-    "_flushSendBIO",
-    "_shutdownTLS",
-    "_tlsShutdownFinished",
-    "_unbufferPendingWrites",
-    "_write",
-)
-"""Of Twisted's TLS, what ours overrides or calls."""
+CALLED = ("_raise_ssl_error",)
+"""Of the same: called."""
+TWISTED = {
+    "_bufferedWrite": 1,
+    "_flushReceiveBIO": 0,
+    "_flushSendBIO": 0,
+    "_shutdownTLS": 0,
+    "_tlsShutdownFinished": 1,
+    "_unbufferPendingWrites": 0,
+    "_write": 1,
+}
+"""Methods of Twisted's TLS that ours overrides or calls, and with how many arguments they are called."""
+STATE = {
+    "_aborted": "bool",
+    "_aggregator": "_AggregateSmallWrites",
+    "_appSendBuffer": "list",
+    "_handshakeDone": "bool",
+    "_lostTLSConnection": "bool",
+    "_tlsConnection": "Connection",
+}
+"""What one that has begun its handshake keeps, and the names of the types."""
 
 
 def what_is_missing() -> str | None:
@@ -58,13 +70,63 @@ def what_is_missing() -> str | None:
     for name, kind in FIELDS.items():
         if _kind(ffi, getattr(connection, name, None)) != kind:
             return f"OpenSSL.SSL.Connection.{name}"
-    if not callable(getattr(connection, "_raise_ssl_error", None)):
-        return "OpenSSL.SSL.Connection._raise_ssl_error"
+    for name in CALLED:
+        if not callable(getattr(connection, name, None)):
+            return f"OpenSSL.SSL.Connection.{name}"
     transport = getattr(tls, "BufferingTLSTransport", None)
-    for name in TWISTED:
-        if not callable(getattr(transport, name, None)):
+    for name, arguments in TWISTED.items():
+        if not _takes(getattr(transport, name, None), arguments):
+            return f"twisted.protocols.tls.BufferingTLSTransport.{name}"
+    begun = _begun()
+    for name, kind in STATE.items():
+        if type(getattr(begun, name, None)).__name__ != kind:
             return f"twisted.protocols.tls.BufferingTLSTransport.{name}"
     return None
+
+
+def _takes(method: Any, arguments: int) -> bool:
+    """Whether a function takes itself and so many arguments."""
+    try:
+        inspect.signature(method).bind(None, *[None] * arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _begun() -> object:
+    """Return Twisted's TLS for a client, on nothing, with its handshake begun; None: that fails by now."""
+    from OpenSSL import SSL
+    from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
+    from twisted.internet.protocol import Factory, Protocol
+    from twisted.internet.task import Clock
+    from twisted.protocols import tls
+    from zope.interface import implementer
+
+    @implementer(IOpenSSLClientConnectionCreator)
+    class Creator:
+        def clientConnectionForTLS(self, _: object) -> Any:
+            return SSL.Connection(SSL.Context(SSL.TLS_METHOD), None)
+
+    class Nowhere:
+        disconnecting = False
+
+        def write(self, _: bytes) -> None:
+            pass
+
+        def loseConnection(self) -> None:
+            pass
+
+    anywhere: Any = Creator()
+    nowhere: Any = Nowhere()
+    try:
+        factory = tls.TLSMemoryBIOFactory(anywhere, True, Factory(), Clock())
+        factory.noisy = False
+        begun = tls.BufferingTLSTransport(factory, Protocol())
+        begun.makeConnection(nowhere)
+    except Exception as error:
+        log.debug("Twisted's TLS does not begin as it did: {error!r}", error=error)
+        return None
+    return begun
 
 
 def _kind(ffi: Any, value: object) -> str | None:

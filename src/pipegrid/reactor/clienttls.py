@@ -28,18 +28,23 @@ error of TLS ``TlsFailed``, and after a wrong certificate the error of the check
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IHandshakeListener, INegotiated
+from twisted.internet.interfaces import IHandshakeListener, INegotiated, IPushProducer
 from twisted.internet.protocol import Protocol, connectionDone
+from twisted.internet.task import TaskFinished, cooperate
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
 from pipegrid.reactor.ahead import MadeAhead, handshake
 from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.reactor.sockets import Buffer, Outlet, socket_of
+
+log = Logger()
 
 CheckCertificate = Callable[[bytes], Exception | None]
 """Is given the server's certificate, DER; returns what is wrong with it, or None."""
@@ -305,9 +310,7 @@ class ClientTLS(Protocol):
             producer.stopProducing()
             return
         if not streaming:
-            from twisted.internet._producer_helpers import _PullToPush
-
-            producer = self._pulling = _PullToPush(producer, self)
+            producer = self._pulling = _Pulling(producer, self)
         transport: Any = self.transport
         transport.registerProducer(producer, True)
         self._producer = producer
@@ -369,6 +372,46 @@ class ClientTLS(Protocol):
         self.disconnecting = True
         assert self.transport is not None
         self.transport.loseConnection()
+
+
+@implementer(IPushProducer)
+class _Pulling:
+    """A producer that is asked for each piece, as one that writes until it is paused."""
+
+    def __init__(self, producer: Any, consumer: ClientTLS) -> None:
+        self._producer = producer
+        self._consumer = consumer
+        self._task: Any = None
+
+    def startStreaming(self) -> None:
+        """Ask again and again, a piece in a turn of the reactor."""
+        self._task = cooperate(self._pieces())
+
+    def stopStreaming(self) -> None:
+        """Ask no more; again does nothing."""
+        with suppress(TaskFinished):
+            self._task.stop()
+
+    def pauseProducing(self) -> None:
+        self._task.pause()
+
+    def resumeProducing(self) -> None:
+        self._task.resume()
+
+    def stopProducing(self) -> None:
+        """Ask no more, and say so."""
+        self.stopStreaming()
+        self._producer.stopProducing()
+
+    def _pieces(self) -> Iterator[None]:
+        while True:
+            try:
+                self._producer.resumeProducing()
+            except Exception:
+                log.failure("a producer failed; what it has written is sent")
+                self._consumer.unregisterProducer()
+                return
+            yield None
 
 
 def _failed(error: Exception) -> Exception:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 
-from pipegrid.reactor.standstill import is_standing
+from pipegrid.reactor.standstill import arranged, is_standing
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def make_monotonic(reactor: Any) -> None:
         return
     shift_s = time.monotonic() - reactor.seconds()
     # The cancelled ones, too: they stand in the same heap.
-    for call in (*reactor._pendingTimedCalls, *reactor._newTimedCalls):
+    for call in arranged(reactor):
         call.time += shift_s
         call.seconds = time.monotonic
     reactor.seconds = time.monotonic

@@ -46,6 +46,17 @@ So long it may acknowledge all, and take no more, as that of a server whose disk
 be there, and how long it is waited for is for others to say.
 """
 
+SOCKET_NAMES = (
+    "_tempDataBuffer",
+    "connected",
+    "dataBuffer",
+    "producer",
+    "producerPaused",
+    "streamingProducer",
+    "writeSomeData",
+)
+"""What a socket of Twisted's has that ``send_now`` and ``Outlet`` use."""
+
 SMALL_BYTES = 1024
 """Of a piece that is copied behind another one when both are to be kept."""
 
@@ -142,7 +153,11 @@ def is_stalled(socket: Any) -> bool:
 
 def socket_of(transport: Any) -> Any:
     """Return the transport if ``send_now`` can use it: Twisted's, with a socket of its own; or None."""
-    return transport if hasattr(type(transport), "writeSomeData") else None
+    # Layers between have such names, too: they ask what is beneath them.
+    is_socket = hasattr(type(transport), "writeSomeData")
+    return (
+        transport if is_socket and all(hasattr(transport, each) for each in SOCKET_NAMES) else None
+    )
 
 
 def is_free(socket: Any) -> bool:

@@ -47,6 +47,16 @@ CLOCK = StandingClock()
 """The process's; as long as no reactor counts with it, it is the monotonic clock."""
 
 
+def arranged(reactor: Any) -> list[Any]:
+    """
+    Return the calls that a reactor has been asked for and not made, cancelled ones too.
+
+    None where Twisted has other names for them, which matters only to calls that were arranged this early.
+    """
+    waiting = getattr(reactor, "_pendingTimedCalls", ()), getattr(reactor, "_newTimedCalls", ())
+    return [call for calls in waiting for call in calls]
+
+
 def is_standing(reactor: Any) -> bool:
     """Return whether a reactor's time stands still while the process does."""
     return bool(reactor.seconds == CLOCK.seconds)
@@ -60,7 +70,7 @@ def pass_over_stops(reactor: Any) -> None:
         reactor: one that counts with the monotonic clock; see ``monotonic``.
     """
     CLOCK.seconds()  # what was before has passed
-    for call in (*reactor._pendingTimedCalls, *reactor._newTimedCalls):
+    for call in arranged(reactor):
         call.seconds = CLOCK.seconds
     reactor.seconds = CLOCK.seconds
     signal.signal(signal.SIGCONT, CLOCK.went_on)

@@ -32,8 +32,11 @@ def _call_at_once(
 ) -> Deferred[Any] | None:
     if broker.disconnected or not broker.is_idle():
         return None
+    method_info = getattr(reference, "_getMethodInfo", None)
+    if method_info is None:  # of another release
+        return None
     try:
-        interface_name, _, schema = reference._getMethodInfo(method)
+        interface_name, _, schema = method_info(method)
     except Violation:
         return None
     trackers = [_tracker_of(broker, each) for each in arguments]
