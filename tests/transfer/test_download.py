@@ -590,15 +590,17 @@ class SinkTests(DownloadTestCase):
         self.assert_nothing_left()
 
     def test_a_closed_pipe(self) -> None:
-        """Whoever reads our output may leave: that error passes as it is."""
+        """Whoever reads our output may leave: a sentence says so."""
 
         class Closed(BytesIO):
             def write(self, _data: object) -> int:
                 raise BrokenPipeError(32, "Broken pipe")
 
         self.make(2_000_000)
-        with self.assertRaises(BrokenPipeError):
+        with self.assertRaises(SinkError) as caught:
             self.world.run(self.world.grid.get(self.file.cap, Closed()))
+        self.assertIn("its reader has gone", str(caught.exception))
+        self.assertIsInstance(caught.exception.__cause__, BrokenPipeError)
         self.assert_nothing_left()
 
     def test_an_unbuffered_file(self) -> None:

@@ -50,6 +50,9 @@ class ResultStream(io.BufferedIOBase):
         reader_left: ``abandoned`` because the reader went away.
     """
 
+    written_in_reactor = True
+    """Of the library: only the main thread may be interrupted by a signal while it waits for a reader."""
+
     def __init__(self, stream: BinaryIO | None) -> None:
         self._stream = stream
         self.abandoned = False

@@ -15,6 +15,7 @@ from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import NotEnoughSharesError, SinkError, UsageError
 from pipegrid.grid.base import BaseGrid, started
 from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.transfer.get.blocking_sink import is_pipe_or_device, open_pipe_or_device
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.results import GetResult
@@ -41,9 +42,11 @@ class FetchingGrid(BaseGrid):
 
         Args:
             cap: a file's read cap.
-            sink: a path, a binary file object (it stays open), or an ``IConsumer``, which may pause us. At
-                a path the file appears when it is whole, and durable. If that is interrupted, a hidden part
-                stays beside it, and the next get to the same path goes on with what of it is good.
+            sink: a path, a binary file object (it stays open), or an ``IConsumer``, which may pause us. A
+                pipe, a device, or a file object of another kind than a regular file's is written to in a
+                thread, one write at a time. At a path the file appears when it is whole, and durable. If
+                that is interrupted, a hidden part stays beside it, and the next get to the same path goes
+                on with what of it is good.
             start, length: the range; by default all. A length beyond the end stops there.
             progress: called with bytes delivered and wanted; what was there already is delivered.
             replace: a file that is at the path already.
@@ -53,13 +56,19 @@ class FetchingGrid(BaseGrid):
             UsageError: the range begins beyond the end of the file.
             NotEnoughSharesError: too few good shares could be had.
             CorruptionError: the shares do not make up the file of the cap.
-            SinkError: the sink could not take it, there is a file at the path, or somebody writes to it.
+            SinkError: the sink could not take it, its reader has gone, there is a file at the path, or
+                somebody writes to it.
         """
         with ExitStack() as stack:
             if isinstance(sink, str | os.PathLike):
                 if mutable_file(cap) is None:
                     readable(cap)  # before anything is done on the disk
-                sink = stack.enter_context(PartFile(_checked_path(sink), replace))
+                path = _checked_path(sink)
+                if is_pipe_or_device(path):
+                    sink = await open_pipe_or_device(path, self._workers)
+                    stack.callback(sink.close)
+                else:
+                    sink = stack.enter_context(PartFile(path, replace))
             result = await self._get(cap, sink, start, length, progress)
             if isinstance(sink, PartFile):
                 await self._workers.run(sink.publish)
@@ -104,10 +113,11 @@ class FetchingGrid(BaseGrid):
                 earlier=self._earlier,
             )
 
+        first = download()
         try:
-            return await download().run()
+            return await first.run()
         except NotEnoughSharesError:
-            if delivered or not await self._readiness.more_servers():
+            if delivered or first.handed_on or not await self._readiness.more_servers():
                 raise
         return await download().run()
 
@@ -118,13 +128,14 @@ class FetchingGrid(BaseGrid):
         if isinstance(sink, PartFile):
             sink.begin(0)
         wanted = Wakeup(self._reactor)
-        target = open_sink(sink, wanted.fire)
+        target = open_sink(sink, wanted.fire, self._workers)
         try:
             if isinstance(cap, LitCap):
                 target.write([cap.data[start : start + length]])
             while target.pending_bytes:
                 await wanted.wait()
                 target.check()
+            await target.flushed()
         finally:
             target.finish()
         return GetResult(length, {}, [])

@@ -158,7 +158,7 @@ class Mutables:
 
         if isinstance(sink, PartFile):
             sink.begin(0)
-        target = open_sink(sink, changed)
+        target = open_sink(sink, changed, self._workers)
         done = 0
 
         def write(pieces: Sequence[Buffer]) -> None:
@@ -188,6 +188,7 @@ class Mutables:
             while target.pending_bytes:
                 await wanted.wait()
                 target.check()
+            await target.flushed()
         finally:
             target.finish()
         elapsed_s = self._reactor.seconds() - began_s

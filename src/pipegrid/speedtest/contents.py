@@ -38,6 +38,7 @@ class Comparing:
     """
 
     name = "the comparison"
+    written_in_reactor = True  # it waits for nobody
 
     def __init__(self, expected: bytes) -> None:
         self._expected = expected

@@ -73,7 +73,7 @@ class Download:
         self._settings = settings
         self._progress = ProgressReport(progress, length)
         self._changed = Wakeup(clock)
-        self._sink = open_sink(sink, self._changed.fire)
+        self._sink = open_sink(sink, self._changed.fire, means.workers)
         self._part = sink if isinstance(sink, PartFile) else None
         found_bytes = self._part.begin(length) if self._part is not None else 0
         self._resuming: ResumingDecoder | None = None
@@ -110,6 +110,11 @@ class Download:
             changed=self._changed.fire,
         )
 
+    @property
+    def handed_on(self) -> bool:
+        """Whether the caller's object may have got something of the file; then it must not get it again."""
+        return self._sink.handed_on
+
     async def run(self) -> GetResult:
         """
         Fetch, verify and deliver the range.
@@ -130,8 +135,9 @@ class Download:
                 self._deliver()
                 if self._decoder.done:
                     if not self._sink.pending_bytes:
+                        await self._sink.flushed()
                         break
-                    await self._changed.wait()  # for a consumer that wants the rest
+                    await self._changed.wait()  # for a sink that wants the rest
                     continue
                 self._readers.look_at_answers()
                 self._readers.look_at_readers()

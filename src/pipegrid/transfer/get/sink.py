@@ -7,11 +7,13 @@ Only verified plaintext gets here, in order. The download asks ``ready`` before 
 
 from __future__ import annotations
 
-import errno
 import io
+import os
+import stat
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import BinaryIO, Protocol, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import BinaryIO, Protocol
 
 from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
@@ -20,6 +22,13 @@ from pipegrid.arguments import check_has
 from pipegrid.core.hashes import Buffer
 from pipegrid.disk.partfile import PartFile
 from pipegrid.errors import SinkError
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.get.blocking_sink import (
+    BlockingSink,
+    raw_file,
+    unwritable,
+    written_by_object,
+)
 from pipegrid.transfer.get.here import InPlace
 
 SinkLike = BinaryIO | IConsumer | PartFile
@@ -44,6 +53,10 @@ class Sink(Protocol):
     def pending_bytes(self) -> int:
         """What was written and has not been handed on, since nobody wants it yet."""
 
+    @property
+    def handed_on(self) -> bool:
+        """Whether the caller's object may have got a byte, so that it must not get it again."""
+
     def check(self) -> None:
         """
         Do nothing if more is wanted.
@@ -60,70 +73,57 @@ class Sink(Protocol):
             SinkError: they could not be written; the transfer ends.
         """
 
+    async def flushed(self) -> None:
+        """
+        Fire when the caller's object keeps nothing back; for when all has been handed on.
+
+        Raises:
+            SinkError: as ``write`` does.
+        """
+
     def finish(self) -> None:
         """All has been handed on, or nothing more will be; let go of the caller's object."""
 
 
 class FileSink:
-    """Writes to a file object, which stays open."""
+    """Writes to a file object that takes all at once, as a regular file does; it stays open."""
 
     ready = True
     pending_bytes = 0
 
-    def __init__(self, file: BinaryIO) -> None:
-        check_has(
-            file,
-            ("write", "flush"),
-            "where a file goes",
-            "a file opened in binary mode or an IConsumer",
-        )
+    def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
-        self._name = str(getattr(file, "name", "the output"))
+        self._name = name
+        self.handed_on = False
 
     def check(self) -> None:
         """A file always wants more."""
 
     def write(self, pieces: Sequence[Buffer]) -> None:
         """Write the pieces; a BrokenPipeError passes as it is, since readers may leave."""
-        try:
+        self.handed_on = True
+        with self._telling():
             for piece in pieces:
-                self._write_all(memoryview(piece))
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise _unwritable(self._name, error) from error
-        except (TypeError, ValueError) as error:  # opened for text, or closed
-            why = str(error).rstrip(".")
-            raise SinkError(
-                f"cannot write {self._name}: {why}; give a file that is open in binary mode"
-            ) from error
+                view = memoryview(piece)
+                while view:
+                    view = view[written_by_object(self._file, view) :]
 
-    def _write_all(self, piece: memoryview) -> None:
-        while piece:
-            written = cast("int | None", self._file.write(piece))
-            if written is None and isinstance(self._file, io.RawIOBase):
-                raise BlockingIOError(errno.EAGAIN, "it takes no more at the moment")
-            if written is None:
-                return  # some file-like objects do not tell, and take all
-            piece = piece[written:]  # an unbuffered file may take less than it was given
+    async def flushed(self) -> None:
+        """Do nothing: its ``finish`` tells of errors, and does not wait."""
 
     def finish(self) -> None:
         """Flush, so that the caller sees all bytes or the error."""
-        try:
+        with self._telling():
             self._file.flush()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
         except BrokenPipeError:
             raise
-        except OSError as error:
-            raise SinkError(f"cannot write {self._name}: {error.strerror or error}") from error
-        except ValueError as error:
-            raise SinkError(f"cannot write {self._name}: {error}") from error
-
-
-def _unwritable(name: str, error: OSError) -> SinkError:
-    advice = "free some space or choose another place"
-    if isinstance(error, io.UnsupportedOperation):  # of a file object, not of a disk
-        return SinkError(f"cannot write {name}: {error}; give a file that is open for writing")
-    return SinkError(f"cannot write {name}: {error.strerror}; {advice}")
+        except (OSError, TypeError, ValueError) as error:
+            raise unwritable(self._name, error) from error
 
 
 class PartSink:
@@ -131,6 +131,7 @@ class PartSink:
 
     ready = True
     pending_bytes = 0
+    handed_on = False  # it begins anew at any time
 
     def __init__(self, part: PartFile) -> None:
         self._part = part
@@ -153,7 +154,10 @@ class PartSink:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise _unwritable(self._part.name, error) from error
+            raise unwritable(self._part.name, error) from error
+
+    async def flushed(self) -> None:
+        """Do nothing: a part file has no buffer."""
 
     def finish(self) -> None:
         """Whoever opened the part publishes it."""
@@ -177,6 +181,7 @@ class ConsumerSink:
         self._handing_on = False
         self._error: Exception | None = None  # the consumer's own, while no transfer listened
         self.pending_bytes = 0
+        self.handed_on = False
         consumer.registerProducer(self, True)
 
     @property
@@ -206,6 +211,7 @@ class ConsumerSink:
         try:
             while self.pending_bytes and not (self._paused or self._stopped or self._finished):
                 data = self._next_piece()
+                self.handed_on = True
                 self._consumer.write(data)
                 self.pending_bytes -= len(data)  # what was not taken stays, so that nobody is done
         finally:
@@ -224,6 +230,9 @@ class ConsumerSink:
             if not (missing and self._waiting):
                 return b"".join(joined)
             first = self._waiting.popleft()
+
+    async def flushed(self) -> None:
+        """Do nothing: what is pending waits for the consumer."""
 
     def finish(self) -> None:
         if not self._finished:
@@ -251,10 +260,45 @@ class ConsumerSink:
         self._changed()
 
 
-def open_sink(sink: SinkLike, changed: Callable[[], None]) -> Sink:
-    """Return the sink for whatever the caller gave; ``changed`` tells that it is ready again."""
+def open_sink(
+    sink: SinkLike, changed: Callable[[], None], workers: CpuWorkers | None = None
+) -> Sink:
+    """
+    Return the sink for whatever the caller gave.
+
+    Args:
+        changed: tells that it is ready again.
+        workers: write to what may have to wait for another program; None: the caller itself waits.
+
+    Raises:
+        SinkError: it is a file that cannot be written.
+        UsageError: it is nothing of the kind.
+    """
     if isinstance(sink, PartFile):
         return PartSink(sink)
     if IConsumer.providedBy(sink):
         return ConsumerSink(sink, changed)
-    return FileSink(sink)
+    check_has(
+        sink,
+        ("write", "flush"),
+        "where a file goes",
+        "a file opened in binary mode or an IConsumer",
+    )
+    name = getattr(sink, "name", "the output")
+    name = f"the descriptor {name}" if isinstance(name, int) else str(name)
+    if workers is None or _takes_all_at_once(sink):
+        return FileSink(sink, name)
+    return BlockingSink(sink, name, workers, changed)
+
+
+def _takes_all_at_once(file: BinaryIO) -> bool:
+    """Whether writing waits for no other program, or is to be done in this thread whatever it takes."""
+    if type(file) is io.BytesIO or getattr(file, "written_in_reactor", False) is True:
+        return True
+    raw = raw_file(file)
+    if raw is None:
+        return False
+    try:
+        return not raw.writable() or stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+    except (OSError, ValueError):
+        return True  # it is closed, and so the first write fails

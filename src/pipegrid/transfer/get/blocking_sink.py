@@ -1,0 +1,325 @@
+"""
+Plaintext on its way to what may take none for ever: pipes, sockets, terminals, any other file object.
+
+One write at a time is under way, in a thread of its own; the download pauses until it has ended. Ending the
+download gives it up. A pipe, a plain socket or a terminal that Python's own classes have opened is written
+to by its descriptor, never more than it takes at once, so that the thread can end at any moment. An object's
+own ``write`` cannot be interrupted: its thread ends when it returns.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import BinaryIO, cast
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.python.failure import Failure
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.disk.descriptors import own_descriptor
+from pipegrid.errors import SinkError
+from pipegrid.reactor.blocking_calls import BlockingCall
+from pipegrid.reactor.workers import CpuWorkers
+
+_PIECE_BYTES = 1 << 20
+_PROMISED_BYTES = 4096
+"""What a pipe that can be written to takes without a wait (PIPE_BUF of Linux)."""
+
+_READER_POLL_S = 0.02
+"""How often a named pipe is looked at until it has a reader; the system tells nobody when that comes."""
+
+
+def raw_file(file: object) -> io.FileIO | socket.SocketIO | None:
+    """Return what Python's own file object writes to by a descriptor; None: it is another kind of object."""
+    if type(file).__module__ == "tempfile":
+        file = getattr(file, "file", file)
+    if type(file) in (io.BufferedWriter, io.BufferedRandom):
+        file = getattr(file, "raw", file)
+    if type(file) is io.FileIO:
+        return file
+    # What wraps a socket for TLS must not be passed by.
+    if type(file) is socket.SocketIO and type(getattr(file, "_sock", None)) is socket.socket:
+        return file
+    return None
+
+
+def is_pipe_or_device(path: str) -> bool:
+    """Whether a path leads to what is neither a file nor a directory, so that opening it may have to wait."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+async def open_pipe_or_device(path: str, workers: CpuWorkers) -> BinaryIO:
+    """
+    Open what ``is_pipe_or_device`` has found; a named pipe when it has a reader. The caller closes it.
+
+    Raises:
+        SinkError: it cannot be opened.
+    """
+    try:
+        return await workers.run_blocking(_open_when_read, path)
+    except OSError as error:
+        raise SinkError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _open_when_read(call: BlockingCall, path: str) -> BinaryIO:
+    while (fd := _open_if_read(path)) is None:
+        call.sleep(_READER_POLL_S)
+    file = io.FileIO(path, "w", opener=lambda _path, _flags: fd)
+    call.undo(file.close)
+    return cast("BinaryIO", file)
+
+
+def _open_if_read(path: str) -> int | None:
+    own = own_descriptor(path)
+    if own is not None:
+        return os.dup(own)
+    try:
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO and stat.S_ISFIFO(os.stat(path).st_mode):
+            return None
+        raise
+
+
+class _Target:
+    """
+    The file object, and a descriptor of our own: callers may close theirs, and open another, at any time.
+
+    ``write`` and ``flush`` are for ``run_blocking``, one at a time.
+    """
+
+    def __init__(self, file: BinaryIO, raw: io.FileIO | socket.SocketIO | None) -> None:
+        self._file = file
+        self._fd: int | None = None
+        self._socket: socket.socket | None = None
+        self._most_bytes = _PIECE_BYTES
+        self._has_flushed = isinstance(file, io.RawIOBase)
+        self._lock = Lock()
+        self._in_use = self._closed = False
+        if raw is not None:
+            self._open(raw.fileno())
+
+    def _open(self, theirs: int) -> None:
+        mode = os.fstat(theirs).st_mode
+        if stat.S_ISSOCK(mode):
+            self._socket = socket.socket(fileno=os.dup(theirs))
+            self._fd = self._socket.fileno()
+            return
+        if stat.S_ISFIFO(mode) and os.get_blocking(theirs):
+            # Opened once more it takes much at a time without a wait, and theirs stays as it is.
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            with suppress(OSError):  # no /proc, or no reader
+                self._fd = os.open(f"/proc/self/fd/{theirs}", flags)
+                return
+        self._fd = os.dup(theirs)
+        if os.get_blocking(theirs) and (stat.S_ISFIFO(mode) or os.isatty(theirs)):
+            self._most_bytes = _PROMISED_BYTES
+
+    def write(self, call: BlockingCall, pieces: Sequence[Buffer]) -> None:
+        """
+        Write all of the pieces.
+
+        Raises:
+            OSError, TypeError, ValueError: of the file object.
+        """
+        self._begin(call)
+        try:
+            if self._fd is None:
+                for piece in pieces:
+                    self._write_to_object(call, memoryview(piece).cast("B"))
+                return
+            self._flush_theirs(call, self._fd)
+            for piece in pieces:
+                view = memoryview(piece).cast("B")
+                while view:
+                    view = view[self._send(call, self._fd, view[: self._most_bytes]) :]
+        finally:
+            self._end()
+
+    def flush(self, call: BlockingCall) -> None:
+        """Write what is in the file object's buffer; raises as ``write`` does."""
+        self._begin(call)
+        try:
+            if self._fd is None:
+                self._file.flush()
+            else:
+                self._flush_theirs(call, self._fd)
+        finally:
+            self._end()
+
+    def _send(self, call: BlockingCall, fd: int, data: memoryview) -> int:
+        call.wait_writable(fd)
+        try:
+            if self._socket is not None:
+                return self._socket.send(data, socket.MSG_DONTWAIT)
+            return os.write(fd, data)
+        except BlockingIOError:  # another writer was quicker
+            return 0
+
+    def _write_to_object(self, call: BlockingCall, piece: memoryview) -> None:
+        while piece:
+            call.check()
+            piece = piece[written_by_object(self._file, piece) :]
+
+    def _flush_theirs(self, call: BlockingCall, fd: int) -> None:
+        """Send ahead what the caller has written to the buffer of the file object."""
+        while not self._has_flushed:
+            call.wait_writable(fd)
+            theirs = self._file.fileno()
+            waits = os.get_blocking(theirs)
+            os.set_blocking(theirs, False)
+            try:
+                self._file.flush()
+                self._has_flushed = True
+            except BlockingIOError:
+                pass
+            finally:
+                os.set_blocking(theirs, waits)
+
+    def _begin(self, call: BlockingCall) -> None:
+        call.check()
+        with self._lock:
+            if self._closed:
+                raise CancelledError
+            self._in_use = True
+
+    def _end(self) -> None:
+        with self._lock:
+            self._in_use = False
+            if self._closed:
+                self._close_descriptor()
+
+    def close(self) -> None:
+        """Let go of the descriptor, when the thread has; in the reactor, after its call was given up."""
+        with self._lock:
+            self._closed = True
+            if not self._in_use:
+                self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
+        fd, self._fd = self._fd, None
+        if self._socket is not None:
+            self._socket.close()
+        elif fd is not None:
+            os.close(fd)
+
+
+def written_by_object(file: BinaryIO, piece: memoryview) -> int:
+    """
+    Have a file object write; returns how much of the piece it has taken.
+
+    Raises:
+        BlockingIOError: it took nothing and does not wait.
+    """
+    written: int | None = file.write(piece)
+    if written is None and isinstance(file, io.RawIOBase):
+        raise BlockingIOError(errno.EAGAIN, "it takes no more at the moment")
+    # Some file-like objects do not tell, and take all; an unbuffered file may take less than it was given.
+    return len(piece) if written is None else written
+
+
+def unwritable(name: str, error: Exception) -> Exception:
+    """Return the sentence for what a file object has raised, or what it raised if that is no such error."""
+    if isinstance(error, ConnectionError):
+        return SinkError(f"cannot write {name}: its reader has gone; start the reader again")
+    if isinstance(error, io.UnsupportedOperation):  # of a file object, not of a disk
+        return SinkError(f"cannot write {name}: {error}; give a file that is open for writing")
+    if isinstance(error, OSError):
+        why = error.strerror or error
+        return SinkError(f"cannot write {name}: {why}; free some space or choose another place")
+    if isinstance(error, (TypeError, ValueError)):  # opened for text, or closed
+        why = str(error).rstrip(".")
+        return SinkError(f"cannot write {name}: {why}; give a file that is open in binary mode")
+    return error
+
+
+class BlockingSink:
+    """Writes to a file object, which stays open, in threads; see ``Sink``."""
+
+    def __init__(
+        self, file: BinaryIO, name: str, workers: CpuWorkers, changed: Callable[[], None]
+    ) -> None:
+        self._name = name
+        self._workers = workers
+        self._changed = changed
+        self._waiting: list[Buffer] = []
+        self._writing: Deferred[None] | None = None
+        self._error: BaseException | None = None
+        self._finished = self.handed_on = False
+        self.pending_bytes = 0
+        try:
+            self._target = _Target(file, raw_file(file))
+        except OSError as error:
+            raise unwritable(name, error) from error
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing is being written; if that has failed the transfer must come and see."""
+        return self._error is not None or not self.pending_bytes
+
+    def check(self) -> None:
+        """Complain if a write has failed."""
+        if self._error is not None:
+            raise self._error
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        """Write the pieces when what came before is written."""
+        self.check()
+        self._waiting.extend(piece for piece in pieces if len(piece))
+        self.pending_bytes += sum(map(len, pieces))
+        self._write_next()
+
+    def _write_next(self) -> None:
+        if self._writing is not None or not self._waiting or self._finished:
+            return
+        pieces, self._waiting = self._waiting, []
+        self.handed_on = True
+        size = sum(map(len, pieces))
+        writing = self._writing = self._workers.run_blocking(self._target.write, pieces)
+        writing.addCallbacks(self._written, self._failed, callbackArgs=(size,))
+
+    def _written(self, _result: None, size: int) -> None:
+        self._writing = None
+        self.pending_bytes -= size
+        self._write_next()
+        self._changed()
+
+    def _failed(self, failure: Failure) -> None:
+        self._writing = None
+        error = failure.value
+        self._error = self._told(error) if isinstance(error, Exception) else error
+        self._changed()
+
+    def _told(self, error: Exception) -> Exception:
+        told = unwritable(self._name, error)
+        if told is not error:
+            told.__cause__ = error
+        return told
+
+    async def flushed(self) -> None:
+        """Flush, so that whoever reads it sees all bytes, or the caller the error."""
+        try:
+            await self._workers.run_blocking(self._target.flush)
+        except Exception as error:
+            told = self._told(error)
+            if told is error:
+                raise
+            raise told from error
+
+    def finish(self) -> None:
+        """Give up what is under way."""
+        self._finished = True
+        if self._writing is not None:
+            self._writing.cancel()
+        self._target.close()
