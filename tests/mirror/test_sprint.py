@@ -369,8 +369,12 @@ class SprintTests(SprintCase):
             self.assertTrue(done, kind)
             self.assertEqual(self.found(), self.files)
             asked = len(bad & set(bad_one.asked))
-            self.assertEqual(work.report.retries, asked)
-            self.assertEqual(work.report.tallies[0].refused, asked)
+            refused = work.report.tallies[0].refused
+            self.assertEqual(work.report.retries, refused)
+            if kind == "missing":
+                self.assertEqual(refused, asked)
+            else:  # nothing on a connection is read behind a wrong file: it is asked for again
+                self.assertLessEqual(refused, asked)
 
     def test_as_nginx_says_it(self) -> None:
         """Its usual heads, and what only looks like them."""

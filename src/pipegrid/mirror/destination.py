@@ -51,6 +51,7 @@ class Destination:
         manifest: path of what the last complete run wanted.
         unnoted_files: as of ``Report``; see ``unchanged``.
         folds: the file system takes names for one that differ in case; see ``folding``.
+        serial_urls: of the mirrors that this run has found unable to pipeline; see ``plan``.
     """
 
     device = unnoted_files = 0
@@ -59,6 +60,7 @@ class Destination:
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self._count = 0
+        self.serial_urls: set[str] = set()
         hidden = os.path.join(self.path, HIDDEN)
         self.manifest = os.path.join(hidden, MANIFEST)
         self._open(hidden)

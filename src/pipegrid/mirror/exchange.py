@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timezone
 from time import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pipegrid.errors import PipegridError
 from pipegrid.http11 import Exchange, Limits
@@ -16,6 +16,9 @@ from pipegrid.mirror.plan import Errand
 from pipegrid.mirror.sink import ArchiveSink, FileReceiver
 from pipegrid.mirror.sprint.heads import BUSY, judge
 from pipegrid.mirror.wanted import most_bytes
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.plan import Failure
 
 MAX_RETRY_AFTER_S = 120.0
 """As long as a mirror is waited for that says when it wants to be asked again."""
@@ -32,10 +35,10 @@ class Asks(Protocol):
     def received(self, errand: Errand, receiver: FileReceiver) -> None:
         """All of it is here."""
 
-    def refused(self, errand: Errand, reason: str) -> None:
-        """It is lacking, or wrong; all that it has was received."""
+    def refused(self, errand: Errand, reason: str, kind: Failure = "refused") -> bool:
+        """It is lacking, or wrong, and all that it has was received; False: see ``Plan.failed_at``."""
 
-    def refuse(self, exchange: FileExchange, reason: str) -> None:
+    def refuse(self, exchange: FileExchange, reason: str, kind: Failure) -> None:
         """What comes is not what is wanted; the rest of it is not, either."""
 
     def put_off(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
@@ -62,16 +65,16 @@ class FileExchange(Exchange):
         if head.status != 200:
             transient, reason = judge(head.status)
             if not transient:
-                self._source.refuse(self, reason)
+                self._source.refuse(self, reason, "refused")
             else:
                 busy = head.status in BUSY
                 self._source.put_off(self, reason, retry_after_s(head.headers) if busy else None)
         elif wanted.size is not None and head.length not in (None, wanted.size):
-            self._source.refuse(self, f"it has {head.length} bytes, and {wanted.size} by the index")
+            reason = f"it has {head.length} bytes, and {wanted.size} by the index"
+            self._source.refuse(self, reason, "wrong")
         elif (head.length or 0) > most_bytes(wanted):
-            self._source.refuse(
-                self, f"it has {head.length} bytes, more than any whose size is not told"
-            )
+            reason = f"it has {head.length} bytes, more than any whose size is not told"
+            self._source.refuse(self, reason, "wrong")
         else:
             self._receiver = self._source.sink.receiver(wanted)
             self.paused = self._source.is_paused
@@ -82,7 +85,7 @@ class FileExchange(Exchange):
         receiver.write(data)
         most = most_bytes(self.errand.wanted)
         if receiver.size_bytes > most:
-            self._source.refuse(self, f"it has more than the {most} bytes of the index")
+            self._source.refuse(self, f"it has more than the {most} bytes of the index", "wrong")
 
     def completed(self) -> None:
         receiver = self._receiver
@@ -90,7 +93,8 @@ class FileExchange(Exchange):
         size = self.errand.wanted.size
         if size is not None and receiver.size_bytes != size:
             receiver.discard()
-            self._source.refused(self.errand, f"it has {receiver.size_bytes} bytes of {size}")
+            reason = f"it has {receiver.size_bytes} bytes of {size}"
+            self._source.refused(self.errand, reason, "wrong")
         else:
             self._source.received(self.errand, receiver)
 

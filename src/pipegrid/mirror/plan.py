@@ -13,6 +13,13 @@ What broke on its way (``broken``: lost connections, silence, answers cut short)
 others are asked first, then the same again, ``MAX_BREAKS`` times in all for each mirror. What was never
 looked at (``unasked``) is no failure, and what a mirror put off that is ``busy`` is not the file's.
 
+**Pipelining.** Some servers and proxies mix up, drop or join the answers to pipelined requests. So what is
+said of a file counts only if its request was alone on a connection that never had two. A *wrong* file in
+``company`` is a doubt: that mirror is asked for it again, alone, and until it has answered gets one request
+at a time (``is_serial``). If the file is then right, the mirror is serial for the rest of the run; if not,
+the fault is the mirror's own, and it is pipelined again. What a mirror refuses in company is asked of others
+first.
+
 **The last word.** The mirror that served the index knows what it names. While others could still give a
 file it does not have to; but what it refuses only counts as refused by all when all others did, too.
 
@@ -23,7 +30,7 @@ done, failed.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipegrid.mirror.wanted import Wanted
 
@@ -31,7 +38,7 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import Literal
 
-    Failure = Literal["refused", "broken", "busy"]
+    Failure = Literal["refused", "wrong", "broken", "busy"]
 
 MAX_BREAKS = 3
 """Times that a file may break on its way from one mirror. Each costs a connection at least."""
@@ -45,16 +52,31 @@ class Errand:
     One file and what became of asking for it. There may be hundreds of thousands: it is kept small.
 
     Attributes: refused_by, under_way: bits, one a mirror: those that lack it or have it wrong, those that
-        are asked now. breaks: how often it broke on its way from each; None: never. reasons: the last
-        reason of each mirror, for people. is_over: done, or failed.
+        are asked now. company: bits, too: those with further requests on the connection on which it is
+        asked. unproven: those that refused it in company. in_doubt: those to be asked again, alone. breaks:
+        how often it broke on its way from each; None: never. reasons: the last reason of each mirror, for
+        people. is_over: done, or failed.
     """
 
-    __slots__ = ("breaks", "is_over", "reasons", "refused_by", "under_way", "wanted")
+    __slots__ = (
+        "breaks",
+        "company",
+        "in_doubt",
+        "is_over",
+        "reasons",
+        "refused_by",
+        "under_way",
+        "unproven",
+        "wanted",
+    )
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self.refused_by = 0
         self.under_way = 0
+        self.company = 0
+        self.unproven = 0
+        self.in_doubt = 0
         self.is_over = False
         self.breaks: dict[int, int] | None = None
         self.reasons: dict[int, str] | None = None
@@ -93,6 +115,8 @@ class Plan:
 
     Args:
         mirrors: how many there are; they are numbered from 0.
+        urls: of the mirrors.
+        serial_urls: of those that this run has found unable to pipeline; what is learnt here is added.
 
     Attributes:
         failed: what no mirror could give.
@@ -100,10 +124,17 @@ class Plan:
         retries: how often a file was put back.
     """
 
-    def __init__(self, mirrors: int) -> None:
+    def __init__(
+        self, mirrors: int, urls: Sequence[str] = (), serial_urls: set[str] | None = None
+    ) -> None:
         self.failed: list[Errand] = []
         self.done_files = self.done_bytes = self.retries = 0
+        self.serial_urls: set[str] = set() if serial_urls is None else serial_urls
         self._mirrors = mirrors
+        self._urls = urls or [str(number) for number in range(mirrors)]
+        # By mirror: what it is to be asked for alone, and how much of that it has not answered yet.
+        self._doubted: list[list[Errand]] = [[] for _ in range(mirrors)]
+        self._doubts = [0] * mirrors
         self._gone: set[int] = set()
         self._resting: set[int] = set()
         # Largest first; the count keeps equal sizes in the order in which they came. Both are one number, and
@@ -128,7 +159,15 @@ class Plan:
     @property
     def waits(self) -> bool:
         """Whether anything waits to be asked for."""
-        return bool(self._waiting or self._again)
+        return bool(self._waiting or self._again) or any(self._doubted)
+
+    def is_serial(self, mirror: int) -> bool:
+        """Whether it gets one request at a time, on connections that never had two."""
+        return bool(self._doubts[mirror]) or self._urls[mirror] in self.serial_urls
+
+    def becomes_serial(self, mirror: int) -> None:
+        """It cannot pipeline: it gets one request at a time for the rest of the run."""
+        self.serial_urls.add(self._urls[mirror])
 
     def add(self, wanted: Wanted) -> None:
         """One more file is wanted."""
@@ -151,11 +190,16 @@ class Plan:
 
     def next(self, mirror: int) -> Errand | None:
         """Return what to ask this mirror for now; None: nothing that it may be asked for waits."""
-        errand = self._take_again(mirror)
-        if errand is None:
-            if not self._waiting or mirror in self._gone:
-                return None
+        if mirror in self._gone:
+            return None
+        errand = self._take_doubted(mirror, mirror) or self._take_again(mirror)
+        if errand is None and self._waiting:
             errand = _errand(heapq.heappop(self._waiting)[1])
+        if errand is None:
+            for other in range(self._mirrors):
+                errand = errand or self._take_doubted(other, mirror)
+        if errand is None:
+            return None
         errand.under_way |= 1 << mirror
         return errand
 
@@ -171,6 +215,10 @@ class Plan:
         self._arrived(errand, mirror)
         if errand.is_over:
             return False
+        if errand.in_doubt >> mirror & 1:
+            self.retries += 1
+            self.becomes_serial(mirror)
+        self._settle(errand, errand.in_doubt)
         errand.is_over = True
         self._open -= 1
         self.done_files += 1
@@ -182,18 +230,49 @@ class Plan:
         self._arrived(errand, mirror)
         self._put_back(errand)
 
-    def failed_at(self, errand: Errand, mirror: int, kind: Failure, reason: str) -> None:
-        """Note that this mirror could not give it; it is put back for another one, or has failed."""
+    def failed_at(self, errand: Errand, mirror: int, kind: Failure, reason: str) -> bool:
+        """
+        Note that this mirror could not give it; it is put back for another one, or has failed.
+
+        Returns:
+            False if that is only a doubt: the file is wrong, and other requests were on the connection.
+        """
+        bit = 1 << mirror
+        in_company = errand.company & bit
         self._arrived(errand, mirror)
+        if errand.is_over:
+            return True
         errand.note(mirror, reason)
-        if kind == "refused":
-            errand.refused_by |= 1 << mirror
+        if kind == "wrong" and in_company:
+            self._doubt(errand, bit)
+            self._put_back(errand)
+            return False
+        if kind in ("refused", "wrong"):
+            errand.refused_by |= bit
+            errand.unproven |= in_company
+            if not in_company:
+                self._settle(errand, errand.in_doubt & bit)
         elif kind == "broken":
             breaks = errand.breaks = errand.breaks or {}
             breaks[mirror] = breaks.get(mirror, 0) + 1
-        if not errand.is_over:
-            self.retries += 1
+        self.retries += 1
         self._put_back(errand)
+        return True
+
+    def _doubt(self, errand: Errand, mirrors: int) -> None:
+        """Have these mirrors asked for it again, alone."""
+        errand.refused_by &= ~mirrors
+        errand.unproven &= ~mirrors
+        for mirror in range(self._mirrors):
+            self._doubts[mirror] += (mirrors & ~errand.in_doubt) >> mirror & 1
+        errand.in_doubt |= mirrors
+
+    def _settle(self, errand: Errand, mirrors: int) -> None:
+        """These mirrors, of those that were to be asked for it alone, are not any more."""
+        errand.in_doubt &= ~mirrors
+        if mirrors:
+            for mirror in range(self._mirrors):
+                self._doubts[mirror] -= mirrors >> mirror & 1
 
     def rests(self, mirror: int, resting: bool = True) -> None:
         """This mirror is left alone for a while (or no longer): nothing waits for it in particular."""
@@ -205,7 +284,8 @@ class Plan:
     def gave_up(self, mirror: int, reason: str) -> None:
         """This mirror is asked for nothing any more; what was asked of it has been told already."""
         self._gone.add(mirror)
-        again, self._again = self._again, []
+        again, self._again = self._again + self._doubted[mirror], []
+        self._doubted[mirror] = []
         for errand in again:
             if len(self._gone) == self._mirrors:
                 errand.note(mirror, reason)
@@ -229,7 +309,16 @@ class Plan:
     def _put_back(self, errand: Errand) -> None:
         if errand.is_over or errand.under_way:
             return
-        if not any(self._may_ask(errand, mirror) for mirror in range(self._mirrors)):
+        if errand.in_doubt:
+            able = self._able(errand)
+            self._settle(errand, errand.in_doubt & ~able)
+        elif errand.unproven and not self._able(errand):
+            self._doubt(errand, errand.unproven)
+            self._settle(errand, errand.in_doubt & ~self._able(errand))
+        if errand.in_doubt:
+            first = (errand.in_doubt & -errand.in_doubt).bit_length() - 1
+            self._doubted[first].append(errand)
+        elif not any(self._may_ask(errand, mirror) for mirror in range(self._mirrors)):
             errand.is_over = True
             self._open -= 1
             self.failed.append(errand)
@@ -241,6 +330,11 @@ class Plan:
     def _arrived(self, errand: Errand, mirror: int) -> None:
         assert errand.under_way >> mirror & 1, errand
         errand.under_way &= ~(1 << mirror)
+        errand.company &= ~(1 << mirror)
+
+    def _able(self, errand: Errand) -> int:
+        """Return the bits of those that may be asked for it."""
+        return sum(1 << each for each in range(self._mirrors) if self._may_ask(errand, each))
 
     def _may_ask(self, errand: Errand, mirror: int) -> bool:
         return (
@@ -248,6 +342,13 @@ class Plan:
             and not errand.refused_by >> mirror & 1
             and errand.breaks_at(mirror) < MAX_BREAKS
         )
+
+    def _take_doubted(self, of: int, mirror: int) -> Errand | None:
+        """What one mirror is to be asked for alone goes out first, and to others only in the end."""
+        for index, errand in enumerate(self._doubted[of]):
+            if self._may_ask(errand, mirror):
+                return self._doubted[of].pop(index)
+        return None
 
     def _take_again(self, mirror: int) -> Errand | None:
         """What came back goes out first, to a mirror where it did not break yet, if there is one."""
@@ -269,9 +370,12 @@ class Plan:
         for entry in self._waiting:
             yield _errand(entry[1])
         yield from self._again
+        for doubted in self._doubted:
+            yield from doubted
 
     def _check_invariants(self) -> None:
         for errand in self.waiting():
             assert not errand.is_over, errand
             assert not errand.under_way, errand
         assert self._open >= 0, self
+        assert all(count >= 0 for count in self._doubts), self._doubts

@@ -11,7 +11,7 @@ Anything but 200 with the right length is a refusal, of which no byte is kept.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
@@ -26,6 +26,9 @@ from pipegrid.mirror.exchange import LIMITS, FileExchange
 from pipegrid.mirror.plan import Errand, Plan
 from pipegrid.mirror.report import Tally
 from pipegrid.mirror.sink import ArchiveSink, FileReceiver
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.plan import Failure as FailureKind
 
 CONNECTIONS = 4
 REST_S = 0.5
@@ -53,6 +56,8 @@ class MirrorSource:
         is_paused: the sink takes no more for now.
         last_byte_s: when anything was received, or asked of an idle mirror; by connection.
         asked_bytes: of files, in all.
+        pipelined: the connections that have had two requests at a time.
+        pipelined: connections that have had two requests at a time.
     """
 
     def __init__(
@@ -74,6 +79,8 @@ class MirrorSource:
         self.tally = tally or Tally(address.url)
         self.is_paused = False
         self.last_byte_s: dict[PipelinedConnection, float] = {}
+        self.pipelined: set[PipelinedConnection] = set()
+        self._doubtful: set[PipelinedConnection] = set()  # whose end says nothing of the mirror
         self._plan = plan
         self._clock = clock
         self._connect = connect
@@ -130,12 +137,15 @@ class MirrorSource:
         count = len(self._connections) + len(self._connecting)
         if self._record.quota_is_told:
             count -= sum(each.lane.is_spent for each in self._connections)
+        serial = self._plan.is_serial(self.number)
+        if serial:
+            count -= len(self.pipelined)
         while (
             self._plan.waits
             and count < self._wanted_connections
             and coming < self._wanted_connections
         ):
-            if count >= 1 and self._record.is_serial(self._clock.seconds()):
+            if count >= 1 and not serial and self._record.is_serial(self._clock.seconds()):
                 break
             if not self._open_connection():
                 break
@@ -159,9 +169,20 @@ class MirrorSource:
         """What was asked and has not come."""
         return sum(connection.lane.owed_bytes for connection in self._connections)
 
-    def stalled(self, connection: PipelinedConnection, reason: str) -> None:
-        """Take back all that was asked on a connection, and leave the mirror alone for a while."""
-        self._rest(reason)
+    def stalled(self, connection: PipelinedConnection, reason: str, others: bool) -> None:
+        """
+        Take back all that was asked on a connection, and leave the mirror alone for a while.
+
+        If several requests were on it, the mirror is serial from now on. If there are no ``others``, it is
+        then asked on at once: perhaps it answers only the first of several.
+        """
+        pipelined = connection in self.pipelined
+        if pipelined:
+            self._plan.becomes_serial(self.number)
+        if pipelined and not others:
+            self._doubtful.add(connection)
+        else:
+            self._rest(reason)
         connection.abort(reason)
 
     def under_way(self) -> list[Errand]:
@@ -176,7 +197,14 @@ class MirrorSource:
 
     def ask_too(self, errand: Errand) -> bool:
         """Ask for what another mirror is slow to give; returns whether it was."""
-        ready = [each for each in self._connections if each.ready and each.open]
+        serial = self._plan.is_serial(self.number)
+        ready = [
+            each
+            for each in self._connections
+            if each.ready
+            and each.open
+            and not (serial and (each in self.pipelined or len(each.lane)))
+        ]
         if not ready or self.is_paused or not self._plan.copy(errand, self.number):
             return False
         self._ask(min(ready, key=lambda each: each.lane.owed_bytes), errand)
@@ -211,7 +239,12 @@ class MirrorSource:
         if self._resting is not None or self.is_given_up:
             return
         now_s = self._clock.seconds()
-        lane.serial = self._record.is_serial(now_s)
+        serial = self._plan.is_serial(self.number)
+        if serial and connection in self.pipelined:
+            if not len(lane):
+                connection.close()
+            return
+        lane.serial = serial or self._record.is_serial(now_s)
         if not lane.written:
             self.last_byte_s[connection] = now_s
         lane.quota = self._record.quota
@@ -229,7 +262,18 @@ class MirrorSource:
             self._head_tail,
         )
         self.asked_bytes += errand.size_bytes
+        self._note_company(connection, errand)
         connection.submit(FileExchange(self, errand, head))
+
+    def _note_company(self, connection: PipelinedConnection, errand: Errand) -> None:
+        bit, lane = 1 << self.number, connection.lane
+        if len(lane) and connection not in self.pipelined:
+            self.pipelined.add(connection)
+            for exchange in (*lane.written, *lane.queued):
+                if isinstance(exchange, FileExchange) and not exchange.abandoned:
+                    exchange.errand.company |= bit
+        if connection in self.pipelined:
+            errand.company |= bit
 
     def _note_busy(self, now_s: float) -> None:
         owes = any(
@@ -250,7 +294,7 @@ class MirrorSource:
 
         def ended(wrong: str | None) -> None:
             if wrong is not None:
-                self.refused(errand, wrong)
+                self.refused(errand, wrong, "wrong")
             elif self._plan.done(errand, self.number, size):
                 self.tally.files += 1
                 self._events.arrived(self, errand, size)
@@ -263,20 +307,32 @@ class MirrorSource:
         self._rest(reason, busy_s or 0.0)  # before it could be asked again at once
         self._broken(exchange.errand, reason, busy_s is not None)
 
-    def refuse(self, exchange: FileExchange, reason: str) -> None:
+    def refuse(self, exchange: FileExchange, reason: str, kind: FailureKind) -> None:
         """What it gives is not what is wanted; the rest of it is not, either."""
+        carriers = (each for each in self._connections if each is exchange.connection)
+        connection = next(carriers, None)
+        believed = self._refused(exchange.errand, reason, kind)
+        if not believed and connection is not None:
+            self._doubtful.add(connection)
         self._take_back(exchange)
-        self.refused(exchange.errand, reason)
+        if not believed and connection is not None:
+            connection.abort(reason)
+        self._events.changed()
 
     def _take_back(self, exchange: FileExchange) -> None:
         exchange.let_go()
         exchange.withdraw()
 
-    def refused(self, errand: Errand, reason: str) -> None:
+    def refused(self, errand: Errand, reason: str, kind: FailureKind = "refused") -> bool:
         """It lacks the file, or has it wrong."""
-        self.tally.refused += 1
-        self._plan.failed_at(errand, self.number, "refused", reason)
+        believed = self._refused(errand, reason, kind)
         self._events.changed()
+        return believed
+
+    def _refused(self, errand: Errand, reason: str, kind: FailureKind) -> bool:
+        believed = self._plan.failed_at(errand, self.number, kind, reason)
+        self.tally.refused += believed
+        return believed
 
     def _broken(self, errand: Errand, reason: str, busy: bool = False) -> None:
         self.tally.broken += 1
@@ -376,12 +432,18 @@ class MirrorSource:
         self.last_byte_s.pop(connection, None)
         if connection in self._connections:
             self._connections.remove(connection)
-        self._record.lost(loss, connection.answered_behind, now_s)
+        failed = self._record.lost(loss, connection.answered_behind, now_s)
+        if failed or (loss.garbage and connection in self.pipelined):
+            self._plan.becomes_serial(self.number)
+            self._doubtful.add(connection)
+        forgiven = loss.announced or connection in self._doubtful
+        self._doubtful.discard(connection)
+        self.pipelined.discard(connection)
         # The first is the one whose answer was due; about those behind it nothing is known.
-        self._put_back(unanswered, broken=0 if loss.announced else 1)
+        self._put_back(unanswered, broken=0 if forgiven else 1)
         if self._closed:
             return
-        if loss.answered or loss.announced:
+        if loss.answered or forgiven:
             self.work()
         else:
             self._rest(loss.reason)

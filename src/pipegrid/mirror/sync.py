@@ -224,8 +224,9 @@ class Sync:
             others = any(other is not source for other in able)
             for connection in list(source.connections):
                 idle_s = now_s - source.last_byte_s.get(connection, now_s)
-                if connection.lane.written and has_stalled(idle_s, others):
-                    source.stalled(connection, f"no byte came for {idle_s:.1f} s")
+                pipelined = connection in source.pipelined
+                if connection.lane.written and has_stalled(idle_s, others, pipelined):
+                    source.stalled(connection, f"no byte came for {idle_s:.1f} s", others)
         if not self._plan.waits and self._all_read:
             self._steal()
         if self._options.progress is not None:

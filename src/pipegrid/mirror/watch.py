@@ -4,8 +4,8 @@ Which mirror is too slow, and what of its work others should do: numbers in, mov
 Called a few times a second, with what each mirror owes and how long ago its last byte came.
 
 **Stalls.** A connection from which no byte has come for a second, though it owes some, loses what it was
-asked for, if there is another mirror; if there is none, after ``LONE_STALL_S``. While our own disk holds
-reading up nobody stalls.
+asked for, if there is another mirror; if there is none, after ``LONE_STALL_S``, or ``PIPELINED_STALL_S``.
+While our own disk holds reading up nobody stalls.
 
 **The tail.** When nothing waits any more, a mirror that has finished takes over from the one that would
 finish last as much as evens out their times. What it takes is asked twice, and whoever is first has given
@@ -20,6 +20,8 @@ from pipegrid.mirror.value import Value
 
 STALL_S = 1.0
 LONE_STALL_S = 15.0
+PIPELINED_STALL_S = 3.0
+"""Of a connection that has had several requests at a time, and may be silent because of that."""
 
 WORTH_STEALING_S = 0.5
 """What would come within this time anyway is left where it is."""
@@ -75,14 +77,15 @@ class MirrorStanding(Value):
         return self.owed_bytes / self.bytes_per_s if self.bytes_per_s else float("inf")
 
 
-def has_stalled(idle_s: float, others: bool) -> bool:
+def has_stalled(idle_s: float, others: bool, pipelined: bool = False) -> bool:
     """
     Return whether a connection that owes something has been silent for too long.
 
     Args:
         others: whether another mirror can do its work.
+        pipelined: it has had several requests at a time.
     """
-    return idle_s > (STALL_S if others else LONE_STALL_S)
+    return idle_s > (STALL_S if others else PIPELINED_STALL_S if pipelined else LONE_STALL_S)
 
 
 class Theft(Value):

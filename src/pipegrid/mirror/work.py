@@ -50,8 +50,9 @@ class Work:
         self.destination = destination
         self.addresses = addresses
         self.staged = staged
-        self.plan = Plan(len(addresses))
-        self.report = Report(tallies=[Tally(address.url) for address in addresses])
+        urls = [address.url for address in addresses]
+        self.plan = Plan(len(urls), urls, destination.serial_urls)
+        self.report = Report(tallies=[Tally(url) for url in urls])
         self.would_files = self.would_bytes = 0
         self.all_read = False
         self._doubt = doubt

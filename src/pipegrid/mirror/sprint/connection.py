@@ -43,8 +43,13 @@ if TYPE_CHECKING:
         def store(self) -> SprintStore:
             """Where what comes is stored."""
 
-        def refused(self, connection: Connection, errand: Errand, reason: str) -> None:
-            """The mirror lacks the file, or has it wrong."""
+        def refused(self, connection: Connection, errand: Errand, reason: str, wrong: bool) -> None:
+            """
+            The mirror lacks the file, or has it wrong.
+
+            Raises:
+                Lost: nothing more on this connection can be believed.
+            """
 
         def not_now(self, connection: Connection, errand: Errand, reason: str) -> None:
             """The mirror is not to be asked for a while."""
@@ -91,6 +96,7 @@ class Connection:
         count: how many were asked for in all; ``answered``: and were answered.
         last_s: when something was received, or asked while nothing was owed.
         received_bytes: of files, in all.
+        pipelined: it has had two requests at a time.
     """
 
     def __init__(
@@ -107,6 +113,7 @@ class Connection:
         self.owed_bytes = self.received_bytes = 0
         self.count = self.answered = count
         self.last_s = 0.0
+        self.pipelined = False
         self.wants_to_write = True  # until it is known to be connected
         self._runner = runner
         self._secure = secure
@@ -145,6 +152,14 @@ class Connection:
 
     def ask(self, errand: Errand, request: bytes) -> None:
         """Ask for one more file; ``write`` sends the request."""
+        bit = 1 << self.mirror
+        if not self.pipelined and self.is_owed:
+            self.pipelined = True
+            for each in self.unanswered:
+                if each is not _NOBODY:
+                    each.company |= bit
+        if self.pipelined:
+            errand.company |= bit
         self.asked.append(errand)
         self.owed_bytes += errand.size_bytes
         self.count += 1
@@ -290,13 +305,13 @@ class Connection:
             if transient:
                 runner.not_now(self, errand, reason)
             else:
-                runner.refused(self, errand, reason)
+                runner.refused(self, errand, reason, False)
         elif wanted.size is None and head.length > MAX_UNTOLD_BYTES:
             reason = f"it has {head.length} bytes, more than any whose size is not told"
-            runner.refused(self, errand, reason)
+            runner.refused(self, errand, reason, True)
         elif wanted.size is not None and head.length != wanted.size:
             reason = f"it has {head.length} bytes, and {wanted.size} by the index"
-            runner.refused(self, errand, reason)
+            runner.refused(self, errand, reason, True)
         elif not errand.is_over:
             self._errand, self._left = errand, head.length
             self.owed_bytes += head.length
@@ -348,11 +363,10 @@ class Connection:
         errand = self._errand
         assert errand is not None
         wrong = self._runner.store.whole(errand, self.mirror, data)
-        if wrong is None:
-            self._done()
-        else:
-            self._done()
-            self._runner.refused(self, errand, wrong)
+        self._errand = self._gathered = None
+        if wrong is not None:
+            self._runner.refused(self, errand, wrong, True)
+        self._done()
 
     def _done(self) -> None:
         self._errand = self._gathered = None

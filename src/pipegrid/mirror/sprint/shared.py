@@ -100,7 +100,8 @@ class Helpers:
         try:
             self._destination.forked()
             tallies = [Tally(each.url) for each in self._report.tallies]
-            plan = Plan(len(tallies))
+            urls = [each.url for each in tallies]
+            plan = Plan(len(urls), urls, self._destination.serial_urls)
             for each in files:
                 plan.add(each)
             try:
@@ -163,6 +164,7 @@ class Helpers:
                 plan.add(each)
 
     def _take_over(self, plan: Plan, files: list[Wanted], result: dict[str, Any]) -> None:
+        plan.serial_urls.update(result["serial"])
         plan.add_done(result["files"], result["bytes"], result["retries"])
         for tally, counts in zip(self._report.tallies, result["tallies"], strict=True):
             tally.files += counts[0]
@@ -191,8 +193,9 @@ def _result(plan: Plan, tallies: Sequence[Tally], files: list[Wanted]) -> dict[s
         "files": plan.done_files,
         "bytes": plan.done_bytes,
         "retries": plan.retries,
+        "serial": sorted(plan.serial_urls),
         "left": [
-            (numbers[each.wanted.path], each.refused_by, each.reasons or {})
+            (numbers[each.wanted.path], each.refused_by & ~each.unproven, each.reasons or {})
             for each in (*plan.waiting(), *plan.failed)
         ],
         "tallies": [

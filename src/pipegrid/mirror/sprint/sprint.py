@@ -38,6 +38,7 @@ from pipegrid.mirror.watch import MirrorStanding, has_stalled, theft
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from pipegrid.disk.commit import Policy
+    from pipegrid.mirror.plan import Failure
     from pipegrid.mirror.sprint.store import SprintStore
 
 ALONE_WINDOW_BYTES = 256 << 20
@@ -203,6 +204,7 @@ class Sprint:
         for entrant in self._entrants:
             if not entrant.is_out:
                 entrant.widen()
+                self._drop_pipelined(entrant)
                 while self._may_open(entrant):
                     self._open(entrant)
         going = True
@@ -230,7 +232,10 @@ class Sprint:
     def _free_connection(self, entrant: Entrant) -> Connection | None:
         """Return the connection that owes least, if it has room."""
         best: Connection | None = None
+        serial = self._plan.is_serial(entrant.number)
         for connection in entrant.connections:
+            if serial and (connection.is_owed or connection.pipelined):
+                continue
             if (
                 connection.count < entrant.spent
                 and connection.owed_bytes < entrant.window_bytes
@@ -240,13 +245,24 @@ class Sprint:
         return best
 
     def _may_open(self, entrant: Entrant) -> bool:
-        usable = sum(connection.count < entrant.spent for connection in entrant.connections)
+        serial = self._plan.is_serial(entrant.number)
+        usable = sum(
+            connection.count < entrant.spent and not (serial and connection.pipelined)
+            for connection in entrant.connections
+        )
         return (
             not entrant.is_out
             and self._plan.waits
             and usable < self._most_connections
             and len(entrant.connections) < 2 * self._most_connections
         )
+
+    def _drop_pipelined(self, entrant: Entrant) -> None:
+        """Let go of what a serial mirror is asked on no more, when nothing is to come on it."""
+        if self._plan.is_serial(entrant.number):
+            for connection in list(entrant.connections):
+                if connection.pipelined and not connection.is_owed:
+                    self._drop(connection, "it had two requests at a time", broken=False)
 
     def _open_first(self) -> None:
         """Connect before the list is read: that takes a round trip."""
@@ -271,8 +287,9 @@ class Sprint:
     def unwanted(self, connection: Connection, errand: Errand) -> None:
         self._plan.unasked(errand, connection.mirror)
 
-    def refused(self, connection: Connection, errand: Errand, reason: str) -> None:
-        self._wrong(errand, connection.mirror, reason)
+    def refused(self, connection: Connection, errand: Errand, reason: str, wrong: bool) -> None:
+        if not self._refuse(errand, connection.mirror, reason, "wrong" if wrong else "refused"):
+            raise Lost(reason, ours=True)
 
     def not_now(self, connection: Connection, errand: Errand, reason: str) -> None:
         entrant = self._entrants[connection.mirror]
@@ -282,12 +299,18 @@ class Sprint:
         raise Lost(reason, ours=True)
 
     def _wrong(self, errand: Errand, mirror: int, reason: str) -> None:
+        self._refuse(errand, mirror, reason, "wrong")
+
+    def _refuse(self, errand: Errand, mirror: int, reason: str, kind: Failure) -> bool:
+        """Note that a mirror does not give what it should; False: that is only a doubt."""
+        if not self._plan.failed_at(errand, mirror, kind, reason):
+            return False
         entrant = self._entrants[mirror]
         entrant.tally.refused += 1
         entrant.refused += 1
-        self._plan.failed_at(errand, mirror, "refused", reason)
         if entrant.refused > max(MAX_REFUSED, entrant.tally.files):
             self._leave(entrant, reason)
+        return True
 
     def _stored(self, errand: Errand, mirror: int, size: int) -> None:
         tally = self._entrants[mirror].tally
@@ -342,6 +365,12 @@ class Sprint:
                 if not connection.is_owed:
                     continue
                 alone = len(going) == 1
+                if connection.pipelined and has_stalled(idle_s, not alone, pipelined=True):
+                    # Perhaps it answers only the first of several requests. Alone it shows whether it does.
+                    self._plan.becomes_serial(entrant.number)
+                    if alone:
+                        self._drop(connection, f"no byte came for {idle_s:.1f} s", broken=False)
+                        continue
                 if idle_s > ALONE_STALL_S if alone else has_stalled(idle_s, True):
                     self._leave(entrant, f"no byte came for {idle_s:.1f} s", broken=True)
                     break
@@ -364,8 +393,14 @@ class Sprint:
         if move is None:
             return
         thief, left_bytes = self._entrants[move.thief], move.size_bytes
+        touched: set[Connection] = set()
         connections = [
-            connection for connection in thief.connections if connection.count < thief.spent
+            connection
+            for connection in thief.connections
+            if connection.count < thief.spent
+            and not (
+                self._plan.is_serial(move.thief) and (connection.pipelined or connection.is_owed)
+            )
         ]
         if not connections:
             if len(thief.connections) < 2 * self._most_connections:
@@ -373,13 +408,16 @@ class Sprint:
             return
         for victim in self._entrants[move.victim].connections:
             for errand in reversed(victim.unanswered):
-                if left_bytes <= 0:
+                if left_bytes <= 0 or not connections:
                     break
                 if isinstance(errand, Errand) and self._plan.copy(errand, thief.number):
                     connection = min(connections, key=lambda each: each.owed_bytes)
                     self._ask(thief, connection, errand, now_s)
+                    touched.add(connection)
+                    if self._plan.is_serial(move.thief):
+                        connections.remove(connection)
                     left_bytes -= errand.size_bytes
-        for connection in connections:
+        for connection in touched:
             self._serve(connection, select.EPOLLOUT, now_s)
 
     def _close(self) -> None:
