@@ -149,7 +149,7 @@ class IntroducerTests(DiscoveryTestCase):
         text = "\n".join(world.warnings())
         for words in (
             "no triple",
-            "somebody changed it",
+            "it was changed",
             "that is a fURL",
             "NURL",
             "not known here",

@@ -6,8 +6,9 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.error import ConnectionLost
-from twisted.internet.interfaces import IProtocol
+from twisted.internet.interfaces import INegotiated, IProtocol
 from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import classImplements
 
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.dialer import (
@@ -33,6 +34,15 @@ LIMIT_S = 16.0
 SECOND_S = LIMIT_S * SECOND_AFTER
 
 
+class TlsSide(ServerSide):
+    """The other end of a connection over TLS."""
+
+    negotiatedProtocol = None
+
+    def setTcpNoDelay(self, enabled: bool) -> None:
+        """As of a socket."""
+
+
 class Place(Network):
     """A network whose connections are over TLS, as far as they can see; nothing is accepted by itself."""
 
@@ -48,12 +58,16 @@ class Place(Network):
     def connected(self, number: int) -> ServerSide:
         """TCP is there, and TLS has begun, of the attempt with this number among those that wait."""
         factory, made = self.attempts.pop(number)
-        side: Any = ServerSide()
-        side.protocol = side.wrappedProtocol = factory.buildProtocol(None)
+        side: Any = TlsSide()
+        side.protocol = factory.buildProtocol(None)
         self.connections.append(side)
         side.protocol.makeConnection(side)
         made.callback(side.protocol)
         return side  # type: ignore[no-any-return]
+
+
+declare: Any = classImplements  # mypy wants all of its members
+declare(TlsSide, INegotiated)
 
 
 class DialerCase(SynchronousTestCase):
@@ -298,8 +312,8 @@ class FailedAttemptTests(DialerCase):
         """What became of its first protocol is its own affair: the last one is the connection."""
         d = self.dial()
         (factory, _) = self.network.attempts[0]
-        lost: Any = ServerSide()
-        lost.protocol = lost.wrappedProtocol = factory.buildProtocol(None)
+        lost: Any = TlsSide()
+        lost.protocol = factory.buildProtocol(None)
         lost.protocol.makeConnection(lost)
         lost.lose(ConnectionLost())
         self.assertNoResult(d)

@@ -115,7 +115,7 @@ class OrdinaryTests(FlatCase):
             self.assertIn("Packages.gz", world.found())
         world = self.begin(archive)
         self.refused(
-            "no mirror has a release file of './' to be believed",
+            "no mirror has a release file of './' that can be trusted",
             suites=("./",),
             components=(),
             keys=Keys((other.keyring,)),

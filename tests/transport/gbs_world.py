@@ -20,6 +20,7 @@ from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.config import GridConfig
 from pipegrid.grid.grid import Grid
+from pipegrid.reactor.blocking_calls import BlockingCall
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.server.gbs.site import GbsSite
 from pipegrid.simulation.clock import HeapClock
@@ -166,6 +167,10 @@ class InlineCpu(InlineWorkers):
     def run_if_large(self, size: int, function: Callable[..., Any], *args: Any) -> Deferred[Any]:
         """Call it."""
         return self.run(function, *args)
+
+    def run_blocking(self, function: Callable[..., Any], *args: Any) -> Deferred[Any]:
+        """Call it; it had better not wait."""
+        return self.run(function, BlockingCall(), *args)
 
     def stop(self) -> Deferred[None]:
         """Nothing runs."""

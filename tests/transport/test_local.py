@@ -332,6 +332,7 @@ class LocalServerTests(LocalMixin, SynchronousTestCase):
             raise OSError(errno.EROFS, "read-only")
 
         self.patch(os, "makedirs", refuse)
+        self.patch(os, "mkdir", refuse)
         allocation = self.server.allocate(SI, {0}, 4, SECRETS)
         error = self.failureResultOf(allocation, ServerRefused).value
         self.assertIn("Read-only", str(error))

@@ -1104,7 +1104,16 @@ class BackupTests(SynchronousTestCase):
     def test_a_file_that_cannot_be_read(self) -> None:
         """The run is listed, and says that something was left out."""
         self.write("a")
-        os.mkfifo(self.root / "pipe")
+        self.write("bad")
+        os.mkfifo(self.root / "pipe")  # which nothing stores; it does not count
+        really_read = os.pread
+
+        def failing(fd: int, length: int, offset: int) -> bytes:
+            if os.readlink(f"/proc/self/fd/{fd}").endswith("/bad"):
+                raise OSError(errno.EIO, "no")
+            return really_read(fd, length, offset)
+
+        self.patch(os, "pread", failing)
         result = self.run_backup()
         self.assertEqual(result.run.left_out, 1)
         self.assertEqual(self.names_in(result.run.cap), ["a"])

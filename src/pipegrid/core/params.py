@@ -148,5 +148,5 @@ def too_many_shares(total_shares: int, servers: int) -> str | None:
         return None
     return (
         f"{total_shares} shares of a file on {counted(servers, 'server')}: some servers hold several, "
-        f"which are lost together with the server; choose at most {servers} shares, with -n or shares.total"
+        f"which are lost together with the server; choose a total of at most {servers} shares"
     )

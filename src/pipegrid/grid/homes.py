@@ -44,8 +44,8 @@ def local_directory() -> Path:
         except OSError:  # noqa: PERF203  it is not there
             continue
     raise UsageError(
-        f"there is no grid on this machine in {own}; make one with "
-        f"'pipegrid -d {aside_of(own)} init --local', or name a directory with -d"
+        f"there is no grid on this machine in {own}; make one with 'pipegrid -d DIR init --local', where "
+        f"DIR is a new directory, such as {aside_of(own)}"
     )
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-MAX_HELD_BYTES = 160 << 20
-"""The largest message has 128 MiB."""
+MAX_HELD_BYTES = 192 << 20
+"""The largest message has 128 MiB, and its tokens become 52 MiB more."""
 
 
 class Holder(Protocol):
