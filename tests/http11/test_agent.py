@@ -88,11 +88,15 @@ class AgentCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.make()
 
-    def make(self, **limits: Any) -> None:
+    def make(self, serial: Any = False, **limits: Any) -> None:
         """Begin anew."""
         limits.setdefault("max_connections", 1)
         self.network = Network()
-        self.agent = PipelinedAgent(self._reactor(), self.network, Limits(**limits))
+        self.agent = PipelinedAgent(self._reactor(), self.network, Limits(**limits), serial=serial)
+
+    def known(self) -> None:
+        """The host has answered before, so requests may be written behind others."""
+        self.agent.pool_for(b"http://host.test")._unknown = False
 
     def _reactor(self) -> Any:
         return self.network.clock
@@ -121,6 +125,47 @@ class AgentCase(SynchronousTestCase):
         data: bytes = side.value()
         side.clear()
         return data
+
+
+class SerialTests(AgentCase):
+    """Which requests may be written behind others."""
+
+    def written_paths(self) -> list[bytes]:
+        """Return the targets of what was sent since the last time."""
+        return [head.split(b" ")[1] for head in self.written().split(b"\r\n\r\n") if head]
+
+    def test_an_unknown_host(self) -> None:
+        """It gets one request until the first answer is whole; then all the others."""
+        for number in range(4):
+            self.request(path=b"/%d" % number)
+        self.assertEqual(self.written_paths(), [b"/0"])
+        answer = ok(b"first")
+        self.side.answer(answer[:-1])
+        self.assertEqual(self.written_paths(), [])
+        self.side.answer(answer[-1:])
+        self.assertEqual(self.written_paths(), [b"/1", b"/2", b"/3"])
+
+    def test_serial(self) -> None:
+        """Of an agent, or of some hosts, each connection has one request at a time, for ever."""
+        for serial, is_serial in ((True, True), (["Host.test"], True), (["other"], False)):
+            self.make(serial=serial)
+            for number in range(4):
+                self.request(path=b"/%d" % number)
+            for number in range(4):
+                paths = self.written_paths()
+                if is_serial:
+                    self.assertEqual(paths, [b"/%d" % number], serial)
+                elif number == 1:
+                    self.assertEqual(paths, [b"/1", b"/2", b"/3"], serial)
+                self.network.clock.advance(1)
+                self.side.answer(ok())
+
+    def test_nonsense(self) -> None:
+        """Anything else is refused."""
+        for serial in ("host", b"host", 1, [b"host"], ["h\xf6st"], None):
+            with self.assertRaises(UsageError) as caught:
+                self.make(serial=serial)
+            self.assertIn("list of names of hosts", str(caught.exception))
 
 
 class RequestTests(AgentCase):
@@ -192,6 +237,7 @@ class RequestTests(AgentCase):
 
     def test_one_burst(self) -> None:
         """Many requests leave in one segment, and get their own answers."""
+        self.known()
         asked = [self.request(path=b"/%d" % n) for n in range(12)]
         self.assertEqual(len(self.side.segments), 1)
         self.side.answer(b"".join(ok(b"%d" % n) for n in range(12)))
@@ -221,6 +267,7 @@ class RequestBodyTests(AgentCase):
 
     def test_known_length(self) -> None:
         """The head tells the length; the body follows as it is produced; then the next request."""
+        self.known()
         body = Body(6)
         d = self.request(b"PUT", body=body)
         self.request(path=b"/next")
@@ -246,6 +293,7 @@ class RequestBodyTests(AgentCase):
 
     def test_produced_at_once(self) -> None:
         """A producer may write all of it before startProducing returns."""
+        self.known()
         body = Body(3)
 
         def start(consumer: Any) -> Deferred[None]:
@@ -425,6 +473,7 @@ class ResponseTests(AgentCase):
 
     def test_read_late(self) -> None:
         """A short answer that came at once can be read at any time, and blocks nobody."""
+        self.known()
         first, second = self.request(), self.request()
         self.side.answer(ok(b"first") + ok(b"second"))
         self.assertEqual(self.side.producerState, "producing")
@@ -522,6 +571,7 @@ class ResponseTests(AgentCase):
         for size, survives in ((1000, True), (10**6, False)):
             for how in ("stopProducing", "loseConnection", "abortConnection"):
                 self.setUp()
+                self.known()
                 d, behind = self.request(path=b"/1"), self.request(path=b"/2")
                 side = self.side
                 side.answer(ok(b"x" * size)[:100])
@@ -547,6 +597,7 @@ class ResponseTests(AgentCase):
 
     def test_failing_reader(self) -> None:
         """A reader that raises fails its own answer."""
+        self.known()
         d, behind = self.request(path=b"/1"), self.request(path=b"/2")
         self.network.turn()
         reader = Reader()
@@ -559,6 +610,7 @@ class ResponseTests(AgentCase):
 
     def test_cancel_before_the_answer(self) -> None:
         """Cancelling a request that was sent leaves its neighbours alone."""
+        self.known()
         first, second, third = (self.request(path=b"/%d" % n) for n in range(3))
         self.network.turn()
         second.cancel()
@@ -599,6 +651,7 @@ class ResponseTests(AgentCase):
 
     def test_close_under_way(self) -> None:
         """Closing waits for no answer: requests, and bodies that are being read, fail at once and say why."""
+        self.known()
         reading, waiting = self.request(path=b"/1"), self.request(path=b"/2")
         self.side.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nfirst")
         body = readBody(self.successResultOf(reading))

@@ -12,7 +12,8 @@ per request, does 20 times as many as Twisted's.
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from collections.abc import Collection
+from typing import Any, Literal, cast
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail
@@ -28,7 +29,7 @@ from twisted.web.iweb import (
 )
 from zope.interface import implementer
 
-from pipegrid.arguments import check_has, check_kind, check_seconds, check_whole
+from pipegrid.arguments import check_has, check_kind, check_seconds, check_whole, shown
 from pipegrid.errors import UsageError
 from pipegrid.http11.body import framing_of
 from pipegrid.http11.endpoints import ProxyEndpoints, StandardEndpoints
@@ -96,6 +97,8 @@ class PipelinedAgent:
             as with Twisted's ``Agent``.
         connectTimeout: seconds until a connection can be used, TLS included, in place of the limits'.
         bindAddress: the local address, and port or 0, to connect from.
+        serial: True: one request at a time on each connection; or the names of the hosts that are asked so,
+            because they mix up pipelined answers.
 
     Raises:
         UsageError: an argument is of the wrong kind, or is given twice.
@@ -110,6 +113,7 @@ class PipelinedAgent:
         contextFactory: IPolicyForHTTPS | None = None,
         connectTimeout: float | None = None,
         bindAddress: Any = None,
+        serial: bool | Collection[str] = False,
     ) -> None:
         check_has(reactor, ("seconds", "callLater"), "what an agent needs", "the reactor")
         if endpoints is not None:
@@ -128,6 +132,7 @@ class PipelinedAgent:
         if connectTimeout is not None:
             check_seconds(connectTimeout, "connectTimeout")
             self._limits = attrs.evolve(self._limits, connect_timeout_s=connectTimeout)
+        self._serial = _serial_hosts(serial)
         self._pools: dict[tuple[bytes, bytes, int], HostPool] = {}
         self._origins: dict[bytes, _Origin] = {}
         self._closed = False
@@ -265,7 +270,12 @@ class PipelinedAgent:
             self._forget_idle_hosts()
             server = f"{parsed.host.decode('latin-1')}:{parsed.port}"
             pool = self._pools[key] = HostPool(
-                self._clock, lambda: self._endpoint(parsed), server, self._limits
+                self._clock,
+                lambda: self._endpoint(parsed),
+                server,
+                self._limits,
+                serial=self._serial is True or parsed.host in self._serial,
+                cautious=True,
             )
         if len(self._origins) >= MAX_HOSTS:
             self._origins.clear()
@@ -283,6 +293,20 @@ class PipelinedAgent:
         if len(self._pools) >= MAX_HOSTS:
             self._pools = {key: pool for key, pool in self._pools.items() if not pool.is_idle}
             self._origins.clear()
+
+
+def _serial_hosts(serial: object) -> Literal[True] | frozenset[bytes]:
+    """Return the names of the hosts that get one request at a time; True: all. Raises UsageError."""
+    if serial is True:
+        return True
+    names = [] if serial is False else serial
+    if (
+        isinstance(names, (str, bytes))
+        or not isinstance(names, Collection)
+        or not all(isinstance(name, str) and name.isascii() for name in names)
+    ):
+        raise UsageError(f"serial is True, False, or a list of names of hosts, not {shown(serial)}")
+    return frozenset(name.lower().encode("ascii") for name in names)
 
 
 def _closes(headers: Headers) -> bool:

@@ -67,9 +67,12 @@ class HostRecord:
         bears_more: more may be owed than ``response_budget_bytes``.
         quota: how many requests a connection to it is good for, as far as is known.
         quota_is_told: it said so itself.
+
+    Args:
+        serial: it is spoken to one request at a time whatever it does.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, serial: bool = False) -> None:
         self._limits = limits
         self.assumed_response_bytes = limits.assumed_response_bytes
         self.proven = False
@@ -80,7 +83,7 @@ class HostRecord:
         self._behind = 0
         self._product: bytes | None = None
         self._burned = limits.max_response_budget_bytes <= limits.response_budget_bytes
-        self._serial_until = 0.0
+        self._serial_until = float("inf") if serial else 0.0
         self._serial_s = limits.serial_memory_s * FIRST_SERIAL_SHARE
 
     def __repr__(self) -> str:
@@ -169,5 +172,5 @@ class HostRecord:
     def _become_serial(self, now: float) -> None:
         self._strikes = 0
         self.proven = False
-        self._serial_until = now + self._serial_s
+        self._serial_until = max(self._serial_until, now + self._serial_s)
         self._serial_s = min(2 * self._serial_s, self._limits.serial_memory_s)

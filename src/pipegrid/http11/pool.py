@@ -50,16 +50,26 @@ class HostPool:
         clock: for every time-out.
         connect: makes the endpoint for one more connection.
         server: the host's name for error messages.
+        serial: one request at a time on each connection, always.
+        cautious: nothing is written behind another request before the host has given a whole answer.
     """
 
     def __init__(
-        self, clock: IReactorTime, connect: Endpoints, server: str, limits: Limits | None = None
+        self,
+        clock: IReactorTime,
+        connect: Endpoints,
+        server: str,
+        limits: Limits | None = None,
+        *,
+        serial: bool = False,
+        cautious: bool = False,
     ) -> None:
         self._clock = clock
         self._server = server
         self._limits = limits or Limits()
         self._dialer = Dialer(clock, self._limits, server, connect)
-        self.record = HostRecord(self._limits)
+        self.record = HostRecord(self._limits, serial)
+        self._unknown = cautious
         self._waiting: deque[Exchange] = deque()
         self._connections: list[PipelinedConnection] = []  # ready
         self._connecting: set[Deferred[PipelinedConnection]] = set()
@@ -193,7 +203,7 @@ class HostPool:
         """The least loaded connection on which the request could be written at once."""
         record = self.record
         serial = record.is_serial(self._clock.seconds())
-        needs_proof = not exchange.idempotent and not record.proven
+        needs_proof = self._unknown or (not exchange.idempotent and not record.proven)
         best, best_load = None, 0
         for connection in self._connections:
             if not connection.open or connection.held_up:
@@ -275,6 +285,7 @@ class HostPool:
 
     def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
         self._may_grow = True
+        self._unknown = False
         record, lane = self.record, connection.lane
         record.answered(exchange, self._clock.seconds(), bool(lane.written))
         if record.bears_more:
