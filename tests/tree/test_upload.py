@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from random import Random
@@ -71,7 +72,15 @@ class TreeUploadTests(SynchronousTestCase):
         """What the caller's functions raise ends the upload, and comes out as it is."""
         self.write("a/small", b"s" * 3000)
         self.write("b", b"b" * 2000)
-        os.mkfifo(self.root / "pipe")
+        self.write("bad", b"bad")
+        really_read = os.pread
+
+        def failing(fd: int, length: int, offset: int) -> bytes:
+            if os.readlink(f"/proc/self/fd/{fd}").endswith("/bad"):
+                raise OSError(errno.EIO, "no")
+            return really_read(fd, length, offset)
+
+        self.patch(os, "pread", failing)
 
         def broken(*_: object) -> None:
             raise ZeroDivisionError

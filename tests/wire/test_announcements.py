@@ -94,7 +94,7 @@ class SigningTests(SynchronousTestCase):
             ((message, signature[:-1], key), "103 characters"),
             ((message, signature, b"v0-" + b"1" * 52), "not base32"),
             ((message, b"v0-" + b"\xff" * 103, key), "not base32"),
-            ((message + b" ", signature, key), "somebody changed it"),
+            ((message + b" ", signature, key), "it was changed"),
             (self.signed(b"["), "no JSON"),
             (self.signed(b"\xff"), "no JSON"),
             (self.signed(b"[" * 20_000), "no JSON"),
@@ -267,7 +267,7 @@ class DescribeTests(SynchronousTestCase):
             ({"anonymous-storage-NURLs": [a_furl], "anonymous-storage-FURL": a_furl}, "is a fURL"),
             ({"anonymous-storage-FURL": a_nurl}, "NURL"),
             ({"anonymous-storage-FURL": "pb://x"}, "looks like"),
-            ({}, "nobody knows where it is"),
+            ({}, "its address is not known"),
         ):
             with self.assertRaises(Exception) as caught:
                 describe("x", fields)
