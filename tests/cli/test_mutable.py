@@ -48,21 +48,27 @@ class MutableTests(ProcessTestCase):
 
     @in_fresh_processes
     def test_aliases(self) -> None:
-        """They are listed and removed, for their owner alone; others' lines stay as they are."""
+        """They are listed and removed, for their owner alone; others' lines stay, and must be UTF-8."""
         path = self.private / "aliases"
         self.assertEqual(path.read_text(), f"home: {self.cap}\n")
         self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600)
-        path.write_bytes(b"# mine\n\xff\xfe\nno colon\n  spaced : x\n" + path.read_bytes().rstrip())
+        own = path.read_bytes()
+        path.write_bytes(b"# mine\nm\xfcsli: x\n" + own)
+        for command in (("list",), ("add", "more", self.cap), ("remove", "home")):
+            self.refused("alias", *command, said=f"{path}:2: it is not UTF-8")
+        self.assertEqual(path.read_bytes(), b"# mine\nm\xfcsli: x\n" + own)
+        others = "# mine\nm\u00fcsli\nno colon\n".encode()
+        path.write_bytes(others + b"  spaced : x\n" + own.rstrip())
         read_cap, _ = self.run_command("alias", "list", "--read-only", status=2)
         self.assertIn("home: URI:DIR2-RO:", read_cap)
         self.run_command("alias", "add", "ro", read_cap.split()[-1])
-        self.assertIn(b"\xff\xfe\nno colon\n", path.read_bytes())
+        self.assertIn(others, path.read_bytes())
         self.run_command("put", "one", "home:a")
         self.assertEqual(self.listed("ro:"), ["a"])
         out, _ = self.run_command("alias", "remove", "ro:")
         self.assertEqual(out, read_cap.split()[-1])
         self.assertNotIn(b"ro:", path.read_bytes())
-        self.assertTrue(path.read_bytes().startswith(b"# mine\n\xff\xfe\nno colon\n"))
+        self.assertTrue(path.read_bytes().startswith(others))
         self.refused("ls", "hom:", said="did you mean 'home'?")
         self.refused("alias", "create", "home", said="already")
         self.refused("alias", "add", "a/b", self.cap, said="cannot be an alias")
