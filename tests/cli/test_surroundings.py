@@ -11,12 +11,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from unittest import skipUnless
 
+from pipegrid.cli import LEAST_FILES
 from tests.cli.processes import TIMEOUT_S, ProcessTestCase
 
 NOBODY = 54321
 """A user whom no list of users has, as containers run programs."""
+
+
+def limit_files(soft: int, hard: int) -> None:
+    """Let this process open so many files; ``hard`` is how far it may raise that."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class SurroundingsTests(ProcessTestCase):
@@ -72,15 +79,29 @@ class SurroundingsTests(ProcessTestCase):
         del self.environment["XDG_DATA_HOME"]
         self.assertEqual(self.run_so(lambda: None, "cat", cap.strip(), status=0)[0], "x" * 1000)
 
-    def test_no_files_to_spare(self) -> None:
-        """Not even for a reactor."""
+    def test_too_few_file_descriptors(self) -> None:
+        """Every command says so, with its status; below five the interpreter itself does not start."""
 
-        def take_files() -> None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6))
+        def refused(limit: int, *words: str) -> None:
+            out, err = self.run_so(partial(limit_files, limit, limit), *words, status=1)
+            self.assertEqual((out, err.count("\n")), ("", 1), (limit, err))
+            self.assertIn(f"too few file descriptors: the limit is {limit}; raise it", err)
 
-        out, err = self.run_so(take_files, "put", "file", status=1)
-        self.assertEqual((out, err.count("\n")), ("", 1), err)
-        self.assertIn("Too many open files", err)
+        commands = (("put", "file"), ("get", "URI:LIT:ae"), ("serve",), ("mirror", "list"))
+        for limit in range(5, 41):
+            refused(limit, "status")
+        for limit in (5, 9, 40, LEAST_FILES - 1):
+            for words in commands:
+                refused(limit, *words)
+            out, _ = self.run_so(partial(limit_files, limit, limit), "--version", status=0)
+            self.assertTrue(out.startswith("pipegrid "))
+
+    def test_just_enough_file_descriptors(self) -> None:
+        """The least number does for a put, and a limit that may be raised is."""
+        for soft, hard in ((LEAST_FILES, LEAST_FILES), (9, LEAST_FILES)):
+            cap, _ = self.run_so(partial(limit_files, soft, hard), "put", "file", status=0)
+            again, _ = self.run_so(partial(limit_files, soft, hard), "cat", cap.strip(), status=0)
+            self.assertEqual(again, "x" * 1000)
 
     def test_a_working_directory_that_is_gone(self) -> None:
         """Is named; what does not need it works."""

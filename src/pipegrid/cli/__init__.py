@@ -14,6 +14,9 @@ import time
 _LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mirror.same")
 """Modules of commands that end without ceremony."""
 
+LEAST_FILES = 64
+"""Fewer file descriptors than that are not enough: the interpreter would abort, or a command never end."""
+
 
 def main() -> None:
     """Run the command line that this process was started with, and exit with its status."""
@@ -37,6 +40,8 @@ def main() -> None:
                 )
             os._exit(1)  # the interpreter's own end would try to flush, and fail, once more
         return
+    if not _may_open_enough():
+        sys.exit(1)
     try:
         import gc
 
@@ -91,6 +96,31 @@ def _tell_time() -> None:
         clock = time.CLOCK_REALTIME
         time.time = lambda: time.clock_gettime(clock)
         time.time_ns = lambda: int(time.clock_gettime(clock) * 1e9)
+
+
+def _may_open_enough() -> bool:
+    """
+    Return whether the process may open ``LEAST_FILES``, and say so if not.
+
+    A limit that may be raised is. What fails halfway for want of a file has no good end.
+    """
+    limit = os.sysconf("SC_OPEN_MAX")
+    if not 0 <= limit < LEAST_FILES:
+        return True
+    try:
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_FILES, hard))
+    except (ImportError, OSError, ValueError):
+        if sys.stderr is not None:
+            print(
+                f"pipegrid: too few file descriptors: the limit is {limit}; raise it with "
+                f"'ulimit -n 1024' (at least {LEAST_FILES} are needed)",
+                file=sys.stderr,
+            )
+        return False
+    return True
 
 
 def _is_open(number: int) -> bool:
