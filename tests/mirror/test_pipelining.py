@@ -15,6 +15,7 @@ from pipegrid.mirror.address import parse_url
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.plan import Plan
 from pipegrid.mirror.present import Doubt
+from pipegrid.mirror.sprint.smallfiles import may_be
 from pipegrid.mirror.wanted import Wanted
 from pipegrid.mirror.work import Work
 from tests.mirror.test_sprint import Server, SprintCase
@@ -288,3 +289,29 @@ class PlanTests(SynchronousTestCase):
         plan.done(errand, 1, 3)
         plan._check_invariants()
         self.assertEqual((plan.is_idle, plan.is_serial(1)), (True, False))
+
+
+class SmallFileTests(SynchronousTestCase):
+    """Release files, whose hash nobody knows."""
+
+    def test_mixed_up(self) -> None:
+        """What is not what its name says was perhaps the answer to another request."""
+        message, signature = (
+            b"-----BEGIN PGP SIGNED MESSAGE-----\n",
+            b"-----BEGIN PGP SIGNATURE-----\n",
+        )
+        right = {
+            "dists/sid/InRelease": (message,),
+            "dists/sid/Release": (b"Origin: x\n", b""),
+            "dists/sid/Release.gpg": (signature, b"\x89\x02"),
+            "repodata/repomd.xml": (b"<repomd>",),
+            "repodata/repomd.xml.asc": (signature,),
+        }
+        for path, datas in right.items():
+            for data in datas:
+                self.assertTrue(may_be(path, data), (path, data))
+        for path in ("InRelease", "Release.gpg", "repomd.xml.asc"):
+            self.assertFalse(may_be(path, b"Origin: x\n"))
+            self.assertFalse(may_be("Release", right["dists/sid/InRelease"][0]))
+        self.assertFalse(may_be("InRelease", signature))
+        self.assertFalse(may_be("Release.gpg", message))

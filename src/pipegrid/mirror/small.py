@@ -16,7 +16,7 @@ from pipegrid.http11 import HostPool, Limits, RawRequest, RawResponse
 from pipegrid.mirror.address import Address, small_request
 from pipegrid.mirror.exchange import retry_after_s
 from pipegrid.mirror.sprint.heads import BUSY
-from pipegrid.mirror.sprint.smallfiles import SmallAnswers
+from pipegrid.mirror.sprint.smallfiles import SmallAnswers, may_be
 from pipegrid.mirror.wanted import MirrorError, quoted
 from pipegrid.reactor.together import together
 
@@ -29,20 +29,28 @@ PAUSES_S = (1.0, 5.0)
 
 
 class SmallFiles:
-    """Asks one mirror; to be closed."""
+    """
+    Asks one mirror; to be closed.
 
-    def __init__(self, reactor: Any, address: Address, endpoint: Any) -> None:
+    Args:
+        serial: one request after the other.
+    """
+
+    def __init__(self, reactor: Any, address: Address, endpoint: Any, serial: bool = False) -> None:
         def connect() -> IStreamClientEndpoint:
             made: IStreamClientEndpoint = endpoint()
             return made
 
         self._clock = reactor
+        self._endpoint = endpoint
+        self._serial = serial
         self._address = address
         self._pool = HostPool(
             reactor,
             connect,
             address.netloc.decode("ascii"),
             Limits(max_connections=1, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S),
+            serial=serial,
         )
 
     async def fetch(self, path: str, most_bytes: int) -> bytes | str:
@@ -102,6 +110,10 @@ class SmallFiles:
                 found.refused[path] = data
             else:
                 found[path] = data
+        if not self._serial and not all(may_be(path, data) for path, data in found.items()):
+            # No hash tells whether pipelined answers were mixed up.
+            again = SmallFiles(self._clock, self._address, self._endpoint, serial=True)
+            return await again.fetch_all(asked)
         return found
 
     async def close(self) -> None:

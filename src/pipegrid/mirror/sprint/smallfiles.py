@@ -54,6 +54,16 @@ class SmallAnswers(dict[str, bytes]):
         self.refused: dict[str, str] = {}
 
 
+def may_be(path: str, data: bytes) -> bool:
+    """Return whether a file looks like what its name says: pipelined answers may have been mixed up."""
+    begins = data.lstrip()[:30]
+    if path.endswith("InRelease"):
+        return begins.startswith(b"-----BEGIN PGP SIGNED")
+    if path.endswith((".gpg", ".asc")):
+        return begins.startswith(b"-----BEGIN PGP SIGNATURE") or data[:1] >= b"\x80"
+    return not begins.startswith(b"-----BEGIN PGP")
+
+
 def fetch_small(
     address: Address,
     asked: Sequence[tuple[str, int]],
@@ -139,6 +149,8 @@ class _Asking:
                 raise Odd("it closes after an answer")
             status, body = self._answer(most_bytes)
             if status == 200:
+                if not may_be(path, body):
+                    raise Odd("its answers may be mixed up")
                 found[path] = body
             else:
                 found.refused[path] = f"answers {status}"
