@@ -245,7 +245,7 @@ class UnconfiguredTests(ProcessTestCase):
         introducer = (
             "introducers: {a: {furl: 'pb://" + "a" * 32 + "@tcp:127.0.0.1:1/introducer'}}\n"
         )
-        joining = "'pipegrid init --introducer FURL' or 'pipegrid init --servers FILE'"
+        joining = "'pipegrid init NURL...' or 'pipegrid init --introducer FURL'"
         for name, content, how in (
             ("private/backup/catalogue.cap", catalogue, joining),
             ("private/aliases", f"home: {catalogue}", joining),

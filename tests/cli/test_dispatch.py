@@ -222,10 +222,11 @@ class HelpTests(SynchronousTestCase):
 
     def test_summaries_are_whole(self) -> None:
         """No command's is cut off."""
-        for arguments in ((), ("speedtest",)):
-            shown = self.help(*arguments)
-            self.assertNotIn("...", shown.partition("Commands:")[2])
-        self.assertIn("how much room it has.", self.help())
+        for arguments, heading in (((), "Files:"), (("speedtest",), "Commands:")):
+            _, found, summaries = self.help(*arguments).partition(heading)
+            self.assertEqual(found, heading)
+            self.assertNotIn("...", summaries)
+        self.assertIn("its round-trip time and its free space.", self.help())
 
     def test_numbers_say_of_what_and_which_default(self) -> None:
         """For each command that encodes."""

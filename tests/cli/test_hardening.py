@@ -290,7 +290,7 @@ class DiskTests(GridTestCase):
         outcome = await self.run_command("status")
         self.assertEqual(outcome.status, 3)
         self.assertEqual(outcome.text.count("unreachable"), 4)
-        self.assertIn("6 of 10 servers reachable, 6 of them with room", outcome.stderr)
+        self.assertIn("6 of 10 servers reachable, 6 of them with space for shares", outcome.stderr)
         self.file.write_bytes(self.content[::-1])
         outcome = await self.run_command("put", str(self.file))
         self.assert_sentence(outcome, 3, "6 of the 7 servers", "Not a directory")
@@ -330,7 +330,7 @@ class DiskTests(GridTestCase):
         self.patch(ShareStore, "available_bytes", lambda store: 0)
         outcome = await self.run_command("status")
         self.assertEqual(outcome.status, 3)
-        self.assertIn("10 of 10 servers reachable, 0 of them with room", outcome.stderr)
+        self.assertIn("10 of 10 servers reachable, 0 of them with space for shares", outcome.stderr)
 
     async def test_lost_directories(self) -> None:
         """With two shares left a get is status 4 and makes no file; a put brings all back."""
@@ -356,8 +356,8 @@ class DiskTests(GridTestCase):
         self.assertEqual(sorted(os.listdir(self.directory)), ["file", "grid"])
 
     async def test_a_pipe_that_finds_no_room_to_wait_in(self) -> None:
-        """What comes from a pipe is copied first; if that fails, TMPDIR is the thing to change."""
-        outcome = await self._in_little_space("put", "-", stdin=self.content)
+        """What memory does not hold of a pipe is copied; if that fails, TMPDIR is the thing to change."""
+        outcome = await self._in_little_space("put", "-", stdin=self.content * 3)
         self.assert_sentence(outcome, 1, "standard input", "TMPDIR")
 
     async def _in_little_space(self, *arguments: str, stdin: bytes = b"") -> Outcome:
@@ -458,7 +458,7 @@ class ConfigurationTests(GridTestCase):
         """Status 2, and words that say what is wrong."""
         path = self.grid / "pipegrid.cfg"
         for text, words in (
-            (b"\0\xff\xfe", "cannot understand"),
+            (b"\0\xff\xfe", "pipegrid.cfg:1: it holds a zero byte"),
             (b"shares.needed = 3\n", "cannot understand"),
             (b"[client]\n[client]\n", "cannot understand"),
             (b"[client]\nshares.needed\n[local]\n", "cannot understand"),
@@ -483,7 +483,7 @@ class ConfigurationTests(GridTestCase):
             original = path.read_bytes()
             for text, words in (
                 (b"not base32!", "base32"),
-                (b"\xff\xfe", "base32"),
+                (b"\xff\xfe", "it is UTF-16; save the file as UTF-8 text"),
                 (None, "missing"),
             ):
                 path.unlink()
@@ -515,7 +515,8 @@ class CommandLineTests(SynchronousTestCase):
         run = Run()
         self.assertEqual(self.successResultOf(run.finished), 2)
         self.assertEqual(run.stdout, "")
-        self.assertIn("\nCommands:\n", run.stderr)
+        for group in ("Files", "Directories", "Backups", "Maintenance", "Servers"):
+            self.assertIn(f"\n{group}:\n", run.stderr)
 
     def test_groups_without_a_command(self) -> None:
         """One sentence, which names those that there are, and not all of the help on one line."""

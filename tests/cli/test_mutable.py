@@ -321,9 +321,12 @@ class MutableTests(ProcessTestCase):
         self.assertTrue(out.startswith("healthy: 10 of 10 shares good"), out)
         out, _ = self.run_command("renew", "home:mutable")
         self.assertTrue(out.startswith("renewed: 10 of 10 shares"), out)
-        for command, well in (("check", "healthy"), ("renew", "renewed")):
+        for command, well, left in (
+            ("check", "healthy", "good"),
+            ("renew", "renewed", "have a lease"),
+        ):
             out, _ = self.run_command(command, "-r", "home:")
-            self.assertEqual(out, f"3 objects: 3 {well}")
+            self.assertEqual(out, f"3 objects: 3 {well}, 30 of 30 shares {left}")
         shutil.rmtree(self.home / ".local/share/pipegrid/storage/03/shares")
         read_cap, _ = self.run_command("alias", "list", "--read-only")
         out, err = self.run_command("check", "-r", "--repair", read_cap.split()[-1], status=2)

@@ -133,7 +133,9 @@ class SpreadTests(ProcessTestCase):
             ("check", "-r", "--repair", "--add-lease", "home:"),
             ("repair", "-r", "home:"),
         ):
-            self.assertEqual(self.run_here(*command)[0], "8 objects: 8 healthy", command)
+            self.assertEqual(
+                self.run_here(*command)[0], "8 objects: 8 healthy, 24 of 24 shares good", command
+            )
 
     def test_an_outage(self) -> None:
         """One line says which server is down, for a file and for a tree."""
@@ -145,7 +147,9 @@ class SpreadTests(ProcessTestCase):
         self.assertRegex(out, r"^reachable: 2 of 3 shares; server \S+ is down$")
         self.assertEqual(err, "")
         out, err = self.run_here("check", "-r", "home:", status=1)
-        self.assertRegex(out, r"^2 objects: 0 healthy, 2 reachable; server down: \S+$")
+        self.assertRegex(
+            out, r"^2 objects: 0 healthy, 2 reachable, 4 of 6 shares good; server down: \S+$"
+        )
         self.assertEqual(err, "")
         out, _ = self.run_here("-v", "check", "-r", "home:", status=1)
         self.assertIn("home: reachable: 2 of 3 shares", out)

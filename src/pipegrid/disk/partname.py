@@ -4,7 +4,6 @@ The hidden name beside a file under which its bytes come together: one for each 
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 SUFFIX = ".pipegrid-part"
@@ -30,7 +29,9 @@ def part_path(target: str, inside: int | None = None) -> str:
         longest = 255
     hidden = f".{name}{SUFFIX}"
     if len(os.fsencode(hidden)) > longest:
-        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+        from hashlib import sha256  # OpenSSL takes three milliseconds to load
+
+        digest = sha256(os.fsencode(name)).hexdigest()[:16]
         room = longest - len(f"..{digest}{SUFFIX}")
         cut = os.fsencode(name)[: max(0, room)].decode("utf-8", "ignore")
         hidden = f".{cut}.{digest}{SUFFIX}"
