@@ -140,7 +140,7 @@ buildbot: $(BUILDBOT_VENV)/.installed
 
 $(BUILDBOT_VENV)/.installed: setup.cfg pyproject.toml | prerequisites
 	$(PYTHON) -m venv $(BUILDBOT_VENV)
-	$(BUILDBOT_VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[buildbot,speedtest]'
+	$(BUILDBOT_VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[buildbot,speedtest]' 'hypothesis >= 6.90'
 	touch $(BUILDBOT_VENV)/.installed
 
 # Each target for so many seconds; docs/how-to-fuzz.md. What it once found, `make test` replays.
