@@ -94,6 +94,8 @@ class SocketSink(Sink):
     """One with a socket of its own, which takes so much of each piece at once, as Twisted's have."""
 
     connected = True
+    producer = None
+    producerPaused = streamingProducer = False
     _tempDataBuffer: tuple[()] = ()
 
     def __init__(self, takes_bytes: int) -> None:
