@@ -311,7 +311,7 @@ class HonestWritersTests(SynchronousTestCase):
         for format in (Format.SDMF, Format.MDMF):
             world = MutableWorld()
             cap = world.create(content(50_000), format)
-            spoilt = [line for line in world.lines if line.storage.slots.get(cap.storage_index)][:4]
+            spoilt = [line for line in world.lines if line.storage.slots.get(cap.storage_index)][:7]
             for line in spoilt:
                 slot = line.storage.slots[cap.storage_index]
                 for number, share in slot.items():
