@@ -224,7 +224,7 @@ def traced(source: str, command: str, arguments: Sequence[str], result: str) -> 
 def walk(source: Path) -> dict[str, dict[str, Any]]:
     """Return the four walks of the package below a ``src`` directory."""
     from pipegrid.core.params import Params
-    from pipegrid.speedtest.processes import Servers
+    from pipegrid.speedtest.server_processes import Servers
 
     found: dict[str, dict[str, Any]] = {}
     with (

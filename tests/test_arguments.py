@@ -33,8 +33,8 @@ from pipegrid.core.caps import as_cap
 from pipegrid.grid.creation import create_local
 from pipegrid.http11 import Limits
 from pipegrid.transfer.offline import decode_file, encode_file
-from pipegrid.tree.facade import Trees
-from pipegrid.tree.uploaded import TreeReports
+from pipegrid.tree.tree_grid import Trees
+from pipegrid.tree.tree_upload import TreeReports
 
 reactor: Any = installed_reactor
 Wrong = Iterator[tuple[str, Callable[[], Any]]]

@@ -13,13 +13,13 @@ from misc import fuzz
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.decoder import Decoder
-from pipegrid.core.mutable import edits, reading
-from pipegrid.core.mutable.entries import LazyEntry, pack_entries
+from pipegrid.core.mutable import decoder, directory_edits
+from pipegrid.core.mutable.directory_edits import LazyEntry, pack_entries
 from pipegrid.core.mutable.keys import VerifyingKey
-from pipegrid.core.segmentjob import Block
+from pipegrid.core.segment_job import Block
 from pipegrid.core.verifier import ShareVerifier
-from pipegrid.http11.parser import ResponseParser
-from pipegrid.server.gbs.intake import Intake
+from pipegrid.http11.response_parser import ResponseParser
+from pipegrid.server.gbs.http_connection import ReadBuffer
 
 
 def kept(target: str) -> list[Path]:
@@ -70,10 +70,10 @@ class CorpusTests(SynchronousTestCase):
             ("shares", ShareVerifier, "_check_crypttext_tree", lambda *_: None),
             ("mutable", Block, "is_good", lambda self: True),
             ("mutable", VerifyingKey, "is_signature", lambda *_: True),
-            ("mutable", reading, "prove_leaf", lambda chain, *_: chain[-32:]),
-            ("directories", edits, "pack_entries", drop_the_odd),
+            ("mutable", decoder, "prove_leaf", lambda chain, *_: chain[-32:]),
+            ("directories", directory_edits, "pack_entries", drop_the_odd),
             ("responses", ResponseParser, "_feed_by_lines", lambda self, data: self.error),
-            ("requests", Intake, "read_on", lambda *_: None),
+            ("requests", ReadBuffer, "read_on", lambda *_: None),
         ]
         for target, where, name, instead in broken:
             inputs = [path.read_bytes() for path in kept(target)] + list(

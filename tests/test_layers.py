@@ -19,7 +19,7 @@ _CLIENTS = _SHARED | {"transport", "transfer"}
 
 MAY_IMPORT = {
     "errors": set[str](),
-    "states": set[str](),
+    "state_table": set[str](),
     "version": set[str](),
     "arguments": {"errors"},
     "core": {"errors"},
@@ -28,19 +28,18 @@ MAY_IMPORT = {
     "disk": {"errors", "core"},
     # Of the reactor's: which ciphers both ends speak.
     "wire": {"errors", "core", "reactor"},
-    "http11": {"errors", "states", "flow", "reactor"},
-    "links": {"errors", "reactor"},
-    "simulation": {"errors", "links"},
+    "http11": {"errors", "state_table", "flow", "reactor"},
+    "testing": {"errors", "reactor"},
     "storage": _SHARED,
-    "server": _SHARED | {"states", "storage"},
-    # Of the client's, transport.local alone: it is a store in this process.
+    "server": _SHARED | {"state_table", "storage"},
+    # Of the client's, transport.local_server alone: it is a store in this process.
     "transport": _SHARED | {"http11", "storage"},
     "transfer": _SHARED | {"transport"},
     # A grid serves its local store, and `serve` is configured where clients are.
     "grid": _SERVERS | _CLIENTS,
     "tree": _SERVERS | _CLIENTS | {"grid"},
     "mirror": _FOUNDATION | {"disk", "http11"},
-    "speedtest": _SERVERS | _CLIENTS | {"http11", "grid", "links", "simulation"},
+    "speedtest": _SERVERS | _CLIENTS | {"http11", "grid", "testing"},
     "buildbot": {"errors", "speedtest"},
     "cli": _SERVERS | _CLIENTS | {"grid", "tree", "speedtest", "mirror"},
     "__main__": {"cli"},

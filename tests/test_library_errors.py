@@ -10,10 +10,9 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.outcome import _OPTIONS, sentence
-from pipegrid.core.caps import parse_cap
-from pipegrid.core.filecaps import readable
+from pipegrid.core.caps import parse_cap, readable
 from pipegrid.errors import SinkError, UsageError, naming
-from pipegrid.transfer.put.reasons import LESS
+from pipegrid.transfer.failure_messages import LESS
 
 PACKAGE = Path(__file__).parent.parent / "src" / "pipegrid"
 
@@ -24,7 +23,7 @@ COMMANDS = {
     "server",
     "speedtest",
     "tree/backup",
-    "tree/copying.py",
+    "tree/tree_copy.py",
 }
 """What only commands run; all else is called by programs, too."""
 

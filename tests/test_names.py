@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 PACKAGE = Path(__file__).parent.parent / "src" / "pipegrid"
 
-SAME_MEANING = {"Grid", "Workers"}
+SAME_MEANING = {"Grid"}
 """One thing, with more of it, or as much of it as a lower room needs to know."""
 
 PUBLIC = {"Limits"}

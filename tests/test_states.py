@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.states import Named, NotInTable, Table
+from pipegrid.state_table import Named, NotInTable, Table
 
 
 class Door(Named):

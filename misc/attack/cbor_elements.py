@@ -5,7 +5,7 @@ from __future__ import annotations
 from misc.attack.insiders import lines, slot_path, writer
 from misc.attack.target import Target, again_and_again, from_command_line
 from pipegrid.core import base32
-from pipegrid.wire import gbs, gbs_bundles, gbs_http
+from pipegrid.wire import gbs_bundles, gbs_messages
 
 SLOT_BYTES = 8 << 20
 ELEMENTS = (b"\x80", b"\xa0", b"\x00", b"\x40", b"\xd9\x01\x02\x80")
@@ -20,9 +20,11 @@ def attack(target: Target) -> None:
             request = target.requests.request
             line.send([request("POST", slot_path(INDEX), *writer(), body=many(item, SLOT_BYTES))])
             bundle = many(item, gbs_bundles.MAX_BUNDLE_BYTES)
-            line.send([request("POST", gbs_http.BUNDLE_PATH, body=bundle)] * 8)
+            line.send([request("POST", gbs_messages.BUNDLE_PATH, body=bundle)] * 8)
             corrupt = f"/storage/v1/immutable/{base32.encode(INDEX)}/0/corrupt"
-            line.send([request("POST", corrupt, body=many(item, gbs.MAX_CORRUPT_BYTES))] * 8)
+            line.send(
+                [request("POST", corrupt, body=many(item, gbs_messages.MAX_CORRUPT_BYTES))] * 8
+            )
 
 
 def many(item: bytes, length: int) -> bytes:

@@ -23,9 +23,9 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from misc.attack.target import Target
 from pipegrid.core import base32
-from pipegrid.wire import furl
+from pipegrid.reactor.tls_context import self_signed_pem
+from pipegrid.wire import server_address
 from pipegrid.wire.banana import CLOSE, INT, NEG, OPEN, PING, STRING
-from pipegrid.wire.certificates import self_signed_pem
 
 REPLY_S = 5.0
 VOCABULARY = b"initial-vocab-table-index: 0 da39\r\n"
@@ -96,7 +96,7 @@ class Peer:
     def __init__(self, target: Target, source: str = "") -> None:
         self.storage = 0
         self._target = target
-        address = furl.parse(target.furl)
+        address = server_address.parse_furl(target.furl)
         self._name = address.swissnum.encode("ascii")
         raw = target.connect(source)
         try:

@@ -19,7 +19,7 @@ from misc.attack.foolscap import (
 )
 from misc.attack.target import Target, from_command_line
 from pipegrid.core import base32
-from pipegrid.wire import furl
+from pipegrid.wire import server_address
 from pipegrid.wire.banana import CLOSE, ERROR, LONGINT, OPEN, STRING, VOCAB
 
 CONNECTIONS = 24
@@ -71,7 +71,7 @@ def before_negotiation(target: Target, granted: bool) -> None:
     with target.connect() as connection:
         connection.settimeout(5.0)
         if granted:
-            begin(connection, base32.encode(furl.parse(target.furl).tub_id))
+            begin(connection, base32.encode(server_address.parse_furl(target.furl).tub_id))
         else:
             connection.sendall(b"GET /id/")
         pour(target, connection, b"x" * 65536)

@@ -9,7 +9,7 @@ import ssl
 from misc.attack.foolscap import VOCABULARY, begin, in_parallel
 from misc.attack.target import Target, context, from_command_line
 from pipegrid.core import base32
-from pipegrid.wire import furl
+from pipegrid.wire import server_address
 
 THREADS = 8
 REPLY_S = 2.0
@@ -35,7 +35,7 @@ def send(target: Target) -> None:
             connection.sendall(mutated(rng, client_hello()))
             connection.recv(4096)
             return
-        tub_id = base32.encode(furl.parse(target.furl).tub_id)
+        tub_id = base32.encode(server_address.parse_furl(target.furl).tub_id)
         if step == 1:
             connection.sendall(
                 mutated(rng, f"GET /id/{tub_id} HTTP/1.1\r\nHost: x\r\n\r\n".encode())

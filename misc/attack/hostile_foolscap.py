@@ -31,10 +31,10 @@ from twisted.internet.threads import deferToThread
 from misc.command import environment
 from misc.speedtest.processes import peak_bytes
 from pipegrid.core import base32
-from pipegrid.grid.homes import CONFIG_NAME, SERVERS_NAME
+from pipegrid.grid.client_paths import CONFIG_NAME, SERVERS_NAME
 from pipegrid.wire.announcements import FURL
-from pipegrid.wire.foolscap import PROTOCOL, RIStorageServer
-from pipegrid.wire.tub import make_tub
+from pipegrid.wire.foolscap_broker import make_tub
+from pipegrid.wire.foolscap_interfaces import PROTOCOL, RIStorageServer
 
 reactor: Any = installed_reactor
 

@@ -6,7 +6,7 @@ import os
 import threading
 
 from misc.attack.target import Target, again_and_again, from_command_line, refused_or_cut
-from pipegrid.wire import gbs_http
+from pipegrid.wire import gbs_messages
 
 THREADS = 8
 PAUSE_S = 1 / 60
@@ -27,7 +27,9 @@ def ask(target: Target) -> None:
     while target.left_s > 0:
         with refused_or_cut(), target.connect_tls() as connection:
             for _ in again_and_again(target, PAUSE_S):
-                connection.sendall(requests.request("GET", gbs_http.shares_path(os.urandom(16))))
+                connection.sendall(
+                    requests.request("GET", gbs_messages.shares_path(os.urandom(16)))
+                )
                 if not connection.recv(65536):
                     break
 

@@ -16,7 +16,7 @@ import attrs
 
 from misc.ending import end_on_sigterm
 from misc.speedtest.server import Server
-from pipegrid.wire import nurl
+from pipegrid.wire import server_address
 
 CONNECT_S = 5.0
 
@@ -87,7 +87,7 @@ def from_command_line(description: str | None) -> Target:
 
 def make_target(nurl_text: str, furl: str, directory: Path, seconds: float) -> Target:
     """Return a target that is to be attacked for so long, from now on."""
-    address = nurl.parse(nurl_text)
+    address = server_address.parse_nurl(nurl_text)
     ends_s = time.monotonic() + seconds
     return Target(address.host, address.port, nurl_text, furl, directory, ends_s)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from pipegrid.core import base32
-from pipegrid.core.caps import UnknownCap, parse_cap
-from pipegrid.core.filecaps import checkable, readable
+from pipegrid.core.caps import UnknownCap, checkable, parse_cap, readable
 from pipegrid.errors import CapError
 
 _KEY = base32.encode(bytes(range(16)))

@@ -8,10 +8,18 @@ from __future__ import annotations
 from misc.fuzz.choices import Choices
 from pipegrid.core.caps import parse_cap
 from pipegrid.core.hashes import netstring
-from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink, apply_edits
-from pipegrid.core.mutable.entries import pack_entries, unpack_entries
-from pipegrid.core.mutable.merging import made_before, merge_directories
-from pipegrid.core.names import composed
+from pipegrid.core.mutable.directory_edits import (
+    Edit,
+    Link,
+    Rename,
+    Unlink,
+    apply_edits,
+    made_before,
+    merge_directories,
+    pack_entries,
+    unpack_entries,
+)
+from pipegrid.core.text import composed
 from pipegrid.errors import CapError, DirectoryError, UsageError
 
 _WRITEKEY = bytes(range(16))

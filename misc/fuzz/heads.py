@@ -1,12 +1,12 @@
 """
-Heads of answers as a sprint reads them: only ``Odd`` is raised, the look that is taken at most of them says
-the same as the longer one, and who reads all of HTTP says the same or refuses it.
+Heads of answers as a sprint reads them: only ``UnsupportedResponse`` is raised, the look that is taken at
+most of them says the same as the longer one, and who reads all of HTTP says the same or refuses it.
 """
 
 from __future__ import annotations
 
-from pipegrid.http11.parser import ResponseHead, ResponseParser
-from pipegrid.mirror.sprint.heads import USUAL_HEAD, Odd, parse_head
+from pipegrid.http11.response_parser import ResponseHead, ResponseParser
+from pipegrid.mirror.mirror_http import USUAL_HEAD, UnsupportedResponse, parse_head
 
 
 def run(data: bytes) -> None:
@@ -15,7 +15,7 @@ def run(data: bytes) -> None:
     usual = USUAL_HEAD.match(head + b"\r\n\r\n")
     try:
         found = parse_head(head)
-    except Odd as error:
+    except UnsupportedResponse as error:
         assert usual is None, "one look takes what the other refuses"
         assert str(error)
         return

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from misc.fuzz.choices import Choices
+from pipegrid.mirror.archive_file import DIGEST_BYTES, MAX_SIZE_BYTES, ArchiveFile, BadEntry
 from pipegrid.mirror.deb822 import (
     packages,
     paragraphs,
@@ -17,7 +18,6 @@ from pipegrid.mirror.deb822 import (
     read_release,
     sources,
 )
-from pipegrid.mirror.wanted import DIGEST_BYTES, MAX_SIZE_BYTES, BadEntry, Wanted
 
 _FIELDS = frozenset(("Package", "Filename", "Size", "SHA256", "Files", "Directory"))
 _HASH = "0123456789abcdef" * 4
@@ -67,7 +67,7 @@ def _outcome(read: Callable[[], list[object]]) -> object:
 
 def _check(found: Iterable[object]) -> None:
     for each in found:
-        assert isinstance(each, Wanted)
+        assert isinstance(each, ArchiveFile)
         assert os.path.normpath(f"/root/{each.path}") == f"/root/{each.path}", "it leads elsewhere"
         assert len(each.digest) == DIGEST_BYTES[each.algorithm]
         assert each.size is not None

@@ -17,14 +17,12 @@ import attrs
 
 from misc import fuzz
 from misc.fuzz.choices import Choices
-from pipegrid.core.mutable.book import ShareBook
-from pipegrid.core.mutable.encoding import EncodedVersion, encode
-from pipegrid.core.mutable.geometry import Format, MutableGeometry
+from pipegrid.core.mutable.decoder import VersionReader
+from pipegrid.core.mutable.encoder import EncodedVersion, encode
 from pipegrid.core.mutable.keys import SigningKey, load_signing_key
-from pipegrid.core.mutable.reading import VersionReader
-from pipegrid.core.mutable.share import MutableShare
-from pipegrid.core.mutable.update import RangeUpdate
-from pipegrid.core.mutable.versions import Holding, Version, choose
+from pipegrid.core.mutable.range_update import RangeUpdate
+from pipegrid.core.mutable.share import MutableShare, VerifiedVersions
+from pipegrid.core.mutable.versions import Format, Holding, MutableGeometry, Version, choose
 from pipegrid.core.spans import Range
 from pipegrid.errors import CorruptionError
 
@@ -91,7 +89,7 @@ def run(data: bytes) -> None:
     case = _Case(index, [bytearray(_share(index, _NEW, number)) for number in range(total)])
     for _ in range(choices.below(8)):
         choices.pick(_TAMPERINGS)(case, choices)
-    book = ShareBook(_key().cap(_FILES[index][0]))
+    book = VerifiedVersions(_key().cap(_FILES[index][0]))
     found = _map(case, book, choices)
     signed = {_encoded(index, number).version: number for number in (_OLD, _NEW)}
     for share in found:
@@ -171,7 +169,7 @@ _TAMPERINGS: tuple[Callable[[_Case, Choices], None], ...] = (
 # How they are read.
 
 
-def _map(case: _Case, book: ShareBook, choices: Choices) -> list[MutableShare]:
+def _map(case: _Case, book: VerifiedVersions, choices: Choices) -> list[MutableShare]:
     """Return the shares whose version is proven."""
     found = []
     first = choices.pick((4000, 1, 123, 500))
@@ -191,7 +189,7 @@ def _map(case: _Case, book: ShareBook, choices: Choices) -> list[MutableShare]:
     return found
 
 
-def _open_key(book: ShareBook, share: MutableShare) -> None:
+def _open_key(book: VerifiedVersions, share: MutableShare) -> None:
     try:
         opened = book.open_signing_key(share)
     except CorruptionError as error:

@@ -6,8 +6,8 @@ other, worked out line by line.
 from __future__ import annotations
 
 from misc.fuzz.choices import Choices
+from pipegrid.mirror.decompress import PatchError
 from pipegrid.mirror.pdiff import END, LineEdit, Piece, merge, parse
-from pipegrid.mirror.unpacking import PatchError
 
 LINES = 12
 

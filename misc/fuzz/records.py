@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from misc.fuzz.choices import Choices
-from pipegrid.core import directory, hashtree, layout, ueb
+from pipegrid.core import hash_tree, layout, packed_directory, ueb
 from pipegrid.core.caps import parse_cap
-from pipegrid.core.directory import PackedChild
+from pipegrid.core.packed_directory import PackedChild
 from pipegrid.core.params import Geometry
-from pipegrid.core.shareparts import BadPart, parse_ueb_length, prove_leaf, read_layout
+from pipegrid.core.share_parts import BadPart, parse_ueb_length, prove_leaf, read_layout
 from pipegrid.errors import DirectoryError, UsageError
 
 _GEOMETRY = Geometry(1000, 3, 10, 300)
@@ -54,21 +54,23 @@ def _header(choices: Choices) -> None:
 
 def _immutable_directory(choices: Choices) -> None:
     try:
-        children = directory.unpack_immutable(choices.rest())
+        children = packed_directory.unpack_immutable(choices.rest())
     except DirectoryError:
         return
     names = [child.name for child in children]
     assert names == sorted(set(names)), "names out of order, or twice"
     try:
-        packed = directory.pack_immutable(children)
+        packed = packed_directory.pack_immutable(children)
     except UsageError:
         return  # JSON knows no infinity, though what reads it does
-    assert directory.unpack_immutable(packed) == children, "a directory is read back as another"
+    assert packed_directory.unpack_immutable(packed) == children, (
+        "a directory is read back as another"
+    )
 
 
 def _directory(choices: Choices) -> None:
     try:
-        entries = directory.unpack_readwrite(choices.rest())
+        entries = packed_directory.unpack_readwrite(choices.rest())
     except DirectoryError:
         return
     names = [entry.name for entry in entries]
@@ -95,14 +97,14 @@ def seeds() -> dict[str, bytes]:
     header = layout.for_geometry(_GEOMETRY)
     header2 = layout.for_geometry(_GEOMETRY, 2)
     chain = b"".join(
-        number.to_bytes(2, "big") + bytes([number]) * 32 for number in hashtree.chain_order(10, 4)
+        number.to_bytes(2, "big") + bytes([number]) * 32 for number in hash_tree.chain_order(10, 4)
     )
     children = [
         PackedChild("a", parse_cap("URI:LIT:ifsgc"), {"tahoe": {"linkcrtime": 1.5}}),
         PackedChild("b\xe4", parse_cap("URI:DIR2-LIT:ifsgc")),
         PackedChild("c", parse_cap("imm.x")),
     ]
-    immutable = directory.pack_immutable(children)
+    immutable = packed_directory.pack_immutable(children)
     return {
         "ueb": b"\0" + ueb.pack(_GEOMETRY, *_HASHES),
         "header-1": b"\1\x09" + header.pack_header(),

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 from misc.fuzz.choices import Choices
-from pipegrid.mirror.repomd import REPOMD, SIGNATURE, packages, read_repomd
+from pipegrid.mirror.archive_file import DIGEST_BYTES, MAX_SIZE_BYTES, ArchiveFile, BadEntry
+from pipegrid.mirror.repomd import REPOMD, SIGNATURE, compare_versions, packages, read_repomd
 from pipegrid.mirror.rpm import newest
-from pipegrid.mirror.rpmversion import compare_versions
-from pipegrid.mirror.wanted import DIGEST_BYTES, MAX_SIZE_BYTES, BadEntry, Wanted
 
 _HASH = "0123456789abcdef" * 4
 
@@ -60,7 +59,7 @@ def _outcome(read: Callable[[], list[object]]) -> object:
         return str(error)
 
 
-def _check(found: Iterable[Wanted]) -> None:
+def _check(found: Iterable[ArchiveFile]) -> None:
     for each in found:
         assert os.path.normpath(f"/root/{each.path}") == f"/root/{each.path}", "it leads elsewhere"
         assert len(each.digest) == DIGEST_BYTES[each.algorithm]

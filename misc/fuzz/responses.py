@@ -10,8 +10,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from misc.fuzz.choices import Choices
-from pipegrid.http11.parser import END, Event, Informational, ResponseHead, ResponseParser
-from pipegrid.http11.parser import _Violation as Violation
+from pipegrid.http11.response_parser import END, Event, Informational, ResponseHead, ResponseParser
+from pipegrid.http11.response_parser import _Violation as Violation
 
 _LIMIT_BYTES = 200
 

@@ -57,9 +57,9 @@ from misc.soak.restarts import (
 from misc.speedtest.peers.nodes import HTTPS, StorageNode, StorageNodes, servers_file
 from pipegrid import Grid
 from pipegrid.errors import PipegridError
+from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.homes import SERVERS_NAME
-from pipegrid.reactor.together import all_ended
+from pipegrid.reactor.deferreds import all_ended
 
 FILES = 300
 LARGEST = 40_000

@@ -107,7 +107,7 @@ class Pace:
 
 @attrs.define
 class Allowance:
-    """What one connection may pass, and up to where in a ``Pace`` it has had its due."""
+    """What one connection may pass, and up to where in a ``StragglerPolicy`` it has had its due."""
 
     bytes: float = 0.0
     grown: float = 0.0

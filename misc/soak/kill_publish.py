@@ -41,8 +41,8 @@ from misc.speedtest.peers.nodes import free_port
 from pipegrid import Grid
 from pipegrid.core.params import Params
 from pipegrid.errors import GridError, PipegridError, UncoordinatedWriteError
-from pipegrid.speedtest.processes import LOOPBACK, environment, first_line, make_client
-from pipegrid.wire import nurl
+from pipegrid.speedtest.server_processes import LOOPBACK, environment, first_line, make_client
+from pipegrid.wire import server_address
 
 SERVERS = 10
 PARAMS = Params(3, 10)
@@ -115,7 +115,7 @@ class Soak:
     async def open(self) -> None:
         """Start everything."""
         addresses = [
-            nurl.parse(text)
+            server_address.parse_nurl(text)
             for text in await deferToThread(lambda: [each.start() for each in self.servers])
         ]
         make_client(self.scratch / "client", addresses, PARAMS, HAPPY)

@@ -41,9 +41,9 @@ from misc.command import command, environment
 from pipegrid.core import base32, hashes
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.placement import servers_of_happiness
-from pipegrid.grid.config import GridConfig
+from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.creation import create_local
-from pipegrid.storage import containers
+from pipegrid.storage import share_file
 from pipegrid.transfer.offline import encode_file
 
 SIZES = (200, 100_000, 3_000_000)
@@ -196,14 +196,14 @@ def _share_hash(path: Path) -> bytes | None:
     """Return the hash of the share data in a container, or None if it is no whole container."""
     data = path.read_bytes()
     try:
-        header = containers.parse_header(data[: containers.HEADER_BYTES])
-        end = containers.leases_offset(header, len(data))
-        leases = containers.parse_leases(data[end:])
+        header = share_file.parse_header(data[: share_file.HEADER_BYTES])
+        end = share_file.leases_offset(header, len(data))
+        leases = share_file.parse_leases(data[end:])
     except ValueError:
         return None
     if header.lease_count != 1 or any(lease.expires < time.time() for lease in leases):
         return None
-    return hashlib.sha256(data[containers.HEADER_BYTES : end]).digest()
+    return hashlib.sha256(data[share_file.HEADER_BYTES : end]).digest()
 
 
 class Put:

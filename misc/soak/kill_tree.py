@@ -32,7 +32,7 @@ from misc import ending
 from misc.soak.kill_put import Violation
 from misc.soak.tree_world import Ended, TreeWorld, described, make_tree
 from pipegrid.core.params import Params
-from pipegrid.disk.partname import SUFFIX
+from pipegrid.disk.atomic_write import SUFFIX
 
 KINDS = ("put", "backup", "get")
 SIZES = (30, 300, 1000, 3000)

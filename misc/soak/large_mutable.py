@@ -40,10 +40,10 @@ from misc.soak.resume import KINDS, PIPEGRID, PipegridNode
 from misc.speedtest.peers.nodes import HTTPS, StorageNode, servers_file, stop
 from misc.speedtest.processes import LOOPBACK
 from pipegrid import Grid
-from pipegrid.core.mutable.geometry import MDMF_SEGMENT_BYTES, SALT_BYTES
+from pipegrid.core.mutable.versions import MDMF_SEGMENT_BYTES, SALT_BYTES
 from pipegrid.core.params import Params
+from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.homes import SERVERS_NAME
 
 SERVERS = 10
 PARAMS = Params(3, SERVERS)

@@ -29,13 +29,13 @@ from twisted.internet.task import deferLater
 from misc import ending
 from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.params import Params
-from pipegrid.core.ring import permutation_seed
-from pipegrid.grid.config import GridConfig
-from pipegrid.grid.servers import Windows
+from pipegrid.core.placement import permutation_seed
+from pipegrid.grid.client_config import GridConfig
+from pipegrid.grid.configured_servers import Windows
 from pipegrid.reactor.workers import Workers
 from pipegrid.transfer.peers import Peer
-from pipegrid.tree.facade import Grid
-from pipegrid.tree.uploaded import TreeCounts, TreeReports
+from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.tree_upload import TreeCounts, TreeReports
 from pipegrid.wire.messages import Allocation, ServerIdentity, UploadSecrets, WriteAnswer
 
 GROWTH_BYTES = 16 << 20

@@ -11,10 +11,10 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IProtocolFactory
 
 from pipegrid.core.params import Params
+from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.server.serve import ServeSettings, StorageNode
-from pipegrid.wire import furl, nurl
+from pipegrid.wire import server_address
 
 
 class RelayedServers:
@@ -61,7 +61,7 @@ class RelayedServers:
         """Start all."""
         await gatherResults([node.start() for node in self.nodes])
         for node in self.nodes:
-            relay_to = self._relay_to(nurl.parse(node.nurl).port)
+            relay_to = self._relay_to(server_address.parse_nurl(node.nurl).port)
             self._relays.append(self.reactor.listenTCP(0, relay_to, interface="127.0.0.1"))
         self.make_client(self.client)
 
@@ -71,11 +71,13 @@ class RelayedServers:
         for number, (node, relay) in enumerate(zip(self.nodes, self._relays, strict=True)):
             port = relay.getHost().port
             if foolscap:
-                there = furl.parse(node.furl)
-                address = furl.Furl(there.tub_id, (f"tcp:127.0.0.1:{port}",), there.swissnum)
+                there = server_address.parse_furl(node.furl)
+                address = server_address.Furl(
+                    there.tub_id, (f"tcp:127.0.0.1:{port}",), there.swissnum
+                )
                 said = [f'      anonymous-storage-FURL: "{address}"']
             else:
-                relayed = attrs.evolve(nurl.parse(node.nurl), port=port)
+                relayed = attrs.evolve(server_address.parse_nurl(node.nurl), port=port)
                 said = ["      anonymous-storage-NURLs:", f'        - "{relayed}"']
             lines += [f"  s{number}:", "    ann:", *said]
         files = {SERVERS_NAME: "\n".join(lines) + "\n"}

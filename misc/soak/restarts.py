@@ -55,9 +55,9 @@ from misc.speedtest.peers.nodes import (
 from pipegrid import Grid
 from pipegrid.core.params import Params
 from pipegrid.errors import CorruptionError, GridError, PipegridError
+from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.homes import SERVERS_NAME
-from pipegrid.speedtest.contents import Comparing
+from pipegrid.speedtest.targets import Comparing
 
 SERVERS = 5
 PARAMS = Params(2, SERVERS)

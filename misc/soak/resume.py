@@ -43,12 +43,12 @@ from misc.soak.kill_put import Violation
 from misc.speedtest.peers.nodes import HTTPS, StorageNode, servers_file, stop
 from misc.speedtest.processes import LOOPBACK
 from pipegrid.core.params import Params
-from pipegrid.flow.autowindow import INITIAL_BYTES
+from pipegrid.flow.window import INITIAL_BYTES
+from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.homes import SERVERS_NAME
-from pipegrid.grid.storing import NOTES_NAME
-from pipegrid.storage import containers
-from pipegrid.storage.uploads import note
+from pipegrid.grid.grid import NOTES_NAME
+from pipegrid.storage import share_file
+from pipegrid.storage.uploads import incoming_files
 
 PIPEGRID = "pipegrid"
 TAHOE_LAFS = "tahoe"
@@ -109,12 +109,14 @@ def stored_bytes(node: StorageNode) -> int:
             continue
         if "incoming" not in path.relative_to(node.shares).parts:
             with open(path, "rb") as file:
-                header = containers.parse_header(file.read(containers.HEADER_BYTES))
-            there += containers.leases_offset(header, path.stat().st_size) - containers.HEADER_BYTES
+                header = share_file.parse_header(file.read(share_file.HEADER_BYTES))
+            there += share_file.leases_offset(header, path.stat().st_size) - share_file.HEADER_BYTES
         elif not ours:
             there += max(0, _written_bytes(path) - _PAGES_BYTES)
-        elif path.name.endswith(note.SUFFIX):
-            there += sum(end - begin for begin, end in note.parse(path.read_bytes()).ranges)
+        elif path.name.endswith(incoming_files.SUFFIX):
+            there += sum(
+                end - begin for begin, end in incoming_files.parse_note(path.read_bytes()).ranges
+            )
     return there
 
 

@@ -39,9 +39,9 @@ from misc import ending
 from pipegrid import Grid
 from pipegrid.core import base32
 from pipegrid.errors import PipegridError
-from pipegrid.grid.config import SECRET_BYTES
+from pipegrid.grid.client_config import SECRET_BYTES
 from pipegrid.grid.creation import create_local
-from pipegrid.speedtest.processes import Servers, first_line, running
+from pipegrid.speedtest.server_processes import Servers, first_line, running
 
 EMBEDDED, HTTPS, USERS = "embedded", "https", "users"
 OVER = (EMBEDDED, HTTPS, USERS)

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from misc.speedtest.processes import ROOT
 from pipegrid.speedtest.compare import compare
-from pipegrid.speedtest.results import Run, parse_run
+from pipegrid.speedtest.run_results import Run, parse_run
 
 SCENARIOS = ("startup", "1x 200B", "10x 200B", "1MB", "10MB", "100x 200B at once")
 RTT = "20ms"

@@ -47,8 +47,8 @@ from misc.speedtest.processes import Servers
 from misc.speedtest.tlsrate import TlsStreams
 from pipegrid import Grid
 from pipegrid.core import erasure
-from pipegrid.reactor.collector import calm_collector
-from pipegrid.speedtest.contents import Comparing
+from pipegrid.reactor.process_settings import tune_gc
+from pipegrid.speedtest.targets import Comparing
 
 PINGS = 5
 
@@ -295,7 +295,7 @@ def main(arguments: list[str] | None = None) -> None:
         for measure, scenarios in ((measure_small, small), (measure_large, large)):
             chosen = [each for each in scenarios if options.only in each.name]
             if chosen:
-                calm_collector()  # as the command does
+                tune_gc()  # as the command does
                 for result in await measure(reactor, chosen, options, rng):
                     print(json.dumps({**result, **environment(options, seed)}), flush=True)
 

@@ -29,14 +29,13 @@ import attrs
 
 from misc import ending
 from misc.scratch import scratch_directory
-from pipegrid.reactor.collector import calm_collector
+from pipegrid.reactor.process_settings import tune_gc
 from pipegrid.speedtest import runner, scenarios
-from pipegrid.speedtest.lines import of_raw_tcp
-from pipegrid.speedtest.links import PROFILES
-from pipegrid.speedtest.results import WINDOW, EmulatedLink, Run, spread
+from pipegrid.speedtest.link_proxy import PROFILES
+from pipegrid.speedtest.output_formats import of_raw_tcp
+from pipegrid.speedtest.run_results import WINDOW, EmulatedLink, Run, spread
 from pipegrid.speedtest.scenarios import Scenario
-from pipegrid.speedtest.target import FileTarget
-from pipegrid.speedtest.targets import PrivateGrid
+from pipegrid.speedtest.targets import FileTarget, PrivateGrid
 
 MOST_ROUND_TRIPS = 1.2
 LEAST_OF_TCP = 0.95
@@ -222,7 +221,7 @@ def main(arguments: list[str] | None = None) -> None:
         options.output.mkdir(parents=True, exist_ok=True)
 
     async def run(reactor: Any) -> None:
-        calm_collector()  # as the command does
+        tune_gc()  # as the command does
         if not await measure(reactor, options):
             raise SystemExit(1)
 

@@ -33,7 +33,7 @@ def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str,
     """Measure the version that this process imports; to be called once in a process."""
     from misc import ending
     from pipegrid import Grid
-    from pipegrid.speedtest.processes import Servers
+    from pipegrid.speedtest.server_processes import Servers
 
     figures: dict[str, float] = {}
 
@@ -59,7 +59,7 @@ def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str,
 
 def _calm_collector() -> None:
     """Tune the collector as the command does, wherever the version that is measured keeps that."""
-    for name in ("pipegrid.reactor.collector", "pipegrid.flow.collector"):
+    for name in ("pipegrid.reactor.process_settings", "pipegrid.flow.collector"):
         with suppress(ImportError):
             import_module(name).calm_collector()
             return

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.results import Run, parse_run
+from pipegrid.speedtest.run_results import Run, parse_run
 
 STYLE = """<style>
 svg { --paper: #ffffff; --ink: #16202c; --muted: #526070; --line: #dde2e8; --up: #0b62a8; --down: #b8500a;
@@ -37,7 +37,7 @@ def picture(run: Run) -> str:
     Raises:
         ValueError: the run has none.
     """
-    from pipegrid.speedtest import curves, drawing, figures
+    from pipegrid.speedtest import charts, figures
 
     timeline = run.timeline
     if timeline is None or not timeline.bursts:
@@ -47,7 +47,7 @@ def picture(run: Run) -> str:
         f"One upload of {timeline.name} to {servers} servers: all of it leaves at once, and it is stored"
         f" after {figures.digits(timeline.took_s / timeline.rtt_s)} round trips."
     )
-    chart = drawing.draw("timeline", label, lambda wide: curves.timeline_chart(run, wide))
+    chart = charts.draw("timeline", label, lambda wide: charts.timeline_chart(run, wide))
     return re.sub(r"(<svg\b[^>]*>)", lambda head: f"{head[1]}\n{STYLE}", chart.wide, count=1) + "\n"
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import attrs
 
 from pipegrid.speedtest.compare import compare
-from pipegrid.speedtest.results import (
+from pipegrid.speedtest.run_results import (
     DIRECTIONS,
     SCENARIO,
     UP,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pipegrid.core.caps import Cap, ChkCap, LitCap, parse_cap
-    from pipegrid.core.mutable.edits import Link, Rename, Unlink
+    from pipegrid.core.mutable.directory_edits import Link, Rename, Unlink
     from pipegrid.core.params import Params
     from pipegrid.errors import (
         CapError,
@@ -58,12 +58,12 @@ if TYPE_CHECKING:
         WriteLost,
         WrongSecret,
     )
-    from pipegrid.flow.autowindow import AutoWindow
     from pipegrid.flow.pipeline import Pipeline
+    from pipegrid.flow.window import AutoWindow
     from pipegrid.grid.creation import create_local
     from pipegrid.http11 import PipelinedAgent
     from pipegrid.mirror.mirror import Mirror
-    from pipegrid.transfer.mutable.written import CreateResult, WriteResult
+    from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
     from pipegrid.transfer.results import (
         CheckResult,
         GetResult,
@@ -72,30 +72,30 @@ if TYPE_CHECKING:
         RepairResult,
     )
     from pipegrid.tree.directory import Child, Directory
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 _HOMES = {
-    "AutoWindow": "pipegrid.flow.autowindow",
+    "AutoWindow": "pipegrid.flow.window",
     "Cap": "pipegrid.core.caps",
     "CheckResult": "pipegrid.transfer.results",
     "Child": "pipegrid.tree.directory",
     "ChkCap": "pipegrid.core.caps",
-    "CreateResult": "pipegrid.transfer.mutable.written",
+    "CreateResult": "pipegrid.transfer.mutable.publish",
     "Directory": "pipegrid.tree.directory",
     "GetResult": "pipegrid.transfer.results",
-    "Grid": "pipegrid.tree.facade",
-    "Link": "pipegrid.core.mutable.edits",
+    "Grid": "pipegrid.tree.tree_grid",
+    "Link": "pipegrid.core.mutable.directory_edits",
     "LitCap": "pipegrid.core.caps",
     "Mirror": "pipegrid.mirror.mirror",
     "Params": "pipegrid.core.params",
     "Pipeline": "pipegrid.flow.pipeline",
     "PipelinedAgent": "pipegrid.http11",
     "PutResult": "pipegrid.transfer.results",
-    "Rename": "pipegrid.core.mutable.edits",
+    "Rename": "pipegrid.core.mutable.directory_edits",
     "RenewResult": "pipegrid.transfer.results",
     "RepairResult": "pipegrid.transfer.results",
-    "Unlink": "pipegrid.core.mutable.edits",
-    "WriteResult": "pipegrid.transfer.mutable.written",
+    "Unlink": "pipegrid.core.mutable.directory_edits",
+    "WriteResult": "pipegrid.transfer.mutable.publish",
     "create_local": "pipegrid.grid.creation",
     "parse_cap": "pipegrid.core.caps",
 }

@@ -19,7 +19,7 @@ with the old builds that the master is told to forget, and can be had from
 ``/api/v2/builds/N/data/pipegrid-speedtest/value``. A file on the worker would die with the worker, one on the
 master would be another thing to back up.
 
-What decides is in ``pipegrid.speedtest.buildresults``, which needs no Buildbot.
+What decides is in ``pipegrid.speedtest.build_verdict``, which needs no Buildbot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.buildresults import (
+from pipegrid.speedtest.build_verdict import (
     EarlierBuilds,
     Follower,
     framed,
@@ -48,7 +48,7 @@ from pipegrid.speedtest.buildresults import (
     prefix_problem,
     result_sets,
 )
-from pipegrid.speedtest.results import Run, parse_run
+from pipegrid.speedtest.run_results import Run, parse_run
 
 DATA_NAME = "pipegrid-speedtest"
 REGRESSED = "speedtest-regressed"

@@ -18,7 +18,7 @@ from pipegrid.cli.console import Console
 from pipegrid.core.caps import Cap, LitCap
 from pipegrid.core.params import Params
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError
-from pipegrid.transfer.put.many import ManyPuts
+from pipegrid.transfer.put.put_many import ManyPuts
 from pipegrid.transfer.put.source import size_of
 from pipegrid.transfer.results import (
     CheckResult,

@@ -18,9 +18,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli import capfile
 from pipegrid.cli.capfile import as_line, parse_cap_file
 from pipegrid.cli.outcome import sentence
-from pipegrid.core.caps import LitCap
-from pipegrid.core.filecaps import checkable
-from pipegrid.disk.partfile import PartFile
+from pipegrid.core.caps import LitCap, checkable
+from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import UsageError
 from pipegrid.grid.creation import create_local
 from pipegrid.transfer.results import RenewResult

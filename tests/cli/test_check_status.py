@@ -11,10 +11,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.upkeep import sum_up
 from pipegrid.core.caps import ChkCap, DirectoryCap
 from pipegrid.errors import CorruptionError, UsageError
-from pipegrid.grid.introducer import IntroducerStatus
+from pipegrid.grid.introducer_client import IntroducerStatus
 from pipegrid.transfer.results import CheckResult, ServerStatus
-from pipegrid.transfer.upkeep.summary import UpkeepSummary
-from pipegrid.tree.check import TreeSummary
+from pipegrid.transfer.upkeep import UpkeepSummary
+from pipegrid.tree.tree_check import TreeSummary
 from tests.cli.support import FakeConfig, FakeGrid, Run
 
 CAP = ChkCap(bytes(16), bytes(32), 3, 10, 1000)

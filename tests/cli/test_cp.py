@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from pipegrid.storage.mutable.containers import DATA_OFFSET
+from pipegrid.storage.mutable.slot_file import DATA_OFFSET
 from tests.cli.processes import ProcessTestCase, in_fresh_processes
 
 

@@ -25,7 +25,7 @@ from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
 from pipegrid.disk import files as disk
 from pipegrid.grid.creation import create_local
-from pipegrid.storage import containers
+from pipegrid.storage import share_file
 from pipegrid.storage.store import ShareStore
 from pipegrid.transfer.put.source import FileSource
 from tests.cli.support import Run
@@ -380,7 +380,7 @@ class DamageTests(GridTestCase):
         """Flip a bit at an offset of the share data."""
         path = self.shares()[number]
         data = bytearray(path.read_bytes())
-        data[containers.HEADER_BYTES + offset] ^= 1 << self.rng.randrange(8)
+        data[share_file.HEADER_BYTES + offset] ^= 1 << self.rng.randrange(8)
         path.write_bytes(data)
 
     async def test_flipped_bits(self) -> None:

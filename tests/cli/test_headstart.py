@@ -17,9 +17,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import plain
 from pipegrid.errors import UsageError
-from pipegrid.mirror import address
-from pipegrid.mirror.sprint.dialling import BegunConnections
-from pipegrid.mirror.sprint.headstart import LONG_LIST_BYTES, HeadStart, connections_for, plain_url
+from pipegrid.mirror import mirror_http
+from pipegrid.mirror.mirror_http import SocketCache
+from pipegrid.mirror.preconnect_mirrors import (
+    LONG_LIST_BYTES,
+    EarlySockets,
+    connections_for,
+    plain_url,
+)
 from tests.mirror.test_sprint import Server
 
 NOT_YET = ("click", "hashlib", "pipegrid.cli.console", "signal", "socket", "ssl", "typing")
@@ -96,7 +101,7 @@ class HeadStartTests(SynchronousTestCase):
         for each in loaded:
             self.assertEqual(set(NOT_YET) & each, set())
         [by_then] = self.asked
-        self.assertIn("pipegrid.mirror.sprint.sprint", by_then)
+        self.assertIn("pipegrid.mirror.epoll_driver", by_then)
         self.assertEqual(set(NOT_BEFORE_ASKED) & set(by_then), set())
         # Now that it is there, one is enough to look.
         status, said, loaded = self.mirror("--from", self.server.url)
@@ -115,10 +120,10 @@ class HeadStartTests(SynchronousTestCase):
 
     def test_taken_up(self) -> None:
         """What was begun is taken first; more are begun if more are wanted, and the rest is let go of."""
-        there = address.parse_url(self.server.url)
+        there = mirror_http.parse_url(self.server.url)
         other = "http://nobody.invalid/"
-        start = HeadStart([there.url, other, there.url], 2)
-        with closing(BegunConnections([there], 3, start)) as ahead:
+        start = EarlySockets([there.url, other, there.url], 2)
+        with closing(SocketCache([there], 3, start)) as ahead:
             taken = [ahead.take(there) for _ in range(4)]
             self.assertEqual([each is None for each in taken], [False, False, False, True])
             for each in taken[:3]:
@@ -126,7 +131,7 @@ class HeadStartTests(SynchronousTestCase):
                 each[0].close()
         self.assertEqual(start.take(there.url), [])
         self.assertEqual(start.take(other), [])
-        start = HeadStart([there.url], 1)
+        start = EarlySockets([there.url], 1)
         [sock] = start._begun[there.url]
         start.close()
         self.assertEqual(sock.fileno(), -1)
@@ -185,12 +190,12 @@ class PlainUrlTests(SynchronousTestCase):
                         url = scheme + host + port + path
                         if plain_url(url) is not None:
                             understood += 1
-                            self.assertEqual(address.parse_url(url), self.closely(url), url)
+                            self.assertEqual(mirror_http.parse_url(url), self.closely(url), url)
         self.assertGreater(understood, 100)
 
     def closely(self, url: str) -> Any:
         """What the long look makes of it."""
         try:
-            return address._look_closely(url)
+            return mirror_http._look_closely(url)
         except UsageError as error:
             return str(error)

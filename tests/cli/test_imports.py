@@ -48,11 +48,11 @@ OF_TWISTED = (
 """What Twisted imports wherever it is used, but for the process of a command; and the like of our own."""
 
 OURS = (
-    "pipegrid.core.directory",
+    "pipegrid.core.packed_directory",
     "pipegrid.grid.creation",
     "pipegrid.grid.discovery",
-    "pipegrid.grid.local",
-    "pipegrid.grid.tracing",
+    "pipegrid.grid.embedded_grid",
+    "pipegrid.grid.request_trace",
     "pipegrid.http11.agent",
     "pipegrid.simulation",
     "pipegrid.speedtest",
@@ -60,13 +60,17 @@ OURS = (
     "pipegrid.transfer.check",
     "pipegrid.transfer.repair",
     "pipegrid.transport.surveys",
-    "pipegrid.transport.throttled",
+    "pipegrid.transport.throttle",
     "pipegrid.tree.listing",
     "pipegrid.wire.gbs_mutable",
     "pipegrid.wire.gbs_surveys",
 )
 OF_GETS = ("pipegrid.core.decoder", "pipegrid.transfer.get.download")
-OF_PUTS = ("pipegrid.core.encoder", "pipegrid.transfer.put.putter", "pipegrid.transfer.put.upload")
+OF_PUTS = (
+    "pipegrid.core.encoder",
+    "pipegrid.transfer.put.uploader",
+    "pipegrid.transfer.put.upload",
+)
 
 _COMMAND = """
 import json, os, sys
@@ -142,7 +146,12 @@ class ImportTests(SynchronousTestCase):
             "process.run_process(['backup', '/', '--as', 'all'])"
         )
         self.assertIn("pipegrid.cli.cmd_backup", loaded)
-        absent = ("attr", "twisted.internet.defer", "pipegrid.core.caps", "pipegrid.tree.paths")
+        absent = (
+            "attr",
+            "twisted.internet.defer",
+            "pipegrid.core.caps",
+            "pipegrid.tree.grid_paths",
+        )
         self.assertAbsent(absent, loaded)
 
 
@@ -160,8 +169,8 @@ class LaterTests(SynchronousTestCase):
             [
                 *(sys.executable, "-W", "error::RuntimeWarning", "-c"),
                 "import os, sys\n"
-                "from pipegrid.cli.lazymodules import put_off, tls_put_off\n"
-                "put_off()\n"
+                "from pipegrid.cli.lazymodules import install_lazy_modules, tls_put_off\n"
+                "install_lazy_modules()\n"
                 "with tls_put_off():\n"
                 "    from twisted.internet import defer, reactor\n"
                 "assert not {'asyncio.events', 'OpenSSL', 'twisted.protocols.tls'} & set(sys.modules)\n"

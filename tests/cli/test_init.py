@@ -11,9 +11,9 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid import creation
-from pipegrid.grid.config import load
+from pipegrid.grid.client_config import load
 from pipegrid.grid.creation import suggested
-from pipegrid.wire.nurl import parse as parse_nurl
+from pipegrid.wire.server_address import parse_nurl as parse_nurl
 from tests.cli.processes import ProcessTestCase
 from tests.cli.support import Run
 from tests.grid.introducer_support import FURL, nurl

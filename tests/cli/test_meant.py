@@ -6,7 +6,7 @@ import os
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.wanted import quoted
+from pipegrid.mirror.archive_file import quoted
 from tests.cli.processes import ProcessTestCase
 
 CHK = f"URI:CHK:{'a' * 26}:{'b' * 51}a:3:10:1000"

@@ -20,9 +20,9 @@ from twisted.web.static import File
 
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
+from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.unchanged import UnchangedDestination
-from pipegrid.mirror.wanted import MirrorError
+from pipegrid.mirror.readonly_destination import ReadOnlyDestination
 from tests.mirror.unchanged import look_of, make_read_only
 
 
@@ -312,11 +312,11 @@ class MirrorTests(MirrorCase):
 
     async def _test_verify_beside_others(self) -> None:
         await self.mirror_list()
-        with closing(UnchangedDestination(str(self.dest))):
+        with closing(ReadOnlyDestination(str(self.dest))):
             error = self.assertRaises(MirrorError, Destination, str(self.dest))
             self.assertIn("or looks at it; wait until it has finished", str(error))
         make_read_only(self)
-        with closing(UnchangedDestination(str(self.dest))):
+        with closing(ReadOnlyDestination(str(self.dest))):
             status, _, err = await self.run_command("verify", str(self.dest))
             self.assertEqual((status, err), (0, ""))  # nothing had to be hashed
 

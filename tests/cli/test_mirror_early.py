@@ -15,9 +15,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.console import Console
 from pipegrid.cli.lazymodules import LAZY
 from pipegrid.cli.mirrorarchive import rpm_job
-from pipegrid.cli.mirroring import Fetching
+from pipegrid.cli.mirroring import MirrorOptions
+from pipegrid.mirror import blocking_mirror
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.sprint import smallfiles
 from tests.cli.test_imports import _COMMAND, modules
 from tests.cli.test_mirror_shortcut import REACTOR
 from tests.mirror.archive import Archive, Signer
@@ -134,10 +134,10 @@ class EarlyTests(SynchronousTestCase):
         """More than such a file may have is not read, and nothing that nobody asked for."""
         archive = RpmArchive(self.signer)
         self.serve(archive.files)
-        self.patch(smallfiles, "MISSING_BYTES", 4)
+        self.patch(blocking_mirror, "MISSING_BYTES", 4)
         for answer in (self.plain, lambda *_: ok(b"") + b"more", lambda *_: ok(bytes(9 << 20))):
             self.server.answer = answer
-            fetching = Fetching(
+            fetching = MirrorOptions(
                 (self.server.url,), False, False, False, 1, None, "none", 0.0, False
             )
             job: Any = rpm_job(self.mktemp(), False, (), True, fetching)
@@ -149,7 +149,9 @@ class EarlyTests(SynchronousTestCase):
         """One that another process has, and one whose directories lead elsewhere: a sentence each."""
         archive = RpmArchive()
         self.serve(archive.files)
-        fetching = Fetching((self.server.url,), False, False, False, 1, None, "none", 0.0, False)
+        fetching = MirrorOptions(
+            (self.server.url,), False, False, False, 1, None, "none", 0.0, False
+        )
         elsewhere = Path(self.mktemp())
         elsewhere.mkdir()
 
@@ -178,7 +180,9 @@ class EarlyTests(SynchronousTestCase):
         """Wherever it is told to stop, it does, and says so; the next run brings it to its end."""
         archive = RpmArchive()
         self.serve(archive.files)
-        fetching = Fetching((self.server.url,), False, False, False, 1, None, "none", 0.0, False)
+        fetching = MirrorOptions(
+            (self.server.url,), False, False, False, 1, None, "none", 0.0, False
+        )
         for after in (0, 1, 2, 3, 5, 8, 12, 100_000):
             left = [False] * after
             err = StringIO()

@@ -110,13 +110,15 @@ class ShortcutTests(SynchronousTestCase):
     def test_a_list_that_changes(self) -> None:
         """Nothing is deleted for a list that is written while it is read; that is what it wants by then."""
         from pipegrid.cli.console import Console
-        from pipegrid.cli.mirroring import Fetching
+        from pipegrid.cli.mirroring import MirrorOptions
         from pipegrid.cli.mirrorlist import ListRun
         from pipegrid.errors import SourceError
 
         self.mirror()
         text = self.list.read_bytes()
-        fetching = Fetching((self.server.url,), False, True, False, 4, None, "batch", 0.0, False)
+        fetching = MirrorOptions(
+            (self.server.url,), False, True, False, 4, None, "batch", 0.0, False
+        )
         run = ListRun(str(self.list), str(self.dest), fetching)
 
         def changing() -> bool:
@@ -130,7 +132,7 @@ class ShortcutTests(SynchronousTestCase):
     def test_stopped_while_looking(self) -> None:
         """A run that was told to stop while it looked at what is there is not one that was complete."""
         from pipegrid.cli.console import Console
-        from pipegrid.cli.mirroring import Fetching
+        from pipegrid.cli.mirroring import MirrorOptions
         from pipegrid.cli.mirrorlist import ListRun
         from pipegrid.cli.outcome import Interrupted
 
@@ -139,7 +141,7 @@ class ShortcutTests(SynchronousTestCase):
         before = manifest.read_bytes()
         urls = (self.server.url,)
         for jobs in (1, 2):
-            fetching = Fetching(urls, False, False, False, 4, None, "none", 0.0, False)
+            fetching = MirrorOptions(urls, False, False, False, 4, None, "none", 0.0, False)
             looks = iter([False, *[True] * 1000])
             run = ListRun(str(self.list), str(self.dest), fetching, jobs)
             console = Console(None, None, StringIO())

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.console import Console
 from pipegrid.cli.mirroring import Display
 from pipegrid.cli.mirrortell import tell
-from pipegrid.mirror.report import Report, Tally
+from pipegrid.mirror.scheduler import Report, Tally
 from tests.cli.support import Terminal
 
 

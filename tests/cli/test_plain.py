@@ -16,8 +16,8 @@ from pipegrid.cli import cmd_mirror, mirrorarchive, mirrorlist, mirrorverify, pl
 from pipegrid.cli.app import parse
 from pipegrid.cli.cmd_mirror import debian_command, list_command, rpm_command, verify_command
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirroring import Fetching
-from pipegrid.mirror.same import Glimpse
+from pipegrid.cli.mirroring import MirrorOptions
+from pipegrid.mirror.quick_check import QuickCheckResult
 
 URL = ("--from", "http://here/")
 COMMANDS: dict[str, tuple[click.Command, dict[str, Any]]] = {
@@ -148,19 +148,19 @@ class PlainTests(SynchronousTestCase):
     def test_what_is_usual(self) -> None:
         """The lines of the manual do not wait for click."""
         line = ("mirror", "list", "FILE", "DEST", *URL, "--from", "http://there/", "--json")
-        fetching = Fetching(
+        fetching = MirrorOptions(
             ("http://here/", "http://there/"), False, False, False, 4, None, "batch", 0.0, False
         )
         self.assertEqual(self.plainly(*line), ("FILE", "DEST", 1, fetching, True, 0))
         rpm = ("mirror", "rpm", "DEST", *URL, "--keyring", "a.gpg", "--newest-only")
-        fetching = fetching.but(urls=("http://here/",))
+        fetching = fetching.replaced(urls=("http://here/",))
         self.assertEqual(self.plainly(*rpm), ("DEST", True, ("a.gpg",), False, fetching, False, 0))
         again = ("--json", "mirror", "verify", self.dest, "--paranoid")
         self.assertEqual(self.plainly(*again), (self.dest, True, 0.0, True, 0))
 
     def test_what_was_seen(self) -> None:
         """Who looks more closely is told what was found at a glance."""
-        seen = Glimpse(b"", 0, 0, [])
+        seen = QuickCheckResult(b"", 0, 0, [])
         plain.plain_job(("mirror", "verify", self.dest), console(), None, seen)
         self.assertEqual(self.made, [(self.dest, False, 0.0, seen)])
 

@@ -16,7 +16,7 @@ from pipegrid.cli.progress import ProgressBar
 from pipegrid.cli.treeput import counts_of, reports_of
 from pipegrid.core.caps import LitCap
 from pipegrid.grid.creation import create_local
-from pipegrid.tree.uploaded import TreeCounts
+from pipegrid.tree.tree_upload import TreeCounts
 from tests.cli.pty import TerminalTestCase
 from tests.cli.support import Terminal
 

@@ -17,11 +17,11 @@ from pipegrid.cli.app import start
 from pipegrid.cli.cmd_serve import introducers_of
 from pipegrid.cli.console import Console
 from pipegrid.errors import UsageError
-from pipegrid.grid.serving import ServerDirectory
+from pipegrid.grid.server_config import ServerDirectory
 from pipegrid.server import identity
-from pipegrid.server.running import process_began
+from pipegrid.server.serve import process_began
 from pipegrid.storage.store import ShareStore
-from pipegrid.wire import furl, nurl
+from pipegrid.wire import server_address
 from tests.storage.support import SECRETS, SI
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
@@ -57,7 +57,7 @@ class ServeTests(TestCase):
         serving = self.serve("--json", "serve", *arguments, "--log", str(log))
         await self.until_output()
         result = json.loads(self.out.getvalue())
-        address = nurl.parse(result["nurl"])
+        address = server_address.parse_nurl(result["nurl"])
         self.assertEqual((address.host, address.port), ("example.org", 80))
         furl = result["furl"]
         self.assertTrue(furl.endswith(f"@tcp:example.org:80/{address.swissnum}"), furl)
@@ -175,8 +175,12 @@ class TahoeDirectoryTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())
         self.furl = "pb://hij2vaxfy3gompizcqnolgf7oegbnsfr@tcp:example.org:1/introducer"
-        self.theirs = ServerDirectory({}, {"grid": furl.parse(self.furl)}, is_tahoe=True)
-        self.ours = ServerDirectory({}, {"grid": furl.parse(self.furl)}, is_tahoe=False)
+        self.theirs = ServerDirectory(
+            {}, {"grid": server_address.parse_furl(self.furl)}, is_tahoe=True
+        )
+        self.ours = ServerDirectory(
+            {}, {"grid": server_address.parse_furl(self.furl)}, is_tahoe=False
+        )
 
     def names(self, found: ServerDirectory, *given: str) -> list[str]:
         """Return the names of the introducers that are chosen."""

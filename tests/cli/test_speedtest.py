@@ -18,9 +18,9 @@ from pipegrid.cli import speedtest_run
 from pipegrid.cli.app import COMMANDS
 from pipegrid.cli.cmd_speedtest import HOMES, command, with_command
 from pipegrid.core.params import Params
-from pipegrid.speedtest import report, runner
-from pipegrid.speedtest.links import PROFILES
-from pipegrid.speedtest.results import SCENARIO, UP, EmulatedLink, Measurement, Run
+from pipegrid.speedtest import html_report, runner
+from pipegrid.speedtest.link_proxy import PROFILES
+from pipegrid.speedtest.run_results import SCENARIO, UP, EmulatedLink, Measurement, Run
 from pipegrid.speedtest.runner import Settings
 from pipegrid.speedtest.targets import ConfiguredGrid, Gateway, PrivateGrid
 from tests.cli.support import Run as Command
@@ -150,7 +150,7 @@ class RunTests(SynchronousTestCase):
         """It is told before anything is measured, and nothing is written."""
         absent: Any = None  # what the import system calls "not there"
         directory = Path(self.mktemp())
-        for name, module in report.LIBRARIES.items():
+        for name, module in html_report.LIBRARIES.items():
             with mock.patch.dict(sys.modules, {module: absent}):
                 said = self.refused("--output", str(directory))
             self.assertIn(f"a report needs {name}, which is not installed", said)
@@ -159,7 +159,7 @@ class RunTests(SynchronousTestCase):
     def test_output_grows_a_history(self) -> None:
         """run.json and report.html are the last run; what measured the same before is its history."""
         seen: list[Any] = []
-        self.patch(report, "write_report", lambda *given: seen.append(given))
+        self.patch(html_report, "write_report", lambda *given: seen.append(given))
         directory = Path(self.mktemp())
         (directory / "history").mkdir(parents=True)
         (directory / "history" / "20200101T000000Z.json").write_text("{}")

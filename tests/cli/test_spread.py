@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 from pipegrid.core.params import Params
-from pipegrid.speedtest.children import reap
-from pipegrid.speedtest.processes import at_ports, environment, first_line, make_client
-from pipegrid.wire import nurl
+from pipegrid.speedtest.server_processes import at_ports, environment, first_line, make_client, reap
+from pipegrid.wire import server_address
 from tests.cli.processes import ProcessTestCase
 from tests.interop.processes import free_port
 
@@ -26,7 +25,7 @@ class SpreadTests(ProcessTestCase):
         super().setUp()
         self.ports = [free_port() for _ in range(3)]
         self.processes: dict[int, subprocess.Popen[str]] = {}
-        addresses = [nurl.parse(self.serve(number)) for number in range(3)]
+        addresses = [server_address.parse_nurl(self.serve(number)) for number in range(3)]
         self.addCleanup(self.stop_all)
         client = self.home / "client"
         make_client(client, at_ports(addresses, self.ports), Params(2, 3), 1)

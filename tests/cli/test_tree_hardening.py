@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from pipegrid.core.caps import Cap, ChkCap, UnknownCap, parse_cap
-from pipegrid.core.directory import PackedChild, pack_immutable
+from pipegrid.core.packed_directory import PackedChild, pack_immutable
 from tests.cli.processes import ProcessTestCase, in_fresh_processes
 
 

@@ -17,12 +17,12 @@ from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.verifysame import verify_if_same
-from pipegrid.mirror import same
+from pipegrid.mirror import quick_check
+from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.manifest import write_manifest
-from pipegrid.mirror.present import Doubt
 from pipegrid.mirror.verify import verify
-from pipegrid.mirror.wanted import Wanted
 
 
 class VerifySameTests(SynchronousTestCase):
@@ -39,13 +39,13 @@ class VerifySameTests(SynchronousTestCase):
         for number in range(3):
             data = b"x" * number
             (dest / f"pool/{number}").write_bytes(data)
-            entries.append(Wanted(f"pool/{number}", number, "sha256", sha256(data).digest()))
+            entries.append(ArchiveFile(f"pool/{number}", number, "sha256", sha256(data).digest()))
         destination = Destination(str(dest))
         write_manifest(destination, entries)
         destination.close()
         for _ in range(2):
             destination = Destination(str(dest))
-            verify(destination, Doubt())
+            verify(destination, VerifyPolicy())
             destination.close()
 
     def said(self, dest: Path, *options: str) -> tuple[int, str, str, bool]:
@@ -84,7 +84,7 @@ class VerifySameTests(SynchronousTestCase):
 
     def look(self, answer: Callable[[], Any], quiet: bool = True) -> Any:
         """Do it here, where another look gives an answer."""
-        self.patch(same, "glimpse", lambda *_: answer())
+        self.patch(quick_check, "glimpse", lambda *_: answer())
         return verify_if_same(str(self.dest), False, quiet)
 
     def test_somebody_watches(self) -> None:
@@ -104,7 +104,7 @@ class VerifySameTests(SynchronousTestCase):
             raise OSError(errno.ENOSPC, "full")
 
         self.patch(os, "write", write)
-        found = same.Glimpse(b"", 3, 3, [])
+        found = quick_check.QuickCheckResult(b"", 3, 3, [])
         self.assertIs(self.look(lambda: found), found)
         for name in ("stdout", "stderr"):
             stream = self.patch(sys, name, None)

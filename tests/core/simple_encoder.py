@@ -17,7 +17,7 @@ import zfec
 from Crypto.Cipher import AES
 
 from pipegrid.core.caps import ChkCap
-from pipegrid.core.hashtree import chain_order
+from pipegrid.core.hash_tree import chain_order
 
 
 def netstring(value: bytes) -> bytes:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap, parse_cap
-from pipegrid.core.directory import (
+from pipegrid.core.hashes import netstring
+from pipegrid.core.packed_directory import (
     PackedChild,
     ReadWriteEntry,
     directory_cap,
@@ -18,7 +19,6 @@ from pipegrid.core.directory import (
     unpack_immutable,
     unpack_readwrite,
 )
-from pipegrid.core.hashes import netstring
 from pipegrid.errors import CapError, DirectoryError, UsageError
 from tests import vectors
 

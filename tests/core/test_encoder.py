@@ -230,7 +230,7 @@ class StepTests(SynchronousTestCase):
         found = []
         for before in (b"\0", b"\xaa"):
             for module in (encoder_module, isal):
-                self.patch(module, "fresh", lambda size, b=before: bytearray(b * size))
+                self.patch(module, "uninitialised", lambda size, b=before: bytearray(b * size))
             found.append(assemble(encode(Encoder(geometry, KEY), plaintext)))
         self.assertEqual(*found)
 

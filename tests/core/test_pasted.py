@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.pasted import as_pasted
+from pipegrid.core.text import as_pasted
 
 CAP = "URI:CHK:psjrylnr7572oui2uye77sfrym:jpzk5if2lembkejzgsta6c4pbkfgeo6xrhhh5nlh44jlf7weccgq:3:10:3000000"
 DIRECTORY = (

@@ -6,7 +6,7 @@ import hashlib
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core import base32, ring
+from pipegrid.core import base32, placement
 from tests import vectors
 
 
@@ -19,12 +19,12 @@ class PermutedTests(SynchronousTestCase):
         for case in cases:
             index = bytes.fromhex(case["storage_index"])
             seeds = {name: bytes.fromhex(seed) for name, seed in case["seeds"].items()}
-            order = ring.permuted(index, seeds)
+            order = placement.permuted(index, seeds)
             self.assertEqual(order, case["order"])
             first = hashlib.sha1(index + seeds[order[0]]).hexdigest()
             self.assertEqual(first, case["hash_of_first"])
             backwards = {name: seeds[name] for name in reversed(seeds)}
-            self.assertEqual(ring.permuted(index, backwards), order)
+            self.assertEqual(placement.permuted(index, backwards), order)
         self.assertEqual(len(cases), 4)
 
     def test_preferred_servers_come_first(self) -> None:
@@ -35,13 +35,13 @@ class PermutedTests(SynchronousTestCase):
         order = case["order"]
         preferred = {order[3], order[9], "absent"}
         expected = [order[3], order[9], *(name for name in order if name not in preferred)]
-        self.assertEqual(ring.permuted(index, seeds, preferred), expected)
+        self.assertEqual(placement.permuted(index, seeds, preferred), expected)
 
     def test_equal_seeds_and_no_servers(self) -> None:
         """Servers with one seed keep the order in which they are listed."""
-        self.assertEqual(ring.permuted(b"i" * 16, {}), [])
+        self.assertEqual(placement.permuted(b"i" * 16, {}), [])
         for names in ("xyz", "zyx"):
-            self.assertEqual(ring.permuted(b"i" * 16, dict.fromkeys(names, b"s")), list(names))
+            self.assertEqual(placement.permuted(b"i" * 16, dict.fromkeys(names, b"s")), list(names))
 
 
 class PermutationSeedTests(SynchronousTestCase):
@@ -51,14 +51,14 @@ class PermutationSeedTests(SynchronousTestCase):
         """An announced seed counts before all else, whatever its length."""
         for seed in (bytes(range(32)), bytes(range(20))):
             announced = base32.encode(seed)
-            self.assertEqual(ring.permutation_seed("v0-" + "a" * 52, announced), seed)
-        self.assertRaises(ValueError, ring.permutation_seed, "v0-x", "NOT BASE32")
+            self.assertEqual(placement.permutation_seed("v0-" + "a" * 52, announced), seed)
+        self.assertRaises(ValueError, placement.permutation_seed, "v0-x", "NOT BASE32")
 
     def test_from_a_public_key(self) -> None:
         """Without one, the public key in the server's id is the seed."""
         key = bytes(range(32))
         for nothing in (None, ""):
-            self.assertEqual(ring.permutation_seed(f"v0-{base32.encode(key)}", nothing), key)
+            self.assertEqual(placement.permutation_seed(f"v0-{base32.encode(key)}", nothing), key)
 
     def test_from_any_other_id(self) -> None:
         """All other ids are hashed."""
@@ -73,4 +73,4 @@ class PermutationSeedTests(SynchronousTestCase):
             "v0-",
         ):
             expected = hashlib.sha256(server_id.encode("utf-8")).digest()
-            self.assertEqual(ring.permutation_seed(server_id), expected)
+            self.assertEqual(placement.permutation_seed(server_id), expected)

@@ -6,7 +6,7 @@ from random import Random
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core import layout, wholeshares
+from pipegrid.core import encoder, layout
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoder import Encoder
 from pipegrid.core.params import Geometry, Params
@@ -35,7 +35,7 @@ class WholeSharesTests(SynchronousTestCase):
                 with self.subTest(k=k, n=n, size=size):
                     geometry = Params(k, n).geometry(size)
                     key, plaintext = random.randbytes(16), random.randbytes(size)
-                    shares, cap = wholeshares.encode(geometry, key, plaintext)
+                    shares, cap = encoder.encode_whole(geometry, key, plaintext)
                     self.assertEqual((shares, cap), encoded(geometry, key, plaintext))
                     self.assertEqual(
                         {len(share) for share in shares}, {layout.share_bytes(geometry)}
@@ -43,6 +43,6 @@ class WholeSharesTests(SynchronousTestCase):
 
     def test_what_fits(self) -> None:
         """One segment, and blocks of one stripe."""
-        self.assertTrue(wholeshares.fits(Params(3, 10).geometry(300_000)))
-        self.assertFalse(wholeshares.fits(Params(3, 10).geometry(500_000)))
-        self.assertFalse(wholeshares.fits(Params(3, 10, 1000).geometry(1003)))
+        self.assertTrue(encoder.is_single_segment(Params(3, 10).geometry(300_000)))
+        self.assertFalse(encoder.is_single_segment(Params(3, 10).geometry(500_000)))
+        self.assertFalse(encoder.is_single_segment(Params(3, 10, 1000).geometry(1003)))

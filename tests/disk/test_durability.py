@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.disk import commit
 from pipegrid.disk import files as disk_calls
 from pipegrid.disk.commit import Commit, Committable, Disk, Policy
-from pipegrid.disk.durability import BEGIN_BYTES, MAX_BEGINNING, Durability, Grouping
+from pipegrid.disk.group_commit import BEGIN_BYTES, MAX_BEGINNING, GroupCommit, Grouping
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
 from tests.storage.support import SECRETS, SI, InlineWorkers, StoreTestCase
 
@@ -160,9 +160,9 @@ class EarlyWritingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.workers = SlowWorkers()
 
-    def write(self, share: Growing, count: int, policy: Policy = "batch") -> Durability:
+    def write(self, share: Growing, count: int, policy: Policy = "batch") -> GroupCommit:
         """Write to a share; return what was told of it."""
-        durability = Durability(self.workers, Clock(), policy, FakeDisk([]))
+        durability = GroupCommit(self.workers, Clock(), policy, FakeDisk([]))
         share.unsent_bytes += count
         durability.written(share)
         return durability
@@ -265,10 +265,10 @@ class PolicyTests(SynchronousTestCase):
         self.clock = Clock()
         self.shares = [FakeShare(name, self.log) for name in "abc"]
 
-    def durability(self, policy: Policy, workers: Any = None) -> Durability:
-        return Durability(workers or InlineWorkers(), self.clock, policy, self.disk)
+    def durability(self, policy: Policy, workers: Any = None) -> GroupCommit:
+        return GroupCommit(workers or InlineWorkers(), self.clock, policy, self.disk)
 
-    def commit_all(self, durability: Durability) -> list[Deferred[None]]:
+    def commit_all(self, durability: GroupCommit) -> list[Deferred[None]]:
         def acknowledge(_: None, number: int) -> None:
             self.log.append(f"acknowledge {number}")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk import partfile
-from pipegrid.disk.partfile import PartFile
-from pipegrid.disk.partname import part_path
+from pipegrid.disk import part_file
+from pipegrid.disk.atomic_write import part_path
+from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import SinkError
 
 
@@ -390,7 +390,7 @@ class PartFileTests(SynchronousTestCase):
             go_on.wait(10)
             fsync(fd)
 
-        self.patch(partfile.os, "fsync", slow)  # type: ignore[attr-defined]
+        self.patch(part_file.os, "fsync", slow)  # type: ignore[attr-defined]
         file = self.open()
         file.write(b"x")
         thread = threading.Thread(target=file.publish)

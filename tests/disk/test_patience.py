@@ -10,11 +10,10 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk import patience
-from pipegrid.disk.partfile import PartFile
-from pipegrid.disk.patience import end_waiting, may_wait
-from pipegrid.disk.private import open_private
-from pipegrid.disk.reading import read_file
+from pipegrid.disk import private_output
+from pipegrid.disk.part_file import PartFile
+from pipegrid.disk.private_output import end_waiting, interruptible, open_private
+from pipegrid.disk.safe_open import read_file
 
 SOON_S = 0.05
 
@@ -27,7 +26,7 @@ class PatienceTests(SynchronousTestCase):
     """A pipe without a reader, and a signal."""
 
     def setUp(self) -> None:
-        self.patch(patience, "_ended", None)
+        self.patch(private_output, "_ended", None)
         self.directory = Path(self.mktemp())
         self.directory.mkdir()
         self.pipe = self.directory / "pipe"
@@ -84,11 +83,11 @@ class PatienceTests(SynchronousTestCase):
         self.addCleanup(os.close, end)
         part = PartFile(str(self.pipe))
         self.addCleanup(part.close)
-        with may_wait(part.fileno):
+        with interruptible(part.fileno):
             end_waiting(EnoughError())
         os.set_blocking(part.fileno(), False)
         os.write(part.fileno(), bytes(1 << 20))
-        with self.assertRaises(EnoughError), may_wait(part.fileno):
+        with self.assertRaises(EnoughError), interruptible(part.fileno):
             self.fail("it would wait")
 
     def test_files_of_ones_own(self) -> None:
@@ -101,7 +100,7 @@ class PatienceTests(SynchronousTestCase):
         begun, end = threading.Event(), threading.Event()
 
         def work() -> None:
-            with may_wait():
+            with interruptible():
                 begun.set()
                 end.wait()
 

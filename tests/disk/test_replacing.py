@@ -10,7 +10,7 @@ from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.replacing import create_file, replace_file
+from pipegrid.disk.atomic_write import create_file, replace_file
 
 
 class DurabilityTests(SynchronousTestCase):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.partfile import PartFile
-from pipegrid.disk.secondname import take_away_second_name
+from pipegrid.disk.atomic_write import remove_stale_link
+from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import SinkError
 
 
@@ -25,10 +25,10 @@ class SecondNameTests(SynchronousTestCase):
 
     def take_away(self) -> list[str]:
         """Do it, by the path and by the directory's descriptor; return what is there then."""
-        take_away_second_name(str(self.path))
+        remove_stale_link(str(self.path))
         fd = os.open(self.directory, os.O_RDONLY)
         try:
-            take_away_second_name("file", fd)
+            remove_stale_link("file", fd)
         finally:
             os.close(fd)
         return sorted(os.listdir(self.directory))
@@ -38,7 +38,7 @@ class SecondNameTests(SynchronousTestCase):
         for inside in (False, True):
             os.link(self.path, self.part)
             if inside:
-                take_away_second_name(str(self.path))
+                remove_stale_link(str(self.path))
             self.assertEqual(self.take_away(), ["file"])
             self.assertEqual(self.path.read_bytes(), b"whole")
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.unnamed import can_name, give_name, open_unnamed
+from pipegrid.disk.atomic_write import can_name, give_name, open_unnamed
 from tests.descriptors import open_files
 
 

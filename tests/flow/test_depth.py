@@ -7,13 +7,13 @@ from heapq import heappop, heappush
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.flow.depth import FIRST, LEAST, LONG, PATIENT_S, Depth
+from pipegrid.flow.concurrency import FIRST, LEAST, LONG, PATIENT_S, ConcurrencyLimit
 
 MOST = 256
 
 
 def played(
-    depth: Depth, objects: int, round_trip_s: float, rate: float
+    depth: ConcurrencyLimit, objects: int, round_trip_s: float, rate: float
 ) -> tuple[float, float, list[int]]:
     """
     Store objects on a server that takes so many a second, one after the other.
@@ -42,25 +42,25 @@ class DepthTests(SynchronousTestCase):
 
     def test_a_slow_server(self) -> None:
         """It is never idle, and what is sent to it does not stand in a long queue."""
-        took_s, longest_s, _ = played(Depth(MOST), 1000, 0.1, 40)
+        took_s, longest_s, _ = played(ConcurrencyLimit(MOST), 1000, 0.1, 40)
         self.assertLess(took_s, 1.02 * 1000 / 40)
         self.assertLess(longest_s, 1.3 * max(PATIENT_S, LONG * 0.125))
 
     def test_a_quick_server(self) -> None:
         """The number doubles each round trip, up to its bound."""
-        took_s, _, limits = played(Depth(MOST), 4000, 0.1, 1e6)
+        took_s, _, limits = played(ConcurrencyLimit(MOST), 4000, 0.1, 1e6)
         self.assertEqual(limits[-1], MOST)
         self.assertLess(took_s, 0.1 * (4 + 4000 / MOST))
 
     def test_a_far_server(self) -> None:
         """A long round trip is no queue."""
-        took_s, _, limits = played(Depth(MOST), 4000, 2.0, 1e6)
+        took_s, _, limits = played(ConcurrencyLimit(MOST), 4000, 2.0, 1e6)
         self.assertEqual(limits[-1], MOST)
         self.assertLess(took_s, 2.0 * (4 + 4000 / MOST))
 
     def test_a_server_that_becomes_slow(self) -> None:
         """The number follows, within a queue or two, and never falls below the least."""
-        depth = Depth(MOST)
+        depth = ConcurrencyLimit(MOST)
         played(depth, 2000, 0.01, 1e4)
         self.assertEqual(depth.limit, MOST)
         _, _, limits = played(depth, 3000, 0.01, 1)
@@ -69,7 +69,7 @@ class DepthTests(SynchronousTestCase):
 
     def test_one_queue_is_cut_once(self) -> None:
         """All that stood in it took long; what began before the cut says nothing more."""
-        depth = Depth(MOST)
+        depth = ConcurrencyLimit(MOST)
         depth.ended(0.0, 1.0, FIRST - 1)  # the quickest so far
         limits = []
         for number in range(100):
@@ -81,21 +81,21 @@ class DepthTests(SynchronousTestCase):
 
     def test_one_that_is_slow(self) -> None:
         """A large file before it, or a server that paused, is no queue of ours."""
-        depth = Depth(MOST)
+        depth = ConcurrencyLimit(MOST)
         for number in range(200):
             depth.ended(number, number + (5.0 if number % 10 == 9 else 0.2), depth.limit)
         self.assertGreater(depth.limit, FIRST)
 
     def test_a_limit_that_nobody_reaches(self) -> None:
         """It says nothing that few were quick."""
-        depth = Depth(MOST)
+        depth = ConcurrencyLimit(MOST)
         for _ in range(100):
             depth.ended(0.0, 0.1, FIRST - 1)
         self.assertEqual(depth.limit, FIRST)
 
     def test_few(self) -> None:
         """A bound below the least is kept."""
-        self.assertEqual(Depth(3).limit, 3)
-        _, _, limits = played(Depth(3), 50, 0.1, 1)
+        self.assertEqual(ConcurrencyLimit(3).limit, 3)
+        _, _, limits = played(ConcurrencyLimit(3), 50, 0.1, 1)
         self.assertEqual(set(limits), {3})
-        self.assertRaises(UsageError, Depth, 0)
+        self.assertRaises(UsageError, ConcurrencyLimit, 0)

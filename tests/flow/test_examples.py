@@ -13,8 +13,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import Pipeline
+from pipegrid.flow.window import AutoWindow
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

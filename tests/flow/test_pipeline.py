@@ -14,9 +14,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import PipelineStopped, UsageError
-from pipegrid.flow.autowindow import AutoWindow
 from pipegrid.flow.pipeline import KEPT_FAILURES, UNDELIVERED, Pipeline
-from pipegrid.flow.window import FixedWindow, Sent
+from pipegrid.flow.window import AutoWindow, FixedWindow, Sent
 
 
 class Broken(Exception):

@@ -6,7 +6,7 @@ from random import Random
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.flow.tokenbucket import TokenBucket
+from pipegrid.transport.throttle import TokenBucket
 
 
 class TokenBucketTests(SynchronousTestCase):

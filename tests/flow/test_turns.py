@@ -6,7 +6,7 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.flow.turns import Turns
+from pipegrid.flow.concurrency import PerTurnLimit
 
 
 class TurnsTests(SynchronousTestCase):
@@ -14,7 +14,7 @@ class TurnsTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.turns = Turns(self.clock, 2)
+        self.turns = PerTurnLimit(self.clock, 2)
         self.begun: list[int] = []
 
     def ask(self, number: int) -> None:

@@ -1,5 +1,5 @@
 """
-The windows of pipegrid.flow.window and pipegrid.flow.autowindow, on links that exist only as arithmetic.
+The windows of pipegrid.flow.window and pipegrid.flow.window, on links that exist only as arithmetic.
 
 A link is one bottleneck: a message arrives when all before it and it itself have been transmitted,
 and its acknowledgement is back one round trip later.
@@ -20,15 +20,17 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.flow.autowindow import (
+from pipegrid.flow.window import (
     FIRST_MESSAGE_BYTES,
     INITIAL_BYTES,
     LONG_PATH_MESSAGE_BYTES,
     MAXIMUM_BYTES,
     MINIMUM_BYTES,
     AutoWindow,
+    FixedWindow,
+    Sent,
+    Window,
 )
-from pipegrid.flow.window import FixedWindow, Sent, Window
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -52,14 +52,20 @@ ROOMS = ("cli", "core", "disk", "flow", "grid", "storage", "transfer", "transpor
 
 NOT = (
     *("cli.__main__", "cli.cmd_mirror", "cli.cmd_serve", "cli.cmd_speedtest", "cli.completion"),
-    *("cli.mirror", "cli.speedtest", "cli.twist_plugin", "grid.discovery", "grid.introducer"),
-    *("grid.serving", "transfer.put.streamed_source", "transport.foolscap"),
+    *(
+        "cli.mirror",
+        "cli.speedtest",
+        "cli.twist_plugin",
+        "grid.discovery",
+        "grid.introducer_client",
+    ),
+    *("grid.server_config", "transfer.put.streamed_source", "transport.foolscap"),
 )
 """With these begin the names of modules that are for others, or bring Foolscap, which makes a reactor."""
 
 OTHERS = (
     "cryptography.hazmat.primitives.asymmetric.rsa",
-    "pipegrid.reactor.signals",
+    "pipegrid.reactor.sockets",
     "sqlite3",
     "twisted.internet.default",
     "zfec",
@@ -217,9 +223,9 @@ class Server:
 
 def load() -> None:
     """Import what commands do, in their way."""
-    from pipegrid.cli.lazymodules import put_off, tls_put_off
+    from pipegrid.cli.lazymodules import install_lazy_modules, tls_put_off
 
-    put_off()
+    install_lazy_modules()
     with tls_put_off():
         for room in ROOMS:
             [path] = import_module(f"pipegrid.{room}").__path__

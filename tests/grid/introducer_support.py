@@ -8,12 +8,13 @@ from foolscap.api import Referenceable
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from pipegrid.wire import announcements, furl
+from pipegrid.wire import announcements, server_address
 from pipegrid.wire.announcements import AnnouncementKey
-from pipegrid.wire.introducing import PROTOCOL_KEY
-from pipegrid.wire.remote import RIIntroducer
+from pipegrid.wire.introducer_protocol import PROTOCOL_KEY, RIIntroducer
 
-FURL = furl.parse("pb://wu6jggkgtfgdo2e4s22ywi3uc3knlx7u@tcp:intro.example.org:1/introducer")
+FURL = server_address.parse_furl(
+    "pb://wu6jggkgtfgdo2e4s22ywi3uc3knlx7u@tcp:intro.example.org:1/introducer"
+)
 
 
 def key(number: int) -> AnnouncementKey:

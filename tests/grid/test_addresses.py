@@ -17,10 +17,10 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid.core.params import Params
 from pipegrid.grid import Grid
+from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.homes import SERVERS_NAME
 from pipegrid.server.serve import ServeSettings, StorageNode
-from pipegrid.wire import nurl
+from pipegrid.wire import server_address
 
 reactor: Any = installed_reactor
 
@@ -52,7 +52,7 @@ class AddressesTests(TestCase):
             ),
         )
         await self.node.start()
-        self.good = nurl.parse(self.node.nurl)
+        self.good = server_address.parse_nurl(self.node.nurl)
 
     def tearDown(self) -> Deferred[Any]:  # type: ignore[override]
         return Deferred.fromCoroutine(self._tear_down())

@@ -19,15 +19,15 @@ from pipegrid.core.caps import ChkCap, LitCap, MutableCap
 from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.grid import Grid
+from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
+from pipegrid.grid.configured_servers import IntroducerAddress, Introducers
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.homes import INTRODUCERS_NAME, SERVERS_NAME
-from pipegrid.grid.introducers import IntroducerAddress, Introducers
 from pipegrid.server.serve import ServeSettings, StorageNode
-from pipegrid.wire import furl
+from pipegrid.wire import server_address
 from pipegrid.wire.announcements import AnnouncementKey, make_signing_key
+from pipegrid.wire.foolscap_broker import make_tub
 from pipegrid.wire.grid_manager import CERTIFICATES, parse_manager_key
-from pipegrid.wire.introducing import LOST_AFTER_S
-from pipegrid.wire.tub import make_tub
+from pipegrid.wire.introducer_protocol import LOST_AFTER_S
 from tests.grid.introducer_support import RealIntroducer
 
 reactor: Any = installed_reactor
@@ -65,7 +65,9 @@ class CertifiedTests(TestCase):
         port = self.tub.listenOn("tcp:0:interface=127.0.0.1").getPortnum()
         self.tub.setLocation(f"tcp:127.0.0.1:{port}")
         self.introducer = RealIntroducer()
-        self.furl = furl.parse(self.tub.registerReference(self.introducer, "introducer"))
+        self.furl = server_address.parse_furl(
+            self.tub.registerReference(self.introducer, "introducer")
+        )
         self.keys = [make_signing_key() for _ in DAYS_S]
         self.certificates = [
             [] if left_s is None else [certificate(key, left_s)]

@@ -19,11 +19,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.errors import UsageError
-from pipegrid.grid import config, homes
-from pipegrid.grid.config import load
+from pipegrid.grid import client_config, client_paths
+from pipegrid.grid.client_config import load
+from pipegrid.grid.client_paths import default_directory, is_configured
 from pipegrid.grid.creation import create_local
-from pipegrid.grid.homes import default_directory, is_configured
-from pipegrid.grid.local import open_local
+from pipegrid.grid.embedded_grid import open_local
 
 
 class ConfigTestCase(SynchronousTestCase):
@@ -141,7 +141,7 @@ class CreateTests(ConfigTestCase):
     def test_two_at_the_same_time(self) -> None:
         """Whoever comes second uses what the first one made: no secret is ever replaced."""
         link = os.link
-        others: list[config.GridConfig] = []
+        others: list[client_config.GridConfig] = []
 
         def overtaken(source: str, target: Path) -> None:
             if not others:
@@ -163,7 +163,7 @@ class LoadTests(ConfigTestCase):
         create_local(self.directory)
         self.path = self.directory / "pipegrid.cfg"
 
-    def load(self, text: str) -> config.GridConfig:
+    def load(self, text: str) -> client_config.GridConfig:
         self.path.write_text(text)
         return load(self.directory)
 
@@ -445,7 +445,7 @@ class DefaultDirectoryTests(SynchronousTestCase):
     def test_nobodys_home(self) -> None:
         """A user whom no list has is told what to set."""
         with (
-            mock.patch.object(homes, "getpwuid", side_effect=KeyError),
+            mock.patch.object(client_paths, "getpwuid", side_effect=KeyError),
             mock.patch.dict(os.environ, {"HOME": ""}, clear=True),
         ):
             error = self.assertRaises(UsageError, default_directory)

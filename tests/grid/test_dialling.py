@@ -14,10 +14,10 @@ from pathlib import Path
 from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.grid.client_paths import SERVERS_NAME
+from pipegrid.grid.configured_servers import parse_static_servers
 from pipegrid.grid.dialling import addresses_in, dial
-from pipegrid.grid.homes import SERVERS_NAME
-from pipegrid.grid.servers import parse_static_servers
-from pipegrid.reactor.ahead import MOST
+from pipegrid.reactor.preconnect import MOST
 
 PIN = "A" * 43
 ENTRY = """
@@ -155,7 +155,7 @@ class DialTests(SynchronousTestCase):
             "import pipegrid.grid.dialling as dialling\n"
             "dialling.dial('/nowhere')\n"
             "print(*(each for each in ('ssl', 'socket') if each in sys.modules))\n"
-            "import pipegrid.reactor.ahead, pipegrid.reactor.clientcontext\n"
+            "import pipegrid.reactor.preconnect, pipegrid.reactor.tls_context\n"
             "print(*sorted(each for each in set(sys.modules) - begun"
             " if each.split('.')[0] in ('attr', 'attrs', 'twisted', 'yaml', 'zope')))"
         )

@@ -15,15 +15,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import UnhappyError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid import discovery
-from pipegrid.grid.cache import cache_name, read_cache
+from pipegrid.grid.client_cache import cache_name, read_cache
+from pipegrid.grid.configured_servers import IntroducerAddress, load_introducers, parse_introducers
 from pipegrid.grid.discovery import FORGET_AFTER_S, GRACE_S, PATIENCE_S, Discovery
-from pipegrid.grid.introducer import MAX_WARNINGS
-from pipegrid.grid.introducers import IntroducerAddress, load_introducers, parse_introducers
-from pipegrid.grid.members import MAX_WARNINGS as MAX_GRID_WARNINGS
-from pipegrid.grid.members import Members, Warnings
-from pipegrid.grid.readiness import WAIT_FOR_S, Readiness
+from pipegrid.grid.introducer_client import MAX_WARNINGS
+from pipegrid.grid.server_registry import MAX_WARNINGS as MAX_GRID_WARNINGS
+from pipegrid.grid.server_registry import WAIT_FOR_S, Readiness, ServerRegistry, Warnings
 from pipegrid.transfer.peers import Peer, ring
-from pipegrid.wire.allowance import TooMuch
 from pipegrid.wire.announcements import (
     AnnouncementBook,
     KnownServer,
@@ -31,7 +29,8 @@ from pipegrid.wire.announcements import (
     make_signing_key,
     sign,
 )
-from pipegrid.wire.introducing import PROTOCOL_KEY, reason_of
+from pipegrid.wire.foolscap_receiver import LimitExceeded
+from pipegrid.wire.introducer_protocol import PROTOCOL_KEY, reason_of
 from tests.grid.introducer_support import FURL, FakeIntroducer, announced, key, nurl
 from tests.transport.memory import MemoryServer
 
@@ -44,7 +43,9 @@ class World:
         self.warnings = Warnings()
         self.opened: list[KnownServer] = []
         self.peers: list[Peer] = []
-        self.members = Members(self.peers, self.open_server, {key(2).server_id}, self.warnings)
+        self.members = ServerRegistry(
+            self.peers, self.open_server, {key(2).server_id}, self.warnings
+        )
         self._introducers = introducers
         addresses = [
             IntroducerAddress(f"i{n}" if name == "i" else name, FURL)
@@ -244,12 +245,12 @@ class IntroducerTests(DiscoveryTestCase):
 
     def test_what_strangers_say_of_an_end(self) -> None:
         """A reason goes to terminals and logs: one line, not too long, nothing that a terminal obeys."""
-        for error in (TooMuch("a\x1b[2J" + "b" * 1000), ValueError("a\x1b[2J\nb")):
+        for error in (LimitExceeded("a\x1b[2J" + "b" * 1000), ValueError("a\x1b[2J\nb")):
             reason = reason_of(error)
             self.assertTrue(reason.isprintable(), reason)
             self.assertLess(len(reason), 300)
             self.assertIn("a\\x1b[2J", reason)
-        self.assertNotIn("made-up line", reason_of(TooMuch("a\nmade-up line")))
+        self.assertNotIn("made-up line", reason_of(LimitExceeded("a\nmade-up line")))
 
     def test_stopping_leaves_nothing_behind(self) -> None:
         """No timer, no listener, whatever the introducer was doing."""

@@ -15,16 +15,16 @@ from twisted.trial.unittest import TestCase
 from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.grid import Grid
-from pipegrid.grid.cache import cache_name, write_cache
+from pipegrid.grid.client_cache import cache_name, write_cache
+from pipegrid.grid.client_paths import INTRODUCERS_NAME
+from pipegrid.grid.configured_servers import IntroducerAddress, Introducers
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.homes import INTRODUCERS_NAME
-from pipegrid.grid.introducers import IntroducerAddress, Introducers
 from pipegrid.server.serve import ServeSettings, StorageNode
-from pipegrid.wire import furl
+from pipegrid.wire import server_address
 from pipegrid.wire.announcements import Announcement
-from pipegrid.wire.furl import Furl
-from pipegrid.wire.introducing import LOST_AFTER_S
-from pipegrid.wire.tub import make_tub
+from pipegrid.wire.foolscap_broker import make_tub
+from pipegrid.wire.introducer_protocol import LOST_AFTER_S
+from pipegrid.wire.server_address import Furl
 from tests.grid.introducer_support import RealIntroducer
 
 reactor: Any = installed_reactor
@@ -46,7 +46,9 @@ class LoopbackTests(TestCase):
         port = self.listen("tcp:0:interface=127.0.0.1")
         self.port = port
         self.tub.setLocation(f"tcp:127.0.0.1:{port}")
-        self.furl = furl.parse(self.tub.registerReference(self.introducer, "introducer"))
+        self.furl = server_address.parse_furl(
+            self.tub.registerReference(self.introducer, "introducer")
+        )
         self.nodes = [self.node(n) for n in range(3)]
         self.grids: list[Grid] = []
 
@@ -173,7 +175,7 @@ class LoopbackTests(TestCase):
         return Deferred.fromCoroutine(self._test_wrong_names())
 
     async def _test_wrong_names(self) -> None:
-        other = furl.parse(self.tub.registerReference(_Other(), "other"))
+        other = server_address.parse_furl(self.tub.registerReference(_Other(), "other"))
         client = self.client(Furl(self.furl.tub_id, self.furl.hints, "nonsense"), other)
         grid = await self.open(client)
         with self.assertRaises(UnhappyError) as caught:

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.params import Params
 from pipegrid.errors import CapError, PipegridError, UsageError
-from pipegrid.simulation.driver import leaks
+from pipegrid.testing.network import leaks
 from pipegrid.transfer.put.source import open_at_once
 from tests.transfer.world import content
 from tests.transport.gbs_world import GbsWorld, make_grid

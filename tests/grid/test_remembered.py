@@ -6,8 +6,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.grid.remembered import FOUND_NAME, open_elsewhere
-from pipegrid.transfer.put.elsewhere import REMEMBERED
+from pipegrid.grid.client_cache import FOUND_NAME, open_elsewhere
+from pipegrid.transfer.put.existing_shares import REMEMBERED
 from tests.pipes import pipe_in_place
 
 

@@ -16,7 +16,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_local
 from pipegrid.transfer.results import PutResult
-from pipegrid.transport.local import LocalServer
+from pipegrid.transport.local_server import LocalServer
 from pipegrid.wire.messages import WriteAnswer
 
 clock: Any = installed_reactor

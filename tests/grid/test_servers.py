@@ -18,9 +18,8 @@ from pipegrid.core import base32
 from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError, UsageError
 from pipegrid.grid import Grid
-from pipegrid.grid.creation import create_client
-from pipegrid.grid.homes import SERVERS_NAME
-from pipegrid.grid.servers import (
+from pipegrid.grid.client_paths import SERVERS_NAME
+from pipegrid.grid.configured_servers import (
     FLIGHT_BYTES,
     WINDOW_MEMORY_BYTES,
     Windows,
@@ -28,6 +27,7 @@ from pipegrid.grid.servers import (
     open_server,
     parse_static_servers,
 )
+from pipegrid.grid.creation import create_client
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.foolscap.client import FoolscapServer

@@ -15,13 +15,13 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from pipegrid.core import base32
 from pipegrid.core.params import Params
 from pipegrid.errors import UsageError
-from pipegrid.grid import Grid, homes
-from pipegrid.grid.cache import cache_name
-from pipegrid.grid.config import load
+from pipegrid.grid import Grid, client_paths
+from pipegrid.grid.client_cache import cache_name
+from pipegrid.grid.client_config import load
+from pipegrid.grid.client_paths import is_configured
 from pipegrid.grid.creation import create_like_tahoe, create_local
-from pipegrid.grid.homes import is_configured
 from pipegrid.server.serve import ServeSettings, StorageNode
-from pipegrid.tree.backup.place import BackupPlace
+from pipegrid.tree.backup.backup_state import BackupPlace
 from tests.grid.introducer_support import FURL, announced, key, nurl
 
 reactor: Any = installed_reactor
@@ -205,7 +205,7 @@ class ReadingTests(SynchronousTestCase):
         """Uses the node's directory all the same, and remembers nothing."""
         with (
             mock.patch.dict("os.environ", {"XDG_CACHE_HOME": "", "HOME": ""}),
-            mock.patch.object(homes, "getpwuid", side_effect=KeyError),
+            mock.patch.object(client_paths, "getpwuid", side_effect=KeyError),
         ):
             self.assertEqual(load(self.node).caches, ())
 

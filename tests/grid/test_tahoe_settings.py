@@ -10,7 +10,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.grid import config, serving
+from pipegrid.grid import client_config, server_config
 from pipegrid.grid.creation import create_like_tahoe
 from pipegrid.grid.dialling import dial
 from pipegrid.grid.tahoe_settings import (
@@ -136,7 +136,7 @@ class RefusalTests(SynchronousTestCase):
             if section == "client":
                 text = f"[client]\n{name} = {value}\n"
             node = make_node(Path(self.mktemp()), text, entry())
-            for read in (config.load, lambda at: create_like_tahoe(Path(self.mktemp()), at)):
+            for read in (client_config.load, lambda at: create_like_tahoe(Path(self.mktemp()), at)):
                 with self.assertRaises(RefusedSetting, msg=(name, value)) as caught:
                     read(node)
                 said = str(caught.exception)
@@ -144,7 +144,7 @@ class RefusalTests(SynchronousTestCase):
                 self.assertIn("nothing was sent", said)
             self.assertIsNone(dial(node))
             if section in ("node", "connections", "tor", "i2p"):
-                config.load(node, offline=True)  # as ``encode`` does
+                client_config.load(node, offline=True)  # as ``encode`` does
 
     def test_refused_by_serve(self) -> None:
         """What is about connections is refused there, too; what is about uploads is not."""
@@ -154,22 +154,22 @@ class RefusalTests(SynchronousTestCase):
             assert known is not None
             setting = known.get(name.lower()) or known["*"]
             if setting.server == "refused":
-                self.assertRaises(RefusedSetting, serving.load, node)
+                self.assertRaises(RefusedSetting, server_config.load, node)
             else:
-                serving.load(node)
+                server_config.load(node)
         for name, value in (
             ("enabled", "false"),
             ("anonymous", "false"),
             ("debug_discard", "true"),
         ):
             node = make_node(Path(self.mktemp()), f"[storage]\n{name} = {value}\n")
-            self.assertRaises(UsageError, serving.load, node)
-            config.load(node)
+            self.assertRaises(UsageError, server_config.load, node)
+            client_config.load(node)
 
     def test_passing(self) -> None:
         """The same settings with values that ask for nothing else than what is done."""
         for text in PASSING:
-            config.load(make_node(Path(self.mktemp()), text))
+            client_config.load(make_node(Path(self.mktemp()), text))
 
     def test_unknown(self) -> None:
         """Slips are refused, with what was meant."""
@@ -186,7 +186,7 @@ class RefusalTests(SynchronousTestCase):
         ):
             node = make_node(Path(self.mktemp()), text, entry())
             with self.assertRaises(RefusedSetting, msg=text) as caught:
-                config.load(node)
+                client_config.load(node)
             self.assertIn(hint, str(caught.exception))
             self.assertIsNone(dial(node))
 
@@ -200,19 +200,19 @@ class RefusalTests(SynchronousTestCase):
         """Files that a node gives to nobody are not given here, either."""
         node = make_node(Path(self.mktemp()), "")
         (node / "access.blacklist").write_text("# none yet\n\n")
-        config.load(node)
+        client_config.load(node)
         (node / "access.blacklist").write_text("# one\nabcdef illegal\n")
         with self.assertRaises(RefusedSetting) as caught:
-            config.load(node)
+            client_config.load(node)
         self.assertIn("access.blacklist forbids access to files", str(caught.exception))
 
 
 class ServersTests(SynchronousTestCase):
     """Other ways to one server."""
 
-    def load(self, servers: str) -> config.GridConfig:
+    def load(self, servers: str) -> client_config.GridConfig:
         """Return what a directory with such servers says."""
-        return config.load(make_node(Path(self.mktemp()), "", servers))
+        return client_config.load(make_node(Path(self.mktemp()), "", servers))
 
     def test_refused(self) -> None:
         """A server that is to be reached otherwise is not reached at all, announced or not."""
@@ -272,7 +272,7 @@ class ServersTests(SynchronousTestCase):
             f"introducers:\n  far: {{furl: '{tor}'}}\n"
             f"  near: {{furl: '{tor.replace('tor:abc.onion', 'tcp:127.0.0.1')}', tor: 1}}\n"
         )
-        found = config.load(node).introducers
+        found = client_config.load(node).introducers
         self.assertEqual([each.name for each in found.addresses], ["near"])
         far, near = found.warnings
         self.assertIn("introducer 'far' is skipped: its fURL leads to no TCP address", far)

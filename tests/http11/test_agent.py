@@ -21,15 +21,15 @@ from zope.interface.verify import verifyObject
 
 from pipegrid.errors import UsageError
 from pipegrid.http11.agent import PipelinedAgent
-from pipegrid.http11.errors import (
+from pipegrid.http11.exchange import (
     AgentClosed,
+    RawRequest,
     RequestBodyError,
     RequestMaybeProcessed,
     RequestNotSent,
     ResponseError,
 )
 from pipegrid.http11.limits import Limits
-from pipegrid.http11.raw import RawRequest
 from tests.http11.network import Network, ServerSide
 from tests.http11.wire import ok
 

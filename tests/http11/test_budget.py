@@ -9,16 +9,14 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.http11.host import PROOF, HostRecord
-from pipegrid.http11.lane import Lane
+from pipegrid.http11.connection_loss import Loss
+from pipegrid.http11.exchange import RawExchange, RawResponse
+from pipegrid.http11.host_pool import PROOF, HostPool, HostStats
 from pipegrid.http11.limits import Limits
-from pipegrid.http11.loss import Loss
-from pipegrid.http11.parser import ResponseHead
-from pipegrid.http11.pool import HostPool
-from pipegrid.http11.raw import RawExchange, RawResponse
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.simulation.driver import run
-from pipegrid.simulation.network import SimulatedNetwork
+from pipegrid.http11.request_queue import RequestQueue
+from pipegrid.http11.response_parser import ResponseHead
+from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.network import SimulatedNetwork, run
 from tests.http11.wire import ConnectionFixture, get, ok
 
 RTT_S = 0.1
@@ -70,7 +68,7 @@ class GroupTests(SynchronousTestCase):
 
     def test_one_message(self) -> None:
         """They are acknowledged with the last answer, and count what all brought; a later one is another."""
-        lane = Lane(Limits())
+        lane = RequestQueue(Limits())
         lane.measure()
         window = lane.window
         assert window is not None
@@ -90,9 +88,9 @@ class GroupTests(SynchronousTestCase):
 class RecordTests(SynchronousTestCase):
     """Who bears more."""
 
-    def record_of(self, product: bytes | None, answers: int, **limits: Any) -> HostRecord:
+    def record_of(self, product: bytes | None, answers: int, **limits: Any) -> HostStats:
         """Return what is known after some answers, each with others behind it."""
-        record = HostRecord(Limits(**limits))
+        record = HostStats(Limits(**limits))
         headers = [] if product is None else [(b"server", product)]
         for _ in range(answers):
             exchange = RawExchange(get(), "host")
@@ -115,7 +113,7 @@ class RecordTests(SynchronousTestCase):
 
     def test_how_many_a_connection(self) -> None:
         """A host's word counts, not its haste; one that goes on answering has no quota."""
-        record = HostRecord(Limits())
+        record = HostStats(Limits())
         for answered, quota in ((3, 1000), (100, 100), (5, 100)):
             record.lost(Loss(reason="", announced=True, said_close=True, answered=answered), 0, 0.0)
             self.assertEqual(record.quota, quota)

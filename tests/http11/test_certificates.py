@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.http11 import certificates, pinned, public_key_pin
-from pipegrid.http11.certificates import Unusual, check_signed_by_itself, read
-from pipegrid.http11.pinned import problem_of
+from pipegrid.http11 import pinned_key, public_key_pin
+from pipegrid.http11.pinned_key import UnusualCertificate, check_signed_by_itself, problem_of, read
 
 KEY = rsa.generate_private_key(65537, 2048)
 OTHER = rsa.generate_private_key(65537, 2048)
@@ -65,36 +64,36 @@ class CertificateTests(SynchronousTestCase):
             certificate(rsa_padding=pss),
             certificate(rsa.generate_private_key(65537, 1024)),
         ):
-            self.assertRaises(Unusual, check_signed_by_itself, read(der))
+            self.assertRaises(UnusualCertificate, check_signed_by_itself, read(der))
 
     def test_a_signature_with_too_much_in_it(self) -> None:
         """All of the padding is looked at; with small exponents something could hide behind the hash."""
         found = read(DER)
         for change in (b"\0" + found.signature, found.signature[:-1], bytes(256), b"\xff" * 256):
-            forged = certificates.Certificate(
+            forged = pinned_key.Certificate(
                 found.signed, found.algorithm, found.key, change, found.own_issuer
             )
-            self.assertRaises(Unusual, check_signed_by_itself, forged)
+            self.assertRaises(UnusualCertificate, check_signed_by_itself, forged)
 
     @given(st.integers(0, len(DER) - 1), st.integers(1, 255))
     def test_one_changed_byte(self, at: int, change: int) -> None:
         """Wherever it is, the certificate is not taken."""
         damaged = bytearray(DER)
         damaged[at] ^= change
-        with self.assertRaises(Unusual):
+        with self.assertRaises(UnusualCertificate):
             check_signed_by_itself(read(bytes(damaged)))
 
     @given(st.integers(0, len(DER) - 1))
     def test_cut_off(self, size: int) -> None:
         """Nor a part of it, nor one with something behind it."""
-        self.assertRaises(Unusual, read, DER[:size])
-        self.assertRaises(Unusual, read, DER + DER[:1] * (size + 1))
+        self.assertRaises(UnusualCertificate, read, DER[:size])
+        self.assertRaises(UnusualCertificate, read, DER + DER[:1] * (size + 1))
 
     @given(st.binary(max_size=300))
     def test_nonsense(self, data: bytes) -> None:
         """Nothing else is raised, whatever it is given."""
         for each in (data, DER[:4] + data, DER[: len(DER) // 2] + data):
-            with self.assertRaises(Unusual):
+            with self.assertRaises(UnusualCertificate):
                 read(each)
 
     def test_other_ways_to_write_the_same(self) -> None:
@@ -105,9 +104,9 @@ class CertificateTests(SynchronousTestCase):
             b"\x30\x83\0" + size.to_bytes(2, "big"),
             b"\x30\x84\0\0" + size.to_bytes(2, "big"),
         ):
-            self.assertRaises(Unusual, read, head + body)
-        self.assertRaises(Unusual, read, b"\x30\x80" + body + b"\0\0")
-        self.assertRaises(Unusual, read, b"\x30\x84\xff\xff\xff\xff" + body)
+            self.assertRaises(UnusualCertificate, read, head + body)
+        self.assertRaises(UnusualCertificate, read, b"\x30\x80" + body + b"\0\0")
+        self.assertRaises(UnusualCertificate, read, b"\x30\x84\xff\xff\xff\xff" + body)
 
 
 class ProblemTests(SynchronousTestCase):
@@ -115,7 +114,7 @@ class ProblemTests(SynchronousTestCase):
 
     def test_usual_without_a_second_look(self) -> None:
         """That is what saves the time."""
-        self.patch(pinned, "_second_look", None)
+        self.patch(pinned_key, "_second_look", None)
         self.assertIsNone(problem_of(DER, PIN, "s"))
 
     def test_unusual_is_fine_with_a_second_look(self) -> None:

@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import classImplements
 
 from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.connection_loss import NoOwner
 from pipegrid.http11.dialer import (
     LATE_S,
     MOST_LATE,
@@ -19,14 +20,12 @@ from pipegrid.http11.dialer import (
     Alternatives,
     Dialer,
 )
-from pipegrid.http11.errors import WrongServerKey
+from pipegrid.http11.exchange import WrongServerKey
+from pipegrid.http11.host_pool import HostPool
 from pipegrid.http11.limits import Limits
-from pipegrid.http11.loss import NoOwner
-from pipegrid.http11.pool import HostPool
-from pipegrid.http11.replaying import UploadConnection
-from pipegrid.reactor.adopting import AdoptingEndpoint
-from pipegrid.reactor.clientcontext import http_context
-from pipegrid.reactor.clienttls import TlsFailed
+from pipegrid.http11.upload_connection import UploadConnection
+from pipegrid.reactor.client_tls import PreconnectedEndpoint, TlsFailed
+from pipegrid.reactor.tls_context import http_context
 from tests.http11.network import Network, ServerSide
 from tests.http11.wire import get
 
@@ -356,7 +355,7 @@ class MadeAheadTests(DialerCase):
         def endpoint() -> Any:
             hanging: Any = Hanging()
             network: Any = self.network
-            return AdoptingEndpoint(
+            return PreconnectedEndpoint(
                 self.clock, hanging, ("127.0.0.1", 1), http_context(), lambda _: None, network
             )
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.http11.parser import (
+from pipegrid.http11.response_parser import (
     END,
     MAX_INFORMATIONAL,
     Event,

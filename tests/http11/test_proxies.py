@@ -13,9 +13,9 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.http11 import tunnel
-from pipegrid.http11.proxies import is_exempt, proxy_for
-from pipegrid.http11.tunnel import Tunnel, TunnelEndpoint, TunnelRefused
+from pipegrid.http11 import endpoints
+from pipegrid.http11.endpoints import Tunnel, TunnelEndpoint, TunnelRefused
+from pipegrid.http11.proxy_settings import is_exempt, proxy_for
 
 
 class ChoiceTests(SynchronousTestCase):
@@ -127,7 +127,7 @@ class TunnelTests(SynchronousTestCase):
             (b"HTTP/1.0 301\r\nLocation: x\r\n\r\n", "answers 301"),
             (b"SSH-2.0\r\n\r\n", "something else than HTTP"),
             (b"x" * 65, "something else than HTTP"),
-            (b"HTTP/1.1 200 OK\r\nA: " + b"x" * tunnel.MAX_HEAD_BYTES, "a head of more than"),
+            (b"HTTP/1.1 200 OK\r\nA: " + b"x" * endpoints.MAX_HEAD_BYTES, "a head of more than"),
         ):
             made, inner, transport, opened = self.begin()
             made.dataReceived(answer)

@@ -18,7 +18,7 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from pipegrid.speedtest.results import parse_run
+from pipegrid.speedtest.run_results import parse_run
 from tests.browser import Page, browser
 from tests.interop.buildbot_processes import ROOT, Buildbot, program
 from tests.speedtest.test_buildresults import make_run

@@ -8,13 +8,13 @@ from typing import Any
 
 import attrs
 
-from pipegrid.storage import containers
-from pipegrid.storage.mutable import containers as mutable_containers
+from pipegrid.storage import share_file
+from pipegrid.storage.mutable import slot_file as mutable_containers
 
 STRANGERS = 5
 STRANGER = b"a client that never comes again"  # 31 bytes
 EXPIRES = (1 << 32) - 2
-Lease = containers.LeaseRecord | mutable_containers.MutableLease
+Lease = share_file.LeaseRecord | mutable_containers.MutableLease
 
 
 @attrs.frozen
@@ -61,11 +61,11 @@ def read_record(path: Path) -> ShareRecord:
 
 
 def _read_immutable(data: bytes) -> ShareRecord:
-    header = containers.parse_header(data)
-    at = containers.leases_offset(header, len(data))
-    leases = containers.parse_leases(data[at:])
+    header = share_file.parse_header(data)
+    at = share_file.leases_offset(header, len(data))
+    leases = share_file.parse_leases(data[at:])
     assert len(leases) == header.lease_count
-    fixed = (header.version, _hash(data[containers.HEADER_BYTES : at]))
+    fixed = (header.version, _hash(data[share_file.HEADER_BYTES : at]))
     return ShareRecord("immutable", fixed, leases)
 
 
@@ -106,11 +106,11 @@ def plant(path: Path) -> None:
 def _planting(data: bytes, renew: bytes) -> list[tuple[int, bytes]]:
     """Return what to write where, in a share file, to add a lease."""
     if not mutable_containers.is_mutable(data):
-        count = containers.parse_header(data).lease_count + 1
-        lease = containers.LeaseRecord(0, renew, bytes(32), EXPIRES)
+        count = share_file.parse_header(data).lease_count + 1
+        lease = share_file.LeaseRecord(0, renew, bytes(32), EXPIRES)
         return [
             (len(data), lease.pack()),
-            (containers.LEASE_COUNT_OFFSET, count.to_bytes(4, "big")),
+            (share_file.LEASE_COUNT_OFFSET, count.to_bytes(4, "big")),
         ]
     header = mutable_containers.parse_header(data)
     fresh = mutable_containers.MutableLease(1, EXPIRES, renew, bytes(32), header.node_id)

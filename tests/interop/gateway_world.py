@@ -23,7 +23,7 @@ import attrs
 import yaml
 
 from pipegrid.server import identity
-from pipegrid.wire import furl
+from pipegrid.wire import server_address
 from tests.interop.processes import (
     PATIENCE_S,
     TAHOE,
@@ -171,7 +171,7 @@ class Server:
     def nurl(self) -> str:
         """Its HTTPS address: that follows from the key, the secret and the port."""
         pem = (self.directory / "private/node.pem").read_bytes()
-        who = identity.from_pem(pem, furl.parse(self.furl).swissnum, "node.pem")
+        who = identity.from_pem(pem, server_address.parse_furl(self.furl).swissnum, "node.pem")
         return str(who.nurl("127.0.0.1", self.port))
 
     @property

@@ -18,19 +18,23 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
-from pipegrid.core.leases import write_enabler
-from pipegrid.core.mutable.book import ShareBook
-from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink, apply_edits
-from pipegrid.core.mutable.encoding import EncodedVersion, encode
-from pipegrid.core.mutable.entries import unpack_entries
-from pipegrid.core.mutable.geometry import Format, MutableGeometry
+from pipegrid.core.lease_secrets import write_enabler
+from pipegrid.core.mutable.decoder import VersionReader
+from pipegrid.core.mutable.directory_edits import (
+    Edit,
+    Link,
+    Rename,
+    Unlink,
+    apply_edits,
+    unpack_entries,
+)
+from pipegrid.core.mutable.encoder import EncodedVersion, encode
 from pipegrid.core.mutable.keys import generate
-from pipegrid.core.mutable.reading import VersionReader
-from pipegrid.core.mutable.share import MutableShare
-from pipegrid.core.mutable.update import RangeUpdate
-from pipegrid.core.mutable.versions import Version, next_sequence_number
-from pipegrid.storage.mutable import containers
-from pipegrid.storage.mutable.containers import DATA_OFFSET, MutableHeader
+from pipegrid.core.mutable.range_update import RangeUpdate
+from pipegrid.core.mutable.share import MutableShare, VerifiedVersions
+from pipegrid.core.mutable.versions import Format, MutableGeometry, Version, next_sequence_number
+from pipegrid.storage.mutable import slot_file
+from pipegrid.storage.mutable.slot_file import DATA_OFFSET, MutableHeader
 from tests.interop.processes import TahoeGrid
 
 SERVERS = 3
@@ -59,7 +63,7 @@ class Disks:
         found = {}
         for number, path in self.files(storage_index).items():
             raw = path.read_bytes()
-            header = containers.parse_header(raw)
+            header = slot_file.parse_header(raw)
             self.node_ids[path.parents[2]] = header.node_id
             found[number] = raw[DATA_OFFSET : DATA_OFFSET + header.data_bytes]
         return found
@@ -68,8 +72,8 @@ class Disks:
         """Replace the share data of a slot that is there; leases and secrets stay."""
         for number, path in self.files(storage_index).items():
             raw = path.read_bytes()
-            header = containers.parse_header(raw)
-            leases = raw[containers.LEASES_OFFSET : DATA_OFFSET]
+            header = slot_file.parse_header(raw)
+            leases = raw[slot_file.LEASES_OFFSET : DATA_OFFSET]
             path.write_bytes(self._container(header, leases, shares[number]))
 
     def place(self, storage_index: bytes, writekey: bytes, shares: Mapping[int, bytes]) -> None:
@@ -79,10 +83,10 @@ class Disks:
             node_id = self.node_ids[root]
             directory = root / name[:2] / name
             directory.mkdir(parents=True)
-            header = containers.parse_header(
-                containers.pack_empty(node_id, write_enabler(writekey, node_id))
+            header = slot_file.parse_header(
+                slot_file.pack_empty(node_id, write_enabler(writekey, node_id))
             )
-            leases = bytes(DATA_OFFSET - containers.LEASES_OFFSET)
+            leases = bytes(DATA_OFFSET - slot_file.LEASES_OFFSET)
             (directory / str(number)).write_bytes(self._container(header, leases, shares[number]))
 
     def _container(self, header: MutableHeader, leases: bytes, data: bytes) -> bytes:
@@ -90,7 +94,7 @@ class Disks:
         changed = MutableHeader(
             header.version, header.node_id, header.write_enabler, size, DATA_OFFSET + size
         )
-        return changed.pack() + leases + data + bytes(containers.COUNT_BYTES)
+        return changed.pack() + leases + data + bytes(slot_file.COUNT_BYTES)
 
 
 def file_of(cap: Cap) -> MutableCap:
@@ -121,19 +125,19 @@ class MutableSharesTests(SynchronousTestCase):
             self._directory(format)
         self._ranges()
 
-    def _read(self, cap: Cap) -> tuple[ShareBook, Version, bytes]:
+    def _read(self, cap: Cap) -> tuple[VerifiedVersions, Version, bytes]:
         """Read a file from the disks with any k shares, by a read cap; open its key with the write cap."""
         file = file_of(cap)
         shares = self.disks.read(file.storage_index)
         self.assertEqual(len(shares), SHARES[2])
         contents = set()
         versions = set()
-        book = ShareBook(file)
+        book = VerifiedVersions(file)
         for numbers in ((0, 1), (1, 2), (0, 2)):
             reader: VersionReader | None = None
             for number in numbers:
                 share = MutableShare.of(number, shares[number])
-                version = ShareBook(file.readonly()).check(share)
+                version = VerifiedVersions(file.readonly()).check(share)
                 assert version is not None
                 assert book.check(share) == version
                 book.open_signing_key(share)
@@ -149,7 +153,7 @@ class MutableSharesTests(SynchronousTestCase):
         return book, versions.pop(), contents.pop()
 
     def _encode(
-        self, content: bytes, format: Format, book: ShareBook, version: Version
+        self, content: bytes, format: Format, book: VerifiedVersions, version: Version
     ) -> EncodedVersion:
         geometry = MutableGeometry(format, len(content), SHARES[0], SHARES[2])
         assert book.signing_key is not None

@@ -24,7 +24,7 @@ from typing import Any
 from misc.command import environment
 
 from pipegrid.core import base32
-from pipegrid.grid.homes import INTRODUCERS_NAME, SERVERS_NAME
+from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
 
 TAHOE = os.environ.get("TAHOE", str(Path(__file__).parents[2] / ".venv-tahoe/bin/tahoe"))
 PATIENCE_S = 90.0

@@ -18,8 +18,8 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
-from pipegrid.mirror import destination, directories
-from pipegrid.mirror.rpmversion import compare
+from pipegrid.mirror import destination
+from pipegrid.mirror.repomd import compare
 from tests.cli.test_mirror_rpm import RpmCase
 from tests.mirror.archive import Signer
 
@@ -161,7 +161,7 @@ class ReposyncTests(RpmCase):
         self.dest = root / "pg"
         self.server.asked.clear()
         hashed: list[str] = []
-        real = directories.hash_file
+        real = destination.hash_file
 
         def noted(fd: int, algorithm: str) -> bytes:
             hashed.append(os.readlink(f"/proc/self/fd/{fd}"))

@@ -20,7 +20,7 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid import Grid
 from pipegrid.core import base32
-from pipegrid.core.filecaps import readable
+from pipegrid.core.caps import readable
 from pipegrid.core.params import Params
 
 

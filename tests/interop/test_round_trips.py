@@ -20,9 +20,8 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid import Grid
 from pipegrid.core.params import Params
-from pipegrid.speedtest.processes import make_client
-from pipegrid.wire.furl import Furl
-from pipegrid.wire.nurl import Nurl
+from pipegrid.speedtest.server_processes import make_client
+from pipegrid.wire.server_address import Furl, Nurl
 from tests.interop.round_trips import Counting, RoundTrips
 
 SERVERS = 3

@@ -16,10 +16,10 @@ from twisted.trial.unittest import TestCase
 from pipegrid import Grid
 from pipegrid.core import base32
 from pipegrid.core.params import Params
-from pipegrid.grid.homes import SERVERS_NAME
+from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.transfer.results import CheckResult
-from pipegrid.transfer.upkeep.upkeep import Todo
-from pipegrid.tree.check import FirstMet, TreeSummary, check_tree
+from pipegrid.transfer.upkeep import UpkeepRequest
+from pipegrid.tree.tree_check import FirstMet, TreeSummary, check_tree
 
 OBJECTS = 5
 
@@ -95,7 +95,7 @@ class TahoeSpreadTests(TestCase):
             if isinstance(outcome, CheckResult):
                 self.states.add(outcome.state)
 
-        return await check_tree(grid, self.root, Todo(**todo), ended=ended)
+        return await check_tree(grid, self.root, UpkeepRequest(**todo), ended=ended)
 
     async def _states(self, grid: Grid) -> set[str]:
         await self._check(grid)

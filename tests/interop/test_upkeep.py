@@ -17,7 +17,7 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid import Grid
 from pipegrid.core import base32
-from pipegrid.grid.homes import SERVERS_NAME
+from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.transfer.results import CheckResult, RepairResult
 
 FILES = 50

@@ -22,14 +22,14 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 from zope.interface import implementer
 
-from pipegrid.grid.cache import cache_name, read_cache
-from pipegrid.grid.homes import INTRODUCERS_NAME, SERVERS_NAME
+from pipegrid.grid.client_cache import cache_name, read_cache
+from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
 from pipegrid.server import identity
 from pipegrid.wire import cbor
 from pipegrid.wire.announcements import FURL, NURLS, make_signing_key, sign
-from pipegrid.wire.foolscap import RIStorageServer
-from pipegrid.wire.introducing import LOST_AFTER_S
-from pipegrid.wire.tub import make_tub
+from pipegrid.wire.foolscap_broker import make_tub
+from pipegrid.wire.foolscap_interfaces import RIStorageServer
+from pipegrid.wire.introducer_protocol import LOST_AFTER_S
 from tests.grid.introducer_support import RealIntroducer
 from tests.interop.processes import TahoeGrid, free_port, run_pipegrid
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.links.link import NANOSECONDS, Bottleneck, Flow, LinkPath, Packet, to_ns
+from pipegrid.testing.link_model import NANOSECONDS, Bottleneck, Flow, LinkPath, Packet, to_ns
 
 
 def drain(line: Bottleneck, now_ns: int = 0) -> list[Packet]:

@@ -16,8 +16,16 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from pipegrid.links.pages import BULK_BYTES, Copied, PageReader, Pages, Pipes
-from pipegrid.links.relay import LinkShape, RelayFactory, SharedLink
+from pipegrid.testing.link_relay import (
+    BULK_BYTES,
+    Copied,
+    LinkShape,
+    PageReader,
+    Pages,
+    Pipes,
+    RelayFactory,
+    SharedLink,
+)
 
 DATA = random.Random(1).randbytes(100_000)
 MUCH = random.Random(2).randbytes(5_000_000)

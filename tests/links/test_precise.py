@@ -10,8 +10,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from pipegrid.links.precise import AWAKE_S, PRECISE_EARLY_S, PreciseClock, TimerFile
-from pipegrid.links.relay import EARLY_S
+from pipegrid.testing.clock import AWAKE_S, PRECISE_EARLY_S, PreciseClock, TimerFile
+from pipegrid.testing.link_relay import EARLY_S
 
 
 class PressedTimer:

@@ -11,24 +11,23 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.links.link import to_seconds
-from pipegrid.links.pages import Copied
-from pipegrid.links.relay import (
+from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.link_model import to_seconds
+from pipegrid.testing.link_relay import (
     EARLY_S,
     LATE_S,
     MAX_QUEUE_BYTES,
     MIN_QUEUE_BYTES,
     READ_BYTES,
     WINDOW_BYTES,
+    Copied,
     LinkShape,
     RelayedStream,
     RelayFactory,
     SharedLink,
     queue_bytes,
 )
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.simulation.driver import leaks, run
-from pipegrid.simulation.network import SimulatedNetwork
+from pipegrid.testing.network import SimulatedNetwork, leaks, run
 
 TOLERANCE_S = 2 * EARLY_S
 

@@ -10,8 +10,8 @@ from hashlib import sha512
 from typing import Any
 from unittest.mock import patch
 
+from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.manifest import read_manifest
-from pipegrid.mirror.wanted import MirrorError
 from tests.mirror.archive import BINARY, SUITE, Archive, check_readers, sha
 from tests.mirror.rpmarchive import REPOMD, RpmArchive
 from tests.mirror.test_debian import DebianCase

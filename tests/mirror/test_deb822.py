@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import deb822
+from pipegrid.mirror.archive_file import BadEntry
 from pipegrid.mirror.deb822 import (
     MAX_PARAGRAPH_BYTES,
     packages,
@@ -21,7 +22,6 @@ from pipegrid.mirror.deb822 import (
     read_release,
     sources,
 )
-from pipegrid.mirror.wanted import BadEntry
 
 H1, H2, H3 = ("1" * 64, "2" * 64, "3" * 64)
 PACKAGE = f"Package: a\nFilename: pool/a.deb\nSize: 12\nSHA256: {H1}\nMD5sum: {'4' * 32}\n"

@@ -19,14 +19,14 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.mirror import bounded, deb822, debian, selecting, small
+from pipegrid.mirror import deb822, debian, decompress, mirror, suites
+from pipegrid.mirror.archive_file import BadEntry, MirrorError
 from pipegrid.mirror.debian import DebianArchive, DebianOutcome
+from pipegrid.mirror.decompress import unpacked
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.selecting import Selection
-from pipegrid.mirror.trust import Keys
-from pipegrid.mirror.unpacking import unpacked
-from pipegrid.mirror.wanted import BadEntry, MirrorError
-from pipegrid.simulation.driver import leaks, run
+from pipegrid.mirror.signatures import Keys
+from pipegrid.mirror.suites import Selection
+from pipegrid.testing.network import leaks, run
 from tests.mirror.archive import BINARY, NOW, SOURCES, SUITE, Archive, Signer, check_readers, sha
 from tests.mirror.world import MirrorWorld, as_written, ok
 
@@ -735,7 +735,7 @@ class PatchTests(DebianCase):
             )
             archive.files = {f"{SUITE}/Release": release, f"{SUITE}/{BINARY}.gz": bomb}
             self.make(archive)
-            self.patch(bounded, "MAX_INDEX_BYTES", 1 << 20)
+            self.patch(decompress, "MAX_INDEX_BYTES", 1 << 20)
             self.refused("bytes, unpacked", error=BadEntry)
             if named:
                 self.refused("more than 5 bytes", indexes="unpacked", error=Exception)
@@ -815,7 +815,7 @@ class RefusalTests(DebianCase):
         host.bytes_per_s = 10
         began_s = world.clock.seconds()
         self.refused("InRelease has not come within 300 s")
-        self.assertLess(world.clock.seconds() - began_s, small.MOST_S + 60)
+        self.assertLess(world.clock.seconds() - began_s, mirror.MOST_S + 60)
 
     def test_indexes(self) -> None:
         """Paths that lead out, sizes that lie, weak hashes."""
@@ -871,11 +871,11 @@ class RefusalTests(DebianCase):
         archive.add()
         archive.publish()
         self.make(archive)
-        self.patch(bounded, "MAX_INDEX_BYTES", 1000)
+        self.patch(decompress, "MAX_INDEX_BYTES", 1000)
         self.refused("which no index has", error=BadEntry)
         self.assertEqual([p for p in self.world.hosts[0].requests if "elease" not in p], [])
-        self.patch(bounded, "MAX_INDEX_BYTES", 1 << 20)
-        self.patch(selecting, "MAX_RELEASE_BYTES", 2000)
+        self.patch(decompress, "MAX_INDEX_BYTES", 1 << 20)
+        self.patch(suites, "MAX_RELEASE_BYTES", 2000)
         archive = Archive(by_hash=False)
         archive.further = {f"{BINARY}.diff/Index": bytes(3000)}
         archive.publish()

@@ -7,12 +7,12 @@ import lzma
 from typing import Any
 
 from pipegrid.errors import UsageError
+from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError
 from pipegrid.mirror.debian import DebianOutcome, names_by_hash
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.gridfetch import is_index
-from pipegrid.mirror.trust import Keys
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
-from pipegrid.simulation.driver import run
+from pipegrid.mirror.grid_archive import is_index
+from pipegrid.mirror.signatures import Keys
+from pipegrid.testing.network import run
 from tests.mirror.archive import Archive, Signer, sha
 from tests.mirror.flatarchive import FlatArchive
 from tests.mirror.test_debian import DebianCase
@@ -180,7 +180,9 @@ class OrdinaryTests(FlatCase):
         )
         destination = Destination(str(world.directory))
         self.addCleanup(destination.close)
-        entries = [Wanted(p, len(d), "sha256", bytes.fromhex(sha(d))) for p, d in found.items()]
+        entries = [
+            ArchiveFile(p, len(d), "sha256", bytes.fromhex(sha(d))) for p, d in found.items()
+        ]
         self.assertEqual(
             dict(names_by_hash(destination, entries)),
             {name: f"by-hash/SHA256/{sha(found[name])}" for name in ("Packages.gz", "Sources.gz")},

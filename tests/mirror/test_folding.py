@@ -6,11 +6,10 @@ import os
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.mirror.archive_file import ArchiveFile, PathCollisions, holder
 from pipegrid.mirror.debian import DebianOutcome
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.folding import HeldPlaces, holder
-from pipegrid.mirror.unchanged import UnchangedDestination
-from pipegrid.mirror.wanted import Wanted
+from pipegrid.mirror.readonly_destination import ReadOnlyDestination
 from tests.mirror.archive import Archive
 from tests.mirror.folded import fold_cases
 from tests.mirror.rpmarchive import RpmArchive
@@ -25,13 +24,13 @@ class PlacesTests(SynchronousTestCase):
     def test_which(self) -> None:
         """The second of two with other bytes cannot, where names are folded."""
         one, same, other = (
-            Wanted(path, 1, "sha256", digest)
+            ArchiveFile(path, 1, "sha256", digest)
             for path, digest in (("Pool/a", b"1"), ("pool/A", b"1"), ("pool/a", b"2"))
         )
-        places = HeldPlaces(True)
+        places = PathCollisions(True)
         self.assertEqual([places.refusal(each) for each in (one, same, one)], [None] * 3)
         self.assertIn("it would be the same file as 'Pool/a'", str(places.refusal(other)))
-        places = HeldPlaces(False)
+        places = PathCollisions(False)
         self.assertEqual([places.refusal(each) for each in (one, same, other)], [None] * 3)
 
     def test_holder(self) -> None:
@@ -77,16 +76,16 @@ class ListTests(SynchronousTestCase):
         """It is looked up at the mirror itself, also by who only looks."""
         path = self.mktemp()
         found = []
-        for kind in (Destination, UnchangedDestination):
+        for kind in (Destination, ReadOnlyDestination):
             destination = kind(path)
             found.append(destination.folds)
             destination.close()
         fold_cases(self)
-        for kind in (Destination, UnchangedDestination):
+        for kind in (Destination, ReadOnlyDestination):
             destination = kind(path)
             found.append(destination.folds)
             destination.close()
-        destination = UnchangedDestination(self.mktemp())
+        destination = ReadOnlyDestination(self.mktemp())
         found.append(destination.folds)
         destination.close()
         self.assertEqual(found, [False, False, True, True, False])

@@ -16,14 +16,24 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, is_literal_size
-from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable, unpack_immutable
+from pipegrid.core.packed_directory import (
+    PackedChild,
+    directory_cap,
+    pack_immutable,
+    unpack_immutable,
+)
 from pipegrid.errors import CapError, NotEnoughSharesError, PipegridError, UnhappyError
 from pipegrid.mirror import NEW_MANIFEST
-from pipegrid.mirror.gridfetch import GridFetch
-from pipegrid.mirror.gridstore import GRID_CAP, NOTES, GridStore
-from pipegrid.mirror.lists import list_line
+from pipegrid.mirror.archive_file import (
+    HIDDEN,
+    ArchiveFile,
+    BadEntry,
+    MirrorError,
+    list_line,
+    wanted,
+)
+from pipegrid.mirror.grid_archive import GRID_CAP, NOTES, GridFetch, GridStore
 from pipegrid.mirror.mirror import Mirror
-from pipegrid.mirror.wanted import HIDDEN, BadEntry, MirrorError, Wanted, wanted
 from pipegrid.transfer.results import CheckResult
 from tests.inline_workers import InlineWorkers
 from tests.mirror.archive import sha
@@ -253,7 +263,7 @@ class FetchTests(GridCase):
         super().setUp()
         self.back = Path(self.mktemp())
 
-    def tree(self, entries: list[Wanted], **children: Any) -> DirectoryCap:
+    def tree(self, entries: list[ArchiveFile], **children: Any) -> DirectoryCap:
         """Return the cap of a mirror with such a list."""
         listed = self.grid.add(b"".join(map(list_line, entries)))
         made = [
@@ -365,7 +375,8 @@ class FetchTests(GridCase):
         inner = pack_immutable([PackedChild(f"{number}", file) for number in range(500)])
         one = directory_cap(self.grid.add(inner))
         entries = [
-            Wanted(f"d{number}/7", 100, "sha256", bytes.fromhex(sha(data))) for number in range(300)
+            ArchiveFile(f"d{number}/7", 100, "sha256", bytes.fromhex(sha(data)))
+            for number in range(300)
         ]
         listed = self.grid.add(b"".join(map(list_line, entries)))
         names = [PackedChild(each.path.split("/")[0], one) for each in entries]

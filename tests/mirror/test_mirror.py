@@ -16,16 +16,16 @@ from twisted.internet.defer import CancelledError
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.http11 import host as host_module
-from pipegrid.mirror.address import parse_url, target_of
+from pipegrid.http11 import host_pool as host_module
+from pipegrid.mirror.archive_file import BadEntry, MirrorError, wanted
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.exchange import FileExchange
+from pipegrid.mirror.file_sink import FileExchange
+from pipegrid.mirror.hash_cache import LIBREPO, is_noted_by_librepo
+from pipegrid.mirror.local_check import MirrorEntry
 from pipegrid.mirror.mirror import Mirror
-from pipegrid.mirror.present import MirrorEntry
-from pipegrid.mirror.report import Report
-from pipegrid.mirror.verified import LIBREPO, is_noted_by_librepo
-from pipegrid.mirror.wanted import BadEntry, MirrorError, wanted
-from pipegrid.simulation.driver import leaks
+from pipegrid.mirror.mirror_http import parse_url, target_of
+from pipegrid.mirror.scheduler import Report
+from pipegrid.testing.network import leaks
 from tests.mirror.world import MirrorWorld, ok
 
 KB = 1000

@@ -26,10 +26,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
-from pipegrid.mirror import patching, pdiff, unpacking
-from pipegrid.mirror.patching import apply_patches
-from pipegrid.mirror.pdiff import LineEdit, merge, parse
-from pipegrid.mirror.unpacking import PatchError
+from pipegrid.mirror import decompress, pdiff
+from pipegrid.mirror.decompress import PatchError
+from pipegrid.mirror.pdiff import LineEdit, apply_patches, merge, parse
 
 LINES = (
     b"a\n",
@@ -107,14 +106,14 @@ class ApplyTests(PatchCase):
                 lines[at : at + rng.randrange(4)] = [b"new\n"] * rng.randrange(4)
             versions.append(lines)
         joined = [b"".join(version) for version in versions]
-        self.assertGreater(len(joined[0]), 4 * unpacking.CHUNK_BYTES)
+        self.assertGreater(len(joined[0]), 4 * decompress.CHUNK_BYTES)
         patches = [diff(old, new, self.directory) for old, new in pairwise(joined)]
         for worth_numpy_bytes in (0, 1 << 40):
-            self.patch(patching, "WORTH_NUMPY_BYTES", worth_numpy_bytes)
+            self.patch(pdiff, "WORTH_NUMPY_BYTES", worth_numpy_bytes)
             for pack in (bytes, gzip.compress, zstandard.compress):
                 self.assertEqual(self.patched(pack(joined[0]), *patches), joined[-1])
-        self.patch(patching, "WORTH_NUMPY_BYTES", 0)
-        with mock.patch.object(patching, "_numpy", return_value=None):
+        self.patch(pdiff, "WORTH_NUMPY_BYTES", 0)
+        with mock.patch.object(pdiff, "_numpy", return_value=None):
             self.assertEqual(self.patched(joined[0], *patches), joined[-1])
 
     def test_no_index(self) -> None:
@@ -214,7 +213,7 @@ class DamageTests(PatchCase):
     def test_many_large_ones(self) -> None:
         """Patches are bounded together, too, as they are merged in memory."""
         patch = b"1c\n" + b"x" * 100 + b"\n.\n"
-        with mock.patch.object(patching, "MAX_ALL_PATCHES_BYTES", 2 * len(patch)):
+        with mock.patch.object(pdiff, "MAX_ALL_PATCHES_BYTES", 2 * len(patch)):
             self.patched(b"a\n", patch, patch)
             error = self.assertRaises(PatchError, self.patched, b"a\n", patch, patch, patch)
         self.assertIn("together; fetch the index again", str(error))
@@ -223,8 +222,8 @@ class DamageTests(PatchCase):
         """What counts is what patches become: lines, edits, and the steps of merging them."""
         patch = b"1c\na\nb\n.\n"
         for name, module, most in (
-            ("MAX_PATCH_LINES", patching, 8),
-            ("MAX_EDITS", patching, 2),
+            ("MAX_PATCH_LINES", pdiff, 8),
+            ("MAX_EDITS", pdiff, 2),
             ("MAX_STEPS", pdiff, 5),
         ):
             with mock.patch.object(module, name, most):
@@ -267,7 +266,7 @@ class DamageTests(PatchCase):
 
     def test_bombs(self) -> None:
         """A patch that unpacks to more than one may have is given up before it is held."""
-        self.patch(patching, "MAX_PATCH_BYTES", 1 << 20)
+        self.patch(pdiff, "MAX_PATCH_BYTES", 1 << 20)
         for pack in (gzip.compress, lzma.compress, bz2.compress, zstandard.compress):
             error = self.assertRaises(PatchError, self.patched, b"a\n", pack(bytes(64 << 20)))
             self.assertIn("larger", str(error))
@@ -350,7 +349,7 @@ class CommandTests(PatchCase):
                 """Fail."""
                 raise OSError(errno.EIO, "the disk failed")
 
-        with mock.patch.object(unpacking, "FileIO", Failing):
+        with mock.patch.object(decompress, "FileIO", Failing):
             status, told, error = self.run_command(index, patch, "-o", out)
         self.assertEqual((status, told, error), (1, "", f"pipegrid: {index}: the disk failed\n"))
         self.assertEqual(sorted(os.listdir(self.directory)), ["file1", "file2"])

@@ -11,13 +11,12 @@ from urllib.parse import unquote, urlsplit
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.address import parse_url
+from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.plan import Plan
-from pipegrid.mirror.present import Doubt
-from pipegrid.mirror.sprint.smallfiles import may_be
-from pipegrid.mirror.wanted import Wanted
-from pipegrid.mirror.work import Work
+from pipegrid.mirror.local_check import VerifyPolicy
+from pipegrid.mirror.mirror_http import may_be, parse_url
+from pipegrid.mirror.mirror_run import MirrorRun
+from pipegrid.mirror.scheduler import Scheduler
 from tests.mirror.test_sprint import Server, SprintCase
 from tests.mirror.world import MirrorWorld, ok
 
@@ -225,14 +224,14 @@ class SprintTests(SprintCase):
         destination = Destination(str(self.dest))
         self.addCleanup(destination.close)
         address = parse_url(server.url)
-        Work(destination, [address], Doubt()).plan.becomes_serial(0)
-        self.assertTrue(Work(destination, [address], Doubt()).plan.is_serial(0))
+        MirrorRun(destination, [address], VerifyPolicy()).plan.becomes_serial(0)
+        self.assertTrue(MirrorRun(destination, [address], VerifyPolicy()).plan.is_serial(0))
 
 
 class PlanTests(SynchronousTestCase):
     """What is decided."""
 
-    def asked(self, plan: Plan, mirror: int = 0, company: bool = True) -> Any:
+    def asked(self, plan: Scheduler, mirror: int = 0, company: bool = True) -> Any:
         """Return the next errand of a mirror."""
         errand = plan.next(mirror)
         assert errand is not None
@@ -242,8 +241,8 @@ class PlanTests(SynchronousTestCase):
 
     def test_right_when_alone(self) -> None:
         """Then the mirror is serial from now on."""
-        plan = Plan(1)
-        plan.add(Wanted("a", 3, "sha256", b"x" * 32))
+        plan = Scheduler(1)
+        plan.add(ArchiveFile("a", 3, "sha256", b"x" * 32))
         errand = self.asked(plan)
         self.assertFalse(plan.failed_at(errand, 0, "wrong", "it has 4 bytes"))
         self.assertTrue(plan.is_serial(0))
@@ -255,8 +254,8 @@ class PlanTests(SynchronousTestCase):
 
     def test_wrong_when_alone(self) -> None:
         """Then it is the mirror's fault, and no reason not to pipeline."""
-        plan = Plan(1)
-        plan.add(Wanted("a", 3, "sha256", b"x" * 32))
+        plan = Scheduler(1)
+        plan.add(ArchiveFile("a", 3, "sha256", b"x" * 32))
         for company in (True, False):
             errand = self.asked(plan, company=company)
             self.assertEqual(plan.failed_at(errand, 0, "wrong", "it has 4 bytes"), not company)
@@ -265,8 +264,8 @@ class PlanTests(SynchronousTestCase):
 
     def test_refused_in_company(self) -> None:
         """Others are asked first; where none has it, each is asked again, alone."""
-        plan = Plan(2)
-        plan.add(Wanted("a", 3, "sha256", b"x" * 32))
+        plan = Scheduler(2)
+        plan.add(ArchiveFile("a", 3, "sha256", b"x" * 32))
         for mirror in (0, 1):
             errand = self.asked(plan, mirror)
             self.assertTrue(plan.failed_at(errand, mirror, "refused", "it answers 404"))
@@ -280,8 +279,8 @@ class PlanTests(SynchronousTestCase):
 
     def test_given_up_in_doubt(self) -> None:
         """What was doubted at a mirror that is given up, others are asked for."""
-        plan = Plan(2)
-        plan.add(Wanted("a", 3, "sha256", b"x" * 32))
+        plan = Scheduler(2)
+        plan.add(ArchiveFile("a", 3, "sha256", b"x" * 32))
         errand = self.asked(plan)
         plan.failed_at(errand, 0, "wrong", "it has 4 bytes")
         plan.gave_up(0, "it is gone")

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.plan import MAX_BREAKS, Errand, Plan
-from pipegrid.mirror.wanted import Wanted
+from pipegrid.mirror.archive_file import ArchiveFile
+from pipegrid.mirror.scheduler import MAX_BREAKS, FetchJob, Scheduler
 
 
-def file(size: int, name: str = "f") -> Wanted:
+def file(size: int, name: str = "f") -> ArchiveFile:
     """A file of some size."""
-    return Wanted(f"{name}{size}", size, "sha256", bytes(32))
+    return ArchiveFile(f"{name}{size}", size, "sha256", bytes(32))
 
 
 class PlanTests(SynchronousTestCase):
@@ -21,11 +21,11 @@ class PlanTests(SynchronousTestCase):
 
     def make(self, mirrors: int, sizes: Iterable[int]) -> None:
         """Begin anew."""
-        self.plan = Plan(mirrors)
+        self.plan = Scheduler(mirrors)
         for size in sizes:
             self.plan.add(file(size))
 
-    def take(self, mirror: int) -> Errand:
+    def take(self, mirror: int) -> FetchJob:
         """What a mirror is asked for next, which must be something."""
         errand = self.plan.next(mirror)
         assert errand is not None
@@ -136,7 +136,7 @@ class PlanTests(SynchronousTestCase):
             mirrors = rng.randint(1, 4)
             count = rng.randint(0, 12)
             self.make(mirrors, (rng.randrange(5) for _ in range(count)))
-            under_way: list[tuple[Errand, int]] = []
+            under_way: list[tuple[FetchJob, int]] = []
             gone: set[int] = set()
             for _ in range(5000):
                 self.plan._check_invariants()

@@ -10,11 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import xmlstream
-from pipegrid.mirror.repomd import Package, packages, read_repomd
-from pipegrid.mirror.rpmversion import RpmVersion
-from pipegrid.mirror.wanted import BadEntry
-from pipegrid.mirror.xmlstream import XmlParser
+from pipegrid.mirror import repomd
+from pipegrid.mirror.archive_file import BadEntry
+from pipegrid.mirror.repomd import Package, RpmVersion, XmlParser, packages, read_repomd
 from tests.mirror.archive import sha
 from tests.mirror.rpmarchive import REPOMD, Made, RpmArchive
 
@@ -95,25 +93,25 @@ class XmlTests(SynchronousTestCase):
 
     def test_depth(self) -> None:
         """Elements are not nested without end."""
-        deepest = xmlstream.MAX_DEPTH
+        deepest = repomd.MAX_DEPTH
         parsed([b"<a>" * deepest + b"</a>" * deepest])
         self.refused("nested more than", b"<a>" * (deepest + 1))
 
     def test_markup(self) -> None:
         """A tag, a comment, or a value that does not end is not kept."""
-        large = b"x" * (xmlstream.MAX_MARKUP_BYTES + 2 * xmlstream.FED_BYTES)
+        large = b"x" * (repomd.MAX_MARKUP_BYTES + 2 * repomd.FED_BYTES)
         for start in (b"<a b='", b"<a><!--", b"<", b"<a><?x "):
             self.refused("a tag or comment of more than", start + large)
 
     def test_texts_are_bounded(self) -> None:
         """A text that is wanted has a bound; one that is not is passed over, however long."""
-        large = b"<a>" + b"x\n" * xmlstream.MAX_TEXT_CHARS + b"</a>"
+        large = b"<a>" + b"x\n" * repomd.MAX_TEXT_CHARS + b"</a>"
         self.refused("a text of more than", large)
         self.assertEqual(parsed([b"<a>" + b"x" * (4 << 20) + b"</a>"], False).texts, [(1, "a", "")])
 
     def test_names(self) -> None:
         """Names are not kept without end."""
-        names = [b"<n%d/>" % number for number in range(3 * xmlstream.MAX_NAMES)]
+        names = [b"<n%d/>" % number for number in range(3 * repomd.MAX_NAMES)]
         self.refused("different names", b"<a>" + b"".join(names) + b"</a>")
 
 

@@ -11,15 +11,15 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import rpm
+from pipegrid.mirror.archive_file import BadEntry, MirrorError
+from pipegrid.mirror.decompress import unpacked
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.plan import Plan
 from pipegrid.mirror.repomd import packages, read_repomd
 from pipegrid.mirror.rpm import RpmOutcome, RpmRepository
+from pipegrid.mirror.scheduler import Scheduler
+from pipegrid.mirror.signatures import Keys
 from pipegrid.mirror.suites import in_order
-from pipegrid.mirror.trust import Keys
-from pipegrid.mirror.unpacking import unpacked
-from pipegrid.mirror.wanted import BadEntry, MirrorError
-from pipegrid.simulation.driver import leaks, run
+from pipegrid.testing.network import leaks, run
 from tests.mirror.archive import Signer, sha
 from tests.mirror.rpmarchive import PACKERS, REPOMD, RpmArchive
 from tests.mirror.world import MirrorWorld, as_written, ok
@@ -273,9 +273,9 @@ class OrdinaryTests(RpmCase):
         self.make(RpmArchive(count=1000))
         planned: list[Any] = []
         at_the_last: list[int] = []
-        add = Plan.add
+        add = Scheduler.add
 
-        def noted(plan: Plan, each: Any) -> None:
+        def noted(plan: Scheduler, each: Any) -> None:
             planned.append(each)
             add(plan, each)
 
@@ -285,7 +285,7 @@ class OrdinaryTests(RpmCase):
                     at_the_last.append(len(planned))
                 yield each
 
-        with patch.object(rpm, "packages", watched), patch.object(Plan, "add", noted):
+        with patch.object(rpm, "packages", watched), patch.object(Scheduler, "add", noted):
             self.sync()
         self.assertGreater(at_the_last[0], 500)
 

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipegrid.disk.files import open_locked
-from pipegrid.mirror import glance as glance_module
-from pipegrid.mirror import same, seen
+from pipegrid.mirror import quick_check
+from pipegrid.mirror import quick_check as glance_module
+from pipegrid.mirror.archive_file import list_line
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.glance import Glance
-from pipegrid.mirror.lists import list_line
-from pipegrid.mirror.present import Doubt
-from pipegrid.mirror.same import glimpse
-from pipegrid.mirror.seen import Rows
+from pipegrid.mirror.local_check import VerifyPolicy
+from pipegrid.mirror.quick_check import QuickCheck, Rows, glimpse
 from pipegrid.mirror.verify import verify, verify_rest
 from tests.descriptors import left_open, open_files
 from tests.mirror.test_seen import ROW_BYTES, SeenCase, all_same
@@ -27,7 +25,7 @@ class SameTests(SeenCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(same, "SHARED_BYTES", 0)
+        self.patch(quick_check, "SHARED_BYTES", 0)
         self.again()
         self.asked = 0
         self.right = 200, sum(each.size or 0 for each in self.entries)
@@ -56,7 +54,7 @@ class SameTests(SeenCase):
             (1000, each[::-1]),
             (64 << 10, [row for pair in zip(stale, each, strict=True) for row in pair]),
         ):
-            self.patch(same, "PIECE_BYTES", piece_bytes)
+            self.patch(quick_check, "PIECE_BYTES", piece_bytes)
             self.rows.write_bytes(b"".join(order))
             self.assertEqual(self.look_both(), self.right)
 
@@ -70,7 +68,7 @@ class SameTests(SeenCase):
         found = [glimpse(str(self.dest), shares) for shares in (False, True)]
         destination = Destination(str(self.reopened()))
         self.addCleanup(destination.close)
-        whole = verify(destination, Doubt())
+        whole = verify(destination, VerifyPolicy())
         for each_found in found:
             assert each_found is not None
             self.assertEqual(each_found.others, [list_line(each) for each in self.entries[3::30]])
@@ -83,7 +81,7 @@ class SameTests(SeenCase):
         self.manifest.write_bytes(self.manifest.read_bytes()[:-1])
         self.assertIsNone(verify_rest(destination, found[0]))
         self.assertIsNone(verify_rest(destination, None))
-        self.patch(same, "MAX_OTHERS", 1)
+        self.patch(quick_check, "MAX_OTHERS", 1)
         destination.close()
         self.assertIsNone(glimpse(str(self.dest), True))
 
@@ -125,7 +123,7 @@ class SameTests(SeenCase):
             lambda: self.manifest.write_bytes(self.manifest.read_bytes()[3:]),
             lambda: self.manifest.write_text(self.manifest.read_text().replace(" ", " 1", 1)),
             lambda: self.manifest.write_bytes(b"\xff" + self.manifest.read_bytes()[1:]),
-            lambda: self.patch(same, "MAX_BYTES", 1000),
+            lambda: self.patch(quick_check, "MAX_BYTES", 1000),
         )
         for number, change in enumerate(changes):
             shutil.rmtree(hidden, ignore_errors=True)
@@ -171,14 +169,14 @@ class SameTests(SeenCase):
 
     def test_helpers_that_say_nothing(self) -> None:
         """One that died, or could not be begun, has not found anything to be right."""
-        ours, look = os.getpid(), Glance.look
+        ours, look = os.getpid(), QuickCheck.look
 
-        def die(glance: Glance, text: bytes) -> tuple[int, int, list[bytes]]:
+        def die(glance: QuickCheck, text: bytes) -> tuple[int, int, list[bytes]]:
             if os.getpid() != ours:
                 os._exit(3)
             return look(glance, text)
 
-        patched = self.patch(Glance, "look", die)
+        patched = self.patch(QuickCheck, "look", die)
         self.assertIsNone(all_same(str(self.dest), True))
         patched.restore()
 
@@ -209,6 +207,6 @@ class RowsTests(SeenCase):
         self.assertEqual(rows.find(each[3]), -1)
         self.assertNotIn(each[3], rows.data)
         self.assertEqual((len(rows), rows.find(each[4])), (19, 4 * ROW_BYTES))
-        self.patch(seen, "MAX_SEARCHES", 1)
+        self.patch(quick_check, "MAX_SEARCHES", 1)
         shifted = Rows(bytes(1) + each[0] + each[1][:-1])
         self.assertEqual(shifted.find(each[0]), -1)

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pipegrid.mirror import destination as destination_module
-from pipegrid.mirror import same, seen
+from pipegrid.mirror import quick_check
+from pipegrid.mirror.archive_file import BadEntry
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.present import Doubt, Look
-from pipegrid.mirror.report import Report
-from pipegrid.mirror.same import glimpse
-from pipegrid.mirror.seen import Seen
+from pipegrid.mirror.local_check import LocalCheck, VerifyPolicy
+from pipegrid.mirror.quick_check import StatCache, glimpse
+from pipegrid.mirror.scheduler import Report
 from pipegrid.mirror.verify import verify
-from pipegrid.mirror.wanted import BadEntry
 from tests.mirror.test_verify import VerifyCase
 
 ROW_BYTES = 64
@@ -57,7 +56,7 @@ class SeenCase(VerifyCase):
         """Look at all of it as another run does."""
         other = Destination(str(self.reopened()))
         try:
-            return verify(other, Doubt(), processes=processes)
+            return verify(other, VerifyPolicy(), processes=processes)
         finally:
             other.close()
 
@@ -82,7 +81,7 @@ class SeenTests(SeenCase):
             self.assertEqual((report.present_bytes, report.failed_files), (size, 0))
         other = Destination(str(self.dest))
         self.addCleanup(other.close)
-        self.assertEqual(Look(other, Report(), Doubt()).missing(self.entries), [])
+        self.assertEqual(LocalCheck(other, Report(), VerifyPolicy()).missing(self.entries), [])
         self.assertEqual(self.asked, 0)
         self.assertEqual(self.rows.stat().st_size, ROW_BYTES * len(self.entries))
 
@@ -94,7 +93,7 @@ class SeenTests(SeenCase):
         self.assertEqual(self.asked, 400)  # hash and attribute, which stays as it is
         self.asked = 0
         self.assertEqual((self.look(1).present_files, self.asked), (200, 0))
-        verify(self.destination, Doubt(sample=0.5))
+        verify(self.destination, VerifyPolicy(sample=0.5))
         self.assertTrue(2 * 20 < self.asked < 2 * 180, self.asked)
 
     def test_what_fetches_sees_it_too(self) -> None:
@@ -104,7 +103,7 @@ class SeenTests(SeenCase):
         for asked in (200, 0):
             self.asked = 0
             other = Destination(str(self.dest))
-            self.assertEqual(Look(other, Report(), Doubt()).missing(self.entries), [])
+            self.assertEqual(LocalCheck(other, Report(), VerifyPolicy()).missing(self.entries), [])
             other.close()
             self.assertEqual(self.asked, asked)
 
@@ -114,7 +113,7 @@ class SeenTests(SeenCase):
         shutil.copytree(self.dest, whole)
         outside = Path(self.mktemp()).absolute()
         size = sum(each.size or 0 for each in self.entries)
-        self.patch(same, "SHARED_BYTES", 0)
+        self.patch(quick_check, "SHARED_BYTES", 0)
         for number, (change, wrong) in enumerate(self.changes(outside)):
             path = self.dest / self.entries[number * 7].path
             for rows in (True, False):
@@ -183,7 +182,7 @@ class SeenTests(SeenCase):
 
     def test_time_set_back(self) -> None:
         """Of a file that was written to no row holds, though size and time are as before."""
-        rows = Seen(str(self.rows), str(self.manifest))
+        rows = StatCache(str(self.rows), str(self.manifest))
         each = self.entries[0]
         path = self.dest / each.path
         status = path.stat()
@@ -258,8 +257,8 @@ class RowsTests(SeenCase):
     def test_no_more_than_that(self) -> None:
         """A large mirror's rows are bounded; the other files are asked for their attributes."""
         self.rows.unlink()
-        self.patch(seen, "MAX_ROWS", 150)
-        self.patch(seen, "GATHERED", 16)
+        self.patch(quick_check, "MAX_ROWS", 150)
+        self.patch(quick_check, "GATHERED", 16)
         for asked in (200, 50, 50):
             self.asked = 0
             self.assertEqual((self.again().present_files, self.asked), (200, asked))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.deb822 import read_release
-from pipegrid.mirror.selecting import Selection, indexes_of
-from pipegrid.mirror.suites import Suite
-from pipegrid.mirror.wanted import MirrorError
+from pipegrid.mirror.suites import Selection, Suite, indexes_of
 
 FORMS = ("", ".xz", ".gz")
 

@@ -9,15 +9,13 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.address import parse_url
+from pipegrid.mirror import mirror_run
+from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.plan import Plan
-from pipegrid.mirror.present import Doubt
-from pipegrid.mirror.report import Report, Tally
-from pipegrid.mirror.sprint import shared
-from pipegrid.mirror.sprint.shared import FILE_BYTES, Helpers, parts_of
-from pipegrid.mirror.wanted import MirrorError, Wanted
-from pipegrid.mirror.work import Work
+from pipegrid.mirror.local_check import VerifyPolicy
+from pipegrid.mirror.mirror_http import parse_url
+from pipegrid.mirror.mirror_run import FILE_BYTES, MirrorRun, WorkerProcesses, parts_of
+from pipegrid.mirror.scheduler import Report, Scheduler, Tally
 from tests.children import children
 from tests.mirror.test_sprint import Server, SprintCase, ok
 
@@ -29,9 +27,11 @@ def hang(pipe: int, on_sigterm: signal.Handlers = signal.SIG_DFL) -> None:
         os.read(pipe, 1)
 
 
-def some(sizes: list[int]) -> list[Wanted]:
+def some(sizes: list[int]) -> list[ArchiveFile]:
     """Files of these sizes."""
-    return [Wanted(f"f{number}", size, "sha256", bytes(32)) for number, size in enumerate(sizes)]
+    return [
+        ArchiveFile(f"f{number}", size, "sha256", bytes(32)) for number, size in enumerate(sizes)
+    ]
 
 
 class PartsTests(SynchronousTestCase):
@@ -56,13 +56,13 @@ class PartsTests(SynchronousTestCase):
 class SharedTests(SprintCase):
     """Whole ones."""
 
-    def shared(self, *servers: Server, jobs: int = 3) -> tuple[Work, bool]:
+    def shared(self, *servers: Server, jobs: int = 3) -> tuple[MirrorRun, bool]:
         """Run one; returns it, and whether that was all."""
-        self.patch(shared, "WORTHWHILE_FILES", 1)
+        self.patch(mirror_run, "WORTHWHILE_FILES", 1)
         before = children()
         destination = Destination(str(self.dest))
         try:
-            work = Work(destination, [parse_url(each.url) for each in servers], Doubt())
+            work = MirrorRun(destination, [parse_url(each.url) for each in servers], VerifyPolicy())
             entries = [
                 (path, len(data), {"sha256": sha256(data).digest()})
                 for path, data in self.files.items()
@@ -81,14 +81,16 @@ class SharedTests(SprintCase):
         """All is there, asked for once, by several processes, and counted as if by one."""
         server = self.server()
         pids = self.mktemp()
-        begin = Helpers._work
+        begin = WorkerProcesses._work
 
-        def work(helpers: Helpers, files: list[Wanted], told: int, stopped: object) -> None:
+        def work(
+            helpers: WorkerProcesses, files: list[ArchiveFile], told: int, stopped: object
+        ) -> None:
             with open(pids, "a") as file:
                 file.write(f"{os.getpid()} {len(files)}\n")
             begin(helpers, files, told, stopped)  # type: ignore[arg-type]
 
-        self.patch(Helpers, "_work", work)
+        self.patch(WorkerProcesses, "_work", work)
         found, done = self.shared(server)
         self.assertTrue(done)
         self.assertEqual(self.found(), self.files)
@@ -117,13 +119,13 @@ class SharedTests(SprintCase):
     def test_one_dies(self) -> None:
         """The part of a process that ends without a word waits for others; what it had done is done."""
         server = self.server()
-        real = shared._result
+        real = mirror_run._result
 
         def die(*arguments: object) -> object:
             os.kill(os.getpid(), 9)
             return real(*arguments)  # type: ignore[arg-type]
 
-        self.patch(shared, "_result", die)
+        self.patch(mirror_run, "_result", die)
         work, done = self.shared(server)
         self.assertTrue(done)
         self.assertEqual(self.found(), self.files)
@@ -147,10 +149,10 @@ class SharedTests(SprintCase):
 
         destination = Destination(str(self.dest))
         self.addCleanup(destination.close)
-        helpers = Helpers(destination, Report([Tally("x")]), sprint, lambda: False)
+        helpers = WorkerProcesses(destination, Report([Tally("x")]), sprint, lambda: False)
         helpers.start(some([1, 2]))
         helpers.start(some([3]))
-        error = self.assertRaises(MirrorError, helpers.join, Plan(1))
+        error = self.assertRaises(MirrorError, helpers.join, Scheduler(1))
         self.assertEqual(str(error), "the disk is full")
 
     def told_to_stop(self, on_sigterm: signal.Handlers) -> None:
@@ -159,14 +161,14 @@ class SharedTests(SprintCase):
         us = os.getpid()
         destination = Destination(str(self.dest))
         self.addCleanup(destination.close)
-        helpers = Helpers(
+        helpers = WorkerProcesses(
             destination,
             Report(),
             lambda *_: hang(hanging, on_sigterm),
             lambda: os.getpid() == us,
         )
         helpers.start(some([1]))
-        plan = Plan(0)
+        plan = Scheduler(0)
         helpers.join(plan)
         os.close(hanging)
         os.close(other)
@@ -179,7 +181,7 @@ class SharedTests(SprintCase):
 
     def test_those_that_do_not_stop(self) -> None:
         """They are not waited for long."""
-        self.patch(shared, "END_S", 0.2)
+        self.patch(mirror_run, "END_S", 0.2)
         self.told_to_stop(signal.SIG_IGN)
 
     def test_stopped(self) -> None:
@@ -188,7 +190,7 @@ class SharedTests(SprintCase):
         hanging, other = os.pipe()
         destination = Destination(str(self.dest))
         self.addCleanup(destination.close)
-        helpers = Helpers(destination, Report(), lambda *_: hang(hanging), lambda: True)
+        helpers = WorkerProcesses(destination, Report(), lambda *_: hang(hanging), lambda: True)
         helpers.start(some([1]))
         helpers.stop()
         os.close(hanging)

@@ -7,9 +7,8 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.sprint import smallfiles
-from pipegrid.mirror.sprint.heads import MAX_HEAD_BYTES, Odd
-from pipegrid.mirror.sprint.smallfiles import SmallAnswers
+from pipegrid.mirror import blocking_mirror
+from pipegrid.mirror.mirror_http import MAX_HEAD_BYTES, SmallAnswers, UnsupportedResponse
 from tests.mirror.test_sprint import ok
 
 MOST_BYTES = 8 << 20
@@ -43,11 +42,11 @@ class WaitingTests(SynchronousTestCase):
     ) -> tuple[dict[str, bytes], float]:
         """Return what came of a file, and how long that took."""
         wire: Any = Wire(pieces)
-        self.patch(smallfiles, "time", wire)
-        asking = smallfiles._Asking(wire, lambda: wire.now_s > 1000 + stops_s)
+        self.patch(blocking_mirror, "time", wire)
+        asking = blocking_mirror._Asking(wire, lambda: wire.now_s > 1000 + stops_s)
         try:
             found = asking.answers([("a", MOST_BYTES)])
-        except Odd:
+        except UnsupportedResponse:
             found = SmallAnswers()
         return found, wire.now_s - 1000
 
@@ -74,7 +73,7 @@ class WaitingTests(SynchronousTestCase):
             pieces = [(0.0, start)] * bool(start) + [(0.1, None)] * 1000
             found, taken_s = self.ask(iter(pieces))
             self.assertEqual(found, {})
-            self.assertLess(taken_s, smallfiles.STALL_S + 1)
+            self.assertLess(taken_s, blocking_mirror.STALL_S + 1)
 
     def test_drips(self) -> None:
         """A byte at a time, in a head or in a body, is next to nothing, though something always comes."""
@@ -82,14 +81,14 @@ class WaitingTests(SynchronousTestCase):
         for data in (ok(bytes(50_000)), head):
             found, taken_s = self.ask((0.05, bytes([byte])) for byte in data)
             self.assertEqual(found, {})
-            self.assertLess(taken_s, smallfiles.STALL_S + 1)
+            self.assertLess(taken_s, blocking_mirror.STALL_S + 1)
 
     def test_in_all(self) -> None:
         """Who gives just enough is not waited for for ever."""
         data = ok(bytes(MOST_BYTES))
         found, taken_s = self.ask((4.0, data[at : at + 4096]) for at in range(0, len(data), 4096))
         self.assertEqual(found, {})
-        self.assertLess(taken_s, smallfiles.MOST_S + 5)
+        self.assertLess(taken_s, blocking_mirror.MOST_S + 5)
 
     def test_stopped(self) -> None:
         """It ends when it is told to, also while something comes all the time."""
@@ -120,6 +119,6 @@ class EnemyTests(SynchronousTestCase):
             b"",
         ):
             wire: Any = Wire((0.0, data[at : at + 65_536]) for at in range(0, len(data), 65_536))
-            asking = smallfiles._Asking(wire, lambda: False)
-            self.assertRaises(Odd, asking.answers, [("a", MOST_BYTES)])
+            asking = blocking_mirror._Asking(wire, lambda: False)
+            self.assertRaises(UnsupportedResponse, asking.answers, [("a", MOST_BYTES)])
             self.assertLess(len(asking._data), 2 * MAX_HEAD_BYTES + 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import lzma
 import os
 
-from pipegrid.mirror.wanted import MirrorError
+from pipegrid.mirror.archive_file import MirrorError
 from tests.mirror.archive import SUITE, Archive, check_readers, sha
 from tests.mirror.test_debian import DebianCase
 

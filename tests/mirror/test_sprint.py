@@ -19,18 +19,22 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk import files
 from pipegrid.disk.commit import Policy
-from pipegrid.mirror.address import parse_url
+from pipegrid.mirror import epoll_driver, file_store
+from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.present import Doubt
-from pipegrid.mirror.report import Tally
-from pipegrid.mirror.sprint import sprint, store
-from pipegrid.mirror.sprint.connection import Connection, Lost
-from pipegrid.mirror.sprint.dialling import BegunConnections, can_sprint
-from pipegrid.mirror.sprint.entrant import Entrant
-from pipegrid.mirror.sprint.heads import Odd, parse_head
-from pipegrid.mirror.sprint.headstart import begin, place_of
-from pipegrid.mirror.wanted import MirrorError
-from pipegrid.mirror.work import Work
+from pipegrid.mirror.epoll_connection import Connection, Lost
+from pipegrid.mirror.epoll_driver import EpollMirror
+from pipegrid.mirror.local_check import VerifyPolicy
+from pipegrid.mirror.mirror_http import (
+    SocketCache,
+    UnsupportedResponse,
+    can_sprint,
+    parse_head,
+    parse_url,
+)
+from pipegrid.mirror.mirror_run import MirrorRun
+from pipegrid.mirror.preconnect_mirrors import begin, place_of
+from pipegrid.mirror.scheduler import Tally
 
 PATIENCE_S = 30
 
@@ -139,7 +143,7 @@ class HeadTests(SynchronousTestCase):
             b"HTTP/1.1 100 Continue",
             b"SSH-2.0-OpenSSH",
         ):
-            self.assertRaises(Odd, parse_head, head)
+            self.assertRaises(UnsupportedResponse, parse_head, head)
 
 
 class SprintCase(SynchronousTestCase):
@@ -148,7 +152,7 @@ class SprintCase(SynchronousTestCase):
     spare_processors = 1
 
     def setUp(self) -> None:
-        self.patch(store, "SPARE_PROCESSORS", self.spare_processors)
+        self.patch(file_store, "SPARE_PROCESSORS", self.spare_processors)
         rng = random.Random(1)
         sizes = [0, 1, 5000, 128 << 10, (128 << 10) + 1, 256 << 10, 3_000_000]
         sizes += [rng.randrange(30_000) for _ in range(60)]
@@ -170,11 +174,11 @@ class SprintCase(SynchronousTestCase):
         policy: Policy = "batch",
         stopped: Callable[[], bool] = lambda: False,
         connections: int = 4,
-    ) -> tuple[Work, bool]:
+    ) -> tuple[MirrorRun, bool]:
         """Run one, over all files; returns it, and whether that was all."""
         destination = Destination(str(self.dest))
         try:
-            work = Work(destination, [parse_url(each.url) for each in servers], Doubt())
+            work = MirrorRun(destination, [parse_url(each.url) for each in servers], VerifyPolicy())
             entries = [
                 (path, len(data), {"sha256": sha256(data).digest()})
                 for path, data in self.files.items()
@@ -232,7 +236,7 @@ class SprintTests(SprintCase):
 
     def test_the_end_waits_for_nothing(self) -> None:
         """When the last byte has come, what came last is stored at once: nobody else will come."""
-        self.patch(sprint, "WATCH_S", PATIENCE_S)
+        self.patch(epoll_driver, "WATCH_S", PATIENCE_S)
         began_s = time.monotonic()
         files = self.files
         for connections, names in ((1, [*files]), (3, [*files]), (1, ["pool/2/file002.deb"])):
@@ -244,16 +248,16 @@ class SprintTests(SprintCase):
 
     def test_the_end_comes_at_once(self) -> None:
         """So it is if all has come before it is known that nothing more is wanted."""
-        self.patch(sprint, "WATCH_S", PATIENCE_S)
-        fill = sprint.Sprint._fill
+        self.patch(epoll_driver, "WATCH_S", PATIENCE_S)
+        fill = epoll_driver.EpollDriver._fill
 
-        def fill_and_wait(running: sprint.Sprint) -> None:
+        def fill_and_wait(running: epoll_driver.EpollDriver) -> None:
             fill(running)
             owed = [each.sock for each in running._connections.values() if each.is_owed]
             if owed:
                 select.select(owed, [], [], PATIENCE_S)
 
-        self.patch(sprint.Sprint, "_fill", fill_and_wait)
+        self.patch(epoll_driver.EpollDriver, "_fill", fill_and_wait)
         began_s = time.monotonic()
         self.files = {"index": b"x" * 100}
         server = self.server()
@@ -265,7 +269,7 @@ class SprintTests(SprintCase):
 
     def test_few_pages(self) -> None:
         """Long files that come side by side, each holding pages, do not wait for one another."""
-        self.patch(store, "MAX_PAGES", 3)
+        self.patch(file_store, "MAX_PAGES", 3)
         rng = random.Random(3)
         self.files = {f"long{number}": rng.randbytes(900_000) for number in range(6)}
         _, done = self.sprint(self.server(), self.server())
@@ -275,14 +279,14 @@ class SprintTests(SprintCase):
         """Connections that were begun before are used first; what nobody takes is closed."""
         server = self.server()
         address = parse_url(server.url)
-        with contextlib.closing(BegunConnections([address], 2)) as ahead:
-            entrant = Entrant(0, address, Tally(address.url), ahead)
+        with contextlib.closing(SocketCache([address], 2)) as ahead:
+            entrant = EpollMirror(0, address, Tally(address.url), ahead)
             runner: Any = None
             made = [entrant.connect(runner) for _ in range(3)]
             self.assertIsNone(ahead.take(address))
             for each in made:
                 each.close()
-        ahead = BegunConnections([address, parse_url("http://nobody.invalid/")], 2)
+        ahead = SocketCache([address, parse_url("http://nobody.invalid/")], 2)
         first = ahead.take(address)
         assert first is not None
         first[0].close()
@@ -295,9 +299,9 @@ class SprintTests(SprintCase):
         address = parse_url(server.url)
         destination = Destination(str(self.dest))
         self.addCleanup(destination.close)
-        with contextlib.closing(BegunConnections([address])) as ahead:
+        with contextlib.closing(SocketCache([address])) as ahead:
             for path, data in list(self.files.items())[:3]:
-                work = Work(destination, [address], Doubt())
+                work = MirrorRun(destination, [address], VerifyPolicy())
                 entry = (path, len(data), {"sha256": sha256(data).digest()})
                 self.assertTrue(work.sprint([entry], "batch", 1, ahead=ahead))
             self.assertEqual((server.connections, len(server.asked)), (1, 3))
@@ -470,7 +474,7 @@ class SprintTests(SprintCase):
 
     def test_silence(self) -> None:
         """A mirror that does not answer is left, as soon as it is known to stall."""
-        self.patch(sprint, "ALONE_STALL_S", 0.05)
+        self.patch(epoll_driver, "ALONE_STALL_S", 0.05)
         server = self.server()
         server.reads_first = 1 << 30
         work, done = self.sprint(server)
@@ -527,7 +531,7 @@ class SprintTests(SprintCase):
                 raise OSError(28, "No space left on device")
             write(*arguments)
 
-        self.patch(store, "write_all_pieces", full)
+        self.patch(file_store, "write_all_pieces", full)
         self.files = {f"long{number}": bytes([number]) * 3_000_000 for number in range(6)}
         server = self.server()
         error = self.assertRaises(MirrorError, self.sprint, server)
@@ -535,7 +539,7 @@ class SprintTests(SprintCase):
         self.assertEqual(os.listdir(self.dest / ".pipegrid-mirror/incoming"), [])
         opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
         self.assertEqual([path for path in opened if str(self.dest.absolute()) in path], [])
-        self.patch(store, "write_all_pieces", write)
+        self.patch(file_store, "write_all_pieces", write)
         _, done = self.sprint(server)
         self.assertEqual((done, self.found()), (True, self.files))
 
@@ -571,7 +575,7 @@ class SprintTests(SprintCase):
         """They are asked otherwise."""
         plain = parse_url("http://a.example/")
         self.assertTrue(can_sprint([plain]))
-        proxied = plain.but(proxy=object())
+        proxied = plain.replaced(proxy=object())
         self.assertFalse(can_sprint([plain, proxied]))
 
 

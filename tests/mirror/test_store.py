@@ -13,12 +13,12 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.commit import Disk, Policy
+from pipegrid.mirror import file_store as store_module
+from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.plan import Errand
-from pipegrid.mirror.sprint import store as store_module
-from pipegrid.mirror.sprint.store import SprintStore
-from pipegrid.mirror.verified import ATTRIBUTE, proof
-from pipegrid.mirror.wanted import MirrorError, Wanted
+from pipegrid.mirror.file_store import SprintStore
+from pipegrid.mirror.hash_cache import ATTRIBUTE, proof
+from pipegrid.mirror.scheduler import FetchJob
 from tests.descriptors import left_open, open_files
 
 
@@ -61,7 +61,7 @@ class StoreTests(SynchronousTestCase):
         self.disk = Recording(self.dest, fails)
         self.patch(store_module, "Disk", lambda: self.disk)
 
-        def stored(errand: Errand, mirror: int, size: int) -> None:
+        def stored(errand: FetchJob, mirror: int, size: int) -> None:
             self.assertIn(errand.wanted.path, set().union(*self.disk.named[1:]))
             self.told.append(errand.wanted.path)
 
@@ -74,8 +74,8 @@ class StoreTests(SynchronousTestCase):
     def add(self, store: SprintStore, *names: str) -> None:
         """Files come in."""
         for name in names:
-            wanted = Wanted(f"d/{name}.deb", 100, "sha256", sha256(self.data).digest())
-            self.assertIsNone(store.whole(Errand(wanted), 0, memoryview(self.data)))
+            wanted = ArchiveFile(f"d/{name}.deb", 100, "sha256", sha256(self.data).digest())
+            self.assertIsNone(store.whole(FetchJob(wanted), 0, memoryview(self.data)))
 
     def finish(self, store: SprintStore) -> None:
         """Until nothing is left to do."""
@@ -167,7 +167,7 @@ class ProofTests(SynchronousTestCase):
         A name without its "user." and a value each take a multiple of four, and 16 beside.
         """
         status = os.stat(os.devnull)
-        value = proof(Wanted("a", 2**40, "sha256", bytes(32)), status)
+        value = proof(ArchiveFile("a", 2**40, "sha256", bytes(32)), status)
         name = ATTRIBUTE.partition(".")[2]
         self.assertLessEqual(16 + -(-len(name) // 4) * 4 + -(-len(value) // 4) * 4, 256 - 160 - 8)
 
@@ -176,7 +176,7 @@ class ProofTests(SynchronousTestCase):
 
         def of(digest: int = 0, size: int = 1, time: int = 1) -> bytes:
             status: Any = SimpleNamespace(st_size=size, st_mtime_ns=time)
-            return proof(Wanted("a", size, "sha256", bytes([digest]) * 32), status)
+            return proof(ArchiveFile("a", size, "sha256", bytes([digest]) * 32), status)
 
         different = [of(), of(digest=1), of(size=2), of(time=-1), of(time=0), of(time=2**62)]
         self.assertEqual(len(set(different)), len(different))

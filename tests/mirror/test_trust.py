@@ -14,11 +14,17 @@ from time import monotonic, process_time
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.mirror.archive_file import BadEntry, MirrorError
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, read_release
-from pipegrid.mirror.signatures import signature_packets, signed_parts
+from pipegrid.mirror.signatures import (
+    NotSigned,
+    check_signature,
+    refusal,
+    signature_packets,
+    signed_content,
+    signed_parts,
+)
 from pipegrid.mirror.suites import _says_the_same, unsigned_part
-from pipegrid.mirror.trust import NotSigned, check_signature, refusal, signed_content
-from pipegrid.mirror.wanted import BadEntry, MirrorError
 from tests.mirror.archive import Signer
 
 TEXT = b"Suite: sid\n- a dash\nDate: now\n"

@@ -13,8 +13,8 @@ from unittest.mock import patch
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.files import disk_error
-from pipegrid.mirror.unchanged import UnchangedDestination
-from pipegrid.mirror.wanted import MirrorError
+from pipegrid.mirror.archive_file import MirrorError
+from pipegrid.mirror.readonly_destination import ReadOnlyDestination
 
 
 class ScratchTests(SynchronousTestCase):
@@ -37,7 +37,7 @@ class ScratchTests(SynchronousTestCase):
 
     def look(self, dest: str) -> None:
         """Have a dry run write something, and end."""
-        with closing(UnchangedDestination(dest)) as destination:
+        with closing(ReadOnlyDestination(dest)) as destination:
             destination.stage({"index": b"data"})
 
     def test_what_was_left(self) -> None:
@@ -60,7 +60,7 @@ class ScratchTests(SynchronousTestCase):
 
     def test_one_that_lasts_long(self) -> None:
         """Keeps what it has, however old that is."""
-        with closing(UnchangedDestination(self.dest)) as destination:
+        with closing(ReadOnlyDestination(self.dest)) as destination:
             destination.stage({"index": b"data"})
             (scratch,) = self.temporary.iterdir()
             os.utime(scratch, (1, 1))
@@ -71,7 +71,7 @@ class ScratchTests(SynchronousTestCase):
     def test_no_room(self) -> None:
         """It is that directory which is full, whoever finds it out, and not the mirror's."""
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with closing(UnchangedDestination(self.dest)) as destination:
+        with closing(ReadOnlyDestination(self.dest)) as destination:
             destination.stage({"index": b"data"})
             (scratch,) = self.temporary.iterdir()
             said = [str(destination.error(each, "do it")) for each in (full, disk_error(full, "x"))]

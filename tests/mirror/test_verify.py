@@ -16,16 +16,15 @@ from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import HIDDEN, NEW_MANIFEST, directories, manifest
+from pipegrid.mirror import HIDDEN, NEW_MANIFEST, destination, manifest
 from pipegrid.mirror import destination as destinations
+from pipegrid.mirror.archive_file import ArchiveFile, MirrorError, list_line
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.lists import list_line
+from pipegrid.mirror.hash_cache import Ledger, is_noted_at
+from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.manifest import begin_manifest, parts_of_manifest, read_pieces, write_manifest
-from pipegrid.mirror.present import Doubt
-from pipegrid.mirror.report import MAX_SHOWN, Report
-from pipegrid.mirror.verified import Ledger, is_noted_at
+from pipegrid.mirror.scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.verify import verify
-from pipegrid.mirror.wanted import MirrorError, Wanted
 
 
 class VerifyCase(SynchronousTestCase):
@@ -35,20 +34,20 @@ class VerifyCase(SynchronousTestCase):
         self.patch(manifest, "WORTHWHILE_BYTES", 100)
         rng = random.Random(1)
         self.dest = Path(self.mktemp())
-        self.entries: list[Wanted] = []
+        self.entries: list[ArchiveFile] = []
         for number in range(200):
             path = f"pool/{number % 7}/a file{number}"
             data = rng.randbytes(rng.randrange(1, 900))
             (self.dest / path).parent.mkdir(parents=True, exist_ok=True)
             (self.dest / path).write_bytes(data)
-            self.entries.append(Wanted(path, len(data), "sha256", sha256(data).digest()))
+            self.entries.append(ArchiveFile(path, len(data), "sha256", sha256(data).digest()))
         self.destination = Destination(str(self.dest))
         self.addCleanup(self.destination.close)
         write_manifest(self.destination, self.entries)
 
     def look(self, processes: int, paranoid: bool = False) -> Report:
         """Do it."""
-        return verify(self.destination, Doubt(paranoid), processes=processes)
+        return verify(self.destination, VerifyPolicy(paranoid), processes=processes)
 
 
 class VerifyTests(VerifyCase):
@@ -220,7 +219,7 @@ class LedgerTests(VerifyCase):
         """Look as another command would; return how many files had to be hashed."""
         (self.dest / HIDDEN / "seen").unlink(missing_ok=True)
         hashed: list[int] = []
-        really_hash = directories.hash_file
+        really_hash = destination.hash_file
 
         def counting(fd: int, algorithm: str) -> bytes:
             hashed.append(fd)
@@ -230,7 +229,7 @@ class LedgerTests(VerifyCase):
         self.destination.close()
         self.destination = Destination(str(self.dest))
         self.addCleanup(self.destination.close)
-        report = verify(self.destination, Doubt(False))
+        report = verify(self.destination, VerifyPolicy(False))
         self.assertEqual((report.present_files, report.failed), (len(self.entries), []))
         self.destination.close()
         return len(hashed)
@@ -309,14 +308,14 @@ class NotedTests(VerifyCase):
         directory = os.open(path.parent, os.O_RDONLY)
         self.addCleanup(os.close, directory)
 
-        def noted(wanted: Wanted = each, name: str = path.name) -> bool:
+        def noted(wanted: ArchiveFile = each, name: str = path.name) -> bool:
             return is_noted_at(directory, name, wanted)
 
         if not noted():
             return  # this file system has no attributes
-        self.assertFalse(noted(each.but(digest=bytes(32))))
-        self.assertFalse(noted(each.but(size=(each.size or 0) + 1)))
-        self.assertTrue(noted(each.but(size=None)))
+        self.assertFalse(noted(each.replaced(digest=bytes(32))))
+        self.assertFalse(noted(each.replaced(size=(each.size or 0) + 1)))
+        self.assertTrue(noted(each.replaced(size=None)))
         self.assertFalse(noted(name="nothing"))
         os.symlink(path.name, path.parent / "link")
         self.assertFalse(noted(name="link"))

@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.lists import MAX_LINE_BYTES, read_list
-from pipegrid.mirror.wanted import BadEntry, Wanted, check_path, wanted
+from pipegrid.mirror.archive_file import (
+    MAX_LINE_BYTES,
+    ArchiveFile,
+    BadEntry,
+    check_path,
+    read_list,
+    wanted,
+)
 
 DIGEST = sha256(b"x").digest()
 
@@ -87,9 +93,11 @@ class HashTests(SynchronousTestCase):
         digest = sha512(b"x").digest()
         self.assertEqual(
             wanted("a", 1, {"md5": "ab", "sha512": digest, "sha256": DIGEST.hex().upper()}),
-            Wanted("a", 1, "sha256", DIGEST),
+            ArchiveFile("a", 1, "sha256", DIGEST),
         )
-        self.assertEqual(wanted("a", None, {"sha512": digest}), Wanted("a", None, "sha512", digest))
+        self.assertEqual(
+            wanted("a", None, {"sha512": digest}), ArchiveFile("a", None, "sha512", digest)
+        )
 
     def test_refused(self) -> None:
         """None, weaker ones only, wrong lengths, what is no hex; sizes that are none."""
@@ -122,9 +130,9 @@ class ListTests(SynchronousTestCase):
         self.assertEqual(
             list(read_list(lines, "the list")),
             [
-                Wanted("a b/c d", 1, "sha256", DIGEST),
-                Wanted("d", 0, "sha256", DIGEST),
-                Wanted("ü", 7, "sha256", DIGEST),
+                ArchiveFile("a b/c d", 1, "sha256", DIGEST),
+                ArchiveFile("d", 0, "sha256", DIGEST),
+                ArchiveFile("ü", 7, "sha256", DIGEST),
             ],
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.watch import GivingRate, MirrorStanding, Theft, has_stalled, theft
+from pipegrid.mirror.scheduler import MirrorStanding, ReceiveRate, Theft, choose_steal, has_stalled
 
 MB = 1_000_000
 
@@ -25,7 +25,7 @@ class PaceTests(SynchronousTestCase):
 
     def test_recent_ones_count(self) -> None:
         """A mirror that slows down is slow within a few seconds; idle time says nothing."""
-        pace = GivingRate()
+        pace = ReceiveRate()
         received = 0
         for tick in range(20):
             pace.note(tick / 4, received, owes=True)
@@ -44,32 +44,36 @@ class TheftTests(SynchronousTestCase):
 
     def test_times_are_evened_out(self) -> None:
         """An idle mirror takes as much as lets both finish at about the same time."""
-        move = theft([MirrorStanding(0, 0, 9 * MB, True), MirrorStanding(1, 10 * MB, MB, True)])
+        move = choose_steal(
+            [MirrorStanding(0, 0, 9 * MB, True), MirrorStanding(1, 10 * MB, MB, True)]
+        )
         self.assertEqual(move, Theft(0, 1, 9 * MB))
 
     def test_nobody_is_idle(self) -> None:
         """Then everybody goes on."""
         self.assertIsNone(
-            theft([MirrorStanding(0, 1, MB, True), MirrorStanding(1, 10 * MB, MB, True)])
+            choose_steal([MirrorStanding(0, 1, MB, True), MirrorStanding(1, 10 * MB, MB, True)])
         )
 
     def test_it_will_come_anyway(self) -> None:
         """What is about to come is left where it is."""
         self.assertIsNone(
-            theft([MirrorStanding(0, 0, MB, True), MirrorStanding(1, MB // 4, MB, True)])
+            choose_steal([MirrorStanding(0, 0, MB, True), MirrorStanding(1, MB // 4, MB, True)])
         )
 
     def test_who_rests_takes_nothing_but_loses(self) -> None:
         """A mirror that gives nothing is relieved by one that can work."""
         self.assertIsNone(
-            theft([MirrorStanding(0, 0, MB, False), MirrorStanding(1, 10 * MB, MB, True)])
+            choose_steal([MirrorStanding(0, 0, MB, False), MirrorStanding(1, 10 * MB, MB, True)])
         )
-        move = theft([MirrorStanding(0, 0, 0.0, True), MirrorStanding(1, 10 * MB, 0.0, False)])
+        move = choose_steal(
+            [MirrorStanding(0, 0, 0.0, True), MirrorStanding(1, 10 * MB, 0.0, False)]
+        )
         self.assertEqual(move, Theft(0, 1, 5 * MB))
 
     def test_the_fastest_thief_and_the_latest_victim(self) -> None:
         """Of several."""
-        move = theft(
+        move = choose_steal(
             [
                 MirrorStanding(0, 0, MB, True),
                 MirrorStanding(1, 0, 3 * MB, True),
@@ -78,4 +82,4 @@ class TheftTests(SynchronousTestCase):
             ]
         )
         self.assertEqual(move, Theft(1, 2, 6 * MB))
-        self.assertIsNone(theft([]))
+        self.assertIsNone(choose_steal([]))

@@ -18,12 +18,11 @@ from twisted.web.client import URI
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
+from pipegrid.mirror.local_check import MirrorEntry
 from pipegrid.mirror.mirror import Mirror
-from pipegrid.mirror.present import MirrorEntry
-from pipegrid.mirror.report import Report
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.simulation.driver import leaks, run
-from pipegrid.simulation.network import SimulatedNetwork
+from pipegrid.mirror.scheduler import Report
+from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.network import SimulatedNetwork, leaks, run
 from tests.inline_workers import InlineWorkers
 
 CLIENT = "client"

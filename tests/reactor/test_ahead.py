@@ -14,11 +14,11 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
-from pipegrid.reactor import ahead as module
-from pipegrid.reactor.adopting import AdoptingEndpoint
-from pipegrid.reactor.ahead import MOST, Ahead, MadeAhead
-from pipegrid.reactor.clientcontext import http_context
-from pipegrid.reactor.connecting import endpoint_for
+from pipegrid.reactor import preconnect as module
+from pipegrid.reactor.client_tls import PreconnectedEndpoint
+from pipegrid.reactor.preconnect import MOST, Preconnected, Preconnector
+from pipegrid.reactor.tls_context import http_context
+from pipegrid.transport.gbs.client import endpoint_for
 from tests.reactor.test_tls import WHO
 
 reactor: Any = installed_reactor
@@ -104,17 +104,17 @@ class AheadCase(TestCase):
         self.addCleanup(server.port.stopListening)
         return server
 
-    def dial(self, *addresses: tuple[str, int]) -> Ahead:
+    def dial(self, *addresses: tuple[str, int]) -> Preconnector:
         """Connect ahead."""
-        ahead = Ahead(addresses, http_context())
+        ahead = Preconnector(addresses, http_context())
         self.addCleanup(ahead.close)
         return ahead
 
     def endpoint(
-        self, ahead: Ahead, address: tuple[str, int], problem: Exception | None = None
-    ) -> AdoptingEndpoint:
+        self, ahead: Preconnector, address: tuple[str, int], problem: Exception | None = None
+    ) -> PreconnectedEndpoint:
         """Return what takes the connection."""
-        return AdoptingEndpoint(
+        return PreconnectedEndpoint(
             reactor,
             ahead,
             address,
@@ -124,18 +124,18 @@ class AheadCase(TestCase):
         )
 
     @staticmethod
-    def taken(ahead: Ahead, address: tuple[str, int]) -> Deferred[MadeAhead | None]:
+    def taken(ahead: Preconnector, address: tuple[str, int]) -> Deferred[Preconnected | None]:
         """Take a connection; fires in the reactor's thread."""
-        result: Deferred[MadeAhead | None] = Deferred()
+        result: Deferred[Preconnected | None] = Deferred()
         if not ahead.take(address, lambda begun: reactor.callFromThread(result.callback, begun)):
             result.callback(None)
         return result
 
 
 class AdoptingTests(AheadCase):
-    """``AdoptingEndpoint``."""
+    """``PreconnectedEndpoint``."""
 
-    async def _talk(self, ahead: Ahead, server: Server) -> None:
+    async def _talk(self, ahead: Preconnector, server: Server) -> None:
         talker: Any = await self.endpoint(ahead, server.address).connect(
             Factory.forProtocol(Talker)
         )
@@ -211,7 +211,7 @@ class AdoptingTests(AheadCase):
             if len(asked) == 1:
                 raise ValueError("a mistake in the check")
 
-        endpoint = AdoptingEndpoint(
+        endpoint = PreconnectedEndpoint(
             reactor,
             ahead,
             server.address,
@@ -263,11 +263,11 @@ class AdoptingTests(AheadCase):
 
 
 class AheadTests(AheadCase):
-    """``Ahead``."""
+    """``Preconnector``."""
 
     async def _test_taken_at_the_last_moment(self) -> None:
         servers = [self.serve() for _ in range(3)]
-        result: dict[tuple[str, int], Deferred[MadeAhead | None]] = {
+        result: dict[tuple[str, int], Deferred[Preconnected | None]] = {
             each.address: Deferred() for each in servers
         }
         began = threading.Event()
@@ -300,11 +300,11 @@ class AheadTests(AheadCase):
         silent = self.serve(tls=False)
         taken = threading.Event()
 
-        def fail(_ahead: Ahead) -> None:
+        def fail(_ahead: Preconnector) -> None:
             taken.wait()
             raise OSError("no files to spare")
 
-        with patch.object(Ahead, "_make_all", fail):
+        with patch.object(Preconnector, "_make_all", fail):
             ahead = self.dial(silent.address)
             waiting = self.taken(ahead, silent.address)
             taken.set()

@@ -32,10 +32,10 @@ WITH_TLS = (
 """Where transports are tested with TLS."""
 BRING_TLS = (
     "pipegrid.reactor.bulktls",
-    "pipegrid.server.front",
+    "pipegrid.server.listener",
     "pipegrid.server.identity",
     "pipegrid.server.serve",
-    "pipegrid.transport.foolscap.tub.TubConnector",
+    "pipegrid.transport.foolscap.link.TubConnector",
 )
 """What asks which TLS it is, and what brings that."""
 
@@ -105,7 +105,7 @@ class ChoiceTests(SynchronousTestCase):
             self.assertIs(factory.protocol, twisted_tls.BufferingTLSTransport)
         transport: Any = Transport()
         transport.protocol = twisted_tls.BufferingTLSTransport(factory, Protocol(), False)
-        bulktls.batch_from_now_on(transport)
+        bulktls.upgrade_started_tls(transport)
         self.assertNotIn("_write", vars(transport.protocol))
         context: Any = object()
         bulktls.write_whole(context)

@@ -12,11 +12,10 @@ from misc.speedtest.processes import first_line, running
 from OpenSSL import SSL
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.clientcontext import http_context
+from pipegrid.reactor.tls_context import http_context
 from pipegrid.server import identity
-from pipegrid.wire import furl, nurl
-from pipegrid.wire.negotiation import StrictNegotiation
-from pipegrid.wire.tub import make_tub
+from pipegrid.wire import server_address
+from pipegrid.wire.foolscap_broker import StrictNegotiation, make_tub
 
 GOOD = ("ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-RSA-CHACHA20-POLY1305")
 BAD = (
@@ -34,8 +33,8 @@ class ServerTests(SynchronousTestCase):
     def test_ciphers(self) -> None:
         """Both protocols take the good ones and refuse the others; TLS 1.3 works, TLS 1.1 does not."""
         with running(serve_command(Path(self.mktemp()))) as process:
-            address = nurl.parse(first_line(process))
-            tub = furl.parse(first_line(process)).tub_id
+            address = server_address.parse_nurl(first_line(process))
+            tub = server_address.parse_furl(first_line(process)).tub_id
             for begin in (b"", upgrade(tub)):
                 for cipher in GOOD:
                     self.assertEqual(handshake(address, begin, cipher), cipher)
@@ -93,7 +92,7 @@ class ClientTests(SynchronousTestCase):
 
 
 def handshake(
-    address: nurl.Nurl,
+    address: server_address.Nurl,
     begin: bytes,
     ciphers: str,
     version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2,
@@ -111,7 +110,7 @@ def handshake(
         return found[0]
 
 
-def connected(address: nurl.Nurl, begin: bytes) -> socket.socket:
+def connected(address: server_address.Nurl, begin: bytes) -> socket.socket:
     """Return a connection to a server on which TLS can begin; ``begin``: see ``upgrade``."""
     raw = socket.create_connection((address.host, address.port), 30)
     if begin:

@@ -17,16 +17,17 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from pipegrid.reactor import clienttls, handshakes
-from pipegrid.reactor.clientcontext import client_context, http_context
-from pipegrid.reactor.clientendpoint import ClientTLSEndpoint
-from pipegrid.reactor.clienttls import (
-    ClientTLS,
-    TlsFailed,
-)
-from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
+from pipegrid.reactor import client_tls, tls_context
+from pipegrid.reactor.client_tls import ClientTLS, ClientTLSEndpoint, TlsFailed
 from pipegrid.reactor.sockets import Outlet, socket_of
 from pipegrid.reactor.tls import BatchingTLSFactory
+from pipegrid.reactor.tls_context import (
+    BATCH_BYTES,
+    GATHERED_BYTES,
+    RECORD_BYTES,
+    client_context,
+    http_context,
+)
 from tests.reactor.test_tls import WHO, Beneath, Recorder, Socket
 
 HANDSHAKE, ALERT, DATA = 22, 21, 23
@@ -249,7 +250,7 @@ class HandshakeTests(ClientTlsCase):
     def test_no_second_handshake(self) -> None:
         """TLS 1.2 lets servers ask for one; it is refused, so no other certificate comes unchecked."""
         self.patch(
-            handshakes, "bound_handshakes", lambda _: None
+            tls_context, "bound_handshakes", lambda _: None
         )  # this server would refuse itself
         options = WHO.contexts()
         options.getContext().set_max_proto_version(SSL.TLS1_2_VERSION)
@@ -414,7 +415,7 @@ class BytesTests(ClientTlsCase):
 
         clock = self.clock
         self.patch(
-            clienttls,
+            client_tls,
             "cooperate",
             __import__("twisted.internet.task")
             .internet.task.Cooperator(scheduler=lambda call: clock.callLater(0.1, call))

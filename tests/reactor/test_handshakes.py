@@ -10,8 +10,8 @@ from misc.attack.measure import serve_command
 from misc.speedtest.processes import first_line, running
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.handshakes import MAX_KEY_UPDATES
-from pipegrid.wire import furl, nurl
+from pipegrid.reactor.tls_context import MAX_KEY_UPDATES
+from pipegrid.wire import server_address
 from tests.reactor.test_ciphers import connected, upgrade
 
 UPDATE_BYTES = 27
@@ -25,8 +25,8 @@ class KeyUpdateTests(SynchronousTestCase):
     def test_few(self) -> None:
         """A few are answered, in either protocol; who wants more has a connection that ends."""
         with running(serve_command(Path(self.mktemp()))) as process:
-            address = nurl.parse(first_line(process))
-            tub = furl.parse(first_line(process)).tub_id
+            address = server_address.parse_nurl(first_line(process))
+            tub = server_address.parse_furl(first_line(process)).tub_id
             for begin in (b"", upgrade(tub)):
                 with connected(address, begin) as connection:
                     updates = shake_hands(connection)

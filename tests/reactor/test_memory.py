@@ -6,7 +6,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor import memory
+from pipegrid.reactor import process_settings
 
 PIECE_BYTES = 1 << 20
 
@@ -27,5 +27,5 @@ class MemoryTests(SynchronousTestCase):
         pieces = [bytearray(b"x" * PIECE_BYTES) for _ in range(48)]
         held = resident_bytes()
         pieces.clear()
-        memory.give_back()
+        process_settings.trim_heap()
         self.assertLess(resident_bytes(), held - (32 << 20))

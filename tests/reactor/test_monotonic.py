@@ -17,8 +17,8 @@ from misc.command import environment
 from twisted.internet.selectreactor import SelectReactor
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.monotonic import make_monotonic
-from pipegrid.wire import nurl
+from pipegrid.reactor.process_settings import make_monotonic
+from pipegrid.wire import server_address
 
 HOUR_S = 3600.0
 
@@ -100,7 +100,7 @@ class RunningTests(SynchronousTestCase):
     def test_a_server(self) -> None:
         """``pipegrid serve`` closes a connection with half a head."""
         process = self.start(HALF_HEAD + SERVE)
-        address = nurl.parse(self.first_line(process, _has_nurl))
+        address = server_address.parse_nurl(self.first_line(process, _has_nurl))
         self.look_whether_it_closes(process, address.host, address.port)
 
     def test_a_service_of_twist(self) -> None:
@@ -108,7 +108,7 @@ class RunningTests(SynchronousTestCase):
         process = self.start(HALF_HEAD + TWIST)
         found = re.search(r"pb://[^@]+@127[^#]+#v=1", self.first_line(process, _has_nurl))
         assert found is not None
-        address = nurl.parse(found[0])
+        address = server_address.parse_nurl(found[0])
         self.look_whether_it_closes(process, address.host, address.port)
 
     def look_whether_it_closes(self, process: subprocess.Popen[str], host: str, port: int) -> None:
@@ -191,21 +191,20 @@ class WallTimeTests(SynchronousTestCase):
             if "time.time" in path.read_text("utf-8") and "speedtest" not in path.parts
         }
         dates = {
-            "reactor/monotonic.py",  # tells of it
+            "reactor/process_settings.py",  # tells of it
             "cli/__init__.py",  # whether it tells anything at all
             "wire/grid_manager.py",  # whether a certificate has expired
             "grid/discovery.py",  # since when an introducer has not named a server
-            "grid/local.py",
-            "mirror/unchanged.py",  # how old is what a dry run has left
-            "server/collecting.py",  # when leases were looked at
-            "server/serve.py",  # uploads' ages and advisories
-            "storage/steadytime.py",  # leases
-            "transfer/put/keynotes.py",  # how old a note is
+            "grid/embedded_grid.py",
+            "mirror/readonly_destination.py",  # how old is what a dry run has left
+            "server/serve.py",  # leases, the ages of uploads, advisories
+            "storage/garbage_collector.py",  # leases
+            "transfer/put/file_key.py",  # how old a note is
             "transfer/put/source.py",  # whether a file has just been changed
-            "tree/localwalk.py",  # the same
+            "tree/local_walk.py",  # the same
             "tree/directory.py",  # when a link was made
-            "tree/backup/database.py",
-            "tree/unfinished.py",  # notes of a put that was cut off are kept for a week
-            "tree/backup/run.py",  # when a run was, and when its objects were last checked
+            "tree/backup/backup_database.py",
+            "tree/upload_journal.py",  # notes of a put that was cut off are kept for a week
+            "tree/backup/backup_run.py",  # when a run was, and when its objects were last checked
         }
         self.assertEqual(asking - dates, set(), "is it a limit? then it is the reactor's time")

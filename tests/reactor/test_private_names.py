@@ -24,8 +24,8 @@ from zope.interface import implementer
 
 from pipegrid.cli.classcode import kept_beside
 from pipegrid.reactor import bulktls, sockets
-from pipegrid.reactor.monotonic import make_monotonic
-from pipegrid.wire import calling
+from pipegrid.reactor.process_settings import make_monotonic
+from pipegrid.wire import foolscap_broker
 from tests.reactor.test_tls import WHO
 from twisted import protocols
 
@@ -40,8 +40,8 @@ LOOKED_AT = {
     "reactor/bulktls.py": {"_ffi", "_lib"},
     "reactor/tls.py": {"_ffi", "_lib"},
     "reactor/sockets.py": {"_tempDataLen"},
-    "reactor/standstill.py": {"_newTimedCalls", "_pendingTimedCalls"},
-    "wire/calling.py": {"_getMethodInfo"},
+    "reactor/process_settings.py": {"_newTimedCalls", "_pendingTimedCalls"},
+    "wire/foolscap_broker.py": {"_getMethodInfo"},
     "cli/classcode.py": {"_compile_and_eval", "_make"},
 }
 """What is asked for where it is used, with something else for where it is not."""
@@ -247,7 +247,7 @@ class OthersTests(SynchronousTestCase):
         """The call goes Foolscap's own way."""
         reference: Any = SimpleNamespace()
         broker: Any = SimpleNamespace(disconnected=False, is_idle=lambda: True)
-        self.assertIsNone(calling._call_at_once(reference, broker, "get", ()))
+        self.assertIsNone(foolscap_broker._call_at_once(reference, broker, "get", ()))
 
     def test_attrs(self) -> None:
         """Classes are made as attrs makes them."""

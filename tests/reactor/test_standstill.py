@@ -13,9 +13,14 @@ from misc.command import environment
 from twisted.internet.selectreactor import SelectReactor
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.monotonic import make_monotonic
-from pipegrid.reactor.standstill import CLOCK, StandingClock, is_standing, pass_over_stops
-from pipegrid.wire.receiving import BoundedReceiver
+from pipegrid.reactor.process_settings import (
+    CLOCK,
+    StandingClock,
+    ignore_suspended_time,
+    is_standing,
+    make_monotonic,
+)
+from pipegrid.wire.foolscap_receiver import BoundedReceiver
 
 STOPPED_S = 1.5
 
@@ -86,7 +91,7 @@ class PassOverStopsTests(SynchronousTestCase):
         make_monotonic(reactor)
         self.assertFalse(is_standing(reactor))
         call = reactor.callLater(5.0, int)
-        pass_over_stops(reactor)
+        ignore_suspended_time(reactor)
         make_monotonic(reactor)
         self.assertTrue(is_standing(reactor))
         self.assertEqual(call.seconds, reactor.seconds)

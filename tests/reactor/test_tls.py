@@ -19,9 +19,9 @@ from zope.interface import implementer
 
 from pipegrid.reactor import tls
 from pipegrid.reactor.bulktls import write_whole
-from pipegrid.reactor.records import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
-from pipegrid.reactor.sockets import HELD_BACK_BYTES, SEND_BYTES, move_much
+from pipegrid.reactor.sockets import HELD_BACK_BYTES, SEND_BYTES, set_bulk_buffers
 from pipegrid.reactor.tls import BatchingTLSFactory
+from pipegrid.reactor.tls_context import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.server import identity
 
 WHO = identity.from_pem(identity.make_pem(), "unused", "a test's key")
@@ -497,6 +497,6 @@ class BatchingTests(SynchronousTestCase):
         for transport in (socket, self.ends[0]):
             self.ends[0].transport = socket
             socket.bufferSize = socket.SEND_LIMIT = 1
-            move_much(transport, 12345)
+            set_bulk_buffers(transport, 12345)
             self.assertEqual((socket.bufferSize, socket.SEND_LIMIT), (12345, SEND_BYTES))
-        move_much(StringTransport(), 12345)
+        set_bulk_buffers(StringTransport(), 12345)

@@ -9,7 +9,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.together import Waiters, begun, together
+from pipegrid.reactor.deferreds import Waiters, gather, start_cancellable
 
 
 class TogetherTests(SynchronousTestCase):
@@ -21,7 +21,7 @@ class TogetherTests(SynchronousTestCase):
             Deferred(lambda _, number=number: self.cancelled.append(number))  # type: ignore[misc]
             for number in range(3)
         ]
-        self.all = Deferred.fromCoroutine(together(self.parts))
+        self.all = Deferred.fromCoroutine(gather(self.parts))
 
     def test_all_succeed(self) -> None:
         """Results are in the order of asking."""
@@ -46,7 +46,7 @@ class TogetherTests(SynchronousTestCase):
 
     def test_nothing(self) -> None:
         """There is nothing to wait for."""
-        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(together([]))), [])
+        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(gather([]))), [])
 
 
 class WaitersTests(SynchronousTestCase):
@@ -85,7 +85,7 @@ class BegunTests(SynchronousTestCase):
             running.cancel()
             await second
 
-        running = begun(work(), clock)
+        running = start_cancellable(work(), clock)
         first.callback(None)
         self.assertNoResult(running)
         clock.advance(0)
@@ -100,7 +100,7 @@ class BegunTests(SynchronousTestCase):
         async def work() -> None:
             await waiting
 
-        running = begun(work(), clock)
+        running = start_cancellable(work(), clock)
         running.cancel()
         self.failureResultOf(running, CancelledError)
 
@@ -122,7 +122,7 @@ class BegunTests(SynchronousTestCase):
                 raise error
             return 1
 
-        done = begun(ends(), clock)
+        done = start_cancellable(ends(), clock)
         ready.callback(None)
         self.assertEqual(clock.getDelayedCalls(), [])
         return done
@@ -136,7 +136,7 @@ class BegunTests(SynchronousTestCase):
         collecting = gc.isenabled()
         gc.disable()
         try:
-            running = begun(work(), Clock())
+            running = start_cancellable(work(), Clock())
             self.assertEqual(self.successResultOf(running), 1)
             gone = weakref.ref(running)
             del running

@@ -6,7 +6,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.reactor.deferreds import Wakeup
 
 
 class WakeupTests(SynchronousTestCase):

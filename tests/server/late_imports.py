@@ -94,17 +94,17 @@ def main() -> None:
     del sys.argv[0]
     recorder = Recorder(sys.argv.pop(0))
     finder: Any = recorder
-    from pipegrid.server import supervised
+    from pipegrid.server import systemd
 
-    notify = supervised.notify
+    notify = systemd.notify
 
     def ready(state: str, surroundings: Mapping[str, str] | None = None) -> bool:
-        if state == supervised.READY:
+        if state == systemd.READY:
             look(recorder)
             sys.meta_path.insert(0, finder)
         return notify(state, surroundings)
 
-    supervised.notify = ready
+    systemd.notify = ready
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

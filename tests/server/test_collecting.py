@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from unittest import mock
 
-from pipegrid.server.collecting import Collecting
-from pipegrid.storage.containers import LEASE_DURATION_S
-from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.steadytime import HELD_S, SteadyDate
+from pipegrid.server.serve import LeaseCollector
+from pipegrid.storage.garbage_collector import HELD_S, NonDecreasingDate
+from pipegrid.storage.share_file import LEASE_DURATION_S, Expiry
 from tests.storage.support import NOW, SECRETS, SI, StoreTestCase
 
 DAY_S = 86400
@@ -24,7 +23,7 @@ class CollectingTests(StoreTestCase):
 
     def start(self) -> None:
         """Have what a server that starts has."""
-        self.date = SteadyDate(self.root, lambda: self.now, lambda: self.passed_s)
+        self.date = NonDecreasingDate(self.root, lambda: self.now, lambda: self.passed_s)
         self.store = self.make_store(date=self.date)
 
     def passes(self, seconds: float) -> None:
@@ -32,9 +31,11 @@ class CollectingTests(StoreTestCase):
         self.now += seconds
         self.passed_s += seconds
 
-    def collecting(self, expiry: Expiry | None = None) -> Collecting:
+    def collecting(self, expiry: Expiry | None = None) -> LeaseCollector:
         """Return what a server that starts has."""
-        return Collecting(self.store, self.root, expiry or Expiry(), self.date, lambda: self.now)
+        return LeaseCollector(
+            self.store, self.root, expiry or Expiry(), self.date, lambda: self.now
+        )
 
     def run_days(self, days: int) -> int:
         """Run a server so long; returns how many shares it removes."""
@@ -74,7 +75,7 @@ class CollectingTests(StoreTestCase):
             self.store.add_lease(SI, SECRETS.lease)
             self.now = right
         self.passes(LEASE_DURATION_S - DAY_S)
-        with mock.patch("pipegrid.storage.steadytime.MOST_APART_S", LEASE_DURATION_S):
+        with mock.patch("pipegrid.storage.garbage_collector.MOST_APART_S", LEASE_DURATION_S):
             self.assertEqual(self.collecting()(), 0)
             self.passes(2 * DAY_S)
             self.assertEqual(self.collecting()(), 3)
@@ -97,7 +98,7 @@ class CollectingTests(StoreTestCase):
         self.run_days(10)
         times = iter([self.now])
         self.now += 365 * DAY_S
-        collect = Collecting(self.store, self.root, Expiry(), self.date, times.__next__)
+        collect = LeaseCollector(self.store, self.root, Expiry(), self.date, times.__next__)
         self.assertEqual(collect(), 0)
 
     def test_a_server_that_comes_back(self) -> None:

@@ -7,7 +7,7 @@ import random
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.server.crowd import QUIET_S, Crowd
+from pipegrid.server.listener import QUIET_S, ConnectionLimits
 
 
 @attrs.define(eq=False)
@@ -26,7 +26,7 @@ class CrowdTests(SynchronousTestCase):
     """A hundred connections, fifty from one address."""
 
     def setUp(self) -> None:
-        self.crowd: Crowd[Guest] = Crowd(100)
+        self.crowd: ConnectionLimits[Guest] = ConnectionLimits(100)
 
     def enter(self, host: str, count: int = 1, known: bool = False, **more: float) -> list[Guest]:
         """Let connections in for which there is room."""
@@ -77,7 +77,7 @@ class CrowdTests(SynchronousTestCase):
 
     def test_in_one_turn_few_are_cut(self) -> None:
         """Those that were cut and are not gone are counted, so that a burst is bounded."""
-        self.crowd = Crowd(100, 100, max_closing=10)
+        self.crowd = ConnectionLimits(100, 100, max_closing=10)
         guests = self.enter("a", 100)
         cut = [self.crowd.enter(Guest(), "a") for _ in range(10)]
         self.assertEqual(cut, guests[:10])
@@ -152,6 +152,6 @@ class CrowdTests(SynchronousTestCase):
 
     def test_numbers(self) -> None:
         """An address may have half of all, or what an operator says, but never more than all."""
-        self.assertEqual(Crowd(1).max_per_address, 1)
-        self.assertEqual(Crowd(1000).max_per_address, 500)
-        self.assertEqual(Crowd(16, 1000).max_per_address, 16)
+        self.assertEqual(ConnectionLimits(1).max_per_address, 1)
+        self.assertEqual(ConnectionLimits(1000).max_per_address, 500)
+        self.assertEqual(ConnectionLimits(16, 1000).max_per_address, 16)

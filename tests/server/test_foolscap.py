@@ -10,13 +10,13 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from pipegrid.core import base32
-from pipegrid.disk.durability import Durability
+from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused, UsageError, WrongSecret
 from pipegrid.server.foolscap.service import MAX_READ_BYTES, BucketWriter, FoolscapStorage
 from pipegrid.server.gbs.service import MAX_COMMITS, GbsService
-from pipegrid.storage.uploads import files as incoming
-from pipegrid.wire.foolscap import PROTOCOL, unpack_version
-from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
+from pipegrid.storage.uploads import incoming_files as incoming
+from pipegrid.wire.foolscap_interfaces import PROTOCOL, unpack_version
+from pipegrid.wire.gbs_messages import MAX_MUTABLE_SHARE_BYTES
 from tests.storage.support import SI, InlineWorkers, StoreTestCase
 from tests.transport.foolscap_world import UncollectedClock
 
@@ -51,7 +51,7 @@ class FoolscapStorageTests(StoreTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.clock = UncollectedClock()
-        durability = Durability(InlineWorkers(), self.clock, "none")
+        durability = GroupCommit(InlineWorkers(), self.clock, "none")
         self.service = GbsService(self.store, durability, "swissnum")
         self.storage = FoolscapStorage(self.service)
         self.canary = Canary()

@@ -13,12 +13,17 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.server.fair_scheduler import BURST_S, SHARE, CpuUsage
 from pipegrid.server.foolscap import broker as bounds
-from pipegrid.server.foolscap.broker import ServerBroker
-from pipegrid.server.foolscap.governor import ACTIVE_S, REST, Governor
-from pipegrid.server.foolscap.memory import MAX_HELD_BYTES, HeldMemory
+from pipegrid.server.foolscap.broker import (
+    ACTIVE_S,
+    MAX_HELD_BYTES,
+    REST,
+    Governor,
+    HeldMemory,
+    ServerBroker,
+)
 from pipegrid.server.foolscap.port import MAX_REMEMBERED, _Recent
-from pipegrid.server.turns import BURST_S, SHARE, Spending
 from pipegrid.wire.banana import PING, STRING
 from tests.wire.test_broker import DECISION, BrokerTestCase, Echo, Transport
 
@@ -288,7 +293,7 @@ class GovernorTests(SynchronousTestCase):
 
     def test_spending(self) -> None:
         """A burst is free; after it one waits, until it is paid back."""
-        spending = Spending(0.0)
+        spending = CpuUsage(0.0)
         spending.spend(BURST_S, 1.0)
         self.assertFalse(spending.is_heavy(1.0))
         spending.spend(0.01, 1.0)

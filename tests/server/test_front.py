@@ -14,10 +14,16 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor import memory, tls
-from pipegrid.server.crowd import QUIET_S, Crowd
-from pipegrid.server.front import MANY_ENDED, PATIENCE_S, Front, FrontFactory
-from pipegrid.server.turns import FairTurns
+from pipegrid.reactor import process_settings, tls
+from pipegrid.server.fair_scheduler import FairTurns
+from pipegrid.server.listener import (
+    MANY_ENDED,
+    PATIENCE_S,
+    QUIET_S,
+    ConnectionLimits,
+    PortListener,
+    ProtocolDetector,
+)
 
 ADDRESS = IPv4Address("TCP", "192.0.2.1", 1234)
 
@@ -68,12 +74,12 @@ class Server:
         self.reasons.append(f"{peer}: {reason}")
 
 
-class Factory(FrontFactory):
+class Factory(PortListener):
     """Without TLS, so that tests see what is handed on."""
 
     def __init__(self, server: Any, clock: Clock, foolscap: Any) -> None:
         contexts: Any = None
-        super().__init__(server, contexts, clock, foolscap, Crowd(2, 2))
+        super().__init__(server, contexts, clock, foolscap, ConnectionLimits(2, 2))
         self._tls: Any = self
 
     def protocol(self, factory: Any, inner: Inner) -> Inner:
@@ -95,7 +101,7 @@ class FrontTests(SynchronousTestCase):
         self.server, self.foolscap = Server(), Server()
         self.factory = Factory(self.server, self.clock, self.foolscap)
 
-    def connect(self) -> tuple[Front, Any]:
+    def connect(self) -> tuple[ProtocolDetector, Any]:
         """Open a connection."""
         front = self.factory.buildProtocol(ADDRESS)
         assert front is not None
@@ -180,7 +186,7 @@ class FrontTests(SynchronousTestCase):
     def test_handshakes_take_turns(self) -> None:
         """One begins in a turn of the reactor; addresses take turns, and what has gone is passed over."""
         factory = Factory(self.server, self.clock, None)
-        factory._crowd = Crowd(100)
+        factory._crowd = ConnectionLimits(100)
         fronts = []
         for host in ("a", "a", "a", "a", "b"):
             front = factory.buildProtocol(IPv4Address("TCP", host, 1))
@@ -239,7 +245,7 @@ class FrontTests(SynchronousTestCase):
     def test_nobody_speaks_it(self) -> None:
         """A server without Foolscap, or one that is full, cuts the connection."""
         bare = Factory(self.server, self.clock, None)
-        self.assertIsNone(bare.choose(b"GET /id/", Front(bare, ADDRESS)))
+        self.assertIsNone(bare.choose(b"GET /id/", ProtocolDetector(bare, ADDRESS)))
         self.server.full = True
         front, transport = self.connect()
         front.dataReceived(b"\x16" * 8)
@@ -248,7 +254,7 @@ class FrontTests(SynchronousTestCase):
     def test_memory_of_those_that_ended(self) -> None:
         """What refers to itself is freed, and given back, when many have ended, whatever they spoke."""
         given: list[None] = []
-        self.patch(memory, "give_back", lambda: given.append(None))
+        self.patch(process_settings, "give_back", lambda: given.append(None))
         gc.disable()  # as if Python saw no reason to look
         self.addCleanup(gc.enable)
         left = []

@@ -138,8 +138,8 @@ class BringInTests(SynchronousTestCase):
                 sys.executable,
                 "-c",
                 "import sys\n"
-                "from pipegrid.cli.lazymodules import LAZY, LazyModule, bring_in, put_off\n"
-                "put_off()\n"
+                "from pipegrid.cli.lazymodules import LAZY, LazyModule, bring_in, install_lazy_modules\n"
+                "install_lazy_modules()\n"
                 "print(sum(isinstance(each, LazyModule) for each in sys.modules.values()))\n"
                 "bring_in()\n"
                 "print(sum(isinstance(each, LazyModule) for each in sys.modules.values()))\n",

@@ -6,8 +6,8 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.server import metricspage
-from pipegrid.server.metricspage import (
+from pipegrid.server import metrics
+from pipegrid.server.metrics import (
     MAX_CONNECTIONS,
     MAX_HEAD_BYTES,
     TIMEOUT_S,
@@ -169,5 +169,5 @@ class MetricsPageTests(SynchronousTestCase):
         """The page is made once a second, however many ask."""
         for _ in range(50):
             self.assertIn(b"pipegrid_looks 1\n", self.ask(ASKS))
-        self.clock.advance(metricspage.KEPT_S)
+        self.clock.advance(metrics.KEPT_S)
         self.assertIn(b"pipegrid_looks 2\n", self.ask(ASKS))

@@ -26,8 +26,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.server import supervised
-from pipegrid.server.metricspage import MAX_CONNECTIONS
+from pipegrid.server import systemd
+from pipegrid.server.metrics import MAX_CONNECTIONS
 
 PATIENCE_S = 30.0
 
@@ -95,20 +95,18 @@ class SupervisorTests(ProcessTestCase):
     def test_nobody_wants_to_know(self) -> None:
         """Without systemd, or with odd words in its place, nothing is sent."""
         for odd in ({}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "relative"}):
-            self.assertFalse(supervised.notify(supervised.READY, odd))
-        self.assertFalse(supervised.notify(supervised.READY, {"NOTIFY_SOCKET": "/nowhere/x"}))
+            self.assertFalse(systemd.notify(systemd.READY, odd))
+        self.assertFalse(systemd.notify(systemd.READY, {"NOTIFY_SOCKET": "/nowhere/x"}))
 
     def test_how_often(self) -> None:
         """Twice as often as it must be, if it is we who are asked."""
         pid = str(os.getpid())
-        self.assertEqual(supervised.watchdog_s({"WATCHDOG_USEC": "30000000"}), 15.0)
-        self.assertEqual(
-            supervised.watchdog_s({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": pid}), 1.0
-        )
+        self.assertEqual(systemd.watchdog_s({"WATCHDOG_USEC": "30000000"}), 15.0)
+        self.assertEqual(systemd.watchdog_s({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": pid}), 1.0)
         for none in ({}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "x"}):
-            self.assertIsNone(supervised.watchdog_s(none))
-        self.assertIsNone(supervised.watchdog_s({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "1"}))
-        self.assertIsNone(supervised.stay_alive(Clock()))
+            self.assertIsNone(systemd.watchdog_s(none))
+        self.assertIsNone(systemd.watchdog_s({"WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "1"}))
+        self.assertIsNone(systemd.stay_alive(Clock()))
 
 
 class LogTests(ProcessTestCase):
@@ -157,12 +155,14 @@ class LogTests(ProcessTestCase):
         index = bytes(16)
         requests = self.target.requests
         reason = b"\x1b[2J\x9b31m\n2030-01-01 root logged in\x07".decode("latin-1")
-        from pipegrid.wire import gbs, gbs_http
+        from pipegrid.wire import gbs_messages
 
-        body = gbs.pack_corrupt(reason)
+        body = gbs_messages.pack_corrupt(reason)
         with self.target.connect_tls() as connection:
             connection.sendall(requests.allocate(index, 4) + requests.write(index, 0, b"abcd"))
-            connection.sendall(requests.request("POST", gbs_http.corrupt_path(index, 0), body=body))
+            connection.sendall(
+                requests.request("POST", gbs_messages.corrupt_path(index, 0), body=body)
+            )
             answers = b""
             while answers.count(b"HTTP/1.1") < 3:
                 answers += connection.recv(65536)
@@ -238,13 +238,13 @@ class ExhaustionTests(ProcessTestCase):
         used = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0]) * 4096
         limit = used + (24 << 20)
         resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, limit))
-        from pipegrid.wire import gbs_http
+        from pipegrid.wire import gbs_messages
 
-        secrets = gbs_http.secret_lines(
+        secrets = gbs_messages.secret_lines(
             {
-                gbs_http.WRITE_ENABLER: bytes(32),
-                gbs_http.RENEW_SECRET: bytes(32),
-                gbs_http.CANCEL_SECRET: bytes(32),
+                gbs_messages.WRITE_ENABLER: bytes(32),
+                gbs_messages.RENEW_SECRET: bytes(32),
+                gbs_messages.CANCEL_SECRET: bytes(32),
             }
         )
         lines = [b"X-Tahoe-Authorization: " + each for each in secrets]
@@ -287,7 +287,7 @@ class ExhaustionTests(ProcessTestCase):
     def test_what_counts(self) -> None:
         """MemoryError, threads that cannot be started, and what is caused by either."""
         ends: list[int] = []
-        forget = supervised.end_without_memory(ends.append)
+        forget = systemd.end_without_memory(ends.append)
         self.addCleanup(forget)
         self.patch(os, "write", lambda fd, data: len(data))
         caused: Any = OSError("x")

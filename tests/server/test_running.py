@@ -9,7 +9,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.server.running import NAME, process_began, refuse_if_running
+from pipegrid.server.serve import NAME, process_began, refuse_if_running
 from tests.pipes import pipe_in_place
 
 

@@ -36,12 +36,12 @@ from zope.interface import implementer
 from pipegrid.cli.outcome import sentence
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.server import identity, location, serve, storagelock
+from pipegrid.server import identity, serve
 from pipegrid.server.serve import ServeSettings
-from pipegrid.storage import containers, steadytime
-from pipegrid.storage.expiry import Expiry
+from pipegrid.storage import garbage_collector, share_file
+from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.store import ShareStore
-from pipegrid.wire import gbs, nurl
+from pipegrid.wire import gbs_messages, server_address
 from pipegrid.wire.messages import LeaseSecrets
 from tests import vectors
 from tests.mirror.unchanged import make_read_only
@@ -60,7 +60,7 @@ LOOPBACK = "tcp:0:interface=127.0.0.1"
 
 def locked(storage: Path, read_only: bool = False) -> int:
     """Take a storage directory; returns what to close."""
-    lock = storagelock.lock_storage(storage, read_only)
+    lock = serve.lock_storage(storage, read_only)
     assert lock is not None
     return lock
 
@@ -213,37 +213,37 @@ class SettingsTests(SynchronousTestCase):
 
     def test_ports(self) -> None:
         """A bare number is a TCP port."""
-        self.assertEqual(location.endpoint_text("80"), "tcp:80")
-        self.assertEqual(location.endpoint_text("80", "::1"), "tcp:80:interface=::1")
-        self.assertEqual(location.endpoint_text("unix:x"), "unix:x")
-        self.assertEqual(location.endpoint_text("\u0663"), "\u0663")  # a digit, elsewhere
+        self.assertEqual(serve.endpoint_text("80"), "tcp:80")
+        self.assertEqual(serve.endpoint_text("80", "::1"), "tcp:80:interface=::1")
+        self.assertEqual(serve.endpoint_text("unix:x"), "unix:x")
+        self.assertEqual(serve.endpoint_text("\u0663"), "\u0663")  # a digit, elsewhere
 
     def test_no_port_at_all(self) -> None:
         """Of a socket in the file system no address can be made that leads there; port 0 was printed."""
         host = UNIXAddress("socket")
-        error = self.assertRaises(UsageError, location.where, None, host)
+        error = self.assertRaises(UsageError, serve.where, None, host)
         self.assertIn("--location", str(error))
-        self.assertEqual(location.where("a.example:80", host), ("tcp:a.example:80",))
+        self.assertEqual(serve.where("a.example:80", host), ("tcp:a.example:80",))
 
     def test_locations(self) -> None:
         """A location is a host and a port, IPv6 with or without brackets."""
-        self.assertEqual(location.where("example.org:80", None), ("tcp:example.org:80",))
-        self.assertEqual(location.where("[::1]:80", None), ("tcp:[::1]:80",))
+        self.assertEqual(serve.where("example.org:80", None), ("tcp:example.org:80",))
+        self.assertEqual(serve.where("[::1]:80", None), ("tcp:[::1]:80",))
         for wrong in ("example.org", ":80", "example.org:", "x:0", "x:65536", "x:y", "udp:x:1"):
-            self.assertRaises(UsageError, location.where, wrong, None)
+            self.assertRaises(UsageError, serve.where, wrong, None)
 
     def test_several_locations(self) -> None:
         """A server may be in several places; those that HTTPS leads to have a NURL each."""
-        hints = location.where("tcp:a.example:80, tor:b.onion:81,i2p:c.i2p:82,d.example:83", None)
+        hints = serve.where("tcp:a.example:80, tor:b.onion:81,i2p:c.i2p:82,d.example:83", None)
         expected = ("tcp:a.example:80", "tor:b.onion:81", "i2p:c.i2p:82", "tcp:d.example:83")
         self.assertEqual(hints, expected)
         who = identity.from_pem(identity.make_pem(), SWISSNUM, "node.pem")
         self.assertEqual(who.furl(hints).hints, expected)
-        first, second, third = map(nurl.parse, who.nurls(hints))
+        first, second, third = map(server_address.parse_nurl, who.nurls(hints))
         self.assertEqual((first.host, first.port, first.tor), ("a.example", 80, False))
         self.assertEqual((second.host, second.port, second.tor), ("b.onion", 81, True))
         self.assertEqual((third.host, third.port, third.tor), ("d.example", 83, False))
-        self.assertRaises(UsageError, location.where, "i2p:c.i2p:82", None)
+        self.assertRaises(UsageError, serve.where, "i2p:c.i2p:82", None)
 
     def test_one_server_a_directory(self) -> None:
         """Two servers never have one directory; the first one's end frees it. A new one is private."""
@@ -251,7 +251,7 @@ class SettingsTests(SynchronousTestCase):
         self.addCleanup(os.umask, os.umask(0))
         lock = locked(storage)
         self.assertEqual(stat.S_IMODE(storage.stat().st_mode), 0o700)
-        self.assertRaises(UsageError, storagelock.lock_storage, storage)
+        self.assertRaises(UsageError, serve.lock_storage, storage)
         os.close(lock)
         storage.chmod(0o750)  # as its owner likes
         os.close(locked(storage))
@@ -271,7 +271,7 @@ class SettingsTests(SynchronousTestCase):
 
         self.patch(fcntl, "flock", removing)
         lock = locked(storage)
-        self.assertRaises(UsageError, storagelock.lock_storage, storage)
+        self.assertRaises(UsageError, serve.lock_storage, storage)
         os.close(lock)
         self.assertEqual((storage / "serve.lock").stat().st_mode & 0o777, 0o600)
 
@@ -282,7 +282,7 @@ class SettingsTests(SynchronousTestCase):
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
         self.patch(fcntl, "flock", refuse)
-        error = self.assertRaises(UsageError, storagelock.lock_storage, Path(self.mktemp()))
+        error = self.assertRaises(UsageError, serve.lock_storage, Path(self.mktemp()))
         self.assertIn("serve.lock: No locks available", str(error))
 
     def test_a_directory_that_cannot_be_written_to(self) -> None:
@@ -291,18 +291,18 @@ class SettingsTests(SynchronousTestCase):
         storage.mkdir()
         for code in (errno.EROFS, errno.EACCES):
             make_read_only(self, code)
-            error = self.assertRaises(UsageError, storagelock.lock_storage, storage)
+            error = self.assertRaises(UsageError, serve.lock_storage, storage)
             self.assertIn(os.strerror(code), str(error))
-            self.assertIs(storagelock.lock_storage(storage, read_only=True), None)
+            self.assertIs(serve.lock_storage(storage, read_only=True), None)
             missing = storage / "not there"
-            self.assertRaises(UsageError, storagelock.lock_storage, missing, read_only=True)
+            self.assertRaises(UsageError, serve.lock_storage, missing, read_only=True)
         self.assertEqual(list(storage.iterdir()), [])
 
     def test_who_takes_no_shares_is_alone_where_it_can_be(self) -> None:
         """Where it may write, it has the lock like any other."""
         storage = Path(self.mktemp())
         lock = locked(storage, read_only=True)
-        self.assertRaises(UsageError, storagelock.lock_storage, storage, read_only=True)
+        self.assertRaises(UsageError, serve.lock_storage, storage, read_only=True)
         os.close(lock)
 
 
@@ -355,7 +355,7 @@ class _Contexts:
 
 
 async def connect(
-    address: nurl.Nurl, protocols: list[bytes] | None = None, **options: Any
+    address: server_address.Nurl, protocols: list[bytes] | None = None, **options: Any
 ) -> Client:
     """Connect as real clients do: TLS, whatever the certificate's names and dates."""
     contexts = ssl.CertificateOptions(verify=False, **options)
@@ -392,7 +392,7 @@ class LoopbackTests(TestCase):
 
     async def _test_over_tls(self) -> None:
         node = await self.start(metrics="0")
-        address = nurl.parse(node.nurl)
+        address = server_address.parse_nurl(node.nurl)
         data = os.urandom(300_000)
         client = await connect(address)
         requests = (allocate({0, 1}, len(data)), write(0, 0, data), read(0), write(1, 0, data[:9]))
@@ -405,7 +405,7 @@ class LoopbackTests(TestCase):
         await client.lost
 
         again = await self.start()
-        second = nurl.parse(again.nurl)
+        second = server_address.parse_nurl(again.nurl)
         self.assertEqual((second.spki_hash, second.swissnum), (address.spki_hash, SWISSNUM))
         client = await connect(second)
         replies = await client.ask(read(0, 0, 10), write(1, 9, data[9:]), read(1, 5, 15))
@@ -432,10 +432,10 @@ class LoopbackTests(TestCase):
     async def _test_read_only(self) -> None:
         data = os.urandom(3000)
         node = await self.start()
-        client = await connect(nurl.parse(node.nurl))
+        client = await connect(server_address.parse_nurl(node.nurl))
         requests = (allocate({0, 1}, len(data)), write(0, 0, data), read(0), write(1, 0, data[:9]))
         await client.ask(*requests)
-        location = f"127.0.0.1:{nurl.parse(node.nurl).port}"
+        location = f"127.0.0.1:{server_address.parse_nurl(node.nurl).port}"
         await node.stop()
         (node.storage / "serve.lock").unlink()
         before = sorted(node.storage.rglob("*"))
@@ -445,18 +445,18 @@ class LoopbackTests(TestCase):
 
         again = await self.start(read_only=True, expiry=Expiry(), location=location)
         port = again._ports[0].getHost().port
-        client = await connect(attrs.evolve(nurl.parse(again.nurl), port=port))
+        client = await connect(attrs.evolve(server_address.parse_nurl(again.nurl), port=port))
         replies = await client.ask(read(0), allocate({0, 1, 2}, len(data)), read(0, 5, 9), VERSION)
         self.assertEqual([reply.status for reply in replies], [200, 200, 206, 200])
         self.assertEqual(replies[0].body, data)
-        told = gbs.unpack_allocation(replies[1].body)
+        told = gbs_messages.unpack_allocation(replies[1].body)
         self.assertEqual((told.already_have, told.allocated), ({0}, frozenset()))
         await again.stop()
         self.assertEqual(sorted(node.storage.rglob("*")), before)
 
     async def _test_refusals(self) -> None:
         node = await self.start()
-        port = nurl.parse(node.nurl).port
+        port = server_address.parse_nurl(node.nurl).port
         other = ServeSettings(directory=Path(self.mktemp()), port=f"tcp:{port}:interface=127.0.0.1")
         for settings in (
             self.settings(),
@@ -477,12 +477,12 @@ class LoopbackTests(TestCase):
         storage = self.directory / "storage"
         path = storage / "shares" / "aa" / ("a" * 26) / "0"
         path.parent.mkdir(parents=True)
-        lease = containers.make_lease(1, 0, LeaseSecrets(b"r" * 32, b"c" * 32), 1.0)
-        share = b"share".join((containers.pack_header(5, 1), lease.pack()))
+        lease = share_file.make_lease(1, 0, LeaseSecrets(b"r" * 32, b"c" * 32), 1.0)
+        share = b"share".join((share_file.pack_header(5, 1), lease.pack()))
         path.write_bytes(share)
         now = time.time()
         for since_s, remains in ((None, True), (now - 6 * 86400, True), (now - 8 * 86400, False)):
-            note = storage / steadytime.NOTE_NAME
+            note = storage / garbage_collector.NOTE_NAME
             if since_s is not None:
                 note.write_text(f'{{"since_s": {since_s}, "last_s": {now - 60}}}')
             node = await self.start(expiry=Expiry())
@@ -497,7 +497,7 @@ class LoopbackTests(TestCase):
 
     async def _test_old_tls(self) -> None:
         node = await self.start()
-        address = nurl.parse(node.nurl)
+        address = server_address.parse_nurl(node.nurl)
         client = await connect(address, [b"h2", b"http/1.1"])
         (reply,) = await client.ask(VERSION)
         self.assertEqual(reply.status, 200)
@@ -523,7 +523,7 @@ class LoopbackTests(TestCase):
         listening: Deferred[serve.StorageNode] = Deferred()
         serving = Deferred.fromCoroutine(serve.serve(reactor, self.settings(), listening.callback))
         node = await listening
-        client = await connect(nurl.parse(node.nurl))
+        client = await connect(server_address.parse_nurl(node.nurl))
         await client.ask(VERSION)
         serving.cancel()
         await serving

@@ -10,8 +10,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.commit import Policy
-from pipegrid.disk.durability import Durability
-from pipegrid.server.slotqueue import SlotQueue
+from pipegrid.disk.group_commit import GroupCommit
+from pipegrid.server.gbs.slot_requests import SlotQueue
 
 
 class LateWorkers:
@@ -41,7 +41,7 @@ class SlotQueueTests(SynchronousTestCase):
         """Return a queue; what happens is noted in ``self.done``."""
         self.done: list[str] = []
         self.workers = LateWorkers()
-        return SlotQueue(Durability(self.workers, Clock(), policy))
+        return SlotQueue(GroupCommit(self.workers, Clock(), policy))
 
     def test_reads_wait_for_writes_of_their_slot_only(self) -> None:
         """A read comes after the writes before it, and before those behind; other slots do not wait."""

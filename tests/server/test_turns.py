@@ -8,14 +8,14 @@ import attrs
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.server.turns import (
+from pipegrid.server.fair_scheduler import (
     ACTIVE_S,
     ALONE_S,
     BURST_S,
     SLICE_S,
+    CpuUsage,
     FairQueue,
     FairTurns,
-    Spending,
 )
 from tests.server.gbs.support import one_turn
 
@@ -33,7 +33,7 @@ class Worker:
     place: str = ""
     left: int = 0
     waits: bool = False
-    spending: Spending = attrs.Factory(lambda: Spending(0.0))
+    spending: CpuUsage = attrs.Factory(lambda: CpuUsage(0.0))
 
     def ask(self, steps: int) -> None:
         """Have more to do."""

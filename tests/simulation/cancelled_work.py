@@ -21,15 +21,14 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.params import Params
-from pipegrid.disk.partname import SUFFIX
+from pipegrid.disk.atomic_write import SUFFIX
 from pipegrid.errors import PipegridError
-from pipegrid.simulation.driver import Hung
-from pipegrid.tree import underway, unfinished
-from pipegrid.tree.backup.run import BackupOptions, Backups
+from pipegrid.testing.network import Hung
+from pipegrid.tree import upload_journal, upload_queue
+from pipegrid.tree.backup.backup_run import BackupOptions, Backups
 from pipegrid.tree.directory import Directory, create_directory
-from pipegrid.tree.facade import Trees
-from pipegrid.tree.uploaded import TreeReports
-from pipegrid.tree.uploading import NOTES_NAME
+from pipegrid.tree.tree_grid import Trees
+from pipegrid.tree.tree_upload import NOTES_NAME, TreeReports
 from tests.descriptors import open_files
 from tests.scratch import scratch_directory
 from tests.simulation.grid_world import GridWorld
@@ -315,5 +314,5 @@ class CancelledWork:
 
 def written_soon(patch: Callable[[Any, str, Any], Any]) -> None:
     """Have a put of a tree note what it has stored at once, and store few things at a time."""
-    patch(unfinished, "MAX_UNWRITTEN", 3)
-    patch(underway, "MAX_OBJECTS", 16)
+    patch(upload_journal, "MAX_UNWRITTEN", 3)
+    patch(upload_queue, "MAX_OBJECTS", 16)

@@ -38,14 +38,13 @@ from pipegrid.core import decoder
 from pipegrid.core.params import Params
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
-from pipegrid.http11 import writer
-from pipegrid.server.gbs import bodies as http_bodies
+from pipegrid.http11 import request_writer
+from pipegrid.server.gbs import receivers as http_bodies
 from pipegrid.server.gbs import service as http_service
-from pipegrid.simulation.driver import Hung
-from pipegrid.simulation.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
-from pipegrid.simulation.log import timeline
-from pipegrid.transfer.get import readers, tactics
-from pipegrid.transfer.put import batch, elsewhere
+from pipegrid.testing.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
+from pipegrid.testing.network import Hung, timeline
+from pipegrid.transfer.get import hedged_read, share_readers
+from pipegrid.transfer.put import existing_shares, write_batches
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from tests.core.simple_encoder import Encoded, encode
@@ -63,14 +62,14 @@ LIMIT_S = 4000.0
 """Within this a put or a get must have ended: several times all patience one behind the other."""
 
 SMALL: tuple[tuple[Any, str, int], ...] = (
-    (batch, "BATCH_BYTES", 4096),
-    (batch, "LET_GO_BYTES", 1000),
-    (elsewhere, "SMALL_BYTES", 500),
-    (writer, "PIECE_BYTES", 900),
-    (writer, "LARGEST_PIECE_BYTES", 1000),
-    (readers, "STREAM_BYTES", 1500),
+    (write_batches, "BATCH_BYTES", 4096),
+    (write_batches, "LET_GO_BYTES", 1000),
+    (existing_shares, "SMALL_BYTES", 500),
+    (request_writer, "PIECE_BYTES", 900),
+    (request_writer, "LARGEST_PIECE_BYTES", 1000),
+    (share_readers, "STREAM_BYTES", 1500),
     (decoder, "_APART_BYTES", 1500),
-    (tactics, "PROBE_BYTES", 300),
+    (hedged_read, "PROBE_BYTES", 300),
     (http_service, "INLINE_READ_BYTES", 1000),
     (http_bodies, "STREAM_PIECE_BYTES", 700),
     (http_bodies, "GATHER_BYTES", 500),

@@ -28,35 +28,34 @@ from zope.interface import implementer
 
 from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.params import Params
-from pipegrid.core.ring import permutation_seed
+from pipegrid.core.placement import permutation_seed
 from pipegrid.disk.commit import Committable, Disk, Policy
-from pipegrid.disk.durability import Durability
+from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.errors import NoSpace
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import Window
-from pipegrid.grid.config import GridConfig
+from pipegrid.grid.client_config import GridConfig
+from pipegrid.grid.configured_servers import Windows
 from pipegrid.grid.grid import Grid
-from pipegrid.grid.servers import Windows
-from pipegrid.http11.pinned import pin_endpoint
-from pipegrid.links.link import Bottleneck
+from pipegrid.http11.pinned_key import pin_endpoint
 from pipegrid.server import identity as identities
-from pipegrid.server.front import FrontFactory
+from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsSite
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.simulation.driver import leaks, run
-from pipegrid.simulation.network import SimulatedNetwork
-from pipegrid.simulation.tcp import TcpOptions
-from pipegrid.storage.reader import ShareReader, open_reader
+from pipegrid.server.listener import PortListener
+from pipegrid.storage.share_reader import ShareReader, open_reader
 from pipegrid.storage.store import ShareStore
-from pipegrid.storage.uploads.upload import ShareUpload
+from pipegrid.storage.uploads.incoming_share import IncomingShare
+from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.link_model import Bottleneck
+from pipegrid.testing.network import SimulatedNetwork, leaks, run
+from pipegrid.testing.tcp_socket import TcpOptions
 from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.put.elsewhere import AskFirst
+from pipegrid.transfer.put.existing_shares import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.transport.gbs.settings import GbsSettings
+from pipegrid.transport.gbs.requests import GbsSettings
 from pipegrid.wire.messages import ServerIdentity
-from pipegrid.wire.nurl import Nurl
+from pipegrid.wire.server_address import Nurl
 from tests.scratch import scratch_directory
 from tests.storage.support import NOW, InlineWorkers, kill
 from tests.transfer.mutable_world import KeysAtOnce
@@ -155,7 +154,7 @@ class LyingStore(ShareStore):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self._real_make_lease(*args)
 
-    def _adopt(self, *args: Any) -> ShareUpload:
+    def _adopt(self, *args: Any) -> IncomingShare:
         upload = self._real_adopt(*args)
         _limit(upload, self._host)
         if "overstates" in self._host.lies:
@@ -172,7 +171,7 @@ class LyingStore(ShareStore):
         return upload
 
 
-def _limit(upload: ShareUpload, host: StorageHost) -> None:
+def _limit(upload: IncomingShare, host: StorageHost) -> None:
     """Let an upload meet the end of its disk."""
     fill, lay_out, checkpoint = upload._fill, upload._lay_out, upload.checkpoint
 
@@ -257,12 +256,12 @@ class StorageHost:
     def _start(self) -> None:
         clock: Any = self.host.clock
         self.store = LyingStore(self)
-        durability = Durability(InlineWorkers(), clock, self._policy, FailingDisk(self))
+        durability = GroupCommit(InlineWorkers(), clock, self._policy, FailingDisk(self))
         service = GbsService(self.store, durability, SWISSNUM)
         self.factory = GbsSite(service, clock)
         front: Any = self.factory
         if self._tls:
-            front = FrontFactory(self.factory, server_identity().contexts(), clock)
+            front = PortListener(self.factory, server_identity().contexts(), clock)
         self.host.listen(PORT, front)
 
     def kill(self) -> None:

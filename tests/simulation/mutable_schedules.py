@@ -35,17 +35,17 @@ from unittest import mock
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
 
-from pipegrid.core.leases import ClientSecrets
-from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.lease_secrets import ClientSecrets
+from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import PipegridError
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.simulation.driver import leaks
-from pipegrid.simulation.faults import FaultPlan, Partition
-from pipegrid.transfer.mutable.files import MutableFiles
-from pipegrid.transfer.mutable.known import KnownFiles
+from pipegrid.testing.faults import FaultPlan, Partition
+from pipegrid.testing.network import leaks
+from pipegrid.transfer.mutable.mutable_files import MutableFiles
+from pipegrid.transfer.mutable.version_cache import VersionCache
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.settings import MutableSettings
-from pipegrid.transport.gbs.settings import GbsSettings
+from pipegrid.transport.gbs.requests import GbsSettings
 from tests.core.mutable.support import key
 from tests.descriptors import left_open, open_files
 from tests.scratch import scratch_directory
@@ -266,7 +266,7 @@ class _Performance:
             client_secrets=ClientSecrets(bytes([sorted(self.peers).index(host)]) * 32),
             usual=(k, n),
             settings=MutableSettings(happy=happy, silence_s=SILENCE_S, patience_s=PATIENCE_S),
-            known=KnownFiles(self.root / f"known-{host}" if keeps else None),
+            known=VersionCache(self.root / f"known-{host}" if keeps else None),
             random=self.random.random,
         )
         files.keys = self.keys

@@ -15,11 +15,10 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, MutableCap
-from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink
-from pipegrid.core.mutable.entries import unpack_entries
+from pipegrid.core.mutable.directory_edits import Edit, Link, Rename, Unlink, unpack_entries
 from pipegrid.errors import ChildExists, NoSuchChild
-from pipegrid.transfer.mutable.files import MutableFiles
-from pipegrid.transfer.mutable.written import WriteResult
+from pipegrid.transfer.mutable.mutable_files import MutableFiles
+from pipegrid.transfer.mutable.publish import WriteResult
 from pipegrid.tree.directory import Directory
 
 
@@ -95,7 +94,7 @@ class Words(Work):
     def ask(
         self, files: MutableFiles, cap: MutableCap, writer: int, number: int, now_s: float
     ) -> Change:
-        """See ``Work``."""
+        """See ``MirrorRun``."""
         word = f"w{writer}c{number}"
         self.asked.add(word)
 
@@ -106,7 +105,7 @@ class Words(Work):
         return files.modify(cap, add(word)), ended
 
     def look(self, content: bytes, final: bool) -> None:
-        """See ``Work``."""
+        """See ``MirrorRun``."""
         head, _, tail = content.partition(b"\n")
         words = set(head.decode("ascii").split())
         if final and (lost := self.acknowledged - words):
@@ -136,7 +135,7 @@ class Contents(Work):
     def ask(
         self, files: MutableFiles, cap: MutableCap, writer: int, number: int, now_s: float
     ) -> Change:
-        """See ``Work``."""
+        """See ``MirrorRun``."""
         value = _Value(f"w{writer}c{number}:".encode() + bytes(self.filler), now_s)
         self.values.append(value)
 
@@ -148,7 +147,7 @@ class Contents(Work):
         return Deferred.fromCoroutine(files.overwrite(cap, value.content)), ended
 
     def look(self, content: bytes, final: bool) -> None:
-        """See ``Work``: no value is there that ended before one that is acknowledged began."""
+        """See ``MirrorRun``: no value is there that ended before one that is acknowledged began."""
         found = next((value for value in self.values if value.content == content), None)
         if found is None:
             raise Broken(f"nobody wrote {content[:20]!r}")
@@ -174,7 +173,7 @@ class Ranges(Work):
     def ask(
         self, files: MutableFiles, cap: MutableCap, writer: int, number: int, now_s: float
     ) -> Change:
-        """See ``Work``."""
+        """See ``MirrorRun``."""
         value = f"w{writer}c{number}:".encode().ljust(self.length, b".")
         self.ever[writer].add(value)
 
@@ -186,7 +185,7 @@ class Ranges(Work):
         return Deferred.fromCoroutine(waiting), ended
 
     def look(self, content: bytes, final: bool) -> None:
-        """See ``Work``."""
+        """See ``MirrorRun``."""
         if len(content) != len(self.first):
             raise Broken(f"{len(content)} bytes are there, and {len(self.first)} were")
         for writer, values in enumerate(self.possible if final else self.ever):
@@ -233,7 +232,7 @@ class Names(Work):
     def ask(
         self, files: MutableFiles, cap: MutableCap, writer: int, number: int, now_s: float
     ) -> Change:
-        """See ``Work``."""
+        """See ``MirrorRun``."""
         edits = self._edits(writer, number)
         for edit in edits:
             if isinstance(edit, Link):
@@ -296,7 +295,7 @@ class Names(Work):
         self.unclear.add(writer)
 
     def look(self, content: bytes, final: bool) -> None:
-        """See ``Work``."""
+        """See ``MirrorRun``."""
         found = {(name, str(entry.read_cap)) for name, entry in unpack_entries(content).items()}
         if invented := found - self.ever:
             raise Broken(f"nobody asked for {sorted(invented)}")
@@ -319,7 +318,10 @@ class Names(Work):
 
 
 def _applied(state: State, edits: Sequence[Edit], repeated: bool | int) -> State | None:
-    """Return what edits make of a state, or None if they must fail; as ``core.mutable.edits`` says it."""
+    """
+    Return what edits make of a state, or None if they must fail; as ``core.mutable.directory_edits``
+    says it.
+    """
     there = dict(state)
     for edit in edits:
         if isinstance(edit, Link):

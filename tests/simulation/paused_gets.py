@@ -22,11 +22,11 @@ from zope.interface import implementer
 
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.params import Params
-from pipegrid.disk.partname import part_path
-from pipegrid.simulation.faults import Slow
-from pipegrid.simulation.tcp import TcpOptions
+from pipegrid.disk.atomic_write import part_path
+from pipegrid.testing.faults import Slow
+from pipegrid.testing.tcp_socket import TcpOptions
 from pipegrid.transfer.settings import DownloadSettings
-from pipegrid.transport.gbs.settings import GbsSettings
+from pipegrid.transport.gbs.requests import GbsSettings
 from tests.simulation.fault_schedules import SMALL
 from tests.simulation.grid_world import Client, GridWorld
 from tests.transport.gbs_world import InlineCpu

@@ -8,10 +8,9 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.simulation.driver import run
-from pipegrid.simulation.network import SimulatedNetwork
-from pipegrid.simulation.transport import SimulatedTransport
+from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.network import SimulatedNetwork, run
+from pipegrid.testing.tcp_transport import SimulatedTransport
 
 
 class Recorder(Protocol):

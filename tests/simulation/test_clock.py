@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from pipegrid.simulation.clock import HeapClock, HostClock, cooperator
+from pipegrid.testing.clock import HeapClock, HostClock, cooperator
 
 operations = st.lists(
     st.tuples(

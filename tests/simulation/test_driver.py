@@ -6,9 +6,8 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.simulation.driver import Hung, leaks, run
-from pipegrid.simulation.network import SimulatedNetwork
+from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.network import Hung, SimulatedNetwork, leaks, run
 from tests.simulation.programs import Keeping, pair
 
 

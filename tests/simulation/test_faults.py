@@ -13,9 +13,8 @@ from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.simulation.driver import Hung, run
-from pipegrid.simulation.faults import (
+from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.faults import (
     Crash,
     Cut,
     Fault,
@@ -26,9 +25,8 @@ from pipegrid.simulation.faults import (
     Stall,
     shrink,
 )
-from pipegrid.simulation.log import SentAcross
-from pipegrid.simulation.network import SimulatedNetwork
-from pipegrid.simulation.tcp import TcpOptions
+from pipegrid.testing.network import Hung, SentAcross, SimulatedNetwork, run
+from pipegrid.testing.tcp_socket import TcpOptions
 from tests.simulation.programs import Echo, Keeping, Recorder, pair
 
 LATENCY_S = 0.05

@@ -22,8 +22,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.console import Console
 from pipegrid.cli.uploads import Uploads
 from pipegrid.core.caps import ChkCap
-from pipegrid.grid.servers import Windows
-from pipegrid.links.link import Bottleneck
+from pipegrid.grid.configured_servers import Windows
+from pipegrid.testing.link_model import Bottleneck
 from pipegrid.transfer.peers import ring
 from pipegrid.transfer.results import PutResult
 from tests.core.simple_encoder import encode

@@ -15,12 +15,11 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.disk.durability import Durability
-from pipegrid.simulation.faults import Crash, Cut, FaultPlan
-from pipegrid.storage.uploads.upload import ShareUpload
-from pipegrid.transfer.put.allocations import Allocations
-from pipegrid.transfer.put.sharestate import State
-from pipegrid.transfer.put.shareway import ShareWay
+from pipegrid.disk.group_commit import GroupCommit
+from pipegrid.storage.uploads.incoming_share import IncomingShare
+from pipegrid.testing.faults import Crash, Cut, FaultPlan
+from pipegrid.transfer.put.allocation import Allocations
+from pipegrid.transfer.put.share_upload import ShareState, ShareUpload
 from pipegrid.transport.gbs.client import GbsServer
 from tests.simulation import fault_schedules
 from tests.simulation.fault_schedules import (
@@ -254,42 +253,46 @@ class TeethTests(SynchronousTestCase):
     def test_a_server_that_says_stored_too_early(self) -> None:
         """A server that acknowledges a share before it is there."""
 
-        def commit(durability: Durability, share: ShareUpload) -> Deferred[None]:
+        def commit(durability: GroupCommit, share: IncomingShare) -> Deferred[None]:
             real(durability, share).addErrback(lambda _: None)
             return succeed(None)
 
-        real = Durability.commit
-        self.patch(Durability, "commit", commit)
+        real = GroupCommit.commit
+        self.patch(GroupCommit, "commit", commit)
         self.check_found_out(50, "does not have share")
 
     def test_a_server_that_forgets_the_end(self) -> None:
         """A server that writes one byte less than it says."""
-        real = ShareUpload._fill
+        real = IncomingShare._fill
 
-        def fill(upload: ShareUpload, fd: int, begin: int, views: list[memoryview], wanted: object):  # type: ignore[no-untyped-def]
+        def fill(  # type: ignore[no-untyped-def]
+            upload: IncomingShare, fd: int, begin: int, views: list[memoryview], wanted: object
+        ):
             spoilt = [bytes(view) for view in views]
             spoilt[-1] = spoilt[-1][:-1] + b"?"
             real(upload, fd, begin, [memoryview(view) for view in spoilt], wanted)  # type: ignore[arg-type]
 
-        lay_out = ShareUpload._lay_out
+        lay_out = IncomingShare._lay_out
 
-        def spoil(upload: ShareUpload, lease: bytes, data: Sequence[Buffer], *wanted: Any) -> None:
+        def spoil(
+            upload: IncomingShare, lease: bytes, data: Sequence[Buffer], *wanted: Any
+        ) -> None:
             spoilt = [bytes(piece) for piece in data]
             spoilt[-1] = spoilt[-1][:-1] + b"?"
             lay_out(upload, lease, spoilt, *wanted)
 
-        self.patch(ShareUpload, "_fill", fill)
-        self.patch(ShareUpload, "_lay_out", spoil)
+        self.patch(IncomingShare, "_fill", fill)
+        self.patch(IncomingShare, "_lay_out", spoil)
         self.check_found_out(50, "is wrong")
 
     def test_a_client_that_believes_in_what_was_lost(self) -> None:
         """A client that takes a server's "no such upload" for success."""
 
-        def resolve_doubt(way: ShareWay) -> None:
+        def resolve_doubt(way: ShareUpload) -> None:
             if way.state == "doubtful" and not way._owed._calls:
-                way.close(State.STORED)
+                way.close(ShareState.STORED)
 
-        self.patch(ShareWay, "resolve_doubt", resolve_doubt)
+        self.patch(ShareUpload, "resolve_uncertain", resolve_doubt)
         self.check_found_out(200, "does not have share")
 
     def test_a_failure_that_nobody_takes(self) -> None:

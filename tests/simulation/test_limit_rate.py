@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from pipegrid.transport.throttled import Throttle
+from pipegrid.transport.throttle import Throttle
 from tests.simulation.grid_world import CLIENT, Client, GridWorld
 from tests.simulation.test_grid_budgets import BudgetTestCase
 

@@ -15,12 +15,10 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from pipegrid.links.link import Bottleneck
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.simulation.driver import leaks, run
-from pipegrid.simulation.log import bursts, timeline
-from pipegrid.simulation.network import SimulatedNetwork
-from pipegrid.simulation.tcp import TcpOptions
+from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.link_model import Bottleneck
+from pipegrid.testing.network import SimulatedNetwork, bursts, leaks, run, timeline
+from pipegrid.testing.tcp_socket import TcpOptions
 from tests.simulation.programs import Echo, Keeping, Recorder, pair
 
 RTT_S = 0.1

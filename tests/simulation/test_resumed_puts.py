@@ -13,7 +13,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
-from pipegrid.storage.uploads import note
+from pipegrid.storage.uploads import incoming_files
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
 from tests.simulation.grid_world import Client, GridWorld
@@ -90,8 +90,8 @@ class ResumedTestCase(SynchronousTestCase):
         """Return how much of unfinished shares has arrived: what notes say, whether they are open or not."""
         received = 0
         for server in self.world.servers:
-            for path in (server.root / "shares/incoming").rglob("*" + note.SUFFIX):
-                ranges = note.parse(path.read_bytes()).ranges
+            for path in (server.root / "shares/incoming").rglob("*" + incoming_files.SUFFIX):
+                ranges = incoming_files.parse_note(path.read_bytes()).ranges
                 received += sum(end - begin for begin, end in ranges)
         return received
 

@@ -7,7 +7,7 @@ from random import Random
 from twisted.internet.defer import gatherResults
 
 from pipegrid import Cap
-from pipegrid.links.link import Bottleneck
+from pipegrid.testing.link_model import Bottleneck
 from tests.simulation.grid_world import CLIENT, Client, GridWorld
 from tests.simulation.test_grid_budgets import RTT_S, BudgetTestCase
 

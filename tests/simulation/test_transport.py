@@ -8,11 +8,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.simulation.driver import leaks, run
-from pipegrid.simulation.network import SimulatedNetwork
-from pipegrid.simulation.tcp import ByteQueue, TcpOptions
-from pipegrid.simulation.transport import BUFFER_BYTES, SimulatedTransport
+from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.network import SimulatedNetwork, leaks, run
+from pipegrid.testing.tcp_socket import ByteQueue, TcpOptions
+from pipegrid.testing.tcp_transport import BUFFER_BYTES, SimulatedTransport
 from tests.simulation.programs import Echo, HalfClosing, Recorder, pair
 
 LATENCY_S = 0.05

@@ -13,15 +13,15 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, LitCap
 from pipegrid.errors import CapError, CapMismatch, PipegridError, UsageError
-from pipegrid.server.gbs import answers
-from pipegrid.server.gbs.requests import Request
+from pipegrid.server.gbs import responses
+from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.surveys import Survey
-from pipegrid.simulation.faults import FaultPlan
+from pipegrid.testing.faults import FaultPlan
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
-from pipegrid.transport.gbs.settings import GbsSettings
+from pipegrid.transport.gbs.requests import GbsSettings
 from pipegrid.wire import gbs_surveys
-from pipegrid.wire.gbs_http import Resource
+from pipegrid.wire.gbs_messages import Resource
 from pipegrid.wire.gbs_surveys import SurveyAnswer
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import LIES, Client, GridWorld, StorageHost
@@ -374,7 +374,7 @@ def answer_surveys_with(server: StorageHost, body: bytes) -> None:
     def begin_survey(request: Request) -> Any:
         receiver = begin(request)
         if isinstance(receiver, Survey):
-            receiver._packed = lambda: answers.cbor(body)  # type: ignore[method-assign]
+            receiver._packed = lambda: responses.cbor(body)  # type: ignore[method-assign]
         return receiver
 
     service.begin = begin_survey  # type: ignore[method-assign]

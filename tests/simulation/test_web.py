@@ -25,9 +25,8 @@ from twisted.web.server import NOT_DONE_YET, Site
 from twisted.web.static import File
 from zope.interface import implementer
 
-from pipegrid.simulation.clock import HeapClock, cooperator
-from pipegrid.simulation.driver import leaks, run
-from pipegrid.simulation.network import SimulatedNetwork
+from pipegrid.testing.clock import HeapClock, cooperator
+from pipegrid.testing.network import SimulatedNetwork, leaks, run
 from tests.simulation.programs import Echo, Keeping, Recorder
 
 MB = 1_000_000

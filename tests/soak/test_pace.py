@@ -40,7 +40,7 @@ class Reader:
 
 
 class PaceTests(SynchronousTestCase):
-    """``Pace`` and ``Counter``, in virtual time."""
+    """``StragglerPolicy`` and ``Counter``, in virtual time."""
 
     def test_who_comes_first_takes_nothing_from_the_others(self) -> None:
         """A share that is always the last gets its blocks at once: the file grows with every look."""

@@ -6,7 +6,7 @@ import random
 
 import attrs
 
-from pipegrid.speedtest.results import (
+from pipegrid.speedtest.run_results import (
     COLD_START,
     DIRECTIONS,
     DOWN,

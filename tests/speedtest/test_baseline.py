@@ -9,8 +9,6 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.simulation.driver import run
 from pipegrid.speedtest import responder as module
 from pipegrid.speedtest.baseline import (
     MIN_STREAM_BYTES,
@@ -25,7 +23,9 @@ from pipegrid.speedtest.baseline import (
 )
 from pipegrid.speedtest.probe import Probe, Responder, ResponderError
 from pipegrid.speedtest.responder import ResponderService, ResponderSettings
-from pipegrid.speedtest.results import DOWN, UP, Baseline
+from pipegrid.speedtest.run_results import DOWN, UP, Baseline
+from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.network import run
 
 reactor: Any = installed_reactor
 RTT_S = 0.1

@@ -9,9 +9,9 @@ import random
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.speedtest import buildresults
-from pipegrid.speedtest.buildresults import EarlierBuilds, Follower, judge, result_sets
-from pipegrid.speedtest.results import Measurement, Parameters, RoundTrip, Run
+from pipegrid.speedtest import build_verdict
+from pipegrid.speedtest.build_verdict import EarlierBuilds, Follower, judge, result_sets
+from pipegrid.speedtest.run_results import Measurement, Parameters, RoundTrip, Run
 
 LINES = """\
 private grid: 10 servers, gbs, 3 of 10, window auto, link as it is
@@ -35,17 +35,17 @@ class PrefixTests(SynchronousTestCase):
 
     def test_names_that_buildbot_finds(self) -> None:
         """None at all, or letters, digits, ``_``, ``-`` and ``.``."""
-        for prefix in ("", "ten-", "ten_servers.", "-", "_1", "a" * buildresults.MAX_PREFIX):
-            self.assertIsNone(buildresults.prefix_problem(prefix), prefix)
+        for prefix in ("", "ten-", "ten_servers.", "-", "_1", "a" * build_verdict.MAX_PREFIX):
+            self.assertIsNone(build_verdict.prefix_problem(prefix), prefix)
 
     def test_names_that_end_the_second_build(self) -> None:
         """Blanks, digits and dots at the beginning, slashes, letters with accents; they are named."""
         for prefix in ("10 servers ", "ten servers", "10-", ".a", "a/b", "a\n", "süd-", "a%"):
-            problem = buildresults.prefix_problem(prefix)
+            problem = build_verdict.prefix_problem(prefix)
             assert problem is not None, prefix
             self.assertIn(repr(prefix), problem)
-        self.assertIn("100 characters", str(buildresults.prefix_problem("a" * 101)))
-        self.assertIn("a string", str(buildresults.prefix_problem(10)))
+        self.assertIn("100 characters", str(build_verdict.prefix_problem("a" * 101)))
+        self.assertIn("a string", str(build_verdict.prefix_problem(10)))
 
 
 def make_run(seed: int = 1, factor: float = 1.0, *, rounds: int = 5, servers: int = 10) -> Run:
@@ -271,13 +271,13 @@ class PageTests(SynchronousTestCase):
     def test_the_report_stays_in_its_frame(self) -> None:
         """Whatever the report holds, it is text of the frame's attribute."""
         report = '<p title="x">\'"></iframe><script>alert(1)</script>\n'
-        page = buildresults.framed(report)
+        page = build_verdict.framed(report)
         self.assertEqual(page.count("<"), 2)
         inner = page.partition('srcdoc="\n')[2].partition('"></iframe>')[0]
         self.assertEqual(html.unescape(inner), report)
 
     def test_last_words(self) -> None:
         """The last line that says something, at a length that fits a page."""
-        self.assertEqual(buildresults.last_words(["a", " b ", "", "  "]), "b")
-        self.assertEqual(buildresults.last_words([]), "")
-        self.assertEqual(len(buildresults.last_words(["x" * 1000])), 500)
+        self.assertEqual(build_verdict.last_words(["a", " b ", "", "  "]), "b")
+        self.assertEqual(build_verdict.last_words([]), "")
+        self.assertEqual(len(build_verdict.last_words(["x" * 1000])), 500)

@@ -12,9 +12,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from pipegrid.errors import GridError, PipegridError, ServerUnreachable, UsageError
-from pipegrid.speedtest.clients import GatewaySession
-from pipegrid.speedtest.contents import Comparing
-from pipegrid.speedtest.targets import Gateway
+from pipegrid.speedtest.targets import Comparing, Gateway, GatewaySession
 
 CAP = (
     "URI:CHK:aaaaaaaaaaaaaaaaaaaaaaaaaa:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa:2:5:{}"

@@ -10,9 +10,8 @@ import attrs
 from misc.speedtest import links_check
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.speedtest.links import PROFILES
-from pipegrid.speedtest.processes import environment
-from pipegrid.speedtest.results import (
+from pipegrid.speedtest.link_proxy import PROFILES
+from pipegrid.speedtest.run_results import (
     COLD_START,
     DIRECTIONS,
     UP,
@@ -21,6 +20,7 @@ from pipegrid.speedtest.results import (
     Run,
     parse_run,
 )
+from pipegrid.speedtest.server_processes import environment
 from pipegrid.speedtest.targets import PrivateGrid
 
 

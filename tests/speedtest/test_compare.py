@@ -11,9 +11,8 @@ from misc.speedtest import power
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.compare import compare
-from pipegrid.speedtest.comparison import FASTER, SAME, SLOWER, UNJUDGED
-from pipegrid.speedtest.results import DOWN, SCENARIO, UP, Measurement, Run
+from pipegrid.speedtest.compare import FASTER, SAME, SLOWER, UNJUDGED, compare
+from pipegrid.speedtest.run_results import DOWN, SCENARIO, UP, Measurement, Run
 from tests.speedtest.sample import sample_run
 
 QUIET, USUAL = power.MACHINES["quiet"], power.MACHINES["usual"]

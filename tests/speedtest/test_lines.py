@@ -7,8 +7,8 @@ import json
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.speedtest import formats, lines
-from pipegrid.speedtest.results import (
+from pipegrid.speedtest import output_formats
+from pipegrid.speedtest.run_results import (
     DOWN,
     SCENARIO,
     UP,
@@ -57,7 +57,7 @@ class LinesTests(SynchronousTestCase):
     """``render``."""
 
     def setUp(self) -> None:
-        self.lines = lines.render(classic_run())
+        self.lines = output_formats.render(classic_run())
         self.texts = [line.text for line in self.lines]
 
     def aside(self, text: str) -> str:
@@ -87,12 +87,12 @@ class LinesTests(SynchronousTestCase):
         """In bytes of shares on the wire, by the plain streams of the same run."""
         self.assertTrue(self.aside("upload speed (10MB): 24.02kBps").startswith("97.3% of raw TCP"))
         bare = attrs.evolve(classic_run(), baselines=())
-        self.assertNotIn("raw TCP", "\n".join(map(str, lines.render(bare))))
+        self.assertNotIn("raw TCP", "\n".join(map(str, output_formats.render(bare))))
 
     def test_unknown_round_trips_leave_lines_out(self) -> None:
         """Rather than a figure that nobody measured."""
         bare = attrs.evolve(classic_run(), round_trips=())
-        texts = [line.text for line in lines.render(bare)]
+        texts = [line.text for line in output_formats.render(bare)]
         self.assertIn("upload per-file time: 0.515s", texts)
         self.assertFalse([text for text in texts if "RTT" in text])
 
@@ -104,7 +104,7 @@ class LinesTests(SynchronousTestCase):
             (1.42e6, "1.42MBps"),
             (6.3e9, "6.30GBps"),
         ):
-            self.assertEqual(lines.rate(bytes_per_s), text)
+            self.assertEqual(output_formats.rate(bytes_per_s), text)
 
 
 class FormatsTests(SynchronousTestCase):
@@ -113,22 +113,22 @@ class FormatsTests(SynchronousTestCase):
     def test_text_and_json(self) -> None:
         """Lines, or the whole run."""
         run = classic_run()
-        text = formats.formatted(run, formats.TEXT)
-        self.assertEqual(text.splitlines(), [str(line) for line in lines.render(run)])
-        self.assertEqual(parse_run(formats.formatted(run, formats.JSON), "it"), run)
+        text = output_formats.formatted(run, output_formats.TEXT)
+        self.assertEqual(text.splitlines(), [str(line) for line in output_formats.render(run)])
+        self.assertEqual(parse_run(output_formats.formatted(run, output_formats.JSON), "it"), run)
 
     def test_github_action_benchmark(self) -> None:
         """Each entry has the fields that the action wants, and a spread."""
         run = classic_run()
-        for form in (formats.GITHUB_SMALLER, formats.GITHUB_BIGGER):
-            entries = json.loads(formats.formatted(run, form))
+        for form in (output_formats.GITHUB_SMALLER, output_formats.GITHUB_BIGGER):
+            entries = json.loads(output_formats.formatted(run, form))
             self.assertTrue(entries)
             self.assertEqual(len({each["name"] for each in entries}), len(entries))
             for each in entries:
                 self.assertEqual(set(each), {"name", "unit", "value", "range", "extra"})
                 self.assertIsInstance(each["value"], float)
-        values = {each["name"]: each["value"] for each in formats.smaller_is_better(run)}
+        values = {each["name"]: each["value"] for each in output_formats.smaller_is_better(run)}
         self.assertEqual(values["upload time (startup)"], 0.437)
-        bigger = {each["name"]: each for each in formats.bigger_is_better(run)}
+        bigger = {each["name"]: each for each in output_formats.bigger_is_better(run)}
         self.assertAlmostEqual(bigger["upload of raw TCP (10MB)"]["value"], 97.3, 1)
         self.assertAlmostEqual(bigger["upload speed (window auto)"]["value"], 2.25e6)

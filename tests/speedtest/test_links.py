@@ -5,8 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.links.relay import LinkShape
-from pipegrid.speedtest.links import (
+from pipegrid.speedtest.link_proxy import (
     PROFILES,
     describe,
     make_link,
@@ -14,7 +13,8 @@ from pipegrid.speedtest.links import (
     parse_time,
     shape_of,
 )
-from pipegrid.speedtest.results import EmulatedLink
+from pipegrid.speedtest.run_results import EmulatedLink
+from pipegrid.testing.link_relay import LinkShape
 
 
 class UnitsTests(SynchronousTestCase):

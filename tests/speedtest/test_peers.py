@@ -33,10 +33,9 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import CorruptionError
-from pipegrid.grid.servers import parse_static_servers
-from pipegrid.speedtest.contents import Comparing
-from pipegrid.wire.furl import Furl
-from pipegrid.wire.nurl import Nurl
+from pipegrid.grid.configured_servers import parse_static_servers
+from pipegrid.speedtest.targets import Comparing
+from pipegrid.wire.server_address import Furl, Nurl
 
 ADDRESS = Address(
     "somebody",

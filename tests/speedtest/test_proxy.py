@@ -13,12 +13,12 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.links.relay import LinkShape
 from pipegrid.speedtest.baseline import ping_responders
-from pipegrid.speedtest.children import ChildError, start_child
+from pipegrid.speedtest.link_proxy import Forwarding, parse_pair, proxy_main, start_proxy
 from pipegrid.speedtest.probe import ResponderError
-from pipegrid.speedtest.proxy import Forwarding, parse_pair, proxy_main, start_proxy
-from pipegrid.speedtest.responders import start_responders
+from pipegrid.speedtest.responder import start_responders
+from pipegrid.speedtest.server_processes import ChildError, start_child
+from pipegrid.testing.link_relay import LinkShape
 
 reactor: Any = installed_reactor
 
@@ -130,9 +130,9 @@ class ChildrenTests(TestCase):
 
         async def start() -> None:
             try:
-                await start_child(reactor, "pipegrid.speedtest.links", {})
+                await start_child(reactor, "pipegrid.speedtest.link_proxy", {})
             except ChildError as error:
-                self.assertIn("pipegrid.speedtest.links", str(error))
+                self.assertIn("pipegrid.speedtest.link_proxy", str(error))
             else:
                 self.fail("that is no child")
 

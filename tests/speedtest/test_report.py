@@ -16,8 +16,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.speedtest import figures
-from pipegrid.speedtest.report import LIBRARIES, render_report, write_report
-from pipegrid.speedtest.results import DOWN, UP, Burst, Run, Timeline
+from pipegrid.speedtest.html_report import LIBRARIES, render_report, write_report
+from pipegrid.speedtest.run_results import DOWN, UP, Burst, Run, Timeline
 from tests.speedtest.sample import sample_history, sample_run
 from tests.speedtest.test_results import make_run
 

@@ -14,7 +14,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
-from pipegrid.speedtest.report import write_report
+from pipegrid.speedtest.html_report import write_report
 from tests.browser import Page, browser
 from tests.speedtest.sample import SERVERS, sample_history, sample_run
 

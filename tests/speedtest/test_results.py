@@ -8,7 +8,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.results import (
+from pipegrid.speedtest.run_results import (
     DOWN,
     SCENARIO,
     UP,

@@ -11,14 +11,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import CorruptionError, UsageError
-from pipegrid.speedtest import provenance, runner, scenarios
-from pipegrid.speedtest.clients import Session
-from pipegrid.speedtest.contents import Comparing
-from pipegrid.speedtest.results import DOWN, UP, RoundTrip, Run, parse_run
+from pipegrid.speedtest import run_results, runner, scenarios
+from pipegrid.speedtest.run_results import DOWN, UP, RoundTrip, Run, parse_run
 from pipegrid.speedtest.runner import Settings
 from pipegrid.speedtest.scenarios import Scenario
-from pipegrid.speedtest.target import FileTarget, check_room
-from pipegrid.speedtest.targets import fitting_params
+from pipegrid.speedtest.targets import Comparing, FileTarget, Session, check_room, fitting_params
 
 
 class MemorySession:
@@ -214,7 +211,7 @@ class SelfDescriptionTests(SynchronousTestCase):
 
     def test_versions_and_machine(self) -> None:
         """Texts only; two runs on one machine say the same."""
-        self.assertEqual(provenance.machine(), provenance.machine())
-        self.assertIn("cores", provenance.machine())
-        self.assertIn("twisted", provenance.versions())
-        self.assertTrue(all(provenance.versions().values()))
+        self.assertEqual(run_results.machine(), run_results.machine())
+        self.assertIn("cores", run_results.machine())
+        self.assertIn("twisted", run_results.versions())
+        self.assertTrue(all(run_results.versions().values()))

@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.params import Params
 from pipegrid.errors import UsageError
 from pipegrid.speedtest import scenarios
-from pipegrid.speedtest.results import DOWN, GROUPS, SCENARIO, UP, WINDOW, EmulatedLink
+from pipegrid.speedtest.run_results import DOWN, GROUPS, SCENARIO, UP, WINDOW, EmulatedLink
 
 DSL = EmulatedLink("dsl", 0.011, 80e3, 520e3)
 WAN = EmulatedLink("wan", 0.04, 12.5e6, 12.5e6)

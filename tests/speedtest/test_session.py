@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.speedtest.session import (
+from pipegrid.speedtest.responder_protocol import (
     HELLO,
     LINE_BYTES,
     REFUSALS,

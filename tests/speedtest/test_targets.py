@@ -14,10 +14,9 @@ from twisted.trial.unittest import TestCase
 from pipegrid.core.params import Params
 from pipegrid.errors import GridError, ServerUnreachable, UsageError
 from pipegrid.speedtest import targets
-from pipegrid.speedtest.processes import make_client
-from pipegrid.speedtest.target import connect_s
-from pipegrid.speedtest.targets import ConfiguredGrid, PrivateGrid
-from pipegrid.wire import nurl
+from pipegrid.speedtest.server_processes import make_client
+from pipegrid.speedtest.targets import ConfiguredGrid, PrivateGrid, connect_s
+from pipegrid.wire import server_address
 
 
 class SlowServers:
@@ -98,7 +97,10 @@ class ConfiguredGridTests(TestCase):
         ports: set[int] = set()
         while len(ports) < 2:
             ports.add(self.closed_port())
-        addresses = [nurl.parse(f"pb://{'A' * 43}@127.0.0.1:{port}/secret#v=1") for port in ports]
+        addresses = [
+            server_address.parse_nurl(f"pb://{'A' * 43}@127.0.0.1:{port}/secret#v=1")
+            for port in ports
+        ]
         directory = Path(self.mktemp())
         make_client(directory, addresses, Params(1, 2), 1)
         with self.assertRaises(ServerUnreachable) as unreachable:

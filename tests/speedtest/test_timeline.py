@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.reactor.trace import Tracer
 from pipegrid.speedtest import runner, timeline
-from pipegrid.speedtest.results import DOWN, UP, Burst, RoundTrip
+from pipegrid.speedtest.run_results import DOWN, UP, Burst, RoundTrip
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 
 

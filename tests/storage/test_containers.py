@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.storage import containers
+from pipegrid.storage import share_file
 from pipegrid.wire.messages import LeaseSecrets
 from tests import vectors
 
@@ -19,12 +19,12 @@ def immutable_cases() -> list[dict[str, Any]]:
     return cases
 
 
-def record(version: int, lease: dict[str, Any]) -> containers.LeaseRecord:
+def record(version: int, lease: dict[str, Any]) -> share_file.LeaseRecord:
     """Return the stored form of a recorded lease."""
-    return containers.LeaseRecord(
+    return share_file.LeaseRecord(
         lease["owner"],
-        containers.stored_secret(version, bytes.fromhex(lease["renew"])),
-        containers.stored_secret(version, bytes.fromhex(lease["cancel"])),
+        share_file.stored_secret(version, bytes.fromhex(lease["renew"])),
+        share_file.stored_secret(version, bytes.fromhex(lease["cancel"])),
         lease["expires"],
     )
 
@@ -37,25 +37,25 @@ class RecordedContainerTests(SynchronousTestCase):
         for case in immutable_cases():
             share = bytes.fromhex(case["share_hex"])
             packed = (
-                containers.pack_header(len(share), len(case["leases"]), case["version"])
+                share_file.pack_header(len(share), len(case["leases"]), case["version"])
                 + share
                 + b"".join(record(case["version"], lease).pack() for lease in case["leases"])
             )
             self.assertEqual(packed, base64.b64decode(case["file_base64"]), case["name"])
             self.assertEqual(
-                containers.container_bytes(len(share), len(case["leases"])), len(packed)
+                share_file.container_bytes(len(share), len(case["leases"])), len(packed)
             )
 
     def test_containers_are_parsed(self) -> None:
         """Version, share length and leases are read back from the recorded file."""
         for case in immutable_cases():
             file = base64.b64decode(case["file_base64"])
-            header = containers.parse_header(file)
+            header = share_file.parse_header(file)
             self.assertEqual(header.version, case["version"])
             self.assertEqual(
-                containers.share_bytes(header, len(file)), len(case["share_hex"]) // 2, case["name"]
+                share_file.share_bytes(header, len(file)), len(case["share_hex"]) // 2, case["name"]
             )
-            leases = containers.parse_leases(file[containers.leases_offset(header, len(file)) :])
+            leases = share_file.parse_leases(file[share_file.leases_offset(header, len(file)) :])
             self.assertEqual(leases, tuple(record(case["version"], x) for x in case["leases"]))
 
     def test_a_lease_is_found_by_its_renew_secret(self) -> None:
@@ -71,8 +71,8 @@ class RecordedContainerTests(SynchronousTestCase):
 
 def find(version: int, records: bytes, renew: bytes) -> int | None:
     """Return the index of a lease."""
-    stored = containers.stored_secret(version, renew)
-    return containers.RECORDS.find(records, stored, version > 1)
+    stored = share_file.stored_secret(version, renew)
+    return share_file.RECORDS.find(records, stored, version > 1)
 
 
 class ContainerTests(SynchronousTestCase):
@@ -80,33 +80,33 @@ class ContainerTests(SynchronousTestCase):
 
     def test_a_lease_lasts_31_days(self) -> None:
         """A new lease expires 31 days from now."""
-        lease = containers.make_lease(2, 0, LeaseSecrets(b"r" * 32, b"c" * 32), 1000.9)
+        lease = share_file.make_lease(2, 0, LeaseSecrets(b"r" * 32, b"c" * 32), 1000.9)
         self.assertEqual(lease.expires, 1000 + 31 * 86400)
 
     def test_numbers_saturate(self) -> None:
         """A share beyond 4 GiB, or an expiry beyond 2106, is written as 2^32 - 1."""
-        self.assertEqual(containers.pack_header(1 << 40, 1)[4:8], b"\xff" * 4)
-        lease = containers.LeaseRecord(0, b"r" * 32, b"c" * 32, 1 << 33)
+        self.assertEqual(share_file.pack_header(1 << 40, 1)[4:8], b"\xff" * 4)
+        lease = share_file.LeaseRecord(0, b"r" * 32, b"c" * 32, 1 << 33)
         self.assertEqual(lease.pack()[-4:], b"\xff" * 4)
 
     def test_the_length_in_the_header_is_not_relied_on(self) -> None:
         """Whatever bytes 4 to 8 say, the share's length follows from the file's; but see ``test_leases``."""
-        file = bytearray(containers.pack_header(5, 1))
+        file = bytearray(share_file.pack_header(5, 1))
         file[4:8] = b"\xff\x00\xff\x00"
         self.assertEqual(
-            containers.share_bytes(containers.parse_header(bytes(file)), 12 + 5 + 72), 5
+            share_file.share_bytes(share_file.parse_header(bytes(file)), 12 + 5 + 72), 5
         )
 
     def test_other_files_are_no_containers(self) -> None:
         """Short files, mutable containers and unknown versions are told apart."""
         for wrong in (b"", b"\0\0\0\2\0\0\0\0", b"Tahoe mutable container v2\n", b"\0\0\0\3" * 3):
-            self.assertRaises(ValueError, containers.parse_header, wrong)
-        header = containers.parse_header(containers.pack_header(0, 2))
-        self.assertRaises(ValueError, containers.share_bytes, header, 12 + 143)
-        self.assertRaises(ValueError, containers.parse_leases, b"x" * 71)
+            self.assertRaises(ValueError, share_file.parse_header, wrong)
+        header = share_file.parse_header(share_file.pack_header(0, 2))
+        self.assertRaises(ValueError, share_file.share_bytes, header, 12 + 143)
+        self.assertRaises(ValueError, share_file.parse_leases, b"x" * 71)
 
     def test_secrets_do_not_show(self) -> None:
         """A lease's repr has no secret in it."""
-        lease = containers.LeaseRecord(0, b"r" * 32, b"c" * 32, 1)
+        lease = share_file.LeaseRecord(0, b"r" * 32, b"c" * 32, 1)
         self.assertNotIn("rrr", repr(lease))
         self.assertNotIn("ccc", repr(lease))

@@ -10,9 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.storage.uploads import standing
-from pipegrid.storage.uploads.evictionorder import EvictionOrder
-from pipegrid.storage.uploads.standing import Asked, Client, is_being_written, is_stale
+from pipegrid.storage.uploads import eviction
+from pipegrid.storage.uploads.eviction import (
+    Client,
+    EvictionOrder,
+    UploadDemand,
+    is_being_written,
+    is_stale,
+)
 from tests.storage.test_standing import HONEST, Fake
 
 CLIENTS = [Client(f"10.0.0.{address}", number) for address in range(3) for number in range(3)]
@@ -33,7 +38,7 @@ def may_go(uploads: Iterable[Fake], client: Client, wanted: int, now: float) -> 
             if addresses[owner.address] > addresses[client.address] + wanted:
                 found.append(each)
         elif (
-            now - each.last_write >= standing.SIBLING_S or clients[owner] > clients[client] + wanted
+            now - each.last_write >= eviction.SIBLING_S or clients[owner] > clients[client] + wanted
         ):
             found.append(each)
     return found
@@ -75,7 +80,7 @@ class EvictionOrderTests(SynchronousTestCase):
                 client, places = rng.choice(CLIENTS), rng.randrange(1, 4)
                 before = list(uploads)
                 wanted: list[Fake] = []
-                for each in order.choose(client, Asked(1, 1, places, 0), now):
+                for each in order.choose(client, UploadDemand(1, 1, places, 0), now):
                     self.assertIn(each, may_go(before, client, 1, now))
                     before.remove(each)
                     wanted.append(each)
@@ -103,7 +108,7 @@ class EvictionOrderTests(SynchronousTestCase):
             return (
                 not is_stale(upload, now),
                 upload.client.address == client.address,
-                now - upload.last_write < standing.SIBLING_S,
+                now - upload.last_write < eviction.SIBLING_S,
             )
 
         for _ in range(places):
@@ -143,10 +148,10 @@ class EvictionOrderTests(SynchronousTestCase):
         looks = 0
         rounds = 100
         for number in range(rounds):
-            (chosen,) = order.choose(HONEST, Asked(1, 1, 1, 0), now)
+            (chosen,) = order.choose(HONEST, UploadDemand(1, 1, 1, 0), now)
             order.remove(chosen)
             order.add(Counting(Client("10.9.0.1", number % 7), began=now, last_write=now))
-            order.choose(Client("10.1.0.1", 0), Asked(1, 1, 1, 0), now)
+            order.choose(Client("10.1.0.1", 0), UploadDemand(1, 1, 1, 0), now)
         return looks // rounds
 
     def test_few_are_looked_at(self) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.storage.containers import LEASE_DURATION_S
-from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.mutable import containers as mutable_containers
+from pipegrid.storage.mutable import slot_file as mutable_containers
+from pipegrid.storage.share_file import LEASE_DURATION_S, Expiry
 from tests.storage.support import NOW, SECRETS, SI, StoreTestCase
 
 DAY_S = 86400

@@ -15,12 +15,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.logfile import line
 from pipegrid.core import base32, dates
-from pipegrid.storage import containers
-from pipegrid.storage.advisories import Advisories
-from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.leaserecords import NEVER_S
-from pipegrid.storage.mutable import containers as mutable_containers
-from pipegrid.storage.steadytime import why_wrong
+from pipegrid.storage import share_file
+from pipegrid.storage.garbage_collector import why_wrong
+from pipegrid.storage.mutable import slot_file as mutable_containers
+from pipegrid.storage.share_file import NEVER_S, Expiry
+from pipegrid.storage.store import Advisories
 from pipegrid.wire.messages import LeaseSecrets
 
 YEAR_S = 31_556_952
@@ -101,12 +100,12 @@ class LeaseTests(SynchronousTestCase):
 
     def ends(self, now: float) -> set[int]:
         """Return when leases of all kinds end that are made now, as they are stored."""
-        made = containers.make_lease(2, 0, SECRETS, now).pack()
-        packed = containers.pack_lease(2, 0, SECRETS, now)
+        made = share_file.make_lease(2, 0, SECRETS, now).pack()
+        packed = share_file.pack_lease(2, 0, SECRETS, now)
         mutable = mutable_containers.make_lease(2, SECRETS, bytes(20), now).pack()
         return {
-            containers.RECORDS.expiry(made, 0),
-            containers.RECORDS.expiry(packed, 0),
+            share_file.RECORDS.expiry(made, 0),
+            share_file.RECORDS.expiry(packed, 0),
             mutable_containers.RECORDS.expiry(mutable, 0),
         }
 
@@ -115,15 +114,15 @@ class LeaseTests(SynchronousTestCase):
         for now in FAR.values():
             self.assertEqual(self.ends(now), {NEVER_S})
         self.assertEqual(self.ends(-1e12), {1})
-        self.assertEqual(self.ends(0), {containers.LEASE_DURATION_S})
+        self.assertEqual(self.ends(0), {share_file.LEASE_DURATION_S})
 
     def test_they_never_run_out(self) -> None:
         """No date is after theirs, whatever the policy."""
         for now in FAR.values():
             for expiry in (Expiry(), Expiry(duration_s=1), Expiry(renewed_since=int(now))):
                 self.assertLessEqual(expiry.threshold(now), NEVER_S)
-            record = containers.pack_lease(2, 0, SECRETS, now)
-            self.assertIsNone(containers.RECORDS.longest_expired(record, now))
+            record = share_file.pack_lease(2, 0, SECRETS, now)
+            self.assertIsNone(share_file.RECORDS.longest_expired(record, now))
 
 
 class DateTests(SynchronousTestCase):

@@ -11,16 +11,16 @@ from pipegrid.core import layout
 from pipegrid.core.params import Params
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace, ServerRefused
-from pipegrid.storage import containers, leaserecords, leases
-from pipegrid.storage.containers import LEASE_DURATION_S, stored_secret
-from pipegrid.storage.mutable import containers as mutable_containers
-from pipegrid.wire import gbs_http
+from pipegrid.storage import share_file
+from pipegrid.storage.mutable import slot_file as mutable_containers
+from pipegrid.storage.share_file import LEASE_DURATION_S, stored_secret
+from pipegrid.wire import gbs_messages
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 from tests.server.gbs import support as http
 from tests.storage.support import NOW, SECRETS, SI, StoreTestCase
 from tests.storage.test_mutable_containers import all_leases
 
-MAX = leaserecords.MAX_LEASES
+MAX = share_file.MAX_LEASES
 
 
 def lease(number: int) -> LeaseSecrets:
@@ -41,8 +41,8 @@ class ManyLeasesTests(StoreTestCase):
     def renewers(self) -> tuple[list[bytes], list[bytes]]:
         """Return the stored renew secrets of both shares."""
         file = self.final(0).read_bytes()
-        header = containers.parse_header(file)
-        records = containers.parse_leases(file[containers.leases_offset(header, len(file)) :])
+        header = share_file.parse_header(file)
+        records = share_file.parse_leases(file[share_file.leases_offset(header, len(file)) :])
         self.assertEqual(len(records), header.lease_count)
         return [each.renew for each in records], self.renewers_of_mutable()
 
@@ -61,7 +61,7 @@ class ManyLeasesTests(StoreTestCase):
         path = self.final(0)
         os.truncate(path, 1 << 30)
         with path.open("r+b") as file:
-            file.seek(containers.LEASE_COUNT_OFFSET)
+            file.seek(share_file.LEASE_COUNT_OFFSET)
             file.write((10**7).to_bytes(4, "big"))
         read = os.pread
 
@@ -72,7 +72,7 @@ class ManyLeasesTests(StoreTestCase):
         self.patch(os, "pread", read_little)
         with self.assertRaisesRegex(ServerRefused, "claims 10000000 leases"):
             self.store.add_lease(SI, lease(5))
-        self.assertFalse(leases.remove_if_expired(str(path), NOW + 10 * LEASE_DURATION_S))
+        self.assertFalse(share_file.remove_if_expired(str(path), NOW + 10 * LEASE_DURATION_S))
         self.assertEqual(path.stat().st_size, 1 << 30)
         self.assertEqual(len(self.renewers_of_mutable()), 2)
 
@@ -125,7 +125,7 @@ class ManyLeasesTests(StoreTestCase):
     def test_shares_that_came_with_more_keep_them(self) -> None:
         """What another server let grow is kept whole, and each of those clients can renew."""
         with (
-            mock.patch.object(leases, "MAX_LEASES", 10_000),
+            mock.patch.object(share_file, "MAX_LEASES", 10_000),
             mock.patch.object(mutable_containers, "MAX_LEASES", 10_000),
         ):
             for number in range(MAX + 50):
@@ -141,7 +141,7 @@ class ManyLeasesTests(StoreTestCase):
         for number in range(1, 5):
             self.store.add_lease(SI, lease(number))  # the mutable share's four slots are taken
         self.store = self.make_store(reserved_bytes=1000)
-        self.free = 1000 + containers.LEASE_BYTES - 1
+        self.free = 1000 + share_file.LEASE_BYTES - 1
         before = self.renewers()
         self.now += 5
         self.store.add_lease(SI, lease(1))
@@ -169,7 +169,7 @@ class ManyLeasesTests(StoreTestCase):
         self.store.add_lease(SI, lease(1))
         self.now += 10
         self.store.add_lease(SI, lease(1))
-        found = containers.parse_leases(self.final(0).read_bytes()[-72:])[0]
+        found = share_file.parse_leases(self.final(0).read_bytes()[-72:])[0]
         self.assertEqual(
             (found.renew, found.expires), (lease(1).renew, NOW + 10 + LEASE_DURATION_S)
         )
@@ -179,13 +179,13 @@ class ManyLeasesTests(StoreTestCase):
         self.fill()
         calls: list[str] = []
         with (
-            mock.patch.object(containers.LeaseRecord, "__init__", side_effect=AssertionError),
+            mock.patch.object(share_file.LeaseRecord, "__init__", side_effect=AssertionError),
             mock.patch.object(os, "pread", side_effect=os.pread) as pread,
             mock.patch.object(disk, "write_all", side_effect=disk.write_all) as write_all,
         ):
             self.now += 1
             # Making the fresh one is one record; those that are there are none.
-            with mock.patch.object(containers, "make_lease", return_value=_Fresh(self.now)):
+            with mock.patch.object(share_file, "make_lease", return_value=_Fresh(self.now)):
                 self.store.allocate(SI, {0}, 9, UploadSecrets(lease(9), b"u"))
         calls += [str(pread.call_count), str(write_all.call_count)]
         self.assertEqual(write_all.call_count, 1)
@@ -239,14 +239,14 @@ class PowerCutTests(StoreTestCase):
 
     def test_zeros_are_no_lease_that_has_run_out(self) -> None:
         """The first lease still runs, and cannot be seen: the share stays, whatever time it is."""
-        self.final(0).write_bytes(self.one + bytes(containers.LEASE_BYTES))
+        self.final(0).write_bytes(self.one + bytes(share_file.LEASE_BYTES))
         self.assertEqual(self.store.collect_garbage(), 0)
         self.now += 2 * LEASE_DURATION_S
         self.assertEqual(self.store.collect_garbage(), 0)
 
     def test_the_next_lease_decides(self) -> None:
         """With it the share is leased as others are, and runs out as they do."""
-        self.final(0).write_bytes(self.one + bytes(containers.LEASE_BYTES))
+        self.final(0).write_bytes(self.one + bytes(share_file.LEASE_BYTES))
         self.store.add_lease(SI, lease(2))
         self.assertEqual(self.get(0)[:9], b"immutable")
         self.now += LEASE_DURATION_S - 1
@@ -257,7 +257,7 @@ class PowerCutTests(StoreTestCase):
     def test_zeros_behind_others(self) -> None:
         """Who had the lease that is lost was promised its time, however long the others have run out."""
         self.final(0).write_bytes(
-            self.two[: -containers.LEASE_BYTES] + bytes(containers.LEASE_BYTES)
+            self.two[: -share_file.LEASE_BYTES] + bytes(share_file.LEASE_BYTES)
         )
         self.now += 2 * LEASE_DURATION_S
         self.assertEqual(self.store.collect_garbage(), 0)
@@ -298,37 +298,37 @@ class PowerCutTests(StoreTestCase):
         """Being killed between record and number adds no byte to the share, and costs no lease."""
         data = b"immutable"
         second, third, fourth = (stored_secret(2, lease(each).renew) for each in (2, 3, 4))
-        for part in (1, 36, containers.LEASE_BYTES):
-            stray = containers.pack_lease(2, 1, lease(3), self.now)[:part]
+        for part in (1, 36, share_file.LEASE_BYTES):
+            stray = share_file.pack_lease(2, 1, lease(3), self.now)[:part]
             self.final(0).write_bytes(self.two + stray)
             self.assertEqual(self.get(0), data, part)
             self.now += 2 * LEASE_DURATION_S
-            if part < containers.LEASE_BYTES:
+            if part < share_file.LEASE_BYTES:
                 self.assertEqual(self.store.collect_garbage(), 0, part)
             self.now -= 2 * LEASE_DURATION_S
             self.store.add_lease(SI, lease(4))
             file = self.final(0).read_bytes()
-            found = containers.parse_leases(file[containers.HEADER_BYTES + len(data) :])
-            whole = [third] if part == containers.LEASE_BYTES else []
+            found = share_file.parse_leases(file[share_file.HEADER_BYTES + len(data) :])
+            whole = [third] if part == share_file.LEASE_BYTES else []
             expected = [stored_secret(2, SECRETS.lease.renew), second, *whole, fourth]
             self.assertEqual([each.renew for each in found], expected, part)
-            self.assertEqual(containers.parse_header(file).lease_count, len(expected))
+            self.assertEqual(share_file.parse_header(file).lease_count, len(expected))
             self.assertEqual(self.get(0), data, part)
 
     def test_a_header_that_says_too_little(self) -> None:
         """Whoever wrote it does not keep that number: all is there."""
         file = bytearray(self.two)
         file[4:8] = bytes(4)
-        file[containers.HEADER_BYTES : containers.HEADER_BYTES] = b"x" * containers.LEASE_BYTES
+        file[share_file.HEADER_BYTES : share_file.HEADER_BYTES] = b"x" * share_file.LEASE_BYTES
         self.final(0).write_bytes(file)
-        self.assertEqual(self.get(0), b"x" * containers.LEASE_BYTES + b"immutable")
+        self.assertEqual(self.get(0), b"x" * share_file.LEASE_BYTES + b"immutable")
 
     def test_a_number_that_cannot_be_written(self) -> None:
         """Then the record goes again, and what there is of the share is as it was."""
         write = disk.write_all
 
         def fail(fd: int, data: bytes, offset: int) -> None:
-            if offset == containers.LEASE_COUNT_OFFSET:
+            if offset == share_file.LEASE_COUNT_OFFSET:
                 raise OSError(errno.EIO, "broken")
             write(fd, data, offset)
 
@@ -376,8 +376,8 @@ class AnswerTests(http.ServerTestCase):
         self.free = 10
         self.now += 1
         headers = http.lease_headers(UploadSecrets(lease(1), b"u"))
-        request = http.head("PUT", gbs_http.lease_path(SI), *headers)
-        renewal = http.head("PUT", gbs_http.lease_path(SI), *http.lease_headers())
+        request = http.head("PUT", gbs_messages.lease_path(SI), *headers)
+        renewal = http.head("PUT", gbs_messages.lease_path(SI), *http.lease_headers())
         self.assertEqual(self.statuses(request, renewal), [507, 204])
 
 
@@ -406,10 +406,10 @@ class LostLeaseTests(StoreTestCase):
     def counted(self) -> tuple[int, list[bytes]]:
         """Return how many leases are counted, and the secrets of those behind the data."""
         file = self.final(0).read_bytes()
-        header = containers.parse_header(file)
+        header = share_file.parse_header(file)
         with self.store.open_share(SI, 0) as reader:
-            begin = containers.HEADER_BYTES + reader.share_bytes
-        return header.lease_count, [each.renew for each in containers.parse_leases(file[begin:])]
+            begin = share_file.HEADER_BYTES + reader.share_bytes
+        return header.lease_count, [each.renew for each in share_file.parse_leases(file[begin:])]
 
     def test_the_data_are_whole(self) -> None:
         """Of either version, whatever part of the leases is not there, and whatever room was asked for."""

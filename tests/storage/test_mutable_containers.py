@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.storage.containers import stored_secret
-from pipegrid.storage.mutable import containers
+from pipegrid.storage.mutable import slot_file
+from pipegrid.storage.share_file import stored_secret
 from pipegrid.wire.messages import LeaseSecrets
 from tests import vectors
 
@@ -23,20 +23,20 @@ def mutable_cases() -> list[dict[str, Any]]:
     return cases
 
 
-def all_leases(file: bytes) -> tuple[containers.MutableLease, ...]:
+def all_leases(file: bytes) -> tuple[slot_file.MutableLease, ...]:
     """Return the leases of a whole container, free slots too."""
-    at = containers.parse_header(file).extra_offset
-    count = containers.parse_count(file[at:])
-    slots = file[containers.LEASES_OFFSET : containers.DATA_OFFSET]
-    end = at + containers.COUNT_BYTES + count * containers.LEASE_BYTES
+    at = slot_file.parse_header(file).extra_offset
+    count = slot_file.parse_count(file[at:])
+    slots = file[slot_file.LEASES_OFFSET : slot_file.DATA_OFFSET]
+    end = at + slot_file.COUNT_BYTES + count * slot_file.LEASE_BYTES
     assert len(file) >= end, "leases that end behind the file"
-    return containers.parse_leases(slots + file[at + containers.COUNT_BYTES : end])
+    return slot_file.parse_leases(slots + file[at + slot_file.COUNT_BYTES : end])
 
 
 def share_data(file: bytes) -> bytes:
     """Return the data in a whole container."""
-    header = containers.parse_header(file)
-    return file[containers.DATA_OFFSET : containers.DATA_OFFSET + header.data_bytes]
+    header = slot_file.parse_header(file)
+    return file[slot_file.DATA_OFFSET : slot_file.DATA_OFFSET + header.data_bytes]
 
 
 class RecordedTests(SynchronousTestCase):
@@ -46,14 +46,14 @@ class RecordedTests(SynchronousTestCase):
         """Header, data and leases are read from the recorded files."""
         for case in mutable_cases():
             file = base64.b64decode(case["file_base64"])
-            header = containers.parse_header(file)
+            header = slot_file.parse_header(file)
             self.assertEqual(header.version, case["version"])
             self.assertEqual(header.node_id.hex(), case["nodeid"])
             self.assertEqual(header.write_enabler.hex(), case["write_enabler"])
             self.assertEqual(share_data(file).hex(), case["share_hex"], case["name"])
             found = [lease for lease in all_leases(file) if lease.owner]
             expected = [
-                containers.MutableLease(
+                slot_file.MutableLease(
                     lease["owner"],
                     lease["expires"],
                     stored_secret(2, bytes.fromhex(lease["renew"])),
@@ -79,10 +79,10 @@ def grow(file: bytes, steps: list[tuple[int, Buffer]]) -> list[bytes]:
 
 def container_with(data: bytes, extra_leases: int, room: int) -> bytes:
     """Return a container with so many leases beyond the fourth, and so much room behind its data."""
-    extra_offset = containers.DATA_OFFSET + len(data) + room
-    header = containers.MutableHeader(2, b"n" * 20, b"w" * 32, len(data), extra_offset)
+    extra_offset = slot_file.DATA_OFFSET + len(data) + room
+    header = slot_file.MutableHeader(2, b"n" * 20, b"w" * 32, len(data), extra_offset)
     records = [
-        containers.make_lease(2, LeaseSecrets(b"%032d" % i, b"c" * 32), b"n" * 20, 1000).pack()
+        slot_file.make_lease(2, LeaseSecrets(b"%032d" % i, b"c" * 32), b"n" * 20, 1000).pack()
         for i in range(4 + extra_leases)
     ]
     stale = b"S" * room
@@ -118,10 +118,10 @@ class PlanTests(SynchronousTestCase):
         whole = container_with(data, extra_leases, room)
         file = whole + b"J" * junk
         leases = all_leases(file)
-        header = containers.parse_header(file)
+        header = slot_file.parse_header(file)
         extra = whole[header.extra_offset :]
-        steps = list(containers.plan_change(header, extra, len(file), writes, new_length))
-        growth = containers.measure(header, writes, new_length)
+        steps = list(slot_file.plan_change(header, extra, len(file), writes, new_length))
+        growth = slot_file.measure(header, writes, new_length)
         expected = bytearray(data)
         for offset, written in writes:
             expected += bytes(max(0, offset + len(written) - len(expected)))
@@ -143,8 +143,8 @@ class PlanTests(SynchronousTestCase):
     def test_only_new_room_is_zeroed(self) -> None:
         """A write far behind the end yields no zeros for what is behind the file's end anyway."""
         file = container_with(b"data", 0, 0)
-        header = containers.parse_header(file)
-        steps = list(containers.plan_change(header, bytes(4), len(file), [(1 << 40, b"x")], None))
+        header = slot_file.parse_header(file)
+        steps = list(slot_file.plan_change(header, bytes(4), len(file), [(1 << 40, b"x")], None))
         self.assertLess(sum(len(data) for _, data in steps), 100)
 
 
@@ -154,27 +154,27 @@ class DamageTests(SynchronousTestCase):
     def test_what_is_no_mutable_container(self) -> None:
         """Short files, immutable containers, wrong magic and impossible numbers are refused."""
         good = container_with(b"data", 1, 0)
-        self.assertTrue(containers.is_mutable(good))
+        self.assertTrue(slot_file.is_mutable(good))
         less_room = good[:84] + (5).to_bytes(8, "big") + good[92:]
         far = good[:92] + b"\xff" * 8 + good[100:]
         for wrong in (b"", good[:99], b"\0\0\0\2" * 30, b"T" * 200, less_room, far):
-            self.assertRaises(ValueError, containers.parse_header, wrong)
-        self.assertRaises(ValueError, containers.parse_count, b"\xff" * 4)
-        self.assertEqual(containers.parse_count(b"\0"), 0)
+            self.assertRaises(ValueError, slot_file.parse_header, wrong)
+        self.assertRaises(ValueError, slot_file.parse_count, b"\xff" * 4)
+        self.assertEqual(slot_file.parse_count(b"\0"), 0)
 
     def test_version_1_is_read(self) -> None:
         """A container of version 1 is understood, and keeps its version."""
-        old = containers.MAGICS[1] + container_with(b"data", 0, 0)[32:]
-        header = containers.parse_header(old)
+        old = slot_file.MAGICS[1] + container_with(b"data", 0, 0)[32:]
+        header = slot_file.parse_header(old)
         self.assertEqual(header.version, 1)
         self.assertEqual(header.pack(), old[:100])
         secrets = LeaseSecrets(b"r" * 32, b"c" * 32)
-        self.assertEqual(containers.make_lease(1, secrets, b"n" * 20, 0).renew, b"r" * 32)
+        self.assertEqual(slot_file.make_lease(1, secrets, b"n" * 20, 0).renew, b"r" * 32)
 
     def test_secrets_do_not_show(self) -> None:
         """Neither write enabler nor lease secrets are in a repr."""
-        header = containers.parse_header(container_with(b"", 0, 0))
+        header = slot_file.parse_header(container_with(b"", 0, 0))
         self.assertNotIn("www", repr(header))
-        lease = containers.make_lease(1, LeaseSecrets(b"r" * 32, b"c" * 32), b"n" * 20, 0)
+        lease = slot_file.make_lease(1, LeaseSecrets(b"r" * 32, b"c" * 32), b"n" * 20, 0)
         self.assertNotIn("rrr", repr(lease))
         self.assertNotIn("ccc", repr(lease))

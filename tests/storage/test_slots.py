@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError, WrongSecret
-from pipegrid.storage.containers import stored_secret
-from pipegrid.storage.mutable import change as slotchange
-from pipegrid.storage.mutable import containers, slots
+from pipegrid.storage.mutable import slot_change as slotchange
+from pipegrid.storage.mutable import slot_file, slots
+from pipegrid.storage.share_file import stored_secret
 from pipegrid.storage.store import ShareStore
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 from tests import vectors
@@ -207,14 +207,14 @@ class ReadTestWriteTests(SlotTestCase):
         """An old container is written to, and leased, in its own way."""
         self.write(0, (0, b"abc"))
         old = bytearray(self.file(0))
-        old[:32] = containers.MAGICS[1]
+        old[:32] = slot_file.MAGICS[1]
         old[100:192] = bytes(92)
         self.final(0).write_bytes(old)
         self.write(0, (3, b"def"))
         self.store.add_lease(SI, lease(1))
         leases = [each for each in all_leases(self.file(0)) if each.owner]
         self.assertEqual([each.renew for each in leases], [SECRETS.lease.renew, lease(1).renew])
-        self.assertEqual(self.file(0)[:32], containers.MAGICS[1])
+        self.assertEqual(self.file(0)[:32], slot_file.MAGICS[1])
         self.assertEqual(self.shares(), {0: b"abcdef"})
 
 

@@ -14,10 +14,15 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.disk import files as disk
 from pipegrid.errors import ConflictingWrite, NoSpace, NoSuchShare
 from pipegrid.storage.store import KEEP_UNFINISHED_S
-from pipegrid.storage.uploads import standing
-from pipegrid.storage.uploads.evictionorder import EvictionOrder
-from pipegrid.storage.uploads.standing import NOBODY, Asked, Client, address_of
-from pipegrid.storage.uploads.upload import ShareUpload
+from pipegrid.storage.uploads import eviction
+from pipegrid.storage.uploads.eviction import (
+    NOBODY,
+    Client,
+    EvictionOrder,
+    UploadDemand,
+    address_of,
+)
+from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, StoreTestCase, kill
 
@@ -44,12 +49,12 @@ class Fake:
         return self.share_bytes - self.came_bytes
 
 
-def one(missing_uploads: int = 1, missing_bytes: int = 0, share_bytes: int = 1) -> Asked:
+def one(missing_uploads: int = 1, missing_bytes: int = 0, share_bytes: int = 1) -> UploadDemand:
     """Return what somebody asks for who wants one upload."""
-    return Asked(1, share_bytes, missing_uploads, missing_bytes)
+    return UploadDemand(1, share_bytes, missing_uploads, missing_bytes)
 
 
-def choose(uploads: Iterable[Fake], client: Client, asked: Asked, now: float) -> list[Fake]:
+def choose(uploads: Iterable[Fake], client: Client, asked: UploadDemand, now: float) -> list[Fake]:
     """Return which uploads are given up, of those that there are."""
     return EvictionOrder(uploads, asked.missing_bytes > 0, now).choose(client, asked, now)
 
@@ -66,7 +71,7 @@ class ChoiceTests(SynchronousTestCase):
             choose(uploads, HONEST, one(3), 5.0), []
         )  # it has no more than is asked for
         # Of three as many as can be had.
-        asked = Asked(3, 1, 3, 0)
+        asked = UploadDemand(3, 1, 3, 0)
         five = [*uploads, Fake(last_write=8.0), Fake(last_write=9.0)]
         self.assertEqual(choose(five, HONEST, asked, 9.0), [uploads[1], uploads[2]])
         others = [Fake(Client("10.0.0.3", 3)), Fake(Client("10.0.0.3", 3))]
@@ -144,7 +149,7 @@ class ChoiceTests(SynchronousTestCase):
     )
     def test_enough_or_nothing(self, uploads: list[Fake], places: int, room: int) -> None:
         """What is given up is enough, each of it needed in its turn, and nobody's who has less."""
-        asked = Asked(1, 1, places, room)
+        asked = UploadDemand(1, 1, places, room)
         chosen = choose(uploads, HONEST, asked, 2000.0)
         self.assertEqual(len(set(map(id, chosen))), len(chosen))
         if chosen:
@@ -154,7 +159,7 @@ class ChoiceTests(SynchronousTestCase):
             enough = len(before) >= places and sum(each.share_bytes for each in before) >= room
             self.assertFalse(enough)
         for each in chosen:
-            if not standing.is_stale(each, 2000.0):
+            if not eviction.is_stale(each, 2000.0):
                 self.assertNotEqual(each.client, HONEST)
 
     def test_addresses(self) -> None:
@@ -241,8 +246,8 @@ class StoreTests(StoreTestCase):
         real = EvictionOrder.choose
 
         def count(
-            order: EvictionOrder[ShareUpload], client: Client, asked: Asked, now: float
-        ) -> list[ShareUpload]:
+            order: EvictionOrder[IncomingShare], client: Client, asked: UploadDemand, now: float
+        ) -> list[IncomingShare]:
             calls.append(client)
             return real(order, client, asked, now)
 
@@ -323,7 +328,7 @@ class StoreTests(StoreTestCase):
         """What was begun without a client, by an embedded server, is only given up when it is stale."""
         self.store = self.make_store(max_uploads=2)
         self.hoard(2, client=NOBODY)
-        self.now += standing.STALE_S - 1
+        self.now += eviction.STALE_S - 1
         self.assertEqual(self.store.allocate(SI, {0}, 1, SECRETS, NOBODY).allocated, set())
         self.now += 1
         self.assertEqual(self.store.allocate(SI, {0}, 1, SECRETS, NOBODY).allocated, {0})
@@ -413,7 +418,7 @@ class KeepingTests(StoreTestCase):
         self.assertEqual(self.store.allocate(SI, {0}, 70, OTHERS_SECRETS, HONEST).allocated, {0})
         upload = self.store.upload(SI, 0, OTHERS_SECRETS.upload)
         self.assertEqual(upload.required(), ((0, 70),))
-        self.now += standing.STALE_S - 1
+        self.now += eviction.STALE_S - 1
         self.assertEqual(self.store.allocate(SI, {0}, 60, SECRETS, HONEST).allocated, set())
         self.now += 1
         self.assertEqual(self.store.allocate(SI, {0}, 60, SECRETS, HONEST).allocated, {0})

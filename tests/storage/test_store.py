@@ -21,12 +21,12 @@ from pipegrid.errors import (
     UsageError,
     WrongSecret,
 )
-from pipegrid.storage import advisories, containers, leases
-from pipegrid.storage.advisories import MAX_ADVISORIES, MAX_REASON_BYTES
-from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.uploads import files as incoming
-from pipegrid.storage.uploads.beginning import ONE_CALL_BYTES
-from pipegrid.storage.uploads.writer import MAX_RANGES
+from pipegrid.storage import share_file, store
+from pipegrid.storage.share_file import Expiry
+from pipegrid.storage.store import MAX_ADVISORIES, MAX_REASON_BYTES
+from pipegrid.storage.uploads import incoming_files as incoming
+from pipegrid.storage.uploads.incoming_files import ONE_CALL_BYTES
+from pipegrid.storage.uploads.incoming_share import MAX_RANGES
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests import vectors
 from tests.locks import failing_locks
@@ -59,16 +59,16 @@ class RecordedFileTests(StoreTestCase):
         for case in (first, second):
             number = int(case["relative_path"].rsplit("/", 1)[1])
             share = bytes.fromhex(case["share_hex"])
-            self.now = case["leases"][0]["expires"] - containers.LEASE_DURATION_S
+            self.now = case["leases"][0]["expires"] - share_file.LEASE_DURATION_S
             self.store.allocate(index, {number}, len(share), UploadSecrets(lease, b"u"))
             upload = self.store.upload(index, number, b"u")
             upload.write(0, [share])
             upload.publish()
         self.assertEqual(self.content(first), base64.b64decode(first["file_base64"]))
-        self.now = second["leases"][1]["expires"] - containers.LEASE_DURATION_S
+        self.now = second["leases"][1]["expires"] - share_file.LEASE_DURATION_S
         self.store.add_lease(index, other)
         self.assertEqual(self.content(second), base64.b64decode(second["file_base64"]))
-        self.now = renewed["leases"][0]["expires"] - containers.LEASE_DURATION_S
+        self.now = renewed["leases"][0]["expires"] - share_file.LEASE_DURATION_S
         self.store.add_lease(index, lease)
         self.assertEqual(self.content(renewed), base64.b64decode(renewed["file_base64"]))
 
@@ -82,9 +82,9 @@ class RecordedFileTests(StoreTestCase):
         self.final(3).write_bytes(base64.b64decode(case["file_base64"]))
         self.store.add_lease(SI, SECRETS.lease)
         file = self.final(3).read_bytes()
-        header = containers.parse_header(file)
-        self.assertEqual(header, containers.ContainerHeader(1, 2, 50))
-        added = containers.parse_leases(file[-72:])[0]
+        header = share_file.parse_header(file)
+        self.assertEqual(header, share_file.ContainerHeader(1, 2, 50))
+        added = share_file.parse_leases(file[-72:])[0]
         self.assertEqual((added.owner, added.renew), (1, SECRETS.lease.renew))
         with self.store.open_share(SI, 3) as reader:
             self.assertEqual(reader.read(0, 1000), bytes.fromhex(case["share_hex"]))
@@ -122,9 +122,9 @@ class AllocateTests(StoreTestCase):
         self.assertEqual(answer, Allocation(frozenset({1, 2}), frozenset({4})))
         self.store.allocate(SI, set(), 0, SECRETS)
         for number in (1, 2):
-            found = containers.parse_leases(self.final(number).read_bytes()[-144:])
+            found = share_file.parse_leases(self.final(number).read_bytes()[-144:])
             self.assertEqual([lease.owner for lease in found], [0, 0])
-            self.assertEqual({x.expires for x in found}, {NOW + 1000 + containers.LEASE_DURATION_S})
+            self.assertEqual({x.expires for x in found}, {NOW + 1000 + share_file.LEASE_DURATION_S})
 
     def test_a_lease_never_gets_shorter(self) -> None:
         """Renewing with a clock that went back leaves the later expiry."""
@@ -168,7 +168,7 @@ class AllocateTests(StoreTestCase):
         answer = store.allocate(SI, {0, 1}, 3, OTHERS_SECRETS)
         self.assertEqual(answer, Allocation(frozenset({1}), frozenset()))
         self.assertEqual(store.version().max_share_bytes, 0)
-        self.assertEqual(len(self.final(1).read_bytes()), containers.container_bytes(3, 2))
+        self.assertEqual(len(self.final(1).read_bytes()), share_file.container_bytes(3, 2))
 
     def test_a_bounded_number_of_uploads(self) -> None:
         """Beyond its bound a store refuses further uploads."""
@@ -196,7 +196,7 @@ class AllocateTests(StoreTestCase):
         def refuse(*_: object) -> bool:
             raise OSError(errno.EROFS, "read-only")
 
-        self.patch(leases, "renew", refuse)
+        self.patch(share_file, "renew", refuse)
         self.assertEqual(self.store.allocate(SI, set(), 0, SECRETS).already_have, {1})
         self.assertRaises(ServerRefused, self.store.add_lease, SI, SECRETS.lease)
 
@@ -241,7 +241,7 @@ class WriteTests(StoreTestCase):
         self.store.allocate(SI, {1}, LARGE, SECRETS)
         upload = self.store.upload(SI, 1, SECRETS.upload)
         self.assertRaises(ServerRefused, upload.write, LARGE, [b"a"])
-        self.assertEqual(self.incoming(1).stat().st_size, containers.container_bytes(LARGE))
+        self.assertEqual(self.incoming(1).stat().st_size, share_file.container_bytes(LARGE))
 
     def test_a_small_share_comes_whole_or_not_at_all(self) -> None:
         """ENOSPC in the middle of a small share's only call leaves an empty file, and it may come again."""
@@ -268,7 +268,7 @@ class WriteTests(StoreTestCase):
         note.write_bytes(b"an old one")
         self.upload.write(3, [b"defghij"])
         self.assertFalse(note.exists())
-        self.assertEqual(self.incoming(0).stat().st_size, containers.container_bytes(10))
+        self.assertEqual(self.incoming(0).stat().st_size, share_file.container_bytes(10))
         self.upload.write(0, [b"abc"])
         self.upload.publish()
         self.assertEqual(self.get(0), b"abcdefghij")
@@ -664,7 +664,7 @@ class HousekeepingTests(StoreTestCase):
             self.patch(file, "flush", _refuse)
             return file
 
-        with mock.patch.object(advisories, "open", full, create=True):
+        with mock.patch.object(store, "open", full, create=True):
             self.assertRaises(ServerRefused, self.store.advise_corrupt_share, SI, 0, "bad")
         self.assertEqual(os.listdir(self.root / "corruption-advisories"), [])
         self.assertTrue(self.store.advise_corrupt_share(SI, 0, "bad"))
@@ -706,7 +706,7 @@ class HousekeepingTests(StoreTestCase):
         self.put(1, b"two leases", OTHERS_SECRETS)  # renews share 0 for the others, too
         stranger = self.final(0).parent / "5"
         stranger.write_bytes(b"Tahoe mutable container v2\n" + bytes(500))
-        self.now = NOW + containers.LEASE_DURATION_S + 500
+        self.now = NOW + share_file.LEASE_DURATION_S + 500
         self.assertEqual(self.store.collect_garbage(), 0)
         self.now += 501
         self.assertEqual(self.store.collect_garbage(), 2)

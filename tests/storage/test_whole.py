@@ -10,11 +10,10 @@ from typing import Any
 from unittest import mock
 
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused, WrongSecret
-from pipegrid.storage import containers
+from pipegrid.storage import share_file
 from pipegrid.storage.store import ShareStore
-from pipegrid.storage.uploads import whole
-from pipegrid.storage.uploads.upload import ShareUpload
-from pipegrid.storage.uploads.whole import WholeShare
+from pipegrid.storage.uploads import incoming_share
+from pipegrid.storage.uploads.incoming_share import IncomingShare, WholeShare
 from pipegrid.wire.messages import Allocation, UploadSecrets
 from tests.descriptors import open_files
 from tests.storage.support import OTHERS_SECRETS, SECRETS, SI, StoreTestCase, kill
@@ -44,13 +43,13 @@ class WholeTestCase(StoreTestCase):
         number: int = 3,
         secrets: UploadSecrets = SECRETS,
         store: ShareStore | None = None,
-    ) -> ShareUpload:
+    ) -> IncomingShare:
         """Bring a share whole; it must be taken so."""
         share = (store or self.store).take_whole(SI, number, data, secrets)
         assert isinstance(share, WholeShare)
         return share
 
-    def take_or_not(self, number: int) -> ShareUpload | None:
+    def take_or_not(self, number: int) -> IncomingShare | None:
         """Bring a share whole, which need not be taken so."""
         return self.store.take_whole(SI, number, b"whole", SECRETS)
 
@@ -60,7 +59,7 @@ class WholeTestCase(StoreTestCase):
         self.assertEqual(open_files(), self.open_before)
         self.assertEqual(self.store.upload_count, 0)
 
-    def check_long_way(self, take: Callable[[], ShareUpload | None]) -> None:
+    def check_long_way(self, take: Callable[[], IncomingShare | None]) -> None:
         """Check that a share is not taken in one move, and that nothing is done about it."""
         before, opened, count = self.names(), open_files(), self.store.upload_count
         self.assertIsNone(take())
@@ -81,14 +80,14 @@ class LifeTests(WholeTestCase):
         changed = share.publish()
         self.assertEqual(len(changed), 3)
         self.assertEqual(self.get(3), b"whole")
-        lease = containers.make_lease(2, containers.OWNER_ALLOCATE, SECRETS.lease, self.now)
+        lease = share_file.make_lease(2, share_file.OWNER_ALLOCATE, SECRETS.lease, self.now)
         stored = self.final(3).read_bytes()
-        self.assertEqual(stored, containers.pack_header(5, 1) + b"whole" + lease.pack())
+        self.assertEqual(stored, share_file.pack_header(5, 1) + b"whole" + lease.pack())
         self.assertEqual((open_files(), self.store.upload_count), (self.open_before, 0))
 
     def test_nothing_is_left_of_what_is_given_up(self) -> None:
         """Discarded, let go of by a store that is closed, or held by a process that is killed."""
-        ends: list[Callable[[ShareUpload], object]] = [
+        ends: list[Callable[[IncomingShare], object]] = [
             lambda share: share.discard(),
             lambda _: self.store.close(),
             lambda _: kill(self.store),
@@ -231,7 +230,7 @@ class LongWayTests(WholeTestCase):
             upload.write(0, [b"wh"])
             upload.checkpoint()
             kill(dead)
-            self.patch(whole, "MAX_LEFT", most)
+            self.patch(incoming_share, "MAX_LEFT", most)
             self.store = self.make_store()
             self.check_long_way(partial(self.take_or_not, number))
             self.take(number=9).discard()  # which nobody has left
@@ -274,7 +273,7 @@ class LongWayTests(WholeTestCase):
             asked.append(directory)
             return False
 
-        with mock.patch("pipegrid.storage.uploads.whole.can_name", can_name):
+        with mock.patch("pipegrid.storage.uploads.incoming_share.can_name", can_name):
             for _ in range(2):
                 self.check_long_way(partial(self.take_or_not, 3))
         self.assertEqual(len(asked), 1)

@@ -12,15 +12,15 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import deferLater
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.leases import ClientSecrets
+from pipegrid.core.lease_secrets import ClientSecrets
 from pipegrid.core.mutable import keys
-from pipegrid.core.mutable.geometry import Format
 from pipegrid.core.mutable.keys import SigningKey
+from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import NoSpace, ServerUnreachable
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.transfer.mutable.files import MutableFiles
-from pipegrid.transfer.mutable.known import KnownFiles
+from pipegrid.testing.clock import HeapClock
+from pipegrid.transfer.mutable.mutable_files import MutableFiles
+from pipegrid.transfer.mutable.version_cache import VersionCache
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.settings import MutableSettings
 from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
@@ -114,7 +114,7 @@ class MutableWorld:
         self.clients = 0
 
     def client(
-        self, known: KnownFiles | Path | None = None, lines: list[Line] | None = None
+        self, known: VersionCache | Path | None = None, lines: list[Line] | None = None
     ) -> MutableFiles:
         """Return a client that knows nothing yet, or what was known before."""
         self.clients += 1
@@ -127,7 +127,7 @@ class MutableWorld:
             client_secrets=ClientSecrets(bytes([self.clients % 256]) * 32),
             usual=self.usual,
             settings=self.settings,
-            known=known if isinstance(known, KnownFiles) else KnownFiles(known),
+            known=known if isinstance(known, VersionCache) else VersionCache(known),
             random=Random(self.clients).random,
         )
         files.keys = self.keys

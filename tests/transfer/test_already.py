@@ -6,14 +6,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.put.already import MAX_GAPS, AlreadyThere, joined
+from pipegrid.transfer.put.write_batches import MAX_GAPS, ResumeRanges, joined
 
 SHARE = 1000
 
 
-def told(*required: tuple[int, int]) -> AlreadyThere:
+def told(*required: tuple[int, int]) -> ResumeRanges:
     """Return what one answer says."""
-    already = AlreadyThere()
+    already = ResumeRanges()
     already.answered(required, SHARE)
     return already
 
@@ -23,7 +23,7 @@ class AnswerTests(SynchronousTestCase):
 
     def test_nothing_is_known_at_first(self) -> None:
         """Everything is sent."""
-        already = AlreadyThere()
+        already = ResumeRanges()
         self.assertFalse(already.covers(0, 1))
         self.assertEqual((already.upto, already.total_bytes, already.passed_over), (0, 0, False))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoder import ShareWrite
-from pipegrid.transfer.put.batch import BATCH_BYTES, LET_GO_BYTES, MIN_BATCH_BYTES, Batch
+from pipegrid.transfer.put.write_batches import BATCH_BYTES, LET_GO_BYTES, MIN_BATCH_BYTES, Batch
 
 
 class BatchTests(SynchronousTestCase):

@@ -11,11 +11,11 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
-from pipegrid.core.leases import ClientSecrets
+from pipegrid.core.lease_secrets import ClientSecrets
 from pipegrid.core.params import Params
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.transfer.check import Check
-from pipegrid.transfer.peers import Means
+from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.settings import DownloadSettings
 from tests.inline_workers import InlineWorkers
@@ -289,7 +289,7 @@ class GivenUpTests(SynchronousTestCase):
         workers = PendingWorkers()
         clock = Clock()
         cap = ChkCap(b"k" * 16, b"h" * 32, 3, 10, 1 << 24)
-        check = Check(Means(clock, workers, [], ClientSecrets(b"s" * 32)), cap, True)
+        check = Check(TransferContext(clock, workers, [], ClientSecrets(b"s" * 32)), cap, True)
         feeders: list[Any] = []
 
         def stream(

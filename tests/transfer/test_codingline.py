@@ -15,7 +15,7 @@ from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
 from pipegrid.reactor import workers
 from pipegrid.reactor.workers import Workers
-from pipegrid.transfer.put.codingline import CodingLine, _Turns
+from pipegrid.transfer.put.encode_ahead import EncodeAhead, _Turns
 from pipegrid.transfer.put.source import BytesSource
 from tests.inline_workers import InlineWorkers
 from tests.transfer.world import content
@@ -102,14 +102,14 @@ class CodingLineTests(TestCase):
         self.data = content(SIZE)
         self.encoder = Encoder(PARAMS.geometry(SIZE), KEY)
         self.source = Slow(self.data)
-        self.line = CodingLine(self.encoder, self.source, self.workers, depth=6)
+        self.line = EncodeAhead(self.encoder, self.source, self.workers, depth=6)
 
     def test_in_order(self) -> Deferred[None]:
         """The shares are those that come of one thread."""
 
         async def run() -> None:
             expected = Encoder(PARAMS.geometry(SIZE), KEY)
-            plain = CodingLine(expected, BytesSource(self.data), InlineWorkers())
+            plain = EncodeAhead(expected, BytesSource(self.data), InlineWorkers())
             for index in range(self.encoder.geometry.num_segments):
                 coded = await self.line.take()
                 self.assertEqual(coded.index, index)

@@ -22,7 +22,7 @@ from pipegrid.core.caps import LitCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, ServerProtocolError, ServerRefused, SinkError
-from pipegrid.transfer.get import readers, tactics
+from pipegrid.transfer.get import hedged_read, share_readers
 from pipegrid.transfer.get.sink import CONSUMER_BYTES
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
@@ -358,7 +358,7 @@ class SpeedTests(DownloadTestCase):
         So both helpers are in that, and each is one of the k shares for all of the rest: the slow one's
         work, which they had divided, is not all there is to do.
         """
-        self.patch(tactics, "PROBE_SHARE", 1)
+        self.patch(hedged_read, "PROBE_SHARE", 1)
         rate = float(1 << 20)
         for slow in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
             self.make(4_000_000, World(bytes_per_s=rate))
@@ -473,7 +473,7 @@ class MemoryTests(DownloadTestCase):
         What the guess asked for has hashes behind blocks, and bytes that nobody needs: neither may
         hold back what comes behind them, or it would never come.
         """
-        self.patch(readers, "STREAM_BYTES", 1500)
+        self.patch(share_readers, "STREAM_BYTES", 1500)
         self.patch(decoder, "_APART_BYTES", 1500)
         self.patch(tests.transfer.world, "CHUNK_BYTES", 500)
         for segment_bytes in (700, 3000, 10_000):
@@ -486,7 +486,7 @@ class MemoryTests(DownloadTestCase):
 
     def test_hashes_of_a_late_share_with_little_memory(self) -> None:
         """A share that joins in the middle brings hashes, and blocks that have left already."""
-        self.patch(readers, "STREAM_BYTES", 1500)
+        self.patch(share_readers, "STREAM_BYTES", 1500)
         self.patch(decoder, "_APART_BYTES", 1500)
         self.patch(tests.transfer.world, "CHUNK_BYTES", 500)
         settings = DownloadSettings(memory_bytes=5000)
@@ -499,9 +499,9 @@ class MemoryTests(DownloadTestCase):
 
     def little_memory(self, size: int, params: Params, memory_bytes: int, rate: float) -> None:
         """Pieces so small that a small file is streamed like a large one, and may hardly be held."""
-        self.patch(readers, "STREAM_BYTES", 1500)
+        self.patch(share_readers, "STREAM_BYTES", 1500)
         self.patch(decoder, "_APART_BYTES", 1500)
-        self.patch(tactics, "PROBE_BYTES", 300)
+        self.patch(hedged_read, "PROBE_BYTES", 300)
         self.patch(tests.transfer.world, "CHUNK_BYTES", 500)
         settings = DownloadSettings(memory_bytes=memory_bytes, silence_s=16.0, hedge_s=1.0)
         world = World(happy=1, params=params, download=settings, bytes_per_s=rate)

@@ -8,8 +8,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import UsageError
-from pipegrid.transfer.put import batch, elsewhere
-from pipegrid.transfer.put.elsewhere import REMEMBERED, Elsewhere, LastBytes, ask_first
+from pipegrid.transfer.put import existing_shares, write_batches
+from pipegrid.transfer.put.existing_shares import (
+    REMEMBERED,
+    FinalByteHold,
+    PlacementHistory,
+    ask_first,
+)
 from tests.core.simple_encoder import Encoded
 from tests.transfer.world import RTT, World, content
 
@@ -24,7 +29,7 @@ class ElsewhereTests(SynchronousTestCase):
     def test_puts_ask_for_as_long_as_they_find(self) -> None:
         """One that finds a share elsewhere has the next ones ask, until so many have found nothing."""
         noted: list[int] = []
-        puts = Elsewhere(changed=noted.append)
+        puts = PlacementHistory(changed=noted.append)
         self.assertFalse(puts.asks)
         puts.ended(False)
         puts.ended(True)
@@ -41,14 +46,14 @@ class ElsewhereTests(SynchronousTestCase):
     def test_policies(self) -> None:
         """``never`` neither asks nor waits, ``always`` asks for all; by default it is learned."""
         for policy, asks, holds in (("never", False, False), ("always", True, True)):
-            puts = Elsewhere(ask_first(policy), left=3)
+            puts = PlacementHistory(ask_first(policy), left=3)
             for size in (1, LARGE):
                 self.assertEqual(puts.asks_first(size), asks)
             self.assertEqual(puts.holds_back(LARGE, True), holds)
-        learned = Elsewhere("auto", left=3)
+        learned = PlacementHistory("auto", left=3)
         self.assertEqual([learned.asks_first(size) for size in (SMALL, LARGE)], [True, False])
         self.assertTrue(learned.holds_back(LARGE, False))
-        fresh = Elsewhere("auto")
+        fresh = PlacementHistory("auto")
         holds_back = [fresh.holds_back(LARGE, exceeds) for exceeds in (False, True)]
         self.assertEqual(holds_back, [False, True])
         self.assertFalse(fresh.holds_back(SMALL, True))
@@ -62,7 +67,7 @@ class ElsewhereTests(SynchronousTestCase):
     def test_what_an_earlier_process_left_is_bounded(self) -> None:
         """Nonsense in a file does not make puts ask for ever."""
         for left in (-5, 10**9):
-            puts = Elsewhere(left=left)
+            puts = PlacementHistory(left=left)
             for _ in range(REMEMBERED):
                 puts.ended(False)
             self.assertFalse(puts.asks)
@@ -73,7 +78,7 @@ class LastBytesTests(SynchronousTestCase):
 
     def test_slow_servers_are_not_waited_for(self) -> None:
         """When most have answered, the others get as long again."""
-        wait = LastBytes(10, 100.0, 2.0, patient=False)
+        wait = FinalByteHold(10, 100.0, 2.0, patient=False)
         self.assertEqual(wait.left_s(100.5), 1.5)
         for _ in range(5):
             wait.answered(100.25)
@@ -85,19 +90,19 @@ class LastBytesTests(SynchronousTestCase):
 
     def test_patience(self) -> None:
         """A put that has to know waits for all of them, but no longer than the grace."""
-        wait = LastBytes(10, 100.0, 2.0, patient=True)
+        wait = FinalByteHold(10, 100.0, 2.0, patient=True)
         for _ in range(9):
             wait.answered(100.25)
         self.assertEqual(wait.left_s(100.25), 1.75)
 
     def test_all_are_slow(self) -> None:
         """While most have not answered, a put that has to know waits longer; then as long again."""
-        wait = LastBytes(10, 100.0, 2.0, patient=True)
+        wait = FinalByteHold(10, 100.0, 2.0, patient=True)
         wait.answered(101.0, 5)
         self.assertEqual(wait.left_s(103.0), 7.0, "half are not most")
         wait.answered(103.0)
         self.assertEqual(wait.left_s(103.0), 3.0)
-        wait = LastBytes(10, 100.0, 2.0, patient=True)
+        wait = FinalByteHold(10, 100.0, 2.0, patient=True)
         wait.answered(109.0, 6)
         self.assertEqual(wait.left_s(109.0), 1.0, "not for ever")
 
@@ -266,8 +271,8 @@ class StoredElsewhereTests(SynchronousTestCase):
 
     def test_what_is_lost_while_the_last_byte_waits(self) -> None:
         """A connection breaks: what went with it is coded again, and the last byte still waits its turn."""
-        self.patch(batch, "LET_GO_BYTES", 1000)
-        self.patch(elsewhere, "SMALL_BYTES", 1000)
+        self.patch(write_batches, "LET_GO_BYTES", 1000)
+        self.patch(existing_shares, "SMALL_BYTES", 1000)
         for at_s in (0.5, 0.75, 1.0, 1.25, 2.0):
             world = self.make(window_bytes=1 << 20, bytes_per_s=float(1 << 17))
             file = world.encoded(content(900_000, 9))

@@ -8,7 +8,7 @@ from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NotEnoughSharesError
-from pipegrid.transfer.get.earlier import MANY, Guesses
+from pipegrid.transfer.get.get_history import MANY, Guesses
 from tests.core.simple_encoder import Encoded
 from tests.transfer.world import RTT, World, content
 

@@ -18,8 +18,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError
-from pipegrid.transfer.put import batch, keynotes
-from pipegrid.transfer.put.keynotes import MAX_AGE_S, MAX_NOTES, KeyNote, KeyNotes
+from pipegrid.transfer.put import file_key, write_batches
+from pipegrid.transfer.put.file_key import MAX_AGE_S, MAX_NOTES, KeyNote, KeyNotes
 from tests.locks import failing_locks
 from tests.transfer.test_upload import UploadTestCase
 from tests.transfer.world import Told, World, content
@@ -209,7 +209,7 @@ class SafetyTests(NotesTestCase):
         self.take().remove()
         target = Path(self.mktemp())
         target.write_bytes(b"precious")
-        name = keynotes._name(PATH, WHO, GEOMETRY)
+        name = file_key._name(PATH, WHO, GEOMETRY)
         (self.directory / name).symlink_to(target.resolve())
         self.assertIsNone(self.notes.take(PATH, WHO, GEOMETRY))
         self.assertEqual(target.read_bytes(), b"precious")
@@ -223,7 +223,7 @@ class BoundsTests(NotesTestCase):
         """Leave a note for a file, made now; return where it is."""
         note = self.take(path)
         note.keep()
-        where = self.directory / keynotes._name(path, WHO, Params().geometry(10**6))
+        where = self.directory / file_key._name(path, WHO, Params().geometry(10**6))
         os.utime(where, (self.now, self.now))
         return where
 
@@ -267,7 +267,7 @@ class PutTests(UploadTestCase):
     SIZE = 600_000
 
     def setUp(self) -> None:
-        self.patch(batch, "BATCH_BYTES", 8192)
+        self.patch(write_batches, "BATCH_BYTES", 8192)
         self.caches = Path(self.mktemp())
         self.not_ours = Path(self.mktemp())
         self.world = World(

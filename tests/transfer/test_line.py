@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.get.earlier import ClientLine
+from pipegrid.transfer.get.get_history import LinkEstimate
 
 
 class ClientLineTests(SynchronousTestCase):
@@ -12,17 +12,17 @@ class ClientLineTests(SynchronousTestCase):
 
     def test_nothing_is_known_at_first(self) -> None:
         """Then no line is narrow, nor while only one of rate and round trip is known."""
-        line = ClientLine()
+        line = LinkEstimate()
         self.assertFalse(line.is_narrow_for(10**9))
         line.note_answer(0.01)
         self.assertFalse(line.is_narrow_for(10**9))
-        line = ClientLine()
+        line = LinkEstimate()
         line.note_bytes(10**6, 1.0)
         self.assertFalse(line.is_narrow_for(10**9))
 
     def test_bytes_against_a_round_trip(self) -> None:
         """What takes longer than a round trip at the known rate is too much."""
-        line = ClientLine()
+        line = LinkEstimate()
         line.note_answer(0.1)
         line.note_bytes(10**6, 1.0)
         self.assertFalse(line.is_narrow_for(100_000))
@@ -30,7 +30,7 @@ class ClientLineTests(SynchronousTestCase):
 
     def test_the_best_counts(self) -> None:
         """Slow answers and slow downloads are servers' doing; a few bytes tell nothing."""
-        line = ClientLine()
+        line = LinkEstimate()
         for elapsed_s in (0.5, 0.1, 2.0):
             line.note_answer(elapsed_s)
             line.note_bytes(10**5, elapsed_s)
@@ -40,7 +40,7 @@ class ClientLineTests(SynchronousTestCase):
 
     def test_old_news_are_forgotten(self) -> None:
         """A line that has become narrow is found to be so."""
-        line = ClientLine()
+        line = LinkEstimate()
         line.note_answer(0.1)
         line.note_bytes(10**8, 1.0)
         for _ in range(8):

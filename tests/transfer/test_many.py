@@ -11,9 +11,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
-from pipegrid.flow.depth import FEW, FIRST, Appetite
-from pipegrid.transfer.progress import Progress
-from pipegrid.transfer.put.many import MAX_BYTES, MAX_FILES, ManyPuts, PutOrder
+from pipegrid.flow.concurrency import FEW, FIRST, SmallFileCapacity
+from pipegrid.transfer.put.put_many import MAX_BYTES, MAX_FILES, ManyPuts, PutOrder
+from pipegrid.transfer.results import Progress
 from tests.transfer.world import RTT, World, content
 
 
@@ -135,7 +135,7 @@ class ManyPutsTests(SynchronousTestCase):
     def test_servers_that_take_one_request_a_share(self) -> None:
         """Fewer small files are under way while each takes long; to others their number is no matter."""
         now = [0.0]
-        appetite = [Appetite.COUNTED]
+        appetite = [SmallFileCapacity.COUNTED]
         puts = ManyPuts(
             [1000] * 1000,
             self.start,
@@ -149,7 +149,7 @@ class ManyPutsTests(SynchronousTestCase):
             now[0] += 0.5
             self.running[number].callback("")
         self.assertLess(len(self.running) - FIRST, MAX_FILES // 4)
-        appetite[0] = Appetite.ANY
+        appetite[0] = SmallFileCapacity.ANY
         now[0] += 0.1
         self.running[FIRST].callback("")
         self.assertEqual(len(self.running) - FIRST - 1, MAX_FILES)
@@ -158,11 +158,11 @@ class ManyPutsTests(SynchronousTestCase):
 
     def test_servers_that_are_about_to_be_quicker(self) -> None:
         """As few are under way as ever, until they are."""
-        appetite = [Appetite.FEW]
+        appetite = [SmallFileCapacity.FEW]
         puts = ManyPuts([1000] * 1000, self.start, self.ended, appetite=lambda: appetite[0])
         done = Deferred.fromCoroutine(puts.run())
         self.assertEqual(len(self.running), FEW)
-        appetite[0] = Appetite.COUNTED
+        appetite[0] = SmallFileCapacity.COUNTED
         self.running[0].callback("")
         self.assertEqual(len(self.running), FIRST + 1)
         done.cancel()

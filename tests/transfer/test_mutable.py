@@ -8,11 +8,11 @@ from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.mutable import book, keys
-from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.mutable import keys
 from pipegrid.core.mutable.keys import SigningKey
+from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import CapError, NotEnoughSharesError, RollbackError, UnhappyError, UsageError
-from pipegrid.transfer.mutable.known import Known, KnownFiles
+from pipegrid.transfer.mutable.version_cache import CachedVersion, VersionCache
 from tests.transfer.mutable_world import Full, MutableWorld
 from tests.transfer.world import RTT, Line, content
 
@@ -89,7 +89,7 @@ class RoundTripTests(SynchronousTestCase):
                 return keys.open_signing_key(*args)
 
             began_s = self.world.clock.seconds()
-            with mock.patch.object(book, "open_signing_key", note):
+            with mock.patch.object(share, "open_signing_key", note):
                 trips, _ = self.world.round_trips(files.overwrite(cap, b"second"))
             self.assertEqual(opened_s, [began_s + RTT] * (1 + damaged))
             self.assertEqual(trips, 6)
@@ -315,16 +315,16 @@ class RollbackTests(SynchronousTestCase):
     def test_it_is_read_again_once(self) -> None:
         """What others remember is read when it has changed, and not each time."""
         directory, index = Path(self.mktemp()), bytes(16)
-        long, other = KnownFiles(directory), KnownFiles(directory)
+        long, other = VersionCache(directory), VersionCache(directory)
         self.assertEqual(long.of(index).sequence_number, 0)
-        other.save(index, Known(5, b"r" * 32, encrypted_key=b"key"))
-        long.save(index, Known(4, b"s" * 32))
+        other.save(index, CachedVersion(5, b"r" * 32, encrypted_key=b"key"))
+        long.save(index, CachedVersion(4, b"s" * 32))
         with mock.patch.object(long, "_load", wraps=long._load) as load:
             for _ in range(3):
                 known = long.of(index)
                 self.assertEqual((known.newest, known.encrypted_key), ((5, b"r" * 32), b"key"))
             self.assertEqual(load.call_count, 1)
-            other.save(index, Known(6, b"r" * 32, begun_number=7))
+            other.save(index, CachedVersion(6, b"r" * 32, begun_number=7))
             self.assertEqual((long.of(index).sequence_number, known.begun_number), (6, 7))
             (path,) = directory.iterdir()
             path.write_bytes(b"damaged")

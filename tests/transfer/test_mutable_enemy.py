@@ -9,11 +9,16 @@ from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.mutable import geometry as sizes
-from pipegrid.core.mutable.encoding import encode
-from pipegrid.core.mutable.geometry import SALT_BYTES, Format, MutableGeometry
-from pipegrid.core.mutable.sections import Header, new_sections
-from pipegrid.core.mutable.versions import MAX_SEQUENCE_NUMBER, Version
+from pipegrid.core.mutable import versions as sizes
+from pipegrid.core.mutable.encoder import encode
+from pipegrid.core.mutable.layout import Header, new_sections
+from pipegrid.core.mutable.versions import (
+    MAX_SEQUENCE_NUMBER,
+    SALT_BYTES,
+    Format,
+    MutableGeometry,
+    Version,
+)
 from pipegrid.errors import (
     CorruptionError,
     NotEnoughSharesError,
@@ -22,7 +27,7 @@ from pipegrid.errors import (
     UnhappyError,
     UsageError,
 )
-from pipegrid.transfer.mutable.files import MutableFiles
+from pipegrid.transfer.mutable.mutable_files import MutableFiles
 from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import Line

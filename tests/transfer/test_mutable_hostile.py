@@ -11,8 +11,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.mutable.geometry import Format
-from pipegrid.core.mutable.sections import parse_header
+from pipegrid.core.mutable.layout import parse_header
+from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import (
     CorruptionError,
     NotEnoughSharesError,
@@ -21,8 +21,14 @@ from pipegrid.errors import (
     UncoordinatedWriteError,
     UnhappyError,
 )
-from pipegrid.transfer.mutable import known as remembered
-from pipegrid.transfer.mutable.known import MAX_FILES, Known, KnownFiles, pack, unpack
+from pipegrid.transfer.mutable import version_cache as remembered
+from pipegrid.transfer.mutable.version_cache import (
+    MAX_FILES,
+    CachedVersion,
+    VersionCache,
+    pack,
+    unpack,
+)
 from tests.pipes import pipe_in_place
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import content
@@ -327,26 +333,26 @@ class KnownTests(SynchronousTestCase):
             self.assertIn(old, data)
             path.write_bytes(data.replace(old, new))
             self.assertEqual(world.read(cap, world.client(directory)), b"first")
-            self.assertEqual(KnownFiles(directory).of(cap.storage_index).newest[0], 1)
+            self.assertEqual(VersionCache(directory).of(cap.storage_index).newest[0], 1)
         # One of a version before hashes is believed.
         path.write_bytes(data[: data.index(b', "hash"')] + b"}")
-        self.assertEqual(KnownFiles(directory).of(cap.storage_index).sequence_number, 1)
+        self.assertEqual(VersionCache(directory).of(cap.storage_index).sequence_number, 1)
 
     def test_a_named_pipe(self) -> None:
         """In the place of what is remembered holds up nobody, and is replaced."""
         directory, index = Path(self.mktemp()), bytes(16)
         with pipe_in_place(directory / f"{base32.encode(index)}.json"):
-            files = KnownFiles(directory)
+            files = VersionCache(directory)
             self.assertEqual(files.of(index).newest, (0, b""))
-            files.save(index, Known(5, b"r" * 32))
-            self.assertEqual(KnownFiles(directory).of(index).sequence_number, 5)
+            files.save(index, CachedVersion(5, b"r" * 32))
+            self.assertEqual(VersionCache(directory).of(index).sequence_number, 5)
 
     def test_servers_that_claim_everything(self) -> None:
         """Where shares are is forgotten if that is too much, never the newest version that was seen."""
         claims: tuple[tuple[int, ...], ...] = (tuple(range(255)), (0,))
         for held, servers in zip(claims, (10, 1000), strict=True):
             copies = {f"v0-{number}": held for number in range(servers)}
-            again = unpack(pack(Known(5, b"r" * 32, copies=copies)))
+            again = unpack(pack(CachedVersion(5, b"r" * 32, copies=copies)))
             self.assertEqual((again.newest, again.copies), ((5, b"r" * 32), {}))
 
     def test_what_is_used_is_kept(self) -> None:
@@ -355,11 +361,11 @@ class KnownTests(SynchronousTestCase):
         self.patch(remembered, "MAX_FILES", 2)
         for number in range(2):
             index = bytes([number] * 16)
-            KnownFiles(directory).save(index, Known(5, b"r" * 32))
+            VersionCache(directory).save(index, CachedVersion(5, b"r" * 32))
             os.utime(directory / f"{base32.encode(index)}.json", (number, number))
-        KnownFiles(directory).of(bytes(16))
-        KnownFiles(directory).save(bytes([2] * 16), Known(5, b"r" * 32))
-        numbers = [KnownFiles(directory).of(bytes([n] * 16)).sequence_number for n in range(3)]
+        VersionCache(directory).of(bytes(16))
+        VersionCache(directory).save(bytes([2] * 16), CachedVersion(5, b"r" * 32))
+        numbers = [VersionCache(directory).of(bytes([n] * 16)).sequence_number for n in range(3)]
         self.assertEqual(numbers, [5, 0, 5])
 
     def test_packing(self) -> None:
@@ -384,9 +390,9 @@ class KnownTests(SynchronousTestCase):
         """Of two processes the one that has seen more is believed."""
         directory = Path(self.mktemp())
         index = bytes(16)
-        KnownFiles(directory).save(index, Known(5, b"r" * 32))
-        KnownFiles(directory).save(index, Known(4, b"r" * 32))
-        self.assertEqual(KnownFiles(directory).of(index).sequence_number, 5)
+        VersionCache(directory).save(index, CachedVersion(5, b"r" * 32))
+        VersionCache(directory).save(index, CachedVersion(4, b"r" * 32))
+        self.assertEqual(VersionCache(directory).of(index).sequence_number, 5)
         self.assertGreater(MAX_FILES, 1000)
 
     def test_a_signed_lie(self) -> None:

@@ -8,8 +8,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ChildExists, NoSuchChild, UnhappyError
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.transfer.mutable.joining import JoinedWrites
+from pipegrid.testing.clock import HeapClock
+from pipegrid.transfer.mutable.write_queue import WriteQueues
 
 
 class _Unhappy:
@@ -81,7 +81,7 @@ class JoinedFailureTests(SynchronousTestCase):
         """What servers have is told; what only another change had made is not."""
         clock = HeapClock()
         made: Any = lambda cap, edit, **_: _Unhappy(edit)  # noqa: E731
-        joined: Any = JoinedWrites(clock, made)
+        joined: Any = WriteQueues(clock, made)
         waiting = [joined.join(_Cap(), edit, None, None) for edit in (remove, add, add, remove)]
         clock.advance(0)
         self.failureResultOf(waiting[0], NoSuchChild)
@@ -92,7 +92,7 @@ class JoinedFailureTests(SynchronousTestCase):
         """Return what becomes of edits that are applied again."""
         clock = HeapClock()
         made: Any = lambda cap, edit, **_: _Again(edit, second, refused)  # noqa: E731
-        joined: Any = JoinedWrites(clock, made)
+        joined: Any = WriteQueues(clock, made)
         waiting = [joined.join(_Cap(), edit, None, None) for edit in edits]
         clock.advance(0)
         outcomes: list[Any] = []
@@ -149,7 +149,7 @@ class JoinedEndTests(SynchronousTestCase):
         clock = HeapClock()
         self.patch(_Endless, "begun", 0)
         made: Any = lambda cap, edit, **_: _Endless()  # noqa: E731
-        joined: Any = JoinedWrites(clock, made)
+        joined: Any = WriteQueues(clock, made)
         first = joined.join(_Cap(), add, None, None)
         clock.advance(0)
         behind = [joined.join(_Cap(), add, None, None) for _ in range(2)]

@@ -10,10 +10,10 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import UncoordinatedWriteError, UnhappyError
-from pipegrid.transfer.mutable.files import MutableFiles
-from pipegrid.transfer.mutable.known import KnownFiles
+from pipegrid.transfer.mutable.mutable_files import MutableFiles
+from pipegrid.transfer.mutable.version_cache import VersionCache
 from pipegrid.wire.messages import SlotResult
 from tests.transfer.mutable_world import Moody, MutableWorld
 from tests.transfer.world import RTT, Line
@@ -120,10 +120,10 @@ class LoneWriterTests(SynchronousTestCase):
         world = self.world
         directory = Path(self.mktemp())
         lines = self.far(range(6, 10))
-        mine = world.client(KnownFiles(directory), lines)
+        mine = world.client(VersionCache(directory), lines)
         cap = world.run(mine.create(b"first", Format.SDMF)).cap
         self.give_up(mine, cap, mine.overwrite(cap, b"killed"))
-        result = world.run(world.client(KnownFiles(directory), lines).overwrite(cap, b"second"))
+        result = world.run(world.client(VersionCache(directory), lines).overwrite(cap, b"second"))
         self.assertEqual(result.attempts, 1)
         self.assertEqual(world.read(cap), b"second")
 

@@ -7,9 +7,9 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import RollbackError, UncoordinatedWriteError
-from pipegrid.transfer.mutable.files import MutableFiles
+from pipegrid.transfer.mutable.mutable_files import MutableFiles
 from tests.transfer.mutable_world import Moody, MutableWorld
 from tests.transfer.world import RTT
 

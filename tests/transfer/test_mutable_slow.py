@@ -10,13 +10,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import NotEnoughSharesError, ServerTimeout
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.transfer.watch import Watch
+from pipegrid.testing.clock import HeapClock
+from pipegrid.transfer.peers import CallTimeout
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
-from pipegrid.wire.nurl import Nurl
+from pipegrid.wire.server_address import Nurl
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import RTT, Line, content
 
@@ -136,7 +136,7 @@ class BoundTests(SynchronousTestCase):
     def test_a_watch_asks_how_much_longer(self) -> None:
         """It ends when neither the silence nor what is under way explains it any more."""
         clock, more = HeapClock(), [30.0]
-        watch = Watch(clock, 10.0, lambda: more[0])
+        watch = CallTimeout(clock, 10.0, lambda: more[0])
         call: Deferred[None] = Deferred()
         alice: Any = SimpleNamespace(name="alice", last_sign=0.0)
         waiting = Deferred.fromCoroutine(watch.answer(call, alice))

@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import NotEnoughSharesError, RollbackError, UncoordinatedWriteError
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import RTT, Line, content

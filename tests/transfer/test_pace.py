@@ -7,7 +7,7 @@ import math
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.put.pace import TICK_S, Pace, is_silent, until_silence
+from pipegrid.transfer.put.stragglers import TICK_S, StragglerPolicy, is_silent, until_silence
 from pipegrid.transfer.settings import UploadSettings
 
 SETTINGS = UploadSettings(grace_s=2.0, grace_share=0.25, silence_s=60.0)
@@ -90,16 +90,16 @@ class RoomTests(SynchronousTestCase):
     """While segments go by."""
 
     def setUp(self) -> None:
-        self.pace: Pace[Way] = Pace(SETTINGS, 0.0)
+        self.pace: StragglerPolicy[Way] = StragglerPolicy(SETTINGS, 0.0)
 
     def test_room_everywhere(self) -> None:
         """There is nothing to wait for."""
-        self.assertIsNone(self.pace.until_room(1.0, [Way(), Way()], anybody))
+        self.assertIsNone(self.pace.window_wait_s(1.0, [Way(), Way()], anybody))
 
     def test_all_are_blocked(self) -> None:
         """Nobody keeps anybody waiting: only silence ends the wait, and nobody is charged."""
         ways = [blocked(last_sign=1.0), blocked(last_sign=1.0)]
-        self.assertEqual(self.pace.until_room(1.0, ways, anybody), 60.0)
+        self.assertEqual(self.pace.window_wait_s(1.0, ways, anybody), 60.0)
         self.assertEqual(self.pace.waited(50.0, ways), [])
         self.assertEqual([way.stalled_s for way in ways], [0.0, 0.0])
 
@@ -107,30 +107,30 @@ class RoomTests(SynchronousTestCase):
         """It has the grace, in one wait or in many, and is dropped then if it is slow."""
         slow = blocked("slow", pace_s=1.0, last_sign=1.0)
         ways = [slow, Way(last_sign=1.0), Way(last_sign=1.0)]
-        self.assertEqual(self.pace.until_room(1.0, ways, anybody), 2.0)
+        self.assertEqual(self.pace.window_wait_s(1.0, ways, anybody), 2.0)
         self.assertEqual(self.pace.waited(2.5, ways), [])
         self.assertEqual(slow.stalled_s, 1.5)
-        self.assertEqual(self.pace.until_room(3.0, ways, anybody), 0.5)
+        self.assertEqual(self.pace.window_wait_s(3.0, ways, anybody), 0.5)
         self.assertEqual(self.pace.waited(3.5, ways), [slow])
 
     def test_a_line_that_all_share(self) -> None:
         """Where answers of all take equally long it is not the server's fault; it starts anew."""
         held_up = blocked(pace_s=1.9, last_sign=1.0)
         ways = [held_up, Way(pace_s=1.0), Way(pace_s=1.0)]
-        self.pace.until_room(1.0, ways, anybody)
+        self.pace.window_wait_s(1.0, ways, anybody)
         self.assertEqual(self.pace.waited(3.0, ways), [])
         self.assertEqual(held_up.stalled_s, 0.0)
 
     def test_what_cannot_be_spared(self) -> None:
         """A share that happiness needs is waited for until its server is silent."""
         ways = [blocked(last_sign=1.0), Way(last_sign=1.0)]
-        self.assertEqual(self.pace.until_room(1.0, ways, nobody), 60.0)
+        self.assertEqual(self.pace.window_wait_s(1.0, ways, nobody), 60.0)
 
     def test_it_found_room_meanwhile(self) -> None:
         """Only who is blocked still has cost the others the wait."""
         way = blocked(pace_s=9.0)
         ways = [way, Way()]
-        self.pace.until_room(1.0, ways, anybody)
+        self.pace.window_wait_s(1.0, ways, anybody)
         way.blocked = False
         self.assertEqual(self.pace.waited(9.0, ways), [])
         self.assertEqual(way.stalled_s, 0.0)
@@ -138,12 +138,12 @@ class RoomTests(SynchronousTestCase):
     def test_the_grace_grows_with_the_upload(self) -> None:
         """A quarter of what it has taken, where that is more than two seconds."""
         ways = [blocked(last_sign=100.0), Way(last_sign=100.0)]
-        self.assertEqual(self.pace.until_room(100.0, ways, anybody), 25.0)
+        self.assertEqual(self.pace.window_wait_s(100.0, ways, anybody), 25.0)
 
     def test_waits_that_make_up_a_grace(self) -> None:
         """They are never shorter than the clock can tell."""
         ways = [blocked(stalled_s=1.9999999, last_sign=1.0), Way(last_sign=1.0)]
-        self.assertEqual(self.pace.until_room(1.0, ways, anybody), TICK_S)
+        self.assertEqual(self.pace.window_wait_s(1.0, ways, anybody), TICK_S)
 
 
 class EndTests(SynchronousTestCase):
@@ -151,25 +151,25 @@ class EndTests(SynchronousTestCase):
 
     def test_not_enough_yet(self) -> None:
         """Everything is waited for until its server is silent."""
-        pace: Pace[Way] = Pace(SETTINGS, 0.0)
-        self.assertEqual(pace.until_over(9.0, [Way(last_sign=8.0)], False), 59.0)
+        pace: StragglerPolicy[Way] = StragglerPolicy(SETTINGS, 0.0)
+        self.assertEqual(pace.final_wait_s(9.0, [Way(last_sign=8.0)], False), 59.0)
 
     def test_stragglers(self) -> None:
         """From the moment on at which it is enough they have the grace."""
-        pace: Pace[Way] = Pace(SETTINGS, 0.0)
+        pace: StragglerPolicy[Way] = StragglerPolicy(SETTINGS, 0.0)
         ways = [Way(last_sign=10.0)]
-        self.assertEqual(pace.until_over(10.0, ways, True), 2.5)
-        self.assertEqual(pace.until_over(12.0, ways, True), 0.5)
-        self.assertIsNone(pace.until_over(12.5, ways, True))
+        self.assertEqual(pace.final_wait_s(10.0, ways, True), 2.5)
+        self.assertEqual(pace.final_wait_s(12.0, ways, True), 0.5)
+        self.assertIsNone(pace.final_wait_s(12.5, ways, True))
 
     def test_it_was_enough_before(self) -> None:
         """What went ahead in one move counts."""
-        pace: Pace[Way] = Pace(SETTINGS, 0.0, happy_since_s=4.0)
-        self.assertEqual(pace.until_over(5.0, [Way(last_sign=5.0)], True), 1.0)
+        pace: StragglerPolicy[Way] = StragglerPolicy(SETTINGS, 0.0, happy_since_s=4.0)
+        self.assertEqual(pace.final_wait_s(5.0, [Way(last_sign=5.0)], True), 1.0)
 
     def test_no_longer_enough(self) -> None:
         """A share that was lost is waited for again, and the grace is over when it has come."""
-        pace: Pace[Way] = Pace(SETTINGS, 0.0)
-        pace.until_over(10.0, [Way()], True)
-        self.assertEqual(pace.until_over(20.0, [Way(last_sign=20.0)], False), 60.0)
-        self.assertIsNone(pace.until_over(21.0, [Way(last_sign=20.0)], True))
+        pace: StragglerPolicy[Way] = StragglerPolicy(SETTINGS, 0.0)
+        pace.final_wait_s(10.0, [Way()], True)
+        self.assertEqual(pace.final_wait_s(20.0, [Way(last_sign=20.0)], False), 60.0)
+        self.assertIsNone(pace.final_wait_s(21.0, [Way(last_sign=20.0)], True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.get.race import Race
+from pipegrid.transfer.get.hedged_read import HedgedRead
 
 
 @attrs.define
@@ -21,7 +21,7 @@ class RaceTests(SynchronousTestCase):
     """Three favourites and two others; 1 s was the way to their first bytes."""
 
     def setUp(self) -> None:
-        self.race = Race(10.0)
+        self.race = HedgedRead(10.0)
         self.favourites = [Share(number, 1000) for number in (0, 1, 2)]
         self.others = [Share(number, 1000, waiting=False) for number in (3, 4)]
 
@@ -75,7 +75,7 @@ class RaceTests(SynchronousTestCase):
         self.look(11, (7, 9))
         self.look(12, (7, 9))
         self.assertEqual(self.race.parts, {4: (7, 8), 3: (8, 9)})
-        self.race = Race(10.0)
+        self.race = HedgedRead(10.0)
         self.look(11, (7, 8))
         self.look(12, (7, 8))
         self.assertEqual((self.race.parts, self.helpers()), ({}, [3, 4]))

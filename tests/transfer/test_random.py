@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
-from pipegrid.transfer.put import batch, elsewhere
+from pipegrid.transfer.put import existing_shares, write_batches
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from tests.transfer.test_download import Consumer
@@ -151,8 +151,8 @@ class RandomTests(SynchronousTestCase):
     """Two hundred cases."""
 
     def setUp(self) -> None:
-        self.patch(batch, "BATCH_BYTES", 4096)
-        self.patch(elsewhere, "SMALL_BYTES", 500)
+        self.patch(write_batches, "BATCH_BYTES", 4096)
+        self.patch(existing_shares, "SMALL_BYTES", 500)
 
     def test_puts_are_true_and_gets_are_right(self) -> None:
         """Whatever goes wrong, on either way; and nothing is left behind."""

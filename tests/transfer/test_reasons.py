@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.put.reasons import no_room
-from pipegrid.transfer.reasons import each_once, said_once
+from pipegrid.transfer.failure_messages import each_once, no_room, said_once
 
 
 class ReasonsTests(SynchronousTestCase):

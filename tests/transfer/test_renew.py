@@ -6,8 +6,8 @@ from twisted.internet.defer import CancelledError, fail
 
 from pipegrid.core.caps import LitCap
 from pipegrid.errors import CapError, ServerRefused
-from pipegrid.flow.depth import MANY
-from pipegrid.transfer.put.many import SMALL_BYTES
+from pipegrid.flow.concurrency import MANY
+from pipegrid.transfer.put.put_many import SMALL_BYTES
 from pipegrid.transfer.results import RenewResult
 from tests.transfer.test_repair import RepairTestCase
 from tests.transfer.world import RTT, Told, World

@@ -11,10 +11,10 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
-from pipegrid.disk.partname import part_path
+from pipegrid.disk.atomic_write import part_path
 from pipegrid.errors import NotEnoughSharesError, SinkError
-from pipegrid.transfer.get import resuming
-from pipegrid.transfer.get.here import SegmentsHere
+from pipegrid.transfer.get import resume
+from pipegrid.transfer.get.sink import PresentSegments
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
 from tests.transfer.world import RTT, Told, World, content
@@ -205,7 +205,7 @@ class ResumeTests(ResumeTestCase):
 
     def test_checking_far_ahead_of_what_is_missing(self) -> None:
         """No server is asked for what can only be used after much checking; and then all comes."""
-        self.patch(resuming, "CHECK_AHEAD_BYTES", 3 * SEGMENT)
+        self.patch(resume, "CHECK_AHEAD_BYTES", 3 * SEGMENT)
         self.part.write_bytes(self.data[:CUT])
         result = self.get()
         self.assertEqual(result.here_bytes, 27 * SEGMENT)
@@ -366,8 +366,8 @@ class PathTests(ResumeTestCase):
 class SegmentsHereTests(SynchronousTestCase):
     """Which segments may be there."""
 
-    def here(self, start: int, end: int, found: int) -> SegmentsHere:
-        return SegmentsHere(Params(3, 10, 30).geometry(1000), start, end, found)
+    def here(self, start: int, end: int, found: int) -> PresentSegments:
+        return PresentSegments(Params(3, 10, 30).geometry(1000), start, end, found)
 
     def test_whole_segments_only(self) -> None:
         """The last one of the file is whole where the file ends."""

@@ -8,7 +8,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError
-from pipegrid.transfer.put import batch
+from pipegrid.transfer.put import write_batches
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings
 from tests.transfer.test_upload import UploadTestCase
@@ -26,8 +26,8 @@ class ResumedTestCase(UploadTestCase):
     """A file of thirty segments, over lines on which a put of it takes some two seconds."""
 
     def setUp(self) -> None:
-        self.patch(batch, "BATCH_BYTES", 8192)
-        self.patch(batch, "LET_GO_BYTES", 100)
+        self.patch(write_batches, "BATCH_BYTES", 8192)
+        self.patch(write_batches, "LET_GO_BYTES", 100)
 
     def make_world(self, servers: int = 10, happy: int = 7, grace_s: float = 2.0) -> None:
         world = World(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.get.search import ShareSearch
-from pipegrid.transfer.get.waves import FIRST_QUESTIONS, MAX_QUESTIONS, Waves
+from pipegrid.transfer.get.share_search import (
+    FIRST_QUESTIONS,
+    MAX_QUESTIONS,
+    QueryBatches,
+    ShareSearch,
+)
 
 
 class WavesTests(SynchronousTestCase):
@@ -13,7 +17,7 @@ class WavesTests(SynchronousTestCase):
 
     def test_waves_grow(self) -> None:
         """By four, as long as all answer; what is on its way is bounded."""
-        waves = Waves(list(range(5000)))
+        waves = QueryBatches(list(range(5000)))
         sizes = []
         while not waves.exhausted:
             wave = waves.next()
@@ -28,7 +32,7 @@ class WavesTests(SynchronousTestCase):
 
     def test_a_silent_server_holds_up_nobody(self) -> None:
         """Whoever answers lets four others be asked."""
-        waves = Waves(list(range(100)), few=4)
+        waves = QueryBatches(list(range(100)), few=4)
         self.assertEqual(waves.next(), [0, 1, 2, 3])
         for server in waves.next():
             waves.asked(server)
@@ -44,7 +48,7 @@ class WavesTests(SynchronousTestCase):
     def test_who_has_what_was_expected(self) -> None:
         """As long as all do who have answered nobody else is asked, unless somebody takes too long."""
         for hurried in (False, True):
-            waves = Waves(list(range(100)), few=4)
+            waves = QueryBatches(list(range(100)), few=4)
             self.assertFalse(waves.holding)
             for server in waves.next():
                 waves.asked(server)
@@ -62,7 +66,7 @@ class WavesTests(SynchronousTestCase):
 
     def test_when_all_had_what_was_expected(self) -> None:
         """Whoever wants more nevertheless asks the others: what was there may be damaged."""
-        waves = Waves(list(range(100)), few=4)
+        waves = QueryBatches(list(range(100)), few=4)
         for server in waves.next():
             waves.asked(server)
         for server in range(4):

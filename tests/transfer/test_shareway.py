@@ -10,16 +10,15 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.leases import ClientSecrets
+from pipegrid.core.lease_secrets import ClientSecrets
 from pipegrid.errors import ConflictingWrite, NoSuchShare, WriteLost
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
-from pipegrid.simulation.clock import HeapClock
+from pipegrid.testing.clock import HeapClock
 from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.put import batch
-from pipegrid.transfer.put.shareset import ShareSet
-from pipegrid.transfer.put.sharestate import State
-from pipegrid.transfer.put.shareway import ShareWay
+from pipegrid.transfer.put import write_batches
+from pipegrid.transfer.put.file_key import ShareSet
+from pipegrid.transfer.put.share_upload import ShareState, ShareUpload
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets, WriteAnswer
 from tests.transfer.world import identity
 from tests.transport.memory import MemoryServer
@@ -68,21 +67,21 @@ class WayTestCase(SynchronousTestCase):
     """One way, whose messages are ten blocks."""
 
     def setUp(self) -> None:
-        self.patch(batch, "BATCH_BYTES", MESSAGE)
-        self.patch(batch, "MIN_BATCH_BYTES", BLOCK)
-        self.patch(batch, "LET_GO_BYTES", BLOCK)
+        self.patch(write_batches, "BATCH_BYTES", MESSAGE)
+        self.patch(write_batches, "MIN_BATCH_BYTES", BLOCK)
+        self.patch(write_batches, "LET_GO_BYTES", BLOCK)
         self.server = Server()
 
-    def make_way(self, **options: Any) -> ShareWay:
+    def make_way(self, **options: Any) -> ShareUpload:
         peer = Peer(self.server, Pipeline(1 << 20, held_limit_bytes=1 << 20))
-        return ShareWay(
+        return ShareUpload(
             peer, 0, SHARES, SECRETS, 0, self.changed, self.changed, HeapClock(), **options
         )
 
     def changed(self) -> None:
         """Nobody waits."""
 
-    def send(self, way: ShareWay, first: int, after: int) -> None:
+    def send(self, way: ShareUpload, first: int, after: int) -> None:
         for segment in range(first, after):
             way.send(ShareWrite(0, segment * BLOCK, (bytes(BLOCK),)), segment)
 
@@ -123,8 +122,8 @@ class FullWindowTests(WayTestCase):
         window = FixedWindow(MESSAGE)
         window.gathers = True
         peer = Peer(self.server, Pipeline(window))
-        self.patch(batch, "BATCH_BYTES", MESSAGE // 2)
-        self.way = ShareWay(peer, 0, SHARES, SECRETS, 0, self.changed, self.changed, HeapClock())
+        self.patch(write_batches, "BATCH_BYTES", MESSAGE // 2)
+        self.way = ShareUpload(peer, 0, SHARES, SECRETS, 0, self.changed, self.changed, HeapClock())
 
     def test_it_leaves_with_the_answer(self) -> None:
         """And nobody has to give anything to the way first: coding went on meanwhile."""
@@ -152,7 +151,7 @@ class FullWindowTests(WayTestCase):
         self.server.network = []
         window = FixedWindow(MESSAGE)
         window.gathers = True
-        self.way = ShareWay(
+        self.way = ShareUpload(
             Peer(self.server, Pipeline(window, held_limit_bytes=MESSAGE)),
             0,
             SHARES,
@@ -197,7 +196,7 @@ class FullWindowTests(WayTestCase):
 
     def test_a_fixed_window(self) -> None:
         """Whoever asks for so much in flight gets no more in memory."""
-        way = ShareWay(
+        way = ShareUpload(
             Peer(self.server, Pipeline(MESSAGE)),
             0,
             SHARES,
@@ -215,7 +214,7 @@ class FullWindowTests(WayTestCase):
     def test_closed(self) -> None:
         """It holds up nobody any more."""
         self.send(self.way, 0, 15)
-        self.way.close(State.DROPPED)
+        self.way.close(ShareState.DROPPED)
         self.assertFalse(self.way.blocked)
 
 
@@ -231,7 +230,7 @@ class AlreadyThereTests(WayTestCase):
         """Return what was written, in blocks: from, and to before."""
         return [(at // BLOCK, (at + length) // BLOCK) for at, length in self.server.writes]
 
-    def end(self, way: ShareWay, first: int = SHARE_BYTES // BLOCK - 1) -> None:
+    def end(self, way: ShareUpload, first: int = SHARE_BYTES // BLOCK - 1) -> None:
         """Send the trailer, which is the last block."""
         way.send(ShareWrite(0, first * BLOCK, (bytes(BLOCK),)))
         way.finish()
@@ -306,7 +305,7 @@ class AlreadyThereTests(WayTestCase):
         self.assertFalse(way.missed)
         self.assertEqual(self.sent()[3:], [(10, 15)])
 
-    def doubtful(self, *, lets_go: bool) -> ShareWay:
+    def doubtful(self, *, lets_go: bool) -> ShareUpload:
         """Return a way whose server said that it has what it has not."""
         way = self.make_way(lets_go=lets_go)
         self.send(way, 0, 10)
@@ -316,7 +315,7 @@ class AlreadyThereTests(WayTestCase):
         self.answer(1, (30, 40))
         self.assertEqual((way.state, way.ended), ("doubtful", False))
         self.assertEqual(self.server.calls, [])
-        way.resolve_doubt()
+        way.resolve_uncertain()
         return way
 
     def test_what_was_passed_over_wrongly(self) -> None:
@@ -332,7 +331,7 @@ class AlreadyThereTests(WayTestCase):
         self.assertEqual(self.sent()[2:], [(10, 20), (20, 30), (30, 40), (40, 49)])
         for number in (3, 4, 5):
             self.answer(number, (49, 50))
-        way.resolve_doubt()
+        way.resolve_uncertain()
         self.assertEqual(way.state, "lost", "once is enough")
 
     def test_a_share_that_is_there_after_all(self) -> None:
@@ -355,7 +354,7 @@ class AlreadyThereTests(WayTestCase):
         self.end(way)
         self.assertEqual(self.sent(), [(0, 10), (10, 11)])
         self.answer(1, (49, 50))
-        way.resolve_doubt()
+        way.resolve_uncertain()
         self.assertEqual((way.state, way.has_trailer), ("open", False))
 
     def test_the_server_has_nothing_any_more(self) -> None:
@@ -366,7 +365,7 @@ class AlreadyThereTests(WayTestCase):
         self.send(way, 10, 49)
         self.end(way)
         self.server.answers[1].errback(NoSuchShare("forgotten"))
-        way.resolve_doubt()
+        way.resolve_uncertain()
         self.assertEqual(way.state, "lost")
 
     def test_a_server_that_says_nothing(self) -> None:
@@ -402,11 +401,11 @@ class LostTests(WayTestCase):
         self.server.answers[0].callback(WriteAnswer(False))
         self.lose(1, 2, 3)
         self.assertEqual((way.state, way.missed), ("open", range(10, 40)))
-        self.assertFalse(way.misses_next(11))
+        self.assertFalse(way.needs_segment(11))
         self.send(way, 45, 46)
         self.assertEqual(way.missed, range(10, 40), "what goes by now is something else")
         for segment in range(10, 40):
-            self.assertTrue(way.misses_next(segment))
+            self.assertTrue(way.needs_segment(segment))
             self.send(way, segment, segment + 1)
         self.assertFalse(way.missed)
         way.flush()
@@ -443,7 +442,7 @@ class LostTests(WayTestCase):
         """It is over."""
         way = self.make_way(lets_go=True)
         self.send(way, 0, 10)
-        way.close(State.DROPPED)
+        way.close(ShareState.DROPPED)
         self.lose(0)
         self.assertEqual((way.state, way.missed, way.error), ("dropped", range(0), None))
 
@@ -451,10 +450,10 @@ class LostTests(WayTestCase):
         """What the server says of its list is the answer to this as well."""
         way = self.make_way(lets_go=True)
         self.send(way, 0, 20)
-        way.close(State.DOUBTFUL)
+        way.close(ShareState.DOUBTFUL)
         self.lose(0, 1)
         self.assertEqual(way.state, "doubtful")
-        way.resolve_doubt()
+        way.resolve_uncertain()
         self.assertEqual(way.state, "lost")
 
     def test_who_cannot_make_them_again_keeps_them(self) -> None:

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.mutable import keys
 from pipegrid.errors import UsageError
-from pipegrid.transfer.mutable.signingkeys import AHEAD, SigningKeys
+from pipegrid.transfer.mutable.mutable_files import AHEAD, SigningKeys
 
 
 class SlowWorkers:

@@ -6,15 +6,15 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
-from pipegrid.transfer.get.earlier import MANY, Earlier
-from pipegrid.transfer.get.tactics import (
+from pipegrid.transfer.get.get_history import MANY, GetHistory
+from pipegrid.transfer.get.hedged_read import (
     EVERYTHING,
     HELPERS,
     NARROW_PROBE_BYTES,
     PROBE_BYTES,
     RACE_BYTES,
     Ask,
-    Tactics,
+    ReadPolicy,
 )
 from pipegrid.transfer.settings import DownloadSettings
 
@@ -38,20 +38,20 @@ class TacticsTests(SynchronousTestCase):
     """Of ten shares three are needed."""
 
     def make(
-        self, size: int, earlier: Earlier | None = None, found_bytes: int = 0, **settings: int
-    ) -> Tactics:
+        self, size: int, earlier: GetHistory | None = None, found_bytes: int = 0, **settings: int
+    ) -> ReadPolicy:
         """Begin to get a whole file."""
         self.geometry = Params(3, 10, SEGMENT).geometry(size)
-        return Tactics(
+        return ReadPolicy(
             attrs.evolve(SETTINGS, **settings),
-            earlier or Earlier(),
+            earlier or GetHistory(),
             self.geometry,
             size,
             found_bytes,
             START_S,
         )
 
-    def asks(self, tactics: Tactics, shares: list[Share], now: float = START_S) -> list[Ask]:
+    def asks(self, tactics: ReadPolicy, shares: list[Share], now: float = START_S) -> list[Ask]:
         """Say what is asked now."""
         return list(tactics.asks(now, shares, self.geometry, (0, self.geometry.num_segments)))
 
@@ -76,7 +76,7 @@ class TacticsTests(SynchronousTestCase):
 
     def test_a_narrow_line(self) -> None:
         """Known to take longer for a share than a round trip: even one segment gets probes, small ones."""
-        earlier = Earlier()
+        earlier = GetHistory()
         earlier.line.note_answer(0.1)
         earlier.line.note_bytes(1 << 20, 100.0)
         tactics = self.make(SEGMENT, earlier)
@@ -118,7 +118,7 @@ class TacticsTests(SynchronousTestCase):
 
     def test_something_came(self) -> None:
         """Whatever comes begins the silence anew, and teaches how fast the line is."""
-        earlier = Earlier()
+        earlier = GetHistory()
         tactics = self.make(100 * SEGMENT, earlier)
         tactics.seen(START_S + 10, 1000)
         tactics.seen(START_S + 11, 1000 + 2 * SEGMENT)
@@ -130,7 +130,7 @@ class TacticsTests(SynchronousTestCase):
 
     def test_lists(self) -> None:
         """One of many does without while guesses come true; one that does not brings them back."""
-        earlier = Earlier()
+        earlier = GetHistory()
         running = [self.make(1000, earlier) for _ in range(MANY)]
         self.assertTrue(all(tactics.began() for tactics in running))
         running.pop().succeeded()

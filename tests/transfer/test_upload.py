@@ -17,9 +17,9 @@ from pipegrid.cli.outcome import sentence
 from pipegrid.core.encoder import Encoder
 from pipegrid.core.params import Params
 from pipegrid.errors import NoSpace, SourceError, UnhappyError
-from pipegrid.transfer.put import batch
-from pipegrid.transfer.put.openways import FORGET_S
-from pipegrid.transfer.put.shareway import ShareWay
+from pipegrid.transfer.put import write_batches
+from pipegrid.transfer.put.share_tracker import FORGET_S
+from pipegrid.transfer.put.share_upload import ShareUpload
 from pipegrid.transfer.put.source import FileSource
 from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.settings import UploadSettings
@@ -38,7 +38,7 @@ class UploadTestCase(SynchronousTestCase):
 
     def small_batches(self) -> None:
         """Let small files show what large ones do."""
-        self.patch(batch, "BATCH_BYTES", 8192)
+        self.patch(write_batches, "BATCH_BYTES", 8192)
 
     def make(self, size: int = SMALL, world: World | None = None) -> None:
         self.world = world or World()
@@ -207,7 +207,7 @@ class PlacementTests(UploadTestCase):
         self.addCleanup(gc.enable)
         self.make()
         self.put()
-        left = [each for each in gc.get_objects() if type(each) in (Upload, ShareWay)]
+        left = [each for each in gc.get_objects() if type(each) in (Upload, ShareUpload)]
         self.assertEqual(left, [])
 
     def test_every_server_refuses(self) -> None:

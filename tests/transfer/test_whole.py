@@ -12,15 +12,15 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core import layout, wholeshares
+from pipegrid.core import encoder, layout
 from pipegrid.core.params import Params
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.transfer.put.overdue import Overdue
+from pipegrid.testing.clock import HeapClock
+from pipegrid.transfer.put.put_context import Deadlines
+from pipegrid.transfer.put.small_file import SmallFileUpload
 from pipegrid.transfer.put.upload import Upload
-from pipegrid.transfer.put.whole import WholePut
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transport.foolscap import client
-from pipegrid.wire.calls import can_pack
+from pipegrid.wire.foolscap_broker import can_pack
 from tests.transfer import test_random, test_upload
 from tests.transfer.world import RTT, Line, World
 
@@ -40,7 +40,7 @@ class WholePlacementTests(test_upload.PlacementTests):
         self.addCleanup(gc.enable)
         self.make()
         self.put()
-        self.assertEqual([each for each in gc.get_objects() if type(each) is WholePut], [])
+        self.assertEqual([each for each in gc.get_objects() if type(each) is SmallFileUpload], [])
 
 
 class WholeExistingSharesTests(test_upload.ExistingSharesTests):
@@ -94,8 +94,8 @@ class OneMoveTests(test_upload.UploadTestCase):
 
     def test_the_longest_over_foolscap(self) -> None:
         """All that can be made whole go so, each in a call that is put together at once."""
-        geometry = Params().geometry(3 * wholeshares.MAX_BLOCK_BYTES)
-        self.assertTrue(wholeshares.fits(geometry))
+        geometry = Params().geometry(3 * encoder.MAX_BLOCK_BYTES)
+        self.assertTrue(encoder.is_single_segment(geometry))
         self.assertLessEqual(layout.share_bytes(geometry), client.WHOLE_BYTES)
         self.assertTrue(can_pack((0, bytes(client.WHOLE_BYTES))))
 
@@ -146,7 +146,7 @@ class OverdueTests(SynchronousTestCase):
     def test_each_at_its_time(self) -> None:
         """However many, no more than one timer; none is left."""
         clock = HeapClock()
-        overdue = Overdue(clock, 2.0)
+        overdue = Deadlines(clock, 2.0)
         early, late, done, nearer = Slow(3.0), Slow(4.0), Slow(1.0), Slow(60.0)
         for each in (early, late, done, nearer):
             overdue.add(each)

@@ -11,11 +11,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.outcome import ExitStatus, status_of
 from pipegrid.core.caps import ChkCap
-from pipegrid.core.fit import CapFit
 from pipegrid.core.params import Params
-from pipegrid.core.ueb import pack
+from pipegrid.core.ueb import CapCheck, pack
 from pipegrid.errors import CapMismatch, NotEnoughSharesError
-from pipegrid.transfer.shortage import too_few_shares
+from pipegrid.transfer.failure_messages import too_few_shares
 from tests.transfer.world import RTT, World, content
 
 SIZE = 200_000
@@ -164,7 +163,7 @@ class CapFitTests(SynchronousTestCase):
 
     def test_records_that_are_none(self) -> None:
         """Other bytes are no witnesses, however many servers have them."""
-        fit = CapFit(ChkCap(bytes(16), bytes(32), 3, 10, 1000))
+        fit = CapCheck(ChkCap(bytes(16), bytes(32), 3, 10, 1000))
         for server in range(5):
             fit.told(server, b"")
             fit.told(server, b"garbage")

@@ -26,17 +26,16 @@ from zope.interface import implementer
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.params import Params
-from pipegrid.core.placement import servers_of_happiness
-from pipegrid.core.ring import permutation_seed
+from pipegrid.core.placement import permutation_seed, servers_of_happiness
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerUnreachable, WriteLost
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.grid.config import GridConfig
+from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.grid import Grid
-from pipegrid.simulation.clock import HeapClock
+from pipegrid.testing.clock import HeapClock
 from pipegrid.transfer.peers import Peer, ring
-from pipegrid.transfer.put.elsewhere import AskFirst
+from pipegrid.transfer.put.existing_shares import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
-from pipegrid.transport.apart import StoresApart
+from pipegrid.transport.interface import StoresApart
 from pipegrid.wire.messages import (
     Allocation,
     LeaseSecrets,

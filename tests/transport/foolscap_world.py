@@ -22,17 +22,15 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.durability import Durability
-from pipegrid.server.foolscap.broker import ServerBroker
-from pipegrid.server.foolscap.governor import Governor
-from pipegrid.server.foolscap.memory import HeldMemory
+from pipegrid.disk.group_commit import GroupCommit
+from pipegrid.server.foolscap.broker import Governor, HeldMemory, ServerBroker
 from pipegrid.server.foolscap.service import FoolscapStorage
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.simulation.clock import HeapClock
 from pipegrid.storage.store import ShareStore
+from pipegrid.testing.clock import HeapClock
 from pipegrid.transport.foolscap.client import FoolscapServer, FoolscapSettings
-from pipegrid.transport.foolscap.tub import BOUNDS, LOST_AFTER_S
-from pipegrid.wire.tub import make_tub
+from pipegrid.transport.foolscap.link import BOUNDS, LOST_AFTER_S
+from pipegrid.wire.foolscap_broker import make_tub
 from tests.storage.support import NOW, InlineWorkers
 from tests.transport.contract import IDENTITY
 
@@ -104,7 +102,7 @@ class Wire:
 
 class MemoryConnector:
     """
-    Implements ``link.Connector``: each connection is a pair of brokers.
+    Implements ``link_model.Connector``: each connection is a pair of brokers.
 
     Attributes:
         wires: the clients' ends of all connections that were made.
@@ -164,7 +162,7 @@ class FoolscapWorld:
             root, clock=lambda: NOW + self.clock.seconds(), free_bytes=lambda path: self.free_bytes
         )
         test.addCleanup(self.store.close)
-        durability = Durability(InlineWorkers(), self.clock, "none")
+        durability = GroupCommit(InlineWorkers(), self.clock, "none")
         self.service = GbsService(self.store, durability, SWISSNUM)
         self.storage = FoolscapStorage(self.service)
         self.tub = make_tub(LOST_AFTER_S)

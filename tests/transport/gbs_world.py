@@ -13,25 +13,24 @@ from twisted.internet.protocol import Factory
 from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.mutable import keys
 from pipegrid.core.params import Params
-from pipegrid.core.ring import permutation_seed
+from pipegrid.core.placement import permutation_seed
 from pipegrid.disk.commit import Policy
-from pipegrid.disk.durability import Durability
-from pipegrid.flow.autowindow import AutoWindow
+from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.grid.config import GridConfig
+from pipegrid.flow.window import AutoWindow
+from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.blocking_calls import BlockingCall
+from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsSite
-from pipegrid.simulation.clock import HeapClock
-from pipegrid.simulation.driver import run
-from pipegrid.simulation.network import SimulatedNetwork
 from pipegrid.storage.store import ShareStore
+from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.network import SimulatedNetwork, run
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.transport.gbs.settings import GbsSettings
+from pipegrid.transport.gbs.requests import GbsSettings
 from pipegrid.wire.messages import ServerIdentity
-from pipegrid.wire.nurl import Nurl
+from pipegrid.wire.server_address import Nurl
 from tests.storage.support import NOW, InlineWorkers
 from tests.transfer.mutable_world import KeysAtOnce
 
@@ -77,7 +76,9 @@ class StorageHost:
         )
         self.host.on_crash[:] = [self.kill]
         clock = self.host.clock
-        service = GbsService(self.store, Durability(InlineWorkers(), clock, self._policy), SWISSNUM)
+        service = GbsService(
+            self.store, GroupCommit(InlineWorkers(), clock, self._policy), SWISSNUM
+        )
         self.factory: Any = self._make_factory(service, clock)
         self.host.listen(PORT, self.factory)
 

@@ -22,8 +22,7 @@ from twisted.internet.interfaces import IConsumer, IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerError, ServerRefused, WrongSecret
-from pipegrid.transport.apart import StoresApart
-from pipegrid.transport.interface import disconnected
+from pipegrid.transport.interface import StoresApart, disconnected
 from pipegrid.wire.messages import (
     Allocation,
     Changes,

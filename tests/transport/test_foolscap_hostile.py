@@ -12,9 +12,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ServerError, ServerProtocolError
 from pipegrid.transport.foolscap.client import FoolscapServer
-from pipegrid.transport.foolscap.tub import TubConnector
-from pipegrid.wire import furl
-from pipegrid.wire.foolscap import RIStorageServer
+from pipegrid.transport.foolscap.link import TubConnector
+from pipegrid.wire import server_address
+from pipegrid.wire.foolscap_interfaces import RIStorageServer
 from pipegrid.wire.messages import ShareChange, SlotSecrets
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer
@@ -105,7 +105,7 @@ class HostileFoolscapTests(SynchronousTestCase):
 
     def test_no_reference_over_tcp(self) -> None:
         """The connector leaves it as it is, for the link to say so."""
-        connector = TubConnector(furl.parse(self.world.furl), pin=b"p" * 32)
+        connector = TubConnector(server_address.parse_furl(self.world.furl), pin=b"p" * 32)
         connector._tub = self.world.tub
         self.patch(self.world.tub, "getReference", lambda _: succeed(5))
         self.assertEqual(self.successResultOf(connector.connect()), 5)

@@ -16,11 +16,10 @@ from pipegrid.reactor.tls import BatchingTLS
 from pipegrid.server import serve
 from pipegrid.server.serve import ServeSettings
 from pipegrid.transport.foolscap.client import FoolscapServer
-from pipegrid.transport.foolscap.tub import LONGEST_WORD_BYTES, MAX_HINTS, ShortWords, TubConnector
-from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.transport.gbs.endpoints import endpoints_for
+from pipegrid.transport.foolscap.link import LONGEST_WORD_BYTES, MAX_HINTS, ShortWords, TubConnector
+from pipegrid.transport.gbs.client import GbsServer, endpoints_for
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire import furl, nurl
+from pipegrid.wire import server_address
 from tests.interop.processes import free_port
 from tests.transport.contract import IDENTITY, SECRETS, SI, Consumer
 
@@ -37,7 +36,7 @@ class LoopbackTests(TestCase):
         self.addCleanup(node.stop)
         return node
 
-    def connect(self, address: furl.Furl) -> FoolscapServer:
+    def connect(self, address: server_address.Furl) -> FoolscapServer:
         """Return a client that does not outlive the test."""
         server = FoolscapServer(IDENTITY, TubConnector(address), reactor)
         self.addCleanup(server.disconnect)
@@ -52,9 +51,9 @@ class LoopbackTests(TestCase):
 
     async def _test_one_server(self) -> None:
         node = await self.start()
-        foolscap = self.connect(furl.parse(node.furl))
-        address = nurl.parse(node.nurl)
-        self.assertEqual(address.swissnum, furl.parse(node.furl).swissnum)
+        foolscap = self.connect(server_address.parse_furl(node.furl))
+        address = server_address.parse_nurl(node.nurl)
+        self.assertEqual(address.swissnum, server_address.parse_furl(node.furl).swissnum)
         endpoints = endpoints_for(reactor, address, "s")
         https = GbsServer(IDENTITY, address, endpoints, reactor)
         self.addCleanup(https.disconnect)
@@ -90,7 +89,7 @@ class LoopbackTests(TestCase):
 
     async def _test_tls_for_bulk(self) -> None:
         node = await self.start()
-        connector = TubConnector(furl.parse(node.furl))
+        connector = TubConnector(server_address.parse_furl(node.furl))
         self.addCleanup(connector.close)
         storage = await connector.connect()
         transport = storage.tracker.broker.transport
@@ -109,7 +108,10 @@ class LoopbackTests(TestCase):
 
     async def _test_same_key(self) -> None:
         node = await self.start()
-        address, pin = furl.parse(node.furl), nurl.parse(node.nurl).spki_hash
+        address, pin = (
+            server_address.parse_furl(node.furl),
+            server_address.parse_nurl(node.nurl).spki_hash,
+        )
         for key in (pin, pin[::-1]):
             server = FoolscapServer(IDENTITY, TubConnector(address, pin=key), reactor)
             self.addCleanup(server.disconnect)
@@ -140,12 +142,16 @@ class LoopbackTests(TestCase):
 
     async def _test_wrong_addresses(self) -> None:
         node = await self.start()
-        right = furl.parse(node.furl)
+        right = server_address.parse_furl(node.furl)
         for address, error, words in (
-            (furl.Furl(right.tub_id, right.hints, "wrong"), ServerRefused, "secret"),
-            (furl.Furl(b"x" * 20, right.hints, right.swissnum), ServerUnreachable, "another key"),
+            (server_address.Furl(right.tub_id, right.hints, "wrong"), ServerRefused, "secret"),
             (
-                furl.Furl(right.tub_id, ("tcp:127.0.0.1:1",), "x"),
+                server_address.Furl(b"x" * 20, right.hints, right.swissnum),
+                ServerUnreachable,
+                "another key",
+            ),
+            (
+                server_address.Furl(right.tub_id, ("tcp:127.0.0.1:1",), "x"),
                 ServerUnreachable,
                 "cannot connect",
             ),
@@ -154,13 +160,13 @@ class LoopbackTests(TestCase):
                 await self.connect(address).version()
             self.assertIn(words, str(caught.exception))
         with self.assertRaises(UsageError):
-            TubConnector(furl.Furl(right.tub_id, ("tor:abc.onion:1",), "x"))
+            TubConnector(server_address.Furl(right.tub_id, ("tor:abc.onion:1",), "x"))
 
     def test_many_addresses(self) -> None:
         """Of a hundred addresses, to all of which Foolscap would connect at once, the first are tried."""
         hints = tuple(f"tcp:127.0.0.1:{port}" for port in range(1, 101))
-        connector = TubConnector(furl.Furl(b"x" * 20, ("tor:abc.onion:1", *hints), "x"))
-        self.assertEqual(furl.parse(connector._furl).hints, hints[:MAX_HINTS])
+        connector = TubConnector(server_address.Furl(b"x" * 20, ("tor:abc.onion:1", *hints), "x"))
+        self.assertEqual(server_address.parse_furl(connector._furl).hints, hints[:MAX_HINTS])
 
     def test_restart(self) -> Deferred[None]:
         """A server that stops forgets what was not closed; the same client goes on with the next one."""
@@ -170,7 +176,7 @@ class LoopbackTests(TestCase):
         # A port that the kernel chose it may give to somebody else's connection meanwhile.
         port = free_port()
         node = await self.start(port)
-        address = furl.parse(node.furl)
+        address = server_address.parse_furl(node.furl)
         server = self.connect(address)
         await server.allocate(SI, {0, 1}, 6, SECRETS)
         await server.write(SI, 0, 0, [b"whole!"], SECRETS.upload)

@@ -11,10 +11,10 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid.errors import ServerUnreachable
 from pipegrid.transport.foolscap.client import FoolscapServer
-from pipegrid.transport.foolscap.tub import TubConnector
-from pipegrid.wire import furl
-from pipegrid.wire.introducing import reason_of
-from pipegrid.wire.tub import make_tub
+from pipegrid.transport.foolscap.link import TubConnector
+from pipegrid.wire import server_address
+from pipegrid.wire.foolscap_broker import make_tub
+from pipegrid.wire.introducer_protocol import reason_of
 from tests.transport.contract import IDENTITY
 
 WORDS = (
@@ -49,7 +49,7 @@ class NegotiationTests(TestCase):
         place = f"pb://{'a' * 32}@tcp:127.0.0.1:{port.getHost().port}/name"
         for words, why in WORDS:
             self.patch(Saying, "words", words)
-            server = FoolscapServer(IDENTITY, TubConnector(furl.parse(place)), clock)
+            server = FoolscapServer(IDENTITY, TubConnector(server_address.parse_furl(place)), clock)
             error = yield self.assertFailure(server.version(), ServerUnreachable)
             self.assertIn(f"over Foolscap: {why}; is it", str(error))
             yield server.disconnect()

@@ -12,13 +12,12 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ServerUnreachable
-from pipegrid.http11.pinned import pin_endpoint
+from pipegrid.http11.pinned_key import pin_endpoint
 from pipegrid.server import identity
-from pipegrid.server.front import FrontFactory
-from pipegrid.server.gbs.connection import GbsConnection
+from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsSite
-from pipegrid.simulation.driver import leaks
+from pipegrid.server.listener import PortListener
+from pipegrid.testing.network import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import Allocation, WriteAnswer
@@ -88,7 +87,7 @@ class TlsWorld(GbsWorld):
         super().__init__(root, make_factory=self._make_factory, **options)
 
     def _make_factory(self, service: GbsService, clock: Any) -> Any:
-        return FrontFactory(GbsSite(service, clock), self.identity.contexts(), clock)
+        return PortListener(GbsSite(service, clock), self.identity.contexts(), clock)
 
     def connect(self, number: int = 0, *_: Any, pin: bytes | None = None, **__: Any) -> GbsServer:
         """Return a new client of the server."""

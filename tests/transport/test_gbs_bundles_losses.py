@@ -22,18 +22,18 @@ from pipegrid.errors import (
     ServerError,
     ServerUnreachable,
 )
-from pipegrid.http11.raw import RawRequest
-from pipegrid.server.gbs.bodies import Receiver
-from pipegrid.server.gbs.requests import Request
+from pipegrid.http11.exchange import RawRequest
+from pipegrid.server.gbs.http_connection import GbsSite
+from pipegrid.server.gbs.receivers import Receiver
+from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsSite
-from pipegrid.simulation.driver import leaks
-from pipegrid.simulation.faults import FaultPlan
+from pipegrid.testing.faults import FaultPlan
+from pipegrid.testing.network import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.wire.gbs_bundles import (
     BundledUpload,
 )
-from pipegrid.wire.gbs_http import Resource
+from pipegrid.wire.gbs_messages import Resource
 from pipegrid.wire.messages import Allocation, UploadSecrets, WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import OTHERS_SECRETS, SECRETS

@@ -10,8 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import GridError
-from pipegrid.simulation.driver import leaks
-from pipegrid.simulation.faults import FaultPlan
+from pipegrid.testing.faults import FaultPlan
+from pipegrid.testing.network import leaks
 from tests.descriptors import left_open, open_files
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI

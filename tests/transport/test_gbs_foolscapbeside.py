@@ -11,10 +11,10 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerError, ServerRefused, ServerUnreachable
-from pipegrid.flow.depth import MANY, Appetite
-from pipegrid.transport.gbs import foolscapbeside
+from pipegrid.flow.concurrency import MANY, SmallFileCapacity
+from pipegrid.transport.gbs import foolscap_offload
 from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.transport.gbs.foolscapbeside import AGAIN_S, CROWD, SOON_S, FoolscapBeside
+from pipegrid.transport.gbs.foolscap_offload import AGAIN_S, CROWD, SOON_S, FoolscapOffload
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import Allocation, Stored
 from tests.scratch import scratch_path
@@ -76,10 +76,10 @@ class BesideContractTests(GbsContractTests):
     def make_server(self, capacity_bytes: int | None = None) -> StorageServer:
         server = super().make_server(capacity_bytes)
         assert isinstance(server, GbsServer)
-        self.patch(foolscapbeside, "CROWD", 0)
-        self.patch(foolscapbeside, "MANY", 0)
+        self.patch(foolscap_offload, "CROWD", 0)
+        self.patch(foolscap_offload, "MANY", 0)
         self.other = Other(self.world.connect())
-        server._beside = FoolscapBeside(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
+        server._beside = FoolscapOffload(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
         without_bundles(server)
         server._beside.offer()
         self.world.clock.advance(1)
@@ -113,7 +113,7 @@ class BesideTests(SynchronousTestCase):
             return self.other
 
         server = self.world.connect()
-        server._beside = FoolscapBeside(self.world.client.clock, open_server)
+        server._beside = FoolscapOffload(self.world.client.clock, open_server)
         return server
 
     def allocate(self, count: int, first: int = 0) -> list[Deferred[Allocation]]:
@@ -151,22 +151,22 @@ class BesideTests(SynchronousTestCase):
 
     def test_a_crowd_that_is_expected(self) -> None:
         """It is connected when the first answer shows that there are no bundles; until then few come."""
-        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
         self.server.expect(MANY)
-        self.assertEqual((self.opened, self.server.appetite), (0, Appetite.FEW))
+        self.assertEqual((self.opened, self.server.appetite), (0, SmallFileCapacity.FEW))
         self.allocate(1)
         self.assertEqual(self.opened, 0)
         self.world.clock.advance(5)
-        self.assertEqual((self.opened, self.server.appetite), (1, Appetite.COUNTED))
+        self.assertEqual((self.opened, self.server.appetite), (1, SmallFileCapacity.COUNTED))
         self.allocate(CROWD, 150)
         self.assertEqual(self.server.whole_bytes, 1000)
         self.server.expect(MANY)  # when it is up there is nothing to prepare
-        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
 
     def test_no_crowd_is_expected(self) -> None:
         """Of fewer objects it is not worth while."""
         self.server.expect(MANY - 1)
-        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
         self.allocate(CROWD)
         self.world.clock.advance(5)
         self.assertEqual(self.opened, 0)
@@ -175,7 +175,7 @@ class BesideTests(SynchronousTestCase):
         """Whoever expected a crowd and stored nothing has connected nothing, nor do others later."""
         self.server.expect(MANY)
         self.world.clock.advance(SOON_S)
-        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
         self.world.clock.advance(AGAIN_S)
         self.allocate(CROWD)
         self.world.clock.advance(5)
@@ -185,12 +185,12 @@ class BesideTests(SynchronousTestCase):
         """The first answer says so, and all come."""
         self.server = self.connect()
         self.server.expect(MANY)
-        self.assertEqual(self.server.appetite, Appetite.FEW)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.FEW)
         self.allocate(1)
         self.world.clock.advance(5)
-        self.assertEqual((self.opened, self.server.appetite), (0, Appetite.ANY))
+        self.assertEqual((self.opened, self.server.appetite), (0, SmallFileCapacity.ANY))
         self.server.expect(MANY)
-        self.assertEqual(self.server.appetite, Appetite.ANY)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.ANY)
 
     def test_a_crowd_expected_after_a_failure(self) -> None:
         """What could not be connected is not tried at once, and nobody waits for it."""
@@ -199,7 +199,7 @@ class BesideTests(SynchronousTestCase):
             self.server.expect(MANY)
             self.allocate(1)
             self.world.clock.advance(5)
-            self.assertEqual(self.server.appetite, Appetite.COUNTED)
+            self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
         self.assertEqual(self.other.connects, 1)
         self.world.clock.advance(AGAIN_S)
         self.server.expect(MANY)
@@ -218,14 +218,14 @@ class BesideTests(SynchronousTestCase):
         """What goes over HTTPS meanwhile is in the way; but that is not minded for long."""
         answer: Deferred[None] = Deferred()
         self.other.version = lambda: answer  # type: ignore[method-assign]
-        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
         self.allocate(MANY)
         self.world.clock.advance(0.5)
-        self.assertEqual((self.opened, self.server.appetite), (1, Appetite.FEW))
+        self.assertEqual((self.opened, self.server.appetite), (1, SmallFileCapacity.FEW))
         self.world.clock.advance(SOON_S)
-        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
         answer.callback(None)
-        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
 
     def test_not_few_after_a_failure(self) -> None:
         """A connection that cannot be made is in nobody's way."""
@@ -233,9 +233,9 @@ class BesideTests(SynchronousTestCase):
         self.other.version = lambda: answer  # type: ignore[method-assign]
         self.allocate(MANY)
         self.world.clock.advance(0.5)
-        self.assertEqual(self.server.appetite, Appetite.FEW)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.FEW)
         answer.errback(ServerUnreachable("it is not there", "s0"))
-        self.assertEqual(self.server.appetite, Appetite.COUNTED)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
 
     def test_many_do_not(self) -> None:
         """Once the connection is up, as long as they are many."""
@@ -261,7 +261,7 @@ class BesideTests(SynchronousTestCase):
         self.crowd()
         self.assertEqual(self.opened, 0)
         self.assertTrue(self.server.takes_bundles)
-        self.assertEqual(self.server.appetite, Appetite.ANY)
+        self.assertEqual(self.server.appetite, SmallFileCapacity.ANY)
 
     def test_not_reached(self) -> None:
         """All goes on over HTTPS, and it is tried again after a minute."""

@@ -8,10 +8,10 @@ from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ServerError, ServerRefused, ServerTimeout, ServerUnreachable
-from pipegrid.flow.depth import MANY
-from pipegrid.storage import containers
+from pipegrid.flow.concurrency import MANY
+from pipegrid.storage import share_file
 from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.transport.gbs.foolscapbeside import AGAIN_S, CROWD, SOON_S, FoolscapBeside
+from pipegrid.transport.gbs.foolscap_offload import AGAIN_S, CROWD, SOON_S, FoolscapOffload
 from pipegrid.transport.surveys import Question, Surveyed, survey
 from pipegrid.wire.messages import LeaseSecrets
 from tests.scratch import scratch_path
@@ -84,7 +84,7 @@ class LeasesTests(SynchronousTestCase):
     def connect(self) -> GbsServer:
         """Return a client that has another way."""
         server = without_bundles(self.world.connect())
-        server._beside = FoolscapBeside(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
+        server._beside = FoolscapOffload(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
         return server
 
     def count_requests(self) -> list[bytes]:
@@ -112,8 +112,8 @@ class LeasesTests(SynchronousTestCase):
         for path in self.root.rglob("*"):
             if path.is_file() and path.name in ("3", "4"):
                 data = path.read_bytes()
-                offset = containers.leases_offset(containers.parse_header(data), len(data))
-                found.append(len(containers.parse_leases(data[offset:])))
+                offset = share_file.leases_offset(share_file.parse_header(data), len(data))
+                found.append(len(share_file.parse_leases(data[offset:])))
         return found
 
     def check(self, answers: dict[int, Surveyed | ServerError], count: int) -> None:
@@ -205,7 +205,7 @@ class LeasesTests(SynchronousTestCase):
     def test_a_server_that_takes_bundles(self) -> None:
         """It is asked for leases over HTTPS only, should it take no surveys."""
         server = self.world.connect()
-        server._beside = FoolscapBeside(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
+        server._beside = FoolscapOffload(self.world.client.clock, lambda: self.other)  # type: ignore[arg-type,return-value]
         self.world.run(server.version())
         self.assertTrue(server.takes_bundles)
         leased = [server.lease_listed(HERE, LEASE) for _ in range(2 * MANY)]

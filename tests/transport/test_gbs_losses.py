@@ -17,9 +17,9 @@ from pipegrid.errors import (
     ServerUnreachable,
     WriteLost,
 )
-from pipegrid.simulation.driver import leaks
+from pipegrid.testing.network import leaks
 from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.transport.gbs.settings import GbsSettings
+from pipegrid.transport.gbs.requests import GbsSettings
 from pipegrid.wire.messages import Allocation, WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer

@@ -15,13 +15,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import NoSuchShare
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.limits import Limits
-from pipegrid.server.gbs.connection import GbsConnection
-from pipegrid.server.gbs.requests import Request
+from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
+from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsSite
-from pipegrid.simulation.driver import leaks
-from pipegrid.transport.gbs.requests import GbsRequests
-from pipegrid.transport.gbs.settings import GbsSettings
+from pipegrid.testing.network import leaks
+from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
 from pipegrid.wire.messages import WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer

@@ -15,8 +15,8 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid.grid import Grid
-from pipegrid.links.link import Bottleneck
-from pipegrid.simulation.driver import leaks
+from pipegrid.testing.link_model import Bottleneck
+from pipegrid.testing.network import leaks
 from pipegrid.transfer.get.download import Download
 from tests.scratch import scratch_path
 from tests.transport.gbs_world import CLIENT, GbsWorld, make_grid

@@ -14,11 +14,11 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.commit import Disk, Policy
-from pipegrid.disk.durability import Durability, Workers
+from pipegrid.disk.group_commit import GroupCommit, ThreadRunner
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, ServerUnreachable
 from pipegrid.storage.store import ShareStore
 from pipegrid.transport.interface import StorageServer
-from pipegrid.transport.local import STREAM_CHUNK_BYTES, LocalServer
+from pipegrid.transport.local_server import STREAM_CHUNK_BYTES, LocalServer
 from pipegrid.wire.messages import Allocation, Stored
 from tests.storage.support import InlineWorkers
 from tests.transport.contract import (
@@ -83,7 +83,7 @@ class LocalMixin(Mixin):
         self.workers = self.make_workers()
         super().setUp()
 
-    def make_workers(self) -> Workers:
+    def make_workers(self) -> ThreadRunner:
         """Return what runs blocking calls."""
         return InlineWorkers()
 
@@ -93,7 +93,7 @@ class LocalMixin(Mixin):
             self.root, clock=lambda: 1_700_000_000.0, free_bytes=lambda path: capacity_bytes
         )
         self.addCleanup(store.close)
-        durability = Durability(self.workers, self.clock, self.policy, NoDisk())
+        durability = GroupCommit(self.workers, self.clock, self.policy, NoDisk())
         return LocalServer(store, IDENTITY, self.workers, durability, self.inline_bytes)
 
     def settle(self) -> None:
@@ -124,7 +124,7 @@ class ThreadedContractTests(BatchContractTests):
 
     inline_bytes = -1
 
-    def make_workers(self) -> Workers:
+    def make_workers(self) -> ThreadRunner:
         self.slow = QueueWorkers()
         return self.slow
 
@@ -145,7 +145,7 @@ class LocalServerTests(LocalMixin, SynchronousTestCase):
         assert isinstance(server, LocalServer)
         self.server = server
 
-    def make_workers(self) -> Workers:
+    def make_workers(self) -> ThreadRunner:
         self.slow = QueueWorkers()
         return self.slow
 

@@ -7,9 +7,9 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ServerError, ServerUnreachable
-from pipegrid.simulation.driver import leaks
+from pipegrid.testing.network import leaks
 from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.transport.gbs.settings import GbsSettings
+from pipegrid.transport.gbs.requests import GbsSettings
 from pipegrid.wire.messages import SlotResult
 from tests.scratch import scratch_path
 from tests.transport.foolscap_world import FoolscapWorld

@@ -9,8 +9,8 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, is_literal_size
-from pipegrid.core.directory import PackedChild, pack_immutable
 from pipegrid.core.hashes import netstring
+from pipegrid.core.packed_directory import PackedChild, pack_immutable
 from pipegrid.errors import NotEnoughSharesError
 
 Tree = Mapping[str, Any]

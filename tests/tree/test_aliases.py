@@ -18,7 +18,7 @@ from pipegrid.cli.outcome import status_of
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.tree import aliases
 from pipegrid.tree.aliases import add_alias, read_aliases, remove_alias
-from pipegrid.tree.paths import parse_here
+from pipegrid.tree.grid_paths import parse_here
 from tests import vectors
 from tests.locks import failing_locks
 

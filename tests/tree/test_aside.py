@@ -10,9 +10,9 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SinkError
-from pipegrid.tree.home import Home
-from pipegrid.tree.metadata import Kept
-from pipegrid.tree.target import make_directory, make_link
+from pipegrid.tree.local_directory import DirectoryFd
+from pipegrid.tree.local_files import make_directory, make_link
+from pipegrid.tree.metadata import RestoredMetadata
 
 
 class LinkTests(SynchronousTestCase):
@@ -26,7 +26,9 @@ class LinkTests(SynchronousTestCase):
 
     def make(self) -> str:
         """Make a link in the place of the file."""
-        return make_link(Home(str(self.directory)), str(self.path), Kept(link=b"to"), True)
+        return make_link(
+            DirectoryFd(str(self.directory)), str(self.path), RestoredMetadata(link=b"to"), True
+        )
 
     def test_the_file_goes(self) -> None:
         """Also after a process that was killed in between; nothing else stays."""
@@ -65,7 +67,7 @@ class DirectoryTests(SynchronousTestCase):
 
     def make(self) -> None:
         """Make a directory in the place of the file."""
-        make_directory(Home(str(self.directory)), str(self.path), Kept(), True)
+        make_directory(DirectoryFd(str(self.directory)), str(self.path), RestoredMetadata(), True)
 
     def test_the_file_goes(self) -> None:
         """Or the link; nothing else stays, also where a part was beside it."""

@@ -20,7 +20,7 @@ from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
-from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable
+from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.errors import (
     CapError,
     DirectoryError,
@@ -32,21 +32,11 @@ from pipegrid.errors import (
     UnhappyError,
     UsageError,
 )
-from pipegrid.tree import localwalk
-from pipegrid.tree.backup import catalogue, naming
-from pipegrid.tree.backup import database as database_module
-from pipegrid.tree.backup import machine as machines
-from pipegrid.tree.backup.catalogue import (
-    BackupRun,
-    Machine,
-    chosen,
-    entry_of,
-    parse_time,
-    runs_of,
-    shown_time,
-)
-from pipegrid.tree.backup.cataloguestore import CatalogueChange
-from pipegrid.tree.backup.changes import (
+from pipegrid.tree import local_walk
+from pipegrid.tree.backup import backup_database as database_module
+from pipegrid.tree.backup import backup_run, catalogue
+from pipegrid.tree.backup import backup_state as machines
+from pipegrid.tree.backup.backup_database import (
     LATEST_S,
     RACY_NS,
     SOONEST_S,
@@ -56,17 +46,26 @@ from pipegrid.tree.backup.changes import (
     is_unchanged,
     signature_of,
 )
-from pipegrid.tree.backup.machine import this_machine
-from pipegrid.tree.backup.naming import check_name
+from pipegrid.tree.backup.backup_run import BackupOptions, BackupResult, Backups, check_name
+from pipegrid.tree.backup.backup_state import this_machine
+from pipegrid.tree.backup.catalogue import (
+    BackupRun,
+    Machine,
+    chosen,
+    entry_of,
+    parse_time,
+    runs_of,
+    shown_time,
+)
+from pipegrid.tree.backup.catalogue_store import CatalogueChange
 from pipegrid.tree.backup.retention import Retention, kept
-from pipegrid.tree.backup.run import BackupOptions, BackupResult, Backups
 from pipegrid.tree.directory import Directory
-from pipegrid.tree.later import KeptForLater
+from pipegrid.tree.grid_paths import resolve
 from pipegrid.tree.listing import unpack
-from pipegrid.tree.paths import resolve
+from pipegrid.tree.retry import RetryQueue
 from pipegrid.tree.selection import TreeSelection
-from pipegrid.tree.store import GridFiles, Health
-from pipegrid.tree.uploaded import TreeCounts, TreeReports
+from pipegrid.tree.tree_store import GridFiles, Health
+from pipegrid.tree.tree_upload import TreeCounts, TreeReports
 from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
@@ -277,7 +276,7 @@ class CatalogueTests(SynchronousTestCase):
         for directory in ("/a\0b", "/\ud800", "/" + "x" * 5000):
             run = BackupRun("home", "2026-11-01_10:00:00Z", DirectoryCap(LitCap(b"")))
             there = attrs.evolve(run, directory=directory)
-            naming.check_owner([there], "home", "/home", this_machine(private))
+            backup_run.check_owner([there], "home", "/home", this_machine(private))
 
 
 class MachineTests(SynchronousTestCase):
@@ -329,13 +328,13 @@ class BackupTests(SynchronousTestCase):
         self.machine: Machine | None = None
         self.base_s = float(int(time.time()))  # runs of one day are of one second
         self.opened: list[str] = []
-        really_open = localwalk._open_file
+        really_open = local_walk._open_file
 
         def noting(fd: int, name: str, shown: str) -> Any:
             self.opened.append(os.path.relpath(shown, self.root))
             return really_open(fd, name, shown)
 
-        self.patch(localwalk, "_open_file", noting)
+        self.patch(local_walk, "_open_file", noting)
 
     def start_client(self) -> Client:
         """Another process of the same client."""
@@ -402,7 +401,7 @@ class BackupTests(SynchronousTestCase):
             signs.append(place)
             return False
 
-        self.patch(KeptForLater, "succeeded", note)
+        self.patch(RetryQueue, "succeeded", note)
         self.run_backup()
         self.assertEqual(len(signs), 34)  # root and directories, too
         signs.clear()
@@ -1191,9 +1190,9 @@ class BackupTests(SynchronousTestCase):
     def test_a_name_of_old(self) -> None:
         """One that is listed already, since versions of old took it, goes on."""
         self.write("a")
-        self.patch(naming, "_is_sensible", lambda name: True)
+        self.patch(backup_run, "_is_sensible", lambda name: True)
         self.run_backup("photos ")
-        self.patch(naming, "_is_sensible", lambda name: False)
+        self.patch(backup_run, "_is_sensible", lambda name: False)
         self.days += 1
         result = self.run_backup("photos ", retention=Retention(last=1))
         self.assertEqual(self.listed(result.catalogue), [result.run])

@@ -10,10 +10,10 @@ from twisted.internet.defer import CancelledError
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap
-from pipegrid.core.directory import PackedChild, pack_immutable
+from pipegrid.core.packed_directory import PackedChild, pack_immutable
 from pipegrid.transfer.results import CheckResult, RepairResult
-from pipegrid.transfer.upkeep.upkeep import Todo, UpkeepOutcome
-from pipegrid.tree.check import FirstMet, TreeSummary, check_tree, check_trees
+from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest
+from pipegrid.tree.tree_check import FirstMet, TreeSummary, check_tree, check_trees
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
 from tests.simulation.test_grid_budgets import RTT_S, BudgetTestCase
@@ -75,7 +75,7 @@ class CheckTreeTests(BudgetTestCase):
             lambda: check_tree(
                 self.client.grid,
                 self.root if cap is None else cap,
-                Todo(**todo),
+                UpkeepRequest(**todo),
                 ended=ended,
                 unreadable=unreadable,
             )
@@ -95,7 +95,10 @@ class CheckTreeTests(BudgetTestCase):
         lost = DirectoryCap(ChkCap(b"k" * 16, b"h" * 32, 3, 10, 3000))
         running: list[Any] = []
         checking = check_tree(
-            self.client.grid, lost, Todo(), unreadable=lambda place, error: running[0].cancel()
+            self.client.grid,
+            lost,
+            UpkeepRequest(),
+            unreadable=lambda place, error: running[0].cancel(),
         )
         running.append(checking)
         with self.assertRaises(CancelledError):
@@ -156,7 +159,7 @@ class CheckTreeTests(BudgetTestCase):
         )
         summary, _ = self.check(twice)
         self.assertEqual((summary.objects, summary.healthy, summary.literal), (6, 6, 2))
-        both = self.world.run(check_trees(self.client.grid, [twice, self.root], Todo()))
+        both = self.world.run(check_trees(self.client.grid, [twice, self.root], UpkeepRequest()))
         self.assertEqual(both.objects, 6 + 1 + 3)
         one, _ = self.check(self.files[0])
         self.assertEqual((one.objects, one.healthy), (1, 1))
@@ -197,7 +200,9 @@ class CheckTreeTests(BudgetTestCase):
         self.store(5, 4)
         self.remove_server(2)
         for moment_s in (0.0, 0.06, 0.13, 0.2, 0.27, 0.35):
-            running = check_tree(self.client.grid, self.root, Todo(repair=True, add_lease=True))
+            running = check_tree(
+                self.client.grid, self.root, UpkeepRequest(repair=True, add_lease=True)
+            )
             self.world.clock.advance(moment_s)
             running.addErrback(lambda failure: failure.trap(CancelledError))
             running.cancel()

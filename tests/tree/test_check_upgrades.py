@@ -8,17 +8,15 @@ from typing import Any
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, MutableCap
-from pipegrid.core.mutable.childcaps import encrypt_write_cap
-from pipegrid.core.mutable.edits import Edit, Link
+from pipegrid.core.mutable.directory_edits import Edit, Link, encrypt_write_cap
 from pipegrid.errors import CapError
 from pipegrid.transfer.results import CheckResult, RepairResult
-from pipegrid.transfer.upkeep.upkeep import Todo, UpkeepOutcome
-from pipegrid.tree import check
-from pipegrid.tree.check import FirstMet, TreeSummary, check_trees
+from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest
+from pipegrid.tree import tree_check
 from pipegrid.tree.directory import Directory, create_directory
-from pipegrid.tree.met import Found
-from pipegrid.tree.stats import TreeStats
-from pipegrid.tree.walk import walk
+from pipegrid.tree.tree_check import FirstMet, TreeSummary, check_trees
+from pipegrid.tree.walk import TreeStats, walk
+from pipegrid.tree.walk_order import Found
 from tests.grid.test_mutables import GridTestCase
 from tests.transfer.world import content
 from tests.tree.support import entry_bytes
@@ -82,7 +80,7 @@ class UpgradeTests(GridTestCase):
             self.assertNotIn(path, self.ended)
             self.ended[path] = outcome
 
-        return self.world.run(check_trees(grid, caps, Todo(**todo), ended=ended))
+        return self.world.run(check_trees(grid, caps, UpkeepRequest(**todo), ended=ended))
 
     def assertWhole(self, *caps: Any) -> None:
         """Each has all of its shares, as its writer sees them."""
@@ -173,7 +171,7 @@ class UpgradeTests(GridTestCase):
 
     def test_what_is_held_is_bounded(self) -> None:
         """Few at a time: all are repaired nevertheless, those without a write cap are told of, each once."""
-        self.patch(check, "MAX_HELD", 2)
+        self.patch(tree_check, "MAX_HELD", 2)
         files = [self.file() for _ in range(5)]
         foreign = [self.file() for _ in range(3)]
         below = self.directory(**{f"f{n}": file for n, file in enumerate(files)})

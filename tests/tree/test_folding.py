@@ -7,8 +7,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.tree.folding import folds_names
-from pipegrid.tree.home import Home
+from pipegrid.tree.local_directory import DirectoryFd
+from pipegrid.tree.local_files import folds_names
 
 
 class FoldingTests(SynchronousTestCase):
@@ -17,7 +17,7 @@ class FoldingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())
         self.directory.mkdir()
-        self.home = Home(str(self.directory))
+        self.home = DirectoryFd(str(self.directory))
 
     def test_nothing_stays(self) -> None:
         """Not even what a process has left that was killed in between."""

@@ -16,8 +16,8 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.tree import localwalk
-from pipegrid.tree.localwalk import (
+from pipegrid.tree import local_walk
+from pipegrid.tree.local_walk import (
     DirectoryBegun,
     DirectoryEnded,
     FileMet,
@@ -82,7 +82,7 @@ class LocalWalkTests(SynchronousTestCase):
     def test_contents(self) -> None:
         """Small files come with their bytes, large ones open, links with what they lead to."""
         self.write("small", b"content")
-        self.write("large", b"y" * (localwalk.SMALL_BYTES + 1))
+        self.write("large", b"y" * (local_walk.SMALL_BYTES + 1))
         os.symlink("no/such", self.root / "link")
         os.symlink(self.root, self.root / "loop")
         met = {
@@ -95,7 +95,7 @@ class LocalWalkTests(SynchronousTestCase):
         self.assertEqual(met["loop"].link, os.fsencode(self.root))
         file = met["large"].content
         assert isinstance(file, io.FileIO)
-        self.assertEqual(len(file.read()), localwalk.SMALL_BYTES + 1)
+        self.assertEqual(len(file.read()), local_walk.SMALL_BYTES + 1)
         self.assertEqual(file.name, str(self.root / "large"))
         file.close()
 
@@ -168,8 +168,8 @@ class LocalWalkTests(SynchronousTestCase):
         """Are read to their end: none, as in ``/proc``; or more than they have, as in ``/sys``."""
         self.write("none", b"content" * 1000)
         self.write("more", b"y" * 10)
-        self.write("large", b"z" * (localwalk.SMALL_BYTES + 1))
-        real, sizes = os.fstat, {7000: 0, 10: 4096, localwalk.SMALL_BYTES + 1: 0}
+        self.write("large", b"z" * (local_walk.SMALL_BYTES + 1))
+        real, sizes = os.fstat, {7000: 0, 10: 4096, local_walk.SMALL_BYTES + 1: 0}
 
         def fstat(fd: int) -> os.stat_result:
             found = real(fd)
@@ -332,7 +332,7 @@ class LocalWalkTests(SynchronousTestCase):
     def test_depth(self) -> None:
         """A tree deeper than descriptors go is met whole, and its directories are let go of."""
         before = open_files()
-        depth = 3 * localwalk._OPEN_LEVELS
+        depth = 3 * local_walk._OPEN_LEVELS
         path = "/".join(["d"] * depth)
         self.write(path + "/file")
         for level in range(1, depth):
@@ -345,13 +345,13 @@ class LocalWalkTests(SynchronousTestCase):
 
     def test_too_deep(self) -> None:
         """Deeper than readers go is named."""
-        self.patch(localwalk, "MAX_DEPTH", 3)
+        self.patch(local_walk, "MAX_DEPTH", 3)
         self.write("a/b/c/d/e")
         self.assertIn("!a/b/c/d: it is more than 3 levels deep; readers take no more", self.seen())
 
     def test_too_many(self) -> None:
         """A directory with more than readers take is named; it is there, and empty."""
-        self.patch(localwalk, "MAX_ENTRIES", 3)
+        self.patch(local_walk, "MAX_ENTRIES", 3)
         for n in range(4):
             self.write(f"many/{n}")
         self.write("z")
@@ -364,7 +364,7 @@ class LocalWalkTests(SynchronousTestCase):
         self.write("grid/share")
         self.write("a")
         os.symlink("grid", self.root / "way")
-        without = localwalk.own_directories(self.root / "way", self.root / "no")
+        without = local_walk.own_directories(self.root / "way", self.root / "no")
         self.assertEqual(self.seen(without=without), ["+", "a", "way", "-"])
 
     def test_one_file_system(self) -> None:

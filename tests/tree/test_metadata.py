@@ -9,7 +9,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.tree.metadata import Kept, entry_metadata, restored
+from pipegrid.tree.metadata import RestoredMetadata, entry_metadata, restored
 
 
 def status(mode: int = stat.S_IFREG | 0o640, mtime_ns: int = 1_700_000_000_250_000_001) -> Any:
@@ -31,9 +31,9 @@ def status(mode: int = stat.S_IFREG | 0o640, mtime_ns: int = 1_700_000_000_250_0
 class MetadataTests(SynchronousTestCase):
     """Written and read again."""
 
-    def there_and_back(self, metadata: dict[str, Any]) -> Kept:
+    def there_and_back(self, metadata: dict[str, Any]) -> RestoredMetadata:
         """Return what is restored of metadata that went through a directory."""
-        kept: Kept = restored(json.loads(json.dumps(metadata)))
+        kept: RestoredMetadata = restored(json.loads(json.dumps(metadata)))
         return kept
 
     def test_a_file(self) -> None:
@@ -44,7 +44,9 @@ class MetadataTests(SynchronousTestCase):
             '{"mtime": 1700000000.25, "st_mode": 33184, "st_uid": 1000, "st_gid": 1001, '
             '"pipegrid": {"mode": 416, "mtime_ns": 1700000000250000001}}',
         )
-        self.assertEqual(self.there_and_back(written), Kept(0o640, 1_700_000_000_250_000_001))
+        self.assertEqual(
+            self.there_and_back(written), RestoredMetadata(0o640, 1_700_000_000_250_000_001)
+        )
 
     def test_what_changes_by_itself_is_not_written(self) -> None:
         """Inode, device and ctime would make new caps of trees that are the same."""
@@ -64,7 +66,7 @@ class MetadataTests(SynchronousTestCase):
     def test_tahoe_backups(self) -> None:
         """Their mode and time are brought back, too."""
         kept = restored({"ctime": 5.5, "mtime": 1.5, "st_mode": 0o100600, "st_ino": 4})
-        self.assertEqual(kept, Kept(0o600, 1_500_000_000))
+        self.assertEqual(kept, RestoredMetadata(0o600, 1_500_000_000))
 
     def test_far_years(self) -> None:
         """Nanoseconds since 1970 may have more than 64 bits: file systems know years beyond 2262."""
@@ -84,10 +86,12 @@ class MetadataTests(SynchronousTestCase):
             ours = {"mode": nonsense, "mtime_ns": nonsense, "link": nonsense and [nonsense]}
             self.assertEqual(
                 restored({"pipegrid": ours | {"name_quoted": [nonsense]}, "mtime": 3}),
-                Kept() if nonsense != -1 else Kept(mtime_ns=-1),
+                RestoredMetadata() if nonsense != -1 else RestoredMetadata(mtime_ns=-1),
             )
             if nonsense != -1:
-                self.assertEqual(restored({"mtime": nonsense, "st_mode": nonsense}), Kept())
+                self.assertEqual(
+                    restored({"mtime": nonsense, "st_mode": nonsense}), RestoredMetadata()
+                )
         for link in ("", "a\0b", "\ud800", "x" * (1 << 20)):
             self.assertIsNone(restored({"pipegrid": {"link": link}}).link)
-        self.assertEqual(restored({"pipegrid": 5, "mtime": float("nan")}), Kept())
+        self.assertEqual(restored({"pipegrid": 5, "mtime": float("nan")}), RestoredMetadata())

@@ -20,10 +20,10 @@ from pipegrid.errors import (
     SinkError,
     UsageError,
 )
-from pipegrid.tree import paths as module
+from pipegrid.tree import grid_paths as module
+from pipegrid.tree.grid_paths import PathFinder, has_path, parse, resolve
 from pipegrid.tree.listing import Listing, unpack
-from pipegrid.tree.names import TakenNames, local_name
-from pipegrid.tree.paths import PathFinder, has_path, parse, resolve
+from pipegrid.tree.local_files import TakenNames, local_name
 from tests import vectors
 from tests.tree.support import FakeGrid, changing_cap, entry_bytes
 

@@ -14,16 +14,14 @@ from twisted.internet.defer import Deferred
 from pipegrid.core.caps import Cap, DirectoryCap
 from pipegrid.errors import GridError, NotEnoughSharesError, UnhappyError
 from pipegrid.grid.grid import Grid
-from pipegrid.reactor.together import begun
+from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.transfer.settings import Limits
-from pipegrid.transfer.upkeep.upkeep import Todo, Upkeep, UpkeepOutcome
-from pipegrid.tree.check import FirstMet, TreeSummary, check_trees
+from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome, UpkeepRequest
 from pipegrid.tree.directory import Directory, create_directory
-from pipegrid.tree.downloading import GetTreeLimits
-from pipegrid.tree.secondtry import FIRST_WAIT_S, WAIT_S
-from pipegrid.tree.upload import GIVE_UP
-from pipegrid.tree.uploaded import TreeReports, TreeResult
-from pipegrid.tree.uploading import tree_upload
+from pipegrid.tree.retry import FIRST_WAIT_S, WAIT_S
+from pipegrid.tree.tree_check import FirstMet, TreeSummary, check_trees
+from pipegrid.tree.tree_download import GetTreeLimits
+from pipegrid.tree.tree_upload import GIVE_UP, TreeReports, TreeResult, tree_upload
 from tests.tree.test_download import TreeTestCase
 
 OUTAGE_S = 70.0
@@ -220,7 +218,7 @@ class GetTests(OutageTestCase):
     def made(self) -> Directory:
         """Make a directory that can be changed."""
         made: Directory = self.world.run(
-            begun(create_directory(self.client.grid), self.world.clock)
+            start_cancellable(create_directory(self.client.grid), self.world.clock)
         )
         return made
 
@@ -309,7 +307,7 @@ class RepairTests(OutageTestCase):
 
         patch = self.patch(Upkeep, "begin", counted)
         checking = check_trees(
-            self.client.grid, [cap], Todo(**todo), ended=ended, waiting=self.said.append
+            self.client.grid, [cap], UpkeepRequest(**todo), ended=ended, waiting=self.said.append
         )
         summary = self.world.run(checking)
         patch.restore()

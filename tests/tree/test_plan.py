@@ -8,8 +8,19 @@ from random import Random
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap
-from pipegrid.core.directory import PackedChild, directory_cap, pack_immutable, unpack_immutable
-from pipegrid.tree.plan import MAX_DIRECTORY_BYTES, MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
+from pipegrid.core.packed_directory import (
+    PackedChild,
+    directory_cap,
+    pack_immutable,
+    unpack_immutable,
+)
+from pipegrid.tree.directory_plan import (
+    MAX_DIRECTORY_BYTES,
+    MAX_ENTRIES,
+    DirectoryNode,
+    TreeNode,
+    TreePlan,
+)
 
 STORED: dict[Cap, bytes] = {}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SinkError
-from pipegrid.tree.home import Home
-from pipegrid.tree.metadata import Kept
-from pipegrid.tree.target import TreePart, begin_tree, finish_directory, make_directory
+from pipegrid.tree.local_directory import DirectoryFd
+from pipegrid.tree.local_files import TreePart, begin_tree, finish_directory, make_directory
+from pipegrid.tree.metadata import RestoredMetadata
 
 
 class PrivateTests(SynchronousTestCase):
@@ -22,7 +22,7 @@ class PrivateTests(SynchronousTestCase):
         self.addCleanup(os.umask, os.umask(0o022))
         self.directory = Path(self.mktemp())
         self.directory.mkdir()
-        self.home = Home(str(self.directory))
+        self.home = DirectoryFd(str(self.directory))
 
     def mode(self, name: str) -> int:
         """Return who may do what with a file or directory."""
@@ -36,7 +36,7 @@ class PrivateTests(SynchronousTestCase):
                 if left:
                     part.write_bytes(b"x")
                 path = str(self.directory / "file")
-                file = TreePart(self.home, path, False, Kept(wanted, 10**18))
+                file = TreePart(self.home, path, False, RestoredMetadata(wanted, 10**18))
                 self.assertEqual(self.mode(part.name), on_its_way)
                 file.begin(1)
                 file.write(b"x")
@@ -48,11 +48,15 @@ class PrivateTests(SynchronousTestCase):
     def test_directories(self) -> None:
         """Nobody may enter them before all is there who may not do so then; their owner may write."""
         for wanted, on_its_way in ((0o700, 0o700), (0o550, 0o750), (0o755, 0o755), (None, 0o755)):
-            root, _ = begin_tree(str(self.directory / "root"), None, Kept(wanted), False)
-            made, _ = make_directory(root, str(self.directory / "root/d"), Kept(wanted), False)
+            root, _ = begin_tree(
+                str(self.directory / "root"), None, RestoredMetadata(wanted), False
+            )
+            made, _ = make_directory(
+                root, str(self.directory / "root/d"), RestoredMetadata(wanted), False
+            )
             for name in ("root", "root/d"):
                 self.assertEqual(self.mode(name), on_its_way)
-            finish_directory(made, Kept(wanted), None)
+            finish_directory(made, RestoredMetadata(wanted), None)
             self.assertEqual(self.mode("root/d"), 0o755 if wanted is None else wanted)
             (self.directory / "root/d").rmdir()
             (self.directory / "root").rmdir()
@@ -60,7 +64,9 @@ class PrivateTests(SynchronousTestCase):
     def test_a_time_that_cannot_be_set(self) -> None:
         """That is no reason to leave the mode away."""
         (self.directory / "d").mkdir()
-        finish_directory(Home(str(self.directory / "d")), Kept(0o700, 1 << 100), None)
+        finish_directory(
+            DirectoryFd(str(self.directory / "d")), RestoredMetadata(0o700, 1 << 100), None
+        )
         self.assertEqual(self.mode("d"), 0o700)
 
     def test_a_mode_that_cannot_be_set(self) -> None:
@@ -71,7 +77,7 @@ class PrivateTests(SynchronousTestCase):
                 raise OSError(number, os.strerror(number))
 
             patch = self.patch(os, "fchmod", fchmod)
-            file = TreePart(self.home, str(self.directory / "file"), False, Kept(0o600))
+            file = TreePart(self.home, str(self.directory / "file"), False, RestoredMetadata(0o600))
             file.begin(1)
             file.write(b"x")
             if fails:

@@ -7,12 +7,12 @@ from random import Random
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NotEnoughSharesError, SourceError, UnhappyError
-from pipegrid.tree.secondtry import (
+from pipegrid.tree.retry import (
     FIRST_WAIT_S,
     PAUSES_S,
     STRAGGLERS_S,
     WAIT_S,
-    SecondTries,
+    RetryPolicy,
     wants_servers,
 )
 
@@ -38,7 +38,7 @@ class SecondTriesTests(SynchronousTestCase):
     """The order of things."""
 
     def setUp(self) -> None:
-        self.tries: SecondTries[str] = SecondTries()
+        self.tries: RetryPolicy[str] = RetryPolicy()
 
     def test_bad_luck(self) -> None:
         """If others came through meanwhile, it is tried once more at the end, and then lost."""
@@ -107,7 +107,7 @@ class SecondTriesTests(SynchronousTestCase):
     def test_patience_ends(self) -> None:
         """Then all is given up, and nothing is kept before something comes through again."""
         for good, patience_s in ((False, FIRST_WAIT_S), (True, WAIT_S)):
-            tries: SecondTries[str] = SecondTries()
+            tries: RetryPolicy[str] = RetryPolicy()
             if good:
                 tries.succeeded("other", 1.0)
             for each in "ab":
@@ -137,7 +137,7 @@ class SecondTriesTests(SynchronousTestCase):
 
     def test_bounds(self) -> None:
         """No more than so many are kept."""
-        tries: SecondTries[int] = SecondTries(most=3)
+        tries: RetryPolicy[int] = RetryPolicy(most=3)
         self.assertEqual(
             [tries.failed(each, 0.0, 1.0) for each in range(5)], [True] * 3 + [False] * 2
         )
@@ -146,7 +146,7 @@ class SecondTriesTests(SynchronousTestCase):
         """Whatever happens, each run ends, all that began is accounted for once, and pauses are bounded."""
         for seed in range(200):
             random = Random(seed)
-            tries: SecondTries[int] = SecondTries(most=20)
+            tries: RetryPolicy[int] = RetryPolicy(most=20)
             left, running = list(range(100)), dict[int, float]()
             ends: dict[int, str] = {}
             now_s = waited_s = 0.0

@@ -10,12 +10,12 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import ChkCap, DirectoryCap
-from pipegrid.core.directory import PackedChild, pack_immutable
+from pipegrid.core.packed_directory import PackedChild, pack_immutable
 from pipegrid.core.params import Params
 from pipegrid.transfer.results import CheckResult, RepairResult
-from pipegrid.transfer.upkeep.upkeep import Todo, UpkeepOutcome
-from pipegrid.tree.check import FirstMet, TreeSummary, check_tree
+from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest
 from pipegrid.tree.directory import Directory, create_directory
+from pipegrid.tree.tree_check import FirstMet, TreeSummary, check_tree
 from tests.simulation.grid_world import Client, GridWorld
 from tests.simulation.test_grid_budgets import BudgetTestCase
 
@@ -74,7 +74,9 @@ class SpreadTests(BudgetTestCase):
         def ended(place: FirstMet, outcome: UpkeepOutcome) -> None:
             self.ended["/".join(place.path)] = outcome
 
-        return self.world.run(check_tree(self.client.grid, self.root, Todo(**todo), ended=ended))
+        return self.world.run(
+            check_tree(self.client.grid, self.root, UpkeepRequest(**todo), ended=ended)
+        )
 
     def states(self) -> set[str]:
         """Check everything; returns the states that were found."""

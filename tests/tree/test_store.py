@@ -13,8 +13,8 @@ from pipegrid.core.caps import ChkCap
 from pipegrid.core.params import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.transfer.results import CheckResult
-from pipegrid.transfer.upkeep.upkeep import Todo
-from pipegrid.tree.store import GridFiles
+from pipegrid.transfer.upkeep import UpkeepRequest
+from pipegrid.tree.tree_store import GridFiles
 
 CAPS = [ChkCap(bytes([n]) * 16, bytes(32), 3, 10, 100) for n in range(3)]
 
@@ -50,9 +50,9 @@ class _Grid:
     config = _Config()
 
     def __init__(self) -> None:
-        self.opening: list[tuple[Todo, Deferred[Any]]] = []
+        self.opening: list[tuple[UpkeepRequest, Deferred[Any]]] = []
 
-    def upkeep(self, todo: Todo) -> Deferred[Any]:
+    def upkeep(self, todo: UpkeepRequest) -> Deferred[Any]:
         self.opening.append((todo, Deferred()))
         return self.opening[-1][1]
 
@@ -79,7 +79,7 @@ class CheckTests(SynchronousTestCase):
         answers = [self.store.check(cap) for cap in CAPS[:2]]
         self.open()
         answers.append(self.store.check(CAPS[2]))
-        self.assertEqual([todo for todo, _ in self.grid.opening], [Todo(add_lease=True)])
+        self.assertEqual([todo for todo, _ in self.grid.opening], [UpkeepRequest(add_lease=True)])
         self.assertEqual(list(self.upkeep.begun), CAPS)
         for cap, happiness in zip(CAPS, (10, 7, 6), strict=True):
             self.upkeep.begun[cap](found(cap, happiness))

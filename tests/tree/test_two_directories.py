@@ -24,12 +24,11 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap
-from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink
+from pipegrid.core.mutable.directory_edits import Edit, Link, Rename, Unlink
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.errors import ChildExists, NoSuchChild, UsageError
-from pipegrid.transfer.mutable.files import MutableFiles
-from pipegrid.tree.directory import Directory
-from pipegrid.tree.moving import move
+from pipegrid.transfer.mutable.mutable_files import MutableFiles
+from pipegrid.tree.directory import Directory, move
 from tests.core.mutable.support import key
 from tests.transfer.mutable_world import KeysAtOnce, MutableWorld
 from tests.transfer.world import RTT

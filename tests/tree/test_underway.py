@@ -8,10 +8,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.flow.depth import FEW, FIRST, MANY, Appetite
-from pipegrid.transfer.put.many import SMALL_BYTES
+from pipegrid.flow.concurrency import FEW, FIRST, MANY, SmallFileCapacity
+from pipegrid.transfer.put.put_many import SMALL_BYTES
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree.underway import SOME, UNDECIDED_S, WorkUnderWay
+from pipegrid.tree.upload_queue import SOME, UNDECIDED_S, UploadQueue
 
 
 class UndecidedTests(SynchronousTestCase):
@@ -19,12 +19,12 @@ class UndecidedTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.appetite = Appetite.COUNTED
+        self.appetite = SmallFileCapacity.COUNTED
         self.expected: list[int] = []
         self.ended = 0
         self.waiting: list[Deferred[None]] = []
         self.numbers = 0
-        self.under_way: WorkUnderWay[int] = WorkUnderWay(
+        self.under_way: UploadQueue[int] = UploadQueue(
             self.has_ended,
             Limits(),
             self.clock.seconds,
@@ -64,7 +64,7 @@ class UndecidedTests(SynchronousTestCase):
         self.meet(30, SMALL_BYTES + 1)
         self.meet(MANY - 1)
         self.assertEqual((len(self.waiting), self.expected), (SOME, []))
-        self.appetite = Appetite.FEW  # as servers say who prepare
+        self.appetite = SmallFileCapacity.FEW  # as servers say who prepare
         self.meet(1)
         self.assertEqual((len(self.waiting), self.expected), (SOME, [MANY]))
         for waiting in self.waiting[: SOME - FEW]:
@@ -72,7 +72,7 @@ class UndecidedTests(SynchronousTestCase):
         self.assertEqual(len(self.waiting), SOME)
         self.waiting[SOME - FEW].callback(None)
         self.assertEqual(len(self.waiting), SOME + 1)
-        self.appetite = Appetite.COUNTED
+        self.appetite = SmallFileCapacity.COUNTED
         self.waiting[SOME].callback(None)
         ended = SOME - FEW + 2
         self.assertEqual(len(self.waiting), FIRST + ended)
@@ -93,6 +93,6 @@ class UndecidedTests(SynchronousTestCase):
 
     def test_servers_that_take_many_to_a_message(self) -> None:
         """They are given all at once."""
-        self.appetite = Appetite.ANY
+        self.appetite = SmallFileCapacity.ANY
         self.meet(100)
         self.assertEqual(len(self.waiting), 100)

@@ -15,13 +15,12 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk import databases
-from pipegrid.tree import underway, unfinished
-from pipegrid.tree.backup import changes
-from pipegrid.tree.facade import Trees
-from pipegrid.tree.localwalk import FileMet
-from pipegrid.tree.unfinished import NoUnfinishedPut, UnfinishedPut, unfinished_put
-from pipegrid.tree.uploaded import TreeReports, TreeResult
-from pipegrid.tree.uploading import NOTES_NAME
+from pipegrid.tree import upload_journal, upload_queue
+from pipegrid.tree.backup import backup_database
+from pipegrid.tree.local_walk import FileMet
+from pipegrid.tree.tree_grid import Trees
+from pipegrid.tree.tree_upload import NOTES_NAME, TreeReports, TreeResult
+from pipegrid.tree.upload_journal import NoUnfinishedPut, UploadJournal, unfinished_put
 from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
@@ -53,9 +52,9 @@ class UnfinishedTests(SynchronousTestCase):
         grid.config = attrs.evolve(grid.config, caches=(self.cache,))
         self.grid = grid
         self.trees = Trees(grid, grid._workers, grid._start)
-        self.patch(changes, "RACY_NS", -(1 << 62))
-        self.patch(unfinished, "MAX_UNWRITTEN", 1)
-        self.patch(underway, "MAX_OBJECTS", 64)  # so that not all is stored at one moment
+        self.patch(backup_database, "RACY_NS", -(1 << 62))
+        self.patch(upload_journal, "MAX_UNWRITTEN", 1)
+        self.patch(upload_queue, "MAX_OBJECTS", 64)  # so that not all is stored at one moment
 
     def start(self, **options: Any) -> Deferred[TreeResult]:
         """Begin to store the directory."""
@@ -69,13 +68,13 @@ class UnfinishedTests(SynchronousTestCase):
     def cut(self) -> None:
         """Begin, and end it when a third of all is stored."""
         stored: list[str] = []
-        note = UnfinishedPut.file_stored
+        note = UploadJournal.file_stored
 
-        def noting(notes: UnfinishedPut, met: FileMet, cap: Any) -> None:
+        def noting(notes: UploadJournal, met: FileMet, cap: Any) -> None:
             stored.append(met.path)
             note(notes, met, cap)
 
-        self.patch(UnfinishedPut, "file_stored", noting)
+        self.patch(UploadJournal, "file_stored", noting)
         running = self.start()
         running.addErrback(lambda failure: failure.trap(CancelledError))
         while len(stored) < FILES // 3:
@@ -146,8 +145,8 @@ class UnfinishedTests(SynchronousTestCase):
 
     def test_a_quick_put_writes_nothing(self) -> None:
         """Notes are begun after a while only."""
-        self.patch(unfinished, "MAX_UNWRITTEN", 10_000)
-        self.patch(unfinished, "WRITTEN_AFTER_S", 1e9)
+        self.patch(upload_journal, "MAX_UNWRITTEN", 10_000)
+        self.patch(upload_journal, "WRITTEN_AFTER_S", 1e9)
         running = self.start()
         self.world.clock.advance(0.15)
         self.assertEqual(os.listdir(self.cache / NOTES_NAME), [])

@@ -12,16 +12,15 @@ from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap
-from pipegrid.core.directory import unpack_immutable
+from pipegrid.core.packed_directory import unpack_immutable
 from pipegrid.errors import GridError, SourceError
-from pipegrid.flow import depth as depths
+from pipegrid.flow import concurrency as depths
 from pipegrid.transfer.settings import Limits
 from pipegrid.transport.gbs.bundles import GbsBundles
-from pipegrid.tree import underway
+from pipegrid.tree import upload_queue
 from pipegrid.tree.metadata import restored
-from pipegrid.tree.store import GridFiles
-from pipegrid.tree.uploaded import TreeReports, TreeResult
-from pipegrid.tree.uploading import tree_upload
+from pipegrid.tree.tree_store import GridFiles
+from pipegrid.tree.tree_upload import TreeReports, TreeResult, tree_upload
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
@@ -178,31 +177,31 @@ class TreeUploadTests(SynchronousTestCase):
         for n in range(60):
             self.write(f"z{n:02}", random.randbytes(900_000))
         most = [0, 0]
-        begin = underway.WorkUnderWay.begin
+        begin = upload_queue.UploadQueue.begin
 
-        def counting(under_way: underway.WorkUnderWay[Any], *args: Any) -> None:
+        def counting(under_way: upload_queue.UploadQueue[Any], *args: Any) -> None:
             begin(under_way, *args)
             most[0] = max(most[0], len(under_way.running))
             most[1] = max(most[1], under_way.weight_bytes)
 
-        self.patch(underway.WorkUnderWay, "begin", counting)
+        self.patch(upload_queue.UploadQueue, "begin", counting)
         self.put()
-        self.assertGreaterEqual(most[0], underway.MAX_OBJECTS // 2)
-        self.assertLessEqual(most[0], underway.MAX_OBJECTS + 128)
-        self.assertGreaterEqual(most[1], underway.MAX_BYTES // 2)
-        self.assertLessEqual(most[1], underway.MAX_BYTES + (2 << 20))
+        self.assertGreaterEqual(most[0], upload_queue.MAX_OBJECTS // 2)
+        self.assertLessEqual(most[0], upload_queue.MAX_OBJECTS + 128)
+        self.assertGreaterEqual(most[1], upload_queue.MAX_BYTES // 2)
+        self.assertLessEqual(most[1], upload_queue.MAX_BYTES + (2 << 20))
 
     def most_running(self) -> list[int]:
         """Return where the most that is under way of a tree will stand."""
         most = [0, 0]
-        begin = underway.WorkUnderWay._begin_more
+        begin = upload_queue.UploadQueue._begin_more
 
-        def counting(under_way: underway.WorkUnderWay[Any]) -> None:
+        def counting(under_way: upload_queue.UploadQueue[Any]) -> None:
             begin(under_way)
             most[0] = max(most[0], len(under_way.running))
             most[1] = max(most[1], under_way.weight_bytes)
 
-        self.patch(underway.WorkUnderWay, "_begin_more", counting)
+        self.patch(upload_queue.UploadQueue, "_begin_more", counting)
         return most
 
     def test_jobs(self) -> None:

@@ -12,9 +12,17 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.errors import CapError, DirectoryError, NotEnoughSharesError
 from pipegrid.tree.listing import ListingLimits
-from pipegrid.tree.order import WalkOrder
-from pipegrid.tree.stats import TreeStats
-from pipegrid.tree.walk import Found, Met, Unreadable, Walk, WalkLimits, identity_of, walk
+from pipegrid.tree.walk import (
+    Found,
+    Met,
+    TreeStats,
+    Unreadable,
+    Walk,
+    WalkLimits,
+    identity_of,
+    walk,
+)
+from pipegrid.tree.walk_order import WalkOrder
 from tests.tree.support import FakeGrid, changing_cap, entry_bytes
 
 BIG = b"x" * 100

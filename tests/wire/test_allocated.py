@@ -17,13 +17,11 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire import broker as bounded
-from pipegrid.wire.allocated import MAX_FURL_BYTES, TOKENS
-from pipegrid.wire.allowance import Bounds, TooMuch
+from pipegrid.wire import foolscap_broker as bounded
 from pipegrid.wire.banana import CLOSE, INT, OPEN, STRING, VOCAB
-from pipegrid.wire.broker import BoundedBroker
-from pipegrid.wire.calling import call_remote
-from pipegrid.wire.foolscap import ALLOCATED, answer_cost
+from pipegrid.wire.foolscap_broker import BoundedBroker, call_remote
+from pipegrid.wire.foolscap_interfaces import ALLOCATED, answer_cost
+from pipegrid.wire.foolscap_receiver import ALLOCATED_TOKENS, MAX_FURL_BYTES, Bounds, LimitExceeded
 from tests.wire.test_broker import DECISION, BrokerTestCase, Transport
 from tests.wire.test_calls import ALLOCATION, STORAGE, WORDS
 
@@ -217,7 +215,7 @@ class AllocatedTests(BrokerTestCase):
         self.successResultOf(asked[0])
         self.receive(Answer(2, clid=8).packed())
         self.assert_refused("more than")
-        self.failureResultOf(asked[1], TooMuch)
+        self.failureResultOf(asked[1], LimitExceeded)
         self.assertEqual(self.opened, [])
 
     def test_a_long_furl_is_no_such_answer(self) -> None:
@@ -229,7 +227,7 @@ class AllocatedTests(BrokerTestCase):
         asked = self.ask()
         self.receive(Answer(2, furl=b"x" * (1 << 20)).packed()[:200])
         self.assert_refused("larger than its kind")
-        self.failureResultOf(asked, TooMuch)
+        self.failureResultOf(asked, LimitExceeded)
 
     def test_its_tokens(self) -> None:
         """They count as those that they are, and more than a turn bears wait for the next."""
@@ -237,7 +235,7 @@ class AllocatedTests(BrokerTestCase):
         stream = b"".join(Answer(1 + at, clid=10 + at).packed() for at in range(100))
         self.broker.dataReceived(stream)
         done = sum(each.called for each in asked)
-        self.assertEqual(done, -(-self.broker.bounds.turn_tokens // TOKENS))
+        self.assertEqual(done, -(-self.broker.bounds.turn_tokens // ALLOCATED_TOKENS))
         self.settle()
         self.assertTrue(all(each.called for each in asked))
         self.assertEqual(self.opened, [])
@@ -249,6 +247,6 @@ class AllocatedTests(BrokerTestCase):
         asked, packed = self.ask(), Answer().packed()
         self.receive(packed[:9], packed[9:])
         self.successResultOf(asked)
-        self.assertEqual(len(taken), TOKENS)
+        self.assertEqual(len(taken), ALLOCATED_TOKENS)
         self.assertEqual(taken[0][0], OPEN)
         self.assertEqual([kind for kind, _ in taken].count(STRING), 2)

@@ -9,7 +9,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
-from pipegrid.wire import furl, nurl
+from pipegrid.wire import server_address
 from pipegrid.wire.announcements import (
     FURL,
     MAX_KEPT_BYTES,
@@ -48,7 +48,7 @@ class SigningTests(SynchronousTestCase):
     def test_the_address_of_a_furl_is_harmless(self) -> None:
         """What a stranger announces as a hint commands no terminal where it is shown."""
         for bad in ("\x1b]0;x\x07", "\ud800", "\u202e"):
-            known = furl.parse(f"pb://{'a' * 32}@{bad},tcp:127.0.0.1:1/x")
+            known = server_address.parse_furl(f"pb://{'a' * 32}@{bad},tcp:127.0.0.1:1/x")
             self.assertTrue(known.leads_to_tcp)
             self.assertTrue(known.address.isprintable(), repr(known.address))
 
@@ -226,7 +226,7 @@ class DescribeTests(SynchronousTestCase):
     def test_several_addresses(self) -> None:
         """All NURLs count that have the first one's key and secret, each once; not those through Tor."""
         (first,) = FIELDS["anonymous-storage-NURLs"]
-        known = nurl.parse(first)
+        known = server_address.parse_nurl(first)
         second = str(attrs.evolve(known, host="10.0.0.7"))
         others = [
             str(attrs.evolve(known, host="a.onion", tor=True)),
@@ -304,13 +304,17 @@ class FurlTests(SynchronousTestCase):
     def test_parse(self) -> None:
         """Text and parts correspond; long tub ids are cut."""
         text = FIELDS["anonymous-storage-FURL"]
-        parsed = furl.parse(text)
+        parsed = server_address.parse_furl(text)
         self.assertEqual(str(parsed), text)
         self.assertEqual(parsed.address, "127.0.0.1:39471")
         self.assertEqual(parsed.swissnum, "swissnum")
         self.assertNotIn("swissnum'", repr(parsed))
-        self.assertEqual(furl.parse(text.replace("@", "aaaa@")).tub_id, parsed.tub_id)
-        self.assertEqual(furl.parse(text.replace("tcp:127.0.0.1:39471", "")).address, "nowhere")
+        self.assertEqual(
+            server_address.parse_furl(text.replace("@", "aaaa@")).tub_id, parsed.tub_id
+        )
+        self.assertEqual(
+            server_address.parse_furl(text.replace("tcp:127.0.0.1:39471", "")).address, "nowhere"
+        )
         for bad in (
             "",
             "pb://x@y/z",
@@ -321,14 +325,14 @@ class FurlTests(SynchronousTestCase):
             "z" * 9000,
         ):
             with self.assertRaises(Exception) as caught:
-                furl.parse(bad)
+                server_address.parse_furl(bad)
             self.assertIn("looks like", str(caught.exception))
 
     def test_the_other_kind(self) -> None:
         """Each parser names what it was given instead."""
         with self.assertRaises(Exception) as caught:
-            nurl.parse(FIELDS["anonymous-storage-FURL"])
+            server_address.parse_nurl(FIELDS["anonymous-storage-FURL"])
         self.assertIn("that is a fURL", str(caught.exception))
         with self.assertRaises(Exception) as caught:
-            furl.parse(FIELDS["anonymous-storage-NURLs"][0])
+            server_address.parse_furl(FIELDS["anonymous-storage-NURLs"][0])
         self.assertIn("NURL", str(caught.exception))

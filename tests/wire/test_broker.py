@@ -13,13 +13,12 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire import broker as bounded
-from pipegrid.wire import receiving
-from pipegrid.wire.allowance import Bounds, TooMuch
+from pipegrid.wire import foolscap_broker as bounded
+from pipegrid.wire import foolscap_receiver
 from pipegrid.wire.banana import ERROR, LONGINT, OPEN, PING, STRING, VOCAB
-from pipegrid.wire.broker import BoundedBroker
-from pipegrid.wire.foolscap import MAX_SHARES, RIStorageServer, answer_cost
-from pipegrid.wire.negotiation import GRACE_S, BoundedNegotiation
+from pipegrid.wire.foolscap_broker import GRACE_S, BoundedBroker, BoundedNegotiation
+from pipegrid.wire.foolscap_interfaces import MAX_SHARES, RIStorageServer, answer_cost
+from pipegrid.wire.foolscap_receiver import Bounds, LimitExceeded
 
 DECISION = negotiate.Negotiation().loopbackDecision()
 PIECE = b"x" * 65536
@@ -213,7 +212,7 @@ class TurnTests(BrokerTestCase):
         """Of calls fewer."""
         calls = [call(number, 1, b"echo", value(number)) for number in range(1, 101)]
         self.broker.dataReceived(b"".join(calls))
-        self.assertLessEqual(len(self.broker.inboundDeliveryQueue), receiving.TURN_CALLS)
+        self.assertLessEqual(len(self.broker.inboundDeliveryQueue), foolscap_receiver.TURN_CALLS)
         self.settle()
         self.assertEqual([heard for (heard,) in self.echo.heard], list(range(1, 101)))
 
@@ -221,16 +220,16 @@ class TurnTests(BrokerTestCase):
         """So many calls are under way, and no more is read until one of them has ended."""
         answers: list[Deferred[None]] = []
         self.echo.remote_echo = lambda: answers.append(Deferred()) or answers[-1]  # type: ignore
-        calls = [call(number, 1, b"echo") for number in range(1, 2 * receiving.MAX_CALLS)]
+        calls = [call(number, 1, b"echo") for number in range(1, 2 * foolscap_receiver.MAX_CALLS)]
         self.receive(b"".join(calls))
-        self.assertEqual(len(answers), receiving.MAX_CALLS - 1)  # and one is being received
+        self.assertEqual(len(answers), foolscap_receiver.MAX_CALLS - 1)  # and one is being received
         self.assertEqual(self.transport.events[-1], "pauseProducing")
         while waiting := [answer for answer in answers if not answer.called]:
-            self.assertLess(len(waiting), receiving.MAX_CALLS)
+            self.assertLess(len(waiting), foolscap_receiver.MAX_CALLS)
             for answer in waiting:
                 answer.callback(None)
             self.settle()
-        self.assertEqual(len(answers), 2 * receiving.MAX_CALLS - 1)
+        self.assertEqual(len(answers), 2 * foolscap_receiver.MAX_CALLS - 1)
         self.assertEqual(self.transport.events[-1], "resumeProducing")
 
 
@@ -254,7 +253,7 @@ class AnswerTests(BrokerTestCase):
         self.assertEqual(self.successResultOf(answer), b"x" * 100_000)
         answer = self.ask("read", 0, 100_000)
         self.receive(token(OPEN, 1) + string(b"answer") + value(2) + token(STRING, 200_000))
-        failure = self.failureResultOf(answer, TooMuch)
+        failure = self.failureResultOf(answer, LimitExceeded)
         self.assertIn("larger than its kind", str(failure.value))
 
     def test_a_tuple_that_ends_early(self) -> None:
@@ -276,7 +275,7 @@ class AnswerTests(BrokerTestCase):
         """A version is small."""
         answer = self.ask("get_version")
         self.receive(token(OPEN, 1) + string(b"answer") + value(1) + token(STRING, 300 << 20))
-        self.failureResultOf(answer, TooMuch)
+        self.failureResultOf(answer, LimitExceeded)
         self.assertEqual(self.broker._tokens.missing_bytes, 0)
 
     def test_what_each_call_may_bring(self) -> None:

@@ -20,13 +20,18 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire.allowance import Bounds, TooMuch
 from pipegrid.wire.banana import CLOSE, INT, OPEN, STRING, VOCAB
-from pipegrid.wire.broker import BoundedBroker
-from pipegrid.wire.calling import call_remote
-from pipegrid.wire.calls import MAX_CALL_BYTES, can_pack
-from pipegrid.wire.foolscap import RIStorageServer, answer_cost
-from pipegrid.wire.givingback import AT_A_TIME, LOOK_S, MAX_UNNEEDED
+from pipegrid.wire.foolscap_broker import (
+    AT_A_TIME,
+    LOOK_S,
+    MAX_CALL_BYTES,
+    MAX_UNNEEDED,
+    BoundedBroker,
+    call_remote,
+    can_pack,
+)
+from pipegrid.wire.foolscap_interfaces import RIStorageServer, answer_cost
+from pipegrid.wire.foolscap_receiver import Bounds, LimitExceeded
 from tests.wire.test_broker import DECISION, BrokerTestCase, Transport
 
 STORAGE = str(RIStorageServer.__remote_name__)
@@ -159,7 +164,7 @@ class CallTests(BrokerTestCase):
         """An answer of another shape than the interface's fails the call, as it does with Foolscap."""
         asked = self.ask("add_lease", b"i" * 16, HASH, HASH)
         self.receive(answer(1, token(INT, 5)))
-        self.failureResultOf(asked, TooMuch)
+        self.failureResultOf(asked, LimitExceeded)
 
     def test_it_may_bring_what_the_call_may(self) -> None:
         """And no more; a reader's method here, since no storage server's brings as much."""
@@ -169,7 +174,7 @@ class CallTests(BrokerTestCase):
         self.assertEqual(self.successResultOf(asked), b"x" * 100_000)
         asked = call_remote(reader, "read", 0, 100_000)
         self.receive(word(OPEN, "answer") + token(INT, 2) + token(STRING, 200_000))
-        self.failureResultOf(asked, TooMuch)
+        self.failureResultOf(asked, LimitExceeded)
 
     def test_a_method_that_is_none(self) -> None:
         """It fails as with Foolscap."""
@@ -251,7 +256,7 @@ class NothingTests(BrokerTestCase):
         """What is opened is closed under its own number."""
         asked = self.lease()
         self.receive(answer(1, NOTHING)[:-2] + token(CLOSE, 2))
-        self.failureResultOf(asked, TooMuch)
+        self.failureResultOf(asked, LimitExceeded)
 
     def test_many_take_turns(self) -> None:
         """They count as the tokens that they are."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire import cbor, gbs
+from pipegrid.wire import cbor, gbs_messages
 
 BOMBS = {
     "an array that says it has 2^63 items": b"\x9b\x7f" + b"\xff" * 7,
@@ -43,7 +43,9 @@ class LoadsTests(SynchronousTestCase):
         for name, bomb in BOMBS.items():
             tracemalloc.start()
             try:
-                self.assertRaises(ValueError, cbor.loads, bomb, gbs.MAX_ALLOCATE_BYTES, 300)
+                self.assertRaises(
+                    ValueError, cbor.loads, bomb, gbs_messages.MAX_ALLOCATE_BYTES, 300
+                )
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
@@ -66,7 +68,11 @@ class LoadsTests(SynchronousTestCase):
     @given(st.binary(max_size=64))
     def test_garbage_is_an_error_or_a_value(self, data: bytes) -> None:
         """Any bytes give a value or ValueError, and no other error."""
-        for unpack in (gbs.unpack_allocate, gbs.unpack_corrupt, gbs.unpack_shares):
+        for unpack in (
+            gbs_messages.unpack_allocate,
+            gbs_messages.unpack_corrupt,
+            gbs_messages.unpack_shares,
+        ):
             with contextlib.suppress(ValueError):
                 unpack(data)
 

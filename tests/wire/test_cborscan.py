@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire import cbor, cborscan, gbs, gbs_bundles, gbs_mutable
+from pipegrid.wire import cbor, gbs_bundles, gbs_messages, gbs_mutable
 from pipegrid.wire.messages import ShareChange, SlotResult
 from tests.wire.unpacking import unpack_request
 
@@ -25,20 +25,20 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 UNPACKERS: dict[str, tuple[Callable[[bytes], Any], int]] = {
-    "an allocation": (gbs.unpack_allocate, gbs.MAX_ALLOCATE_BYTES),
-    "a complaint": (gbs.unpack_corrupt, gbs.MAX_CORRUPT_BYTES),
+    "an allocation": (gbs_messages.unpack_allocate, gbs_messages.MAX_ALLOCATE_BYTES),
+    "a complaint": (gbs_messages.unpack_corrupt, gbs_messages.MAX_CORRUPT_BYTES),
     "a bundle": (gbs_bundles.unpack_bundle, gbs_bundles.MAX_BUNDLE_BYTES),
     "a read-test-write": (unpack_request, 8 << 20),
-    "a server's version": (gbs.unpack_version, gbs.MAX_ANSWER_BYTES),
-    "the answer to an allocation": (gbs.unpack_allocation, gbs.MAX_ANSWER_BYTES),
+    "a server's version": (gbs_messages.unpack_version, gbs_messages.MAX_ANSWER_BYTES),
+    "the answer to an allocation": (gbs_messages.unpack_allocation, gbs_messages.MAX_ANSWER_BYTES),
     "the answer to a write": (
-        lambda body: gbs.unpack_required(body, complete=False),
-        gbs.MAX_ANSWER_BYTES,
+        lambda body: gbs_messages.unpack_required(body, complete=False),
+        gbs_messages.MAX_ANSWER_BYTES,
     ),
-    "a list of shares": (gbs.unpack_shares, gbs.MAX_ANSWER_BYTES),
+    "a list of shares": (gbs_messages.unpack_shares, gbs_messages.MAX_ANSWER_BYTES),
     "the answer to a bundle": (
         lambda body: gbs_bundles.unpack_answers(body, []),
-        gbs.MAX_ANSWER_BYTES,
+        gbs_messages.MAX_ANSWER_BYTES,
     ),
     "the answer to a read-test-write": (
         lambda body: gbs_mutable.unpack_answer(body, 8 << 20),
@@ -80,31 +80,31 @@ class CostTests(SynchronousTestCase):
 
     def test_keys_of_the_same_hash(self) -> None:
         """Maps and sets are short, so that keys which collide cost nothing; also in messages of few items."""
-        numbers = range(cborscan.MAX_KEYS + 1)
+        numbers = range(cbor.MAX_KEYS + 1)
         for value in (dict.fromkeys(numbers), set(numbers)):
             body = cbor2.dumps([value, "x" * 1024])
-            self.assertRaises(ValueError, cborscan.count_items, body, 10_000)
+            self.assertRaises(ValueError, cbor.count_items, body, 10_000)
             value.pop(0) if isinstance(value, dict) else value.remove(0)
             body = cbor2.dumps([value, "x" * 1024])
             self.assertEqual(cbor.loads(body, 10_000, 10_000)[0], value)
         for head in (b"\xbf", b"\xd9\x01\x02\x9f"):
             body = cbor2.dumps("x" * 1024) + head + b"\x00\x00\xff"
-            self.assertRaises(ValueError, cborscan.count_items, body, 10_000)
+            self.assertRaises(ValueError, cbor.count_items, body, 10_000)
             self.assertRaises(ValueError, cbor.loads, body, 10_000, 10_000)
 
     def test_long_strings_are_passed_over(self) -> None:
         """A megabyte of data is one step of the walk."""
         body = gbs_mutable.pack_request({0: ShareChange((), ((0, bytes(1 << 20)),))}, [])
-        self.assertLess(cborscan.count_items(body, 50), 20)
+        self.assertLess(cbor.count_items(body, 50), 20)
 
     def test_the_largest_messages_pass(self) -> None:
         """What the protocol allows is allowed: 256 numbers, 30 tests and writes a share, 8192 ranges."""
         numbers = frozenset(range(256))
-        allocate = gbs.unpack_allocate(gbs.pack_allocate(numbers, 1 << 40))
+        allocate = gbs_messages.unpack_allocate(gbs_messages.pack_allocate(numbers, 1 << 40))
         self.assertEqual(allocate.share_numbers, numbers)
         ranges = [(2 * at, 2 * at + 1) for at in range(8192)]
-        body = gbs.pack_required(ranges)
-        self.assertEqual(len(gbs.unpack_required(body, False).required), 8192)
+        body = gbs_messages.pack_required(ranges)
+        self.assertEqual(len(gbs_messages.unpack_required(body, False).required), 8192)
         writes = tuple((at, b"x") for at in range(16))
         changes = {number: ShareChange((), writes, 7) for number in range(256)}
         body = gbs_mutable.pack_request(changes, [(0, 1)] * 30)
@@ -151,16 +151,16 @@ class WalkTests(SynchronousTestCase):
     def test_whatever_is_packed_can_be_counted(self, value: Any) -> None:
         """Every message that is one comes to its end, with not an item more than it has bytes."""
         body = cbor2.dumps(value)
-        self.assertLessEqual(1, cborscan.count_items(body, len(body)))
-        items = cborscan.count_items(body, len(body))
-        self.assertRaises(ValueError, cborscan.count_items, body, items - 1)
+        self.assertLessEqual(1, cbor.count_items(body, len(body)))
+        items = cbor.count_items(body, len(body))
+        self.assertRaises(ValueError, cbor.count_items, body, items - 1)
 
     @settings(max_examples=300, deadline=None, derandomize=True)
     @given(st.binary(max_size=64))
     def test_garbage_is_counted_or_refused(self, data: bytes) -> None:
         """Any bytes are counted, or a ValueError."""
         with contextlib.suppress(ValueError):
-            self.assertLessEqual(cborscan.count_items(data, 64), len(data))
+            self.assertLessEqual(cbor.count_items(data, 64), len(data))
 
     def test_cut_anywhere(self) -> None:
         """A message that ends early is refused by the walk or the decoder, wherever it ends."""
@@ -183,7 +183,7 @@ class WalkTests(SynchronousTestCase):
             b"\xfc",
         ):
             body = head + padding
-            self.assertRaises(ValueError, cborscan.count_items, body, 10_000)
+            self.assertRaises(ValueError, cbor.count_items, body, 10_000)
 
 
 class ViewTests(SynchronousTestCase):
@@ -205,7 +205,7 @@ class ViewTests(SynchronousTestCase):
 
     def test_their_places_cannot_be_forged(self) -> None:
         """A tag that stands for such a string is refused in what comes, in long messages as in short ones."""
-        forged = b"\xda" + cborscan.VIEW_TAG.to_bytes(4, "big") + b"\x00"
+        forged = b"\xda" + cbor.VIEW_TAG.to_bytes(4, "big") + b"\x00"
         for rest in (b"", bytes(20_000)):
             share = {"test": [], "write": [{"offset": 0, "data": 1}], "new-length": None}
             body = cbor2.dumps({"test-write-vectors": {0: share}, "read-vector": []})

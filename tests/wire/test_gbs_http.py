@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
-from pipegrid.wire import gbs_http as http
-from pipegrid.wire.gbs_http import GbsTarget, Resource
+from pipegrid.wire import gbs_messages as http
+from pipegrid.wire.gbs_messages import GbsTarget, Resource
 
 SI = bytes(range(16))
 SI_TEXT = "aaaqeayeaudaocajbifqydiob4"

@@ -8,9 +8,9 @@ from foolscap.referenceable import TubRef
 from misc.attack.foolscap import call, token, value
 from twisted.internet.task import Clock
 
-from pipegrid.wire import tub
+from pipegrid.wire import foolscap_broker
 from pipegrid.wire.banana import PING
-from pipegrid.wire.tub import MAX_UNREAD, MAX_UNSENT_BYTES, PONGS_APART_S, CallersBroker
+from pipegrid.wire.foolscap_broker import MAX_UNREAD, MAX_UNSENT_BYTES, PONGS_APART_S, CallersBroker
 from tests.wire.test_broker import DECISION, BrokerTestCase
 
 
@@ -20,7 +20,7 @@ class CallersBrokerTests(BrokerTestCase):
     def make(self) -> CallersBroker:
         self.unsent = 0
         self.time = Clock()
-        self.patch(tub, "unsent_bytes", lambda _: self.unsent)
+        self.patch(foolscap_broker, "unsent_bytes", lambda _: self.unsent)
         broker = CallersBroker(TubRef("a" * 32), DECISION, bounds=self.bounds)
         self.patch(broker, "seconds", self.time.seconds)
         return broker

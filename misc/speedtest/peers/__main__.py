@@ -64,10 +64,10 @@ from misc.speedtest.peers.nodes import (
 from pipegrid import Grid
 from pipegrid.core import erasure
 from pipegrid.core.params import Params
+from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
-from pipegrid.grid.homes import SERVERS_NAME
-from pipegrid.reactor.collector import calm_collector
-from pipegrid.speedtest.contents import Comparing
+from pipegrid.reactor.process_settings import tune_gc
+from pipegrid.speedtest.targets import Comparing
 
 SERVERS = 10
 HAPPY = 7
@@ -177,7 +177,7 @@ def start_relay(stack: ExitStack, addresses: Sequence[Address], rtt_ms: float) -
     if rtt_ms == 0:
         return list(addresses)
     targets = [f"{each.nurl.host}:{each.nurl.port}" for each in addresses]
-    program = ["-m", "pipegrid.speedtest.processes", "--relay", str(rtt_ms / 1000), *targets]
+    program = ["-m", "pipegrid.speedtest.server_processes", "--relay", str(rtt_ms / 1000), *targets]
     relay = stack.enter_context(processes.running([sys.executable, *program]))
     *ports, _echo = json.loads(processes.first_line(relay))
     return [each.at(port) for each, port in zip(addresses, ports, strict=True)]
@@ -282,7 +282,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     async def run(reactor: Any) -> None:
         rng = random.Random(options.seed)
-        calm_collector()  # as the command does
+        tune_gc()  # as the command does
         with (
             tempfile.TemporaryDirectory(dir=options.scratch) as scratch,
             StorageNodes(Path(scratch), SERVERS) as servers,

@@ -14,8 +14,8 @@ from misc.speedtest.peers.contest import PIPEGRID, TAHOE
 from misc.speedtest.peers.nodes import Gateway
 from misc.speedtest.processes import cpu_s
 from pipegrid import Grid
-from pipegrid.reactor.together import all_ended
-from pipegrid.speedtest.contents import Comparing
+from pipegrid.reactor.deferreds import all_ended
+from pipegrid.speedtest.targets import Comparing
 
 
 class Client(Protocol):

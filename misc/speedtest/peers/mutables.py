@@ -55,7 +55,7 @@ from misc.speedtest.peers.operations import (
 )
 from pipegrid import Grid
 from pipegrid.core.params import Params
-from pipegrid.reactor.collector import calm_collector
+from pipegrid.reactor.process_settings import tune_gc
 
 RTT_MS = 100.0
 
@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
     profile = cProfile.Profile() if options.profile else None
 
     async def run(reactor: Any) -> None:
-        calm_collector()  # as the command does
+        tune_gc()  # as the command does
         with (
             tempfile.TemporaryDirectory(dir=options.scratch) as scratch,
             StorageNodes(Path(scratch), SERVERS) as servers,

@@ -30,10 +30,9 @@ import attrs
 from misc.speedtest.processes import LOOPBACK, ROOT
 from pipegrid.core import base32
 from pipegrid.core.params import Params
-from pipegrid.grid.homes import SERVERS_NAME
+from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.server import identity
-from pipegrid.wire.furl import Furl
-from pipegrid.wire.nurl import Nurl
+from pipegrid.wire.server_address import Furl, Nurl
 
 TAHOE = os.environ.get("TAHOE", str(ROOT / ".venv-tahoe" / "bin" / "tahoe"))
 HTTPS = "https"

@@ -60,8 +60,8 @@ from misc.speedtest.trees.contest import (
 from misc.speedtest.trees.grids import World
 from misc.speedtest.trees.sides import Side, Tahoe, Took
 from pipegrid.core.caps import LitCap
-from pipegrid.core.directory import PackedChild, pack_immutable
-from pipegrid.tree.backup.changes import RACY_NS
+from pipegrid.core.packed_directory import PackedChild, pack_immutable
+from pipegrid.tree.backup.backup_database import RACY_NS
 
 CHANGED = 10
 DEPTH = 20

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-_LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mirror.same")
+_LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mirror.quick_check")
 """Modules of commands that end without ceremony."""
 
 LEAST_FILES = 64

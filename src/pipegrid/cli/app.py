@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from pipegrid.cli.job import OpenGrid
-    from pipegrid.reactor.ahead import Ahead
+    from pipegrid.reactor.preconnect import Preconnector
 
 SECTIONS = {
     "Files": ("put", "get", "cat", "encode", "decode", "storage-index"),
@@ -173,7 +173,7 @@ def start_job(
     invocation: Invocation,
     reactor: Any,
     open_grid: OpenGrid | None = None,
-    ahead: Ahead | None = None,
+    ahead: Preconnector | None = None,
 ) -> Deferred[int]:
     """
     Do a job under a running reactor; fires with the exit status, as ``start`` does.
@@ -186,7 +186,7 @@ def start_job(
     if isinstance(job, ReactorJob):
         return Deferred.fromCoroutine(job.run(invocation, reactor))
     if open_grid is None:
-        from pipegrid.tree.facade import Grid
+        from pipegrid.tree.tree_grid import Grid
 
         open_grid = Grid.open if ahead is None else partial(Grid.open, ahead=ahead)
     return Deferred.fromCoroutine(job.run(invocation, reactor, open_grid))

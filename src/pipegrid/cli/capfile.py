@@ -20,8 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 from pipegrid.cli.outcome import printable, unreadable
 from pipegrid.cli.stdin import read_given
-from pipegrid.core.pasted import CAP_STARTS
-from pipegrid.core.text import decode_text
+from pipegrid.core.text import CAP_STARTS, decode_text
 from pipegrid.errors import SourceError, UsageError
 
 MAX_BYTES = 16 << 20

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from pipegrid.core.caps import Cap, DirectoryCap
-from pipegrid.core.pasted import CAP_STARTS, as_pasted
-from pipegrid.core.text import printable
+from pipegrid.core.text import CAP_STARTS, as_pasted, printable
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
 
 if TYPE_CHECKING:
     from pipegrid.tree.directory import Child, Directory
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 def is_on_grid(text: str) -> bool:
@@ -29,7 +28,7 @@ def is_on_grid(text: str) -> bool:
         UsageError: the aliases cannot be read.
     """
     from pipegrid.cli.files import begins_with_alias
-    from pipegrid.tree.paths import names_alias
+    from pipegrid.tree.grid_paths import names_alias
 
     bare = as_pasted(text)
     if bare.startswith(CAP_STARTS):
@@ -54,7 +53,7 @@ def alias_meant(text: str) -> str:
 
 
 @attrs.frozen
-class Spot:
+class GridDestination:
     """
     A name in a directory that can be changed.
 
@@ -83,7 +82,7 @@ class Spot:
         """
         if not self.missing:
             return self.directory
-        from pipegrid.tree.lookup import make_directories
+        from pipegrid.tree.directory import make_directories
 
         return await make_directories(self._grid, self.directory.cap, self.missing)
 
@@ -121,14 +120,17 @@ class Spot:
             raise no_directory(self.name)
 
 
-async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = False) -> Spot:
+async def spot_at(
+    grid: Grid, text: str, into: str | None = None, make: bool = False
+) -> GridDestination:
     """
     Return the spot that a path leads to.
 
     Args:
         into: the name that something gets if the path leads to a directory that is there, as with cp and
             mv; None to mean that directory itself.
-        make: something is put there; directories on the way may be missing, ``Spot.reach`` makes them.
+        make: something is put there; directories on the way may be missing, ``GridDestination.reach``
+        makes them.
 
     Raises:
         UsageError: the path is none, has no name, or one that no child can have, or there is no such alias.
@@ -136,9 +138,7 @@ async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = F
         CapError: the directory cannot be changed.
     """
     from pipegrid.cli.trees import root_of
-    from pipegrid.tree.directory import Directory, check_writable
-    from pipegrid.tree.givenedits import check_name
-    from pipegrid.tree.lookup import look_up
+    from pipegrid.tree.directory import Directory, check_name, check_writable, look_up
 
     root, names = root_of(grid, text)
     ends_with_slash = text.rstrip().endswith("/")
@@ -147,7 +147,7 @@ async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = F
     if whole and into is not None and isinstance(way[-1].cap, DirectoryCap):
         directory = Directory(grid, check_writable(way[-1].cap, _called(names)))
         there = (await directory.list()).get(into)
-        return Spot(grid, directory, into, there, tuple(child.cap for child in way))
+        return GridDestination(grid, directory, into, there, tuple(child.cap for child in way))
     if not names:
         raise UsageError(
             "this is a cap or an alias alone; add the name in the directory that is meant"
@@ -168,7 +168,7 @@ async def spot_at(grid: Grid, text: str, into: str | None = None, make: bool = F
     directory = Directory(grid, check_writable(before.cap, called))
     there = way[-1] if whole else None
     caps = tuple(child.cap for child in way_there)
-    return Spot(grid, directory, names[-1], there, caps, absent, ends_with_slash)
+    return GridDestination(grid, directory, names[-1], there, caps, absent, ends_with_slash)
 
 
 async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
@@ -182,7 +182,7 @@ async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
     if len(sources) < 2:
         return
     from pipegrid.cli.trees import root_of
-    from pipegrid.tree.lookup import look_up
+    from pipegrid.tree.directory import look_up
 
     root, names = root_of(grid, path)
     way = await look_up(grid, root, names)
@@ -193,7 +193,7 @@ async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
         )
 
 
-def missing(spot: Spot) -> NoSuchChild:
+def missing(spot: GridDestination) -> NoSuchChild:
     """Return the error that there is nothing at a spot."""
     return NoSuchChild(
         f"there is no '{printable(spot.name)}'; 'pipegrid ls' shows what there is", spot.name

@@ -72,7 +72,7 @@ class ClassCode:
         body = marshal.dumps(pieces if len(pieces) <= MOST else self._pieces)
         from pathlib import Path  # for this few commands write, none of which waits for it
 
-        from pipegrid.disk.replacing import replace_file
+        from pipegrid.disk.atomic_write import replace_file
 
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(self._path), exist_ok=True)

@@ -16,7 +16,7 @@ from pipegrid.cli.outcome import ExitStatus
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.group(name="alias", cls=CommandGroup)
@@ -41,10 +41,10 @@ def add(name: str, cap: str) -> OfflineJob:
     def work(console: Console) -> int:
         from pipegrid.cli.meant import check_no_file
         from pipegrid.core.caps import parse_cap
-        from pipegrid.core.pasted import as_pasted
+        from pipegrid.core.text import as_pasted
         from pipegrid.errors import UsageError
         from pipegrid.tree.aliases import add_alias, checked_name
-        from pipegrid.tree.paths import has_path
+        from pipegrid.tree.grid_paths import has_path
 
         check_no_file(cap)
         text = as_pasted(cap).removesuffix("/")
@@ -151,8 +151,8 @@ def _warn_if_elsewhere(console: Console, directory: Path, cap: str) -> None:
     """Say that the servers of a directory are missing, where all that are known are on this machine."""
     from pipegrid.core.caps import UnknownCap, parse_cap
     from pipegrid.errors import UsageError
-    from pipegrid.grid.config import load
-    from pipegrid.grid.local import lacks
+    from pipegrid.grid.client_config import load
+    from pipegrid.grid.embedded_grid import lacks
 
     known = parse_cap(cap)
     storage_index = None if isinstance(known, UnknownCap) else known.storage_index
@@ -176,7 +176,7 @@ def _configured() -> Path:
     """
     from pipegrid.cli.files import client_directory
     from pipegrid.errors import UsageError
-    from pipegrid.grid.homes import is_configured
+    from pipegrid.grid.client_paths import is_configured
 
     directory = client_directory()
     if not is_configured(directory):

@@ -11,11 +11,17 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
 from pipegrid.cli.outcome import ExitStatus, sentence, worst_status
-from pipegrid.cli.treeput import Chosen, counts_of, fields_of, reports_of, selection_options
+from pipegrid.cli.treeput import (
+    SelectionOptions,
+    counts_of,
+    fields_of,
+    reports_of,
+    selection_options,
+)
 
 if TYPE_CHECKING:
-    from pipegrid.tree.backup.run import BackupOptions, Backups
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.backup.backup_run import BackupOptions, Backups
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.command(name="backup")
@@ -79,14 +85,14 @@ def command(
     """
     if source == "" or "" in names:
         raise usage_error(EMPTY_NAME)
-    chosen = Chosen(**selection)
+    chosen = SelectionOptions(**selection)
     made_anew = chosen.of(source)
     path, named = _place_of(names)
     called = named or os.path.basename(os.path.abspath(source)) or "root"
 
     async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.tree.backup.backup_run import BackupOptions, Backups
         from pipegrid.tree.backup.retention import Retention
-        from pipegrid.tree.backup.run import BackupOptions, Backups
 
         retention = Retention(keep_last, keep_daily, keep_weekly)
         archives = None
@@ -116,7 +122,9 @@ def _place_of(given: tuple[str, ...]) -> tuple[str | None, str | None]:
 
 
 def _is_path(text: str) -> bool:
-    from pipegrid.tree.paths import has_path  # for which connections to servers are not to wait
+    from pipegrid.tree.grid_paths import (
+        has_path,  # for which connections to servers are not to wait
+    )
 
     return has_path(text) or text.strip().startswith("URI:")
 
@@ -127,7 +135,7 @@ async def _run(
     directory: str,
     name: str,
     options: BackupOptions,
-    chosen: Chosen,
+    chosen: SelectionOptions,
 ) -> ExitStatus:
     from pipegrid.cli.progress import ProgressBar
     from pipegrid.core.text import counted
@@ -170,7 +178,7 @@ async def _would_send(
     directory: str,
     name: str,
     options: BackupOptions,
-    chosen: Chosen,
+    chosen: SelectionOptions,
 ) -> ExitStatus:
     from pipegrid.cli.progress import ProgressBar
     from pipegrid.cli.render import amount

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipegrid.tree.backup.catalogue import BackupRun
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 NONE_LISTED = (
     "this client's own list has no backup; if another machine has stored one, give the cap that 'pipegrid "
@@ -85,9 +85,8 @@ async def listed_runs(
     from pipegrid.cli.trees import place_of
     from pipegrid.core.caps import DirectoryCap
     from pipegrid.errors import CapError, UsageError
-    from pipegrid.tree.backup.archives import archived_runs
-    from pipegrid.tree.backup.catalogue import runs_of
-    from pipegrid.tree.backup.run import Backups
+    from pipegrid.tree.backup.backup_run import Backups
+    from pipegrid.tree.backup.catalogue import archived_runs, runs_of
 
     backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
     if cap is None:

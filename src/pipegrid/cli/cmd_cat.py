@@ -29,7 +29,7 @@ def command(invocation: Invocation, caps: CapArguments) -> GridJob:
     """
     from pipegrid.cli.files import check_all, named_files, starts_of
     from pipegrid.cli.trees import Locator
-    from pipegrid.core.filecaps import fetchable
+    from pipegrid.core.caps import fetchable
 
     files = named_files(invocation.console, *caps, fetchable)
     check_all(files)  # before anything is written

@@ -78,7 +78,7 @@ def _write(path: Path, text: str) -> None:
     Raises:
         SinkError: it cannot be written.
     """
-    from pipegrid.disk.replacing import replace_file
+    from pipegrid.disk.atomic_write import replace_file
     from pipegrid.errors import SinkError
 
     try:

@@ -13,7 +13,7 @@ from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_
 from pipegrid.cli.outcome import printable
 
 if TYPE_CHECKING:
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.command(name="cp")

@@ -13,7 +13,7 @@ from pipegrid.cli.options import cap_file_option, checked_caps, common_options
 from pipegrid.cli.sizes import byte_size
 
 if TYPE_CHECKING:
-    from pipegrid.disk.partfile import PartFile
+    from pipegrid.disk.part_file import PartFile
     from pipegrid.transfer.offline import DecodeResult
 
 
@@ -75,13 +75,12 @@ def decode(
     from pipegrid.cli.files import check_path, named_files
     from pipegrid.cli.outfile import OutputFile
     from pipegrid.cli.progress import ProgressBar
-    from pipegrid.core.caps import LitCap
-    from pipegrid.core.filecaps import readable
+    from pipegrid.core.caps import LitCap, readable
     from pipegrid.core.params import MAX_SEGMENT_BYTES
     from pipegrid.core.text import counted
     from pipegrid.errors import UsageError
     from pipegrid.transfer.offline import decode_file
-    from pipegrid.transfer.sharefinder import ShareFinder
+    from pipegrid.transfer.share_files import ShareFinder
 
     files = named_files(console, caps, cap_files, readable)
     if len(files) > 1:

@@ -14,7 +14,7 @@ from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import amount
 
 if TYPE_CHECKING:
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.command(name="du", context_settings=NO_SHORT_HELP)

@@ -17,7 +17,7 @@ from pipegrid.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from pipegrid.grid.config import GridConfig
+    from pipegrid.grid.client_config import GridConfig
 
 
 @click.command(name="encode")
@@ -89,8 +89,8 @@ def command(
 def _configuration(directory: str | None) -> GridConfig | None:
     """Return what the client's directory says; None if none was named and the user has none."""
     from pipegrid.errors import UsageError
-    from pipegrid.grid.config import load
-    from pipegrid.grid.homes import default_directory, is_configured
+    from pipegrid.grid.client_config import load
+    from pipegrid.grid.client_paths import default_directory, is_configured
 
     if directory is not None:
         return load(directory, offline=True)

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
     from pipegrid.cli.progress import ProgressCall
     from pipegrid.core.caps import ChkCap, LitCap, MutableCap
-    from pipegrid.disk.partfile import PartFile
+    from pipegrid.disk.part_file import PartFile
     from pipegrid.grid import Grid
     from pipegrid.transfer.results import GetResult
-    from pipegrid.tree.home import Home
+    from pipegrid.tree.local_directory import DirectoryFd
 
 
 FILES_AT_ONCE = 4
@@ -129,7 +129,7 @@ async def fetch_files(
     from pipegrid.cli.files import each_in_order
     from pipegrid.cli.progress import ProgressBar
     from pipegrid.cli.trees import Locator
-    from pipegrid.core.filecaps import fetchable
+    from pipegrid.core.caps import fetchable
 
     if console.json and output is None:
         raise UsageError("--json would mix with the file on standard output; add -o FILE")
@@ -177,7 +177,7 @@ def _asked_for(
         click.UsageError, PipegridError: something is.
     """
     from pipegrid.cli.files import named_files
-    from pipegrid.core.filecaps import fetchable
+    from pipegrid.core.caps import fetchable
 
     if force and output is None:
         raise usage_error("--force goes with -o")
@@ -214,7 +214,7 @@ async def fetch(
     output: str | None,
     force: bool,
     progress: ProgressCall | None,
-    home: Home | None = None,
+    home: DirectoryFd | None = None,
 ) -> GetResult:
     """Fetch a part of a file, given as start and length, to where it shall go; see ``OutputFile``."""
     from pipegrid.cli.outfile import OutputFile

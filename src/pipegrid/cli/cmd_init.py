@@ -22,7 +22,7 @@ from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
     from pipegrid.core.params import Params
-    from pipegrid.grid.config import GridConfig
+    from pipegrid.grid.client_config import GridConfig
 
 
 @click.command(name="init")
@@ -103,9 +103,9 @@ def _make(
     console: Console, named: str | None, wanted: _Grid, encoding: Encoding, happy: int | None
 ) -> int:
     """Make the directory, or change it; say what it has become."""
-    from pipegrid.grid import config as grid_config
+    from pipegrid.grid import client_config as grid_config
     from pipegrid.grid import creation
-    from pipegrid.grid.homes import default_directory, is_configured
+    from pipegrid.grid.client_paths import default_directory, is_configured
 
     if wanted.local + (wanted.node is not None) + bool(wanted.introducer_furls) > 1:
         raise UsageError("choose one of --local, --introducer and --tahoe")
@@ -133,7 +133,7 @@ def _make(
 
 def _tell_moved(console: Console, place: Path) -> None:
     """Say where a grid is that gave way."""
-    from pipegrid.grid.homes import aside_of, default_directory
+    from pipegrid.grid.client_paths import aside_of, default_directory
 
     is_own = place == aside_of(default_directory())
     how = "pipegrid --local" if is_own else f"pipegrid -d {place}"
@@ -245,8 +245,7 @@ def _count_or_file(servers: str | None) -> tuple[int, str | None]:
 
 def _named_servers(directory: Path) -> int | None:
     """Return how many servers the directory's files name; 0 if it has none; None: introducers know."""
-    from pipegrid.grid.introducers import load_introducers
-    from pipegrid.grid.servers import load_static_servers
+    from pipegrid.grid.configured_servers import load_introducers, load_static_servers
 
     static, introducers = load_static_servers(directory), load_introducers(directory)
     if introducers.addresses:
@@ -270,9 +269,9 @@ def _files(
     Args:
         sources: addresses of servers, and files that name some.
     """
-    from pipegrid.grid.homes import INTRODUCERS_NAME, SERVERS_NAME
-    from pipegrid.grid.introducers import IntroducerAddress, Introducers
-    from pipegrid.wire import furl
+    from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
+    from pipegrid.grid.configured_servers import IntroducerAddress, Introducers
+    from pipegrid.wire import server_address
 
     files = {}
     number = None
@@ -283,7 +282,7 @@ def _files(
         for number, text in enumerate(introducer_furls, 1):
             name = "default" if len(introducer_furls) == 1 else f"introducer-{number}"
             try:
-                addresses.append(IntroducerAddress(name, furl.parse(text.strip())))
+                addresses.append(IntroducerAddress(name, server_address.parse_furl(text.strip())))
             except UsageError as error:
                 raise UsageError(f"--introducer: {error}") from None
         files[INTRODUCERS_NAME] = Introducers(tuple(addresses)).as_text()
@@ -296,7 +295,7 @@ def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
     import json
 
     from pipegrid.core.text import decode_text
-    from pipegrid.grid.servers import (
+    from pipegrid.grid.configured_servers import (
         addresses_of,
         is_address,
         parse_static_servers,

@@ -12,7 +12,7 @@ from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
 
 if TYPE_CHECKING:
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.command(name="ln")
@@ -39,8 +39,7 @@ def command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
         from pipegrid.cli.changing import spot_at
         from pipegrid.cli.trees import root_of, shown_path
         from pipegrid.errors import NoSuchChild
-        from pipegrid.tree.lookup import look_up
-        from pipegrid.tree.moving import link_of
+        from pipegrid.tree.directory import link_of, look_up
 
         root, names = root_of(grid, source)
         way = await look_up(grid, root, names)

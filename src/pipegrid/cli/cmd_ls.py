@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pipegrid.core.caps import Cap
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.listing import Listing
-    from pipegrid.tree.paths import PathEnd
+    from pipegrid.tree.tree_grid import Grid
 
 Layout = Literal["names", "long", "human"]
 
@@ -68,7 +68,7 @@ def command(path: str, long: bool, human: bool, recursive: bool, read_only: bool
             return ExitStatus.DONE
         if recursive:
             return await _list_all(grid, console, place, layout, read_only)
-        from pipegrid.tree.paths import PathEnd
+        from pipegrid.tree.grid_paths import PathEnd
 
         assert place.cap is not None
         listing = await grid.tree.list_directory(place.cap)
@@ -97,7 +97,7 @@ async def _list_all(
     grid: Grid, console: Console, place: PathEnd, layout: Layout, read_only: bool
 ) -> ExitStatus:
     from pipegrid.cli.trees import walk_through
-    from pipegrid.tree.paths import PathEnd
+    from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.walk import Found, Met
 
     show = _shower(console.json, layout, read_only)

@@ -13,7 +13,7 @@ from pipegrid.cli.options import reading_options, usage_error
 from pipegrid.core.text import printable
 
 if TYPE_CHECKING:
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.command(name="manifest")

@@ -24,7 +24,7 @@ from pipegrid.cli.mirrortell import tell
 from pipegrid.cli.options import common_options, usage_error
 
 if TYPE_CHECKING:
-    from pipegrid.cli.mirroring import Fetching
+    from pipegrid.cli.mirroring import MirrorOptions
     from pipegrid.grid import Grid
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,7 +58,7 @@ def list_command(
     file: str,
     dest: str,
     jobs: int,
-    fetching: Fetching,
+    fetching: MirrorOptions,
 ) -> ReactorJob | GridJob:
     """
     Fetch the files that FILE names into DEST.
@@ -135,7 +135,7 @@ def debian_command(
     indexes: str,
     diffs: bool,
     also: tuple[str, ...],
-    fetching: Fetching,
+    fetching: MirrorOptions,
 ) -> ReactorJob | GridJob:
     """
     Keep a Debian archive in DEST.
@@ -184,7 +184,7 @@ def rpm_command(
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     from_grid: str | None,
-    fetching: Fetching,
+    fetching: MirrorOptions,
 ) -> ReactorJob | GridJob:
     """
     Keep an RPM repository in DEST.
@@ -206,12 +206,12 @@ def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:
         raise usage_error("with --allow-unsigned no --keyring is used; give one of them")
 
 
-def _check_urls(fetching: Fetching) -> None:
+def _check_urls(fetching: MirrorOptions) -> None:
     if not fetching.urls:
         raise usage_error("there is nowhere to mirror from; give --from URL")
 
 
-def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
+def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
     """Return the job that fetches a mirror from the grid."""
     if fetching.urls or fetching.to_grid:
         raise usage_error("--from-grid goes with neither --from nor --to-grid; leave them out")
@@ -221,7 +221,7 @@ def bring_back(cap: str, dest: str, fetching: Fetching) -> GridJob:
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
         from pipegrid.cli.mirroring import Display
         from pipegrid.mirror.debian import names_by_hash
-        from pipegrid.mirror.gridfetch import GridFetch
+        from pipegrid.mirror.grid_archive import GridFetch
         from pipegrid.mirror.mirror import Mirror
 
         with Display(console) as display:

@@ -14,7 +14,7 @@ from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.render import print_cap
 
 if TYPE_CHECKING:
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.command(name="mkdir")
@@ -39,7 +39,7 @@ def command(paths: tuple[str, ...], format: str | None, read_only: bool) -> Grid
             directory = await grid.create_directory(format=format)
         else:
             from pipegrid.cli.trees import root_of
-            from pipegrid.tree.lookup import make_directories
+            from pipegrid.tree.directory import make_directories
 
             root, names = root_of(grid, path)
             directory = await make_directories(grid, root, names, format)

@@ -12,7 +12,7 @@ from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
 
 if TYPE_CHECKING:
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.command(name="mv")
@@ -38,7 +38,7 @@ def command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
         from pipegrid.cli.changing import missing, spot_at
         from pipegrid.cli.trees import root_of
         from pipegrid.errors import UsageError
-        from pipegrid.tree.moving import is_same, move
+        from pipegrid.tree.directory import is_same, move
 
         old = await spot_at(grid, source)
         if old.there is None:

@@ -55,8 +55,8 @@ def _patch(
 ) -> int:
     from pipegrid.cli.outfile import OutputFile
     from pipegrid.errors import SinkError
-    from pipegrid.mirror.patching import apply_patches
-    from pipegrid.mirror.unpacking import PatchError
+    from pipegrid.mirror.decompress import PatchError
+    from pipegrid.mirror.pdiff import apply_patches
 
     with ExitStack() as stack:
         out = stack.enter_context(OutputFile(output, force)).file

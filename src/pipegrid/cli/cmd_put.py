@@ -22,10 +22,10 @@ from pipegrid.cli.options import (
     usage_error,
 )
 from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.treeput import Chosen, selection_options
+from pipegrid.cli.treeput import SelectionOptions, selection_options
 
 if TYPE_CHECKING:
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.command(name="put")
@@ -129,10 +129,10 @@ def command(
     return GridJob(work, destination or "")
 
 
-def _chosen(recursive: bool, selection: dict[str, Any]) -> Chosen | None:
+def _chosen(recursive: bool, selection: dict[str, Any]) -> SelectionOptions | None:
     """Return what is chosen of directories; None if files are stored."""
     if recursive:
-        return Chosen(**selection)
+        return SelectionOptions(**selection)
     if any(each not in ((), None, False) for each in selection.values()):
         raise usage_error("only of directories a part is stored; add -r")
     return None

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from pipegrid.core.caps import Cap, DirectoryCap
     from pipegrid.tree.backup.catalogue import BackupRun
-    from pipegrid.tree.facade import Grid
-    from pipegrid.tree.paths import PathEnd
+    from pipegrid.tree.grid_paths import PathEnd
+    from pipegrid.tree.tree_grid import Grid
 
 
 MAX_PATHS = 20_000_000
@@ -143,14 +143,14 @@ def _described(run: BackupRun, runs: Sequence[BackupRun]) -> str:
 
 def _too_many(paths: list[str], cap: str | None, missing: str) -> str:
     """Return what to say of several paths."""
-    from pipegrid.cli.meant import holding_caps
+    from pipegrid.cli.meant import caps_in_file
     from pipegrid.core.text import printable
 
     if cap is not None or missing:
         return (
             f"{missing and missing + '; '}give one CAP and one PATH; --as NAME says of which backup"
         )
-    return holding_caps(paths[0], by_option=False) or (
+    return caps_in_file(paths[0], by_option=False) or (
         f"'{printable(paths[0])}' is neither a cap nor an alias; give one PATH, and with --as NAME of which "
         "backup"
     )
@@ -173,7 +173,7 @@ async def _found(
     from pipegrid.cli.meant import check_no_file
     from pipegrid.core.text import printable
     from pipegrid.errors import CapError, NoSuchChild
-    from pipegrid.tree.paths import resolve
+    from pipegrid.tree.grid_paths import resolve
 
     path = "/".join(names)
     try:
@@ -192,7 +192,7 @@ async def _found(
 def _missing_alias(text: str) -> str:
     """Return what is to be said of a path that looks as if it began with an alias; nothing of others."""
     from pipegrid.tree.aliases import no_alias
-    from pipegrid.tree.paths import names_alias
+    from pipegrid.tree.grid_paths import names_alias
 
     return no_alias(text.partition(":")[0]) if names_alias(text) else ""
 
@@ -206,7 +206,7 @@ def _directory_of_one(place: PathEnd) -> DirectoryCap:
     """
     from pipegrid.cli.trees import check_known
     from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
-    from pipegrid.core.directory import PackedChild, pack_immutable
+    from pipegrid.core.packed_directory import PackedChild, pack_immutable
     from pipegrid.core.text import printable
     from pipegrid.errors import CapError
     from pipegrid.tree.listing import metadata_of
@@ -221,7 +221,7 @@ def _directory_of_one(place: PathEnd) -> DirectoryCap:
 
 def _is_cap(text: str) -> bool:
     """Return whether an argument is a cap or begins with an alias that is there, and is no path in a run."""
-    from pipegrid.core.pasted import as_pasted
+    from pipegrid.core.text import as_pasted
 
     bare = as_pasted(text)
     if bare.startswith("URI:") or ":" not in bare:

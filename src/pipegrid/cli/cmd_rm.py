@@ -12,7 +12,7 @@ from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
 
 if TYPE_CHECKING:
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.command(name="rm")

@@ -15,9 +15,9 @@ from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.sizes import byte_room
 
 if TYPE_CHECKING:
-    from pipegrid.grid.serving import ServerDirectory
+    from pipegrid.grid.server_config import ServerDirectory
     from pipegrid.server.serve import ServeSettings, StorageNode
-    from pipegrid.wire.furl import Furl
+    from pipegrid.wire.server_address import Furl
 
 
 class ServeJob(GridJob):
@@ -40,7 +40,7 @@ class ServeJob(GridJob):
         from pipegrid.cli.lazymodules import bring_in
         from pipegrid.cli.logfile import logging_to
         from pipegrid.server.serve import serve
-        from pipegrid.server.supervised import end_without_memory
+        from pipegrid.server.systemd import end_without_memory
 
         bring_in()
         console = invocation.console
@@ -57,7 +57,7 @@ class ServeJob(GridJob):
         return ExitStatus.DONE
 
     def _full_settings(self, invocation: Invocation) -> ServeSettings:
-        from pipegrid.grid.homes import default_directory
+        from pipegrid.grid.client_paths import default_directory
 
         def warn(warning: str) -> None:
             invocation.console.say(f"pipegrid: {warning}")
@@ -79,11 +79,11 @@ def settings_of(
     Raises:
         UsageError: a server runs on the directory already, or it says something impossible.
     """
-    from pipegrid.grid import serving
-    from pipegrid.server.running import refuse_if_running
+    from pipegrid.grid import server_config
+    from pipegrid.server.serve import refuse_if_running
 
     refuse_if_running(directory)
-    found = serving.load(directory)
+    found = server_config.load(directory)
     for warning in found.warnings:
         warn(warning)
     named = introducers_of(directory, found, introducers)
@@ -187,7 +187,7 @@ def command(
     that speak HTTPS, the fURL for those that speak Foolscap. -d is the node's directory, where its key is
     kept, or made. A Tahoe-LAFS node's will do: its tahoe.cfg is followed, and options here say otherwise.
     """
-    from pipegrid.storage.expiry import Expiry
+    from pipegrid.storage.share_file import Expiry
 
     settings = {
         "port": port,
@@ -216,7 +216,7 @@ def introducers_of(
         UsageError: one of them is no fURL, or the directory has none although they are asked for.
     """
     from pipegrid.errors import UsageError
-    from pipegrid.wire import furl
+    from pipegrid.wire import server_address
 
     chosen: dict[str, Furl] = {}
     if not given and found.is_tahoe:
@@ -235,7 +235,7 @@ def introducers_of(
             chosen |= found.introducers
         else:
             try:
-                chosen[f"introducer-{number}"] = furl.parse(text.strip())
+                chosen[f"introducer-{number}"] = server_address.parse_furl(text.strip())
             except UsageError as error:
                 raise UsageError(f"--introducer: {error}") from None
     return chosen

@@ -12,7 +12,7 @@ from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import reading_options
 
 if TYPE_CHECKING:
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.command(name="stats")
@@ -29,7 +29,7 @@ def command(path: str) -> GridJob:
 
     async def work(grid: Grid, console: Console) -> int:
         from pipegrid.cli.trees import directory_at, walk_through
-        from pipegrid.tree.stats import TreeStats
+        from pipegrid.tree.walk import TreeStats
 
         stats = TreeStats()
         status = await walk_through(grid, console, await directory_at(grid, path), stats.count)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipegrid.grid import Grid
-    from pipegrid.grid.introducer import IntroducerStatus
+    from pipegrid.grid.introducer_client import IntroducerStatus
     from pipegrid.transfer.results import ServerStatus
 
 

@@ -27,8 +27,7 @@ def command(caps: CapArguments) -> OfflineJob:
 
     def work(console: Console) -> int:
         from pipegrid.cli.files import check_path, identity, named_files, storage_index_text
-        from pipegrid.core.caps import LitCap, MutableCap
-        from pipegrid.core.filecaps import keepable
+        from pipegrid.core.caps import LitCap, MutableCap, keepable
         from pipegrid.errors import CapError
 
         files = named_files(console, *caps, keepable)

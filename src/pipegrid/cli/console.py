@@ -17,7 +17,7 @@ from math import isfinite
 from pipegrid.cli.outcome import ExitStatus, sentence, status_of
 from pipegrid.cli.plainjson import plain_json
 from pipegrid.core.text import harmless, printable
-from pipegrid.disk.patience import may_wait, wait_for_room
+from pipegrid.disk.private_output import interruptible, wait_for_room
 from pipegrid.errors import SinkError
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
@@ -126,7 +126,7 @@ class ResultStream(io.BufferedIOBase):
         """Do a part of the work; returns what ``act`` does, having waited if that is nothing."""
         assert self._stream is not None
         try:
-            with may_wait(self._stream.fileno):
+            with interruptible(self._stream.fileno):
                 done = act(self._stream)
                 if not done:
                     wait_for_room(self._stream.fileno())

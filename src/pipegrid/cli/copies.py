@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from pipegrid.cli.console import Console
-    from pipegrid.tree.copying import Copier, Item
     from pipegrid.tree.directory import Child
-    from pipegrid.tree.facade import Grid
-    from pipegrid.tree.home import Home
+    from pipegrid.tree.local_directory import DirectoryFd
+    from pipegrid.tree.tree_copy import Copier, Item
+    from pipegrid.tree.tree_grid import Grid
 
 
 class CopiesTold:
@@ -73,7 +73,7 @@ async def store_copies(
     from pipegrid.cli.progress import ProgressBar
     from pipegrid.cli.treeput import reports_of
     from pipegrid.cli.uploads import BarsOfFiles
-    from pipegrid.tree.copying import Copier, CopyReports
+    from pipegrid.tree.tree_copy import Copier, CopyReports
 
     told = CopiesTold(console, several=len(sources) > 1)
     with ProgressBar(console, "cp") as progress:
@@ -109,8 +109,7 @@ async def _copy_to(
     grid: Grid, copier: Copier, items: Sequence[Item], single: bool, target: str
 ) -> None:
     """Copy items to what a path leads to; ``single``: one file, which may take the name of the path."""
-    from pipegrid.tree.directory import Directory
-    from pipegrid.tree.lookup import look_up, make_directories
+    from pipegrid.tree.directory import Directory, look_up, make_directories
 
     root, names = root_of(grid, target)
     way = await look_up(grid, root, names)
@@ -188,7 +187,7 @@ async def _only_file(grid: Grid, sources: Sequence[tuple[str, bool]]) -> Item:
 
 
 async def _grid_item(grid: Grid, text: str) -> Item:
-    from pipegrid.tree.copying import Item
+    from pipegrid.tree.tree_copy import Item
 
     child, name = await _found(grid, text)
     return Item(name, name or "the source", None, child)
@@ -196,7 +195,7 @@ async def _grid_item(grid: Grid, text: str) -> Item:
 
 async def _found(grid: Grid, text: str) -> tuple[Child, str]:
     """Return what is at a place, and its name; none if the cap or alias stands alone."""
-    from pipegrid.tree.lookup import look_up
+    from pipegrid.tree.directory import look_up
 
     root, names = root_of(grid, text)
     way = await look_up(grid, root, names)
@@ -209,8 +208,8 @@ async def _found(grid: Grid, text: str) -> tuple[Child, str]:
 
 
 def _local_item(path: str) -> Item:
-    from pipegrid.tree.copying import Item
     from pipegrid.tree.metadata import entry_name
+    from pipegrid.tree.tree_copy import Item
 
     if not os.path.exists(path):
         raise SourceError(f"there is no local file {printable(path)}; check the path")
@@ -288,7 +287,13 @@ async def _found_among(
 
 
 async def _fetch(
-    grid: Grid, console: Console, child: Child, place: str, force: bool, alone: bool, home: Home
+    grid: Grid,
+    console: Console,
+    child: Child,
+    place: str,
+    force: bool,
+    alone: bool,
+    home: DirectoryFd,
 ) -> ExitStatus:
     """Fetch one of several into a directory; unless it is alone, its failure is told."""
     try:
@@ -348,7 +353,7 @@ def _place_of(child: Child, name: str, target: str) -> str:
 
 
 async def _fetch_directory(
-    grid: Grid, console: Console, child: Child, place: str, force: bool, home: Home
+    grid: Grid, console: Console, child: Child, place: str, force: bool, home: DirectoryFd
 ) -> ExitStatus:
     import json
 
@@ -359,11 +364,16 @@ async def _fetch_directory(
 
 
 async def _fetch_file(
-    grid: Grid, console: Console, child: Child, place: str, force: bool, home: Home | None = None
+    grid: Grid,
+    console: Console,
+    child: Child,
+    place: str,
+    force: bool,
+    home: DirectoryFd | None = None,
 ) -> None:
     from pipegrid.cli.cmd_get import fetch
     from pipegrid.cli.progress import ProgressBar
-    from pipegrid.core.filecaps import fetchable
+    from pipegrid.core.caps import fetchable
 
     if child.cap is None:
         raise UsageError("nothing is known that reads this; use the write cap of its directory")

@@ -13,7 +13,7 @@ import click
 from pipegrid.cli.capfile import CapLine, read_cap_file
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation
-from pipegrid.cli.meant import holding_caps
+from pipegrid.cli.meant import caps_in_file
 from pipegrid.cli.outcome import ExitStatus, one_status, printable
 from pipegrid.core import base32
 from pipegrid.core.caps import (
@@ -25,9 +25,9 @@ from pipegrid.core.caps import (
     MutableCap,
     parse_cap,
 )
-from pipegrid.core.pasted import CAP_STARTS, as_pasted
+from pipegrid.core.text import CAP_STARTS, as_pasted
 from pipegrid.errors import CapError, PipegridError, UsageError, naming
-from pipegrid.reactor.together import few_at_a_time
+from pipegrid.reactor.deferreds import few_at_a_time
 
 C = TypeVar("C", bound=Cap)
 R = TypeVar("R")
@@ -157,7 +157,7 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
     text = as_pasted(text)
     place = ""
     if "/" in text or not text.startswith("URI:"):
-        from pipegrid.tree.paths import has_path, names_alias, parse
+        from pipegrid.tree.grid_paths import has_path, names_alias, parse
 
         if has_path(text):
             if names_alias(text):
@@ -180,7 +180,7 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
     try:
         return NamedFile(text.strip(), understand(text), name, place=place)
     except CapError:
-        if hint := holding_caps(text, by_option=True):
+        if hint := caps_in_file(text, by_option=True):
             raise CapError(hint) from None
         meant = text.strip().partition("/")[0] + ":"
         if ":" in text or not begins_with_alias(meant):
@@ -247,7 +247,7 @@ def begins_with_alias(text: str) -> bool:
 
 def client_directory() -> Path:
     """Return the client's directory that the command line means; it may not be there."""
-    from pipegrid.grid.homes import default_directory
+    from pipegrid.grid.client_paths import default_directory
 
     context = click.get_current_context(silent=True)
     invocation = None if context is None else context.find_object(Invocation)

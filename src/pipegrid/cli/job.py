@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pipegrid.reactor.trace import Tracer
     from pipegrid.transfer.settings import Limits
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 OpenGrid = Callable[..., "Deferred[Grid]"]
 
@@ -95,7 +95,7 @@ class GridJob:
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Do it; errors and cancellation become a sentence and a status."""
-        return await told(invocation.console, self._run(invocation, reactor, open_grid))
+        return await status_of_job(invocation.console, self._run(invocation, reactor, open_grid))
 
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         make = invocation.directory is not None or self._may_make_grid()
@@ -121,11 +121,11 @@ class GridJob:
             CapError: a path begins with a cap that is damaged: a grid would be in the way of the one meant.
             UsageError: a path begins with an alias, and there are none.
         """
-        from pipegrid.grid.homes import default_directory, is_configured
+        from pipegrid.grid.client_paths import default_directory, is_configured
 
         if (self._makes and not self._paths) or is_configured(default_directory()):
             return True
-        from pipegrid.tree.paths import check_may_be_aliases, is_on_servers
+        from pipegrid.tree.grid_paths import check_may_be_aliases, is_on_servers
 
         check_may_be_aliases(self._paths)
         return not any(map(is_on_servers, self._paths)) and self._makes
@@ -165,10 +165,10 @@ class ReactorJob:
 
     async def run(self, invocation: Invocation, reactor: Any) -> int:
         """Do it; errors and cancellation become a sentence and a status."""
-        return await told(invocation.console, self.work(reactor, invocation.console))
+        return await status_of_job(invocation.console, self.work(reactor, invocation.console))
 
 
-class ShortcutJob(ReactorJob):
+class NoReactorJob(ReactorJob):
     """
     Work that may be done before there is a reactor: loading one takes longer than many a run.
 
@@ -217,7 +217,7 @@ def warn(grid: Grid, console: Console, told: tuple[str, ...]) -> None:
             console.say(f"pipegrid: {warning}")
 
 
-async def told(console: Console, work: Awaitable[int]) -> int:
+async def status_of_job(console: Console, work: Awaitable[int]) -> int:
     """Return the status of work; errors and cancellation become a sentence and a status."""
     from twisted.internet.defer import CancelledError
 
@@ -258,7 +258,7 @@ def tracing(path: str | None, reactor: Any) -> Iterator[Tracer | None]:
     if path is None:
         yield None
         return
-    from pipegrid.disk.private import open_private
+    from pipegrid.disk.private_output import open_private
     from pipegrid.reactor.trace import Tracer
 
     with ExitStack() as stack:

@@ -92,7 +92,7 @@ class _Within:
         """It was, when its package was imported."""
 
 
-def put_off() -> None:
+def install_lazy_modules() -> None:
     """Have stand-ins for what is not imported yet."""
     for name in LAZY:
         if name not in sys.modules:

@@ -6,14 +6,13 @@ import os
 import shlex
 import stat
 
-from pipegrid.core.pasted import CAP_STARTS, as_pasted
-from pipegrid.core.text import printable
+from pipegrid.core.text import CAP_STARTS, as_pasted, printable
 from pipegrid.errors import CapError
 
 _LOOKED_AT_BYTES = 4096
 
 
-def holding_caps(text: str, by_option: bool) -> str | None:
+def caps_in_file(text: str, by_option: bool) -> str | None:
     """
     Return what to say where a file that holds caps was named in the place of one; None: it is no such file.
 
@@ -33,7 +32,7 @@ def check_no_file(text: str) -> None:
     Raises:
         CapError: a file that holds caps was named in the place of a cap, and there is no ``--cap-file``.
     """
-    if not as_pasted(text).startswith(CAP_STARTS) and (hint := holding_caps(text, by_option=False)):
+    if not as_pasted(text).startswith(CAP_STARTS) and (hint := caps_in_file(text, by_option=False)):
         raise CapError(hint)
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.job import GridJob, ReactorJob
-from pipegrid.cli.mirroring import Display, Fetching
+from pipegrid.cli.mirroring import Display, MirrorOptions
 from pipegrid.cli.mirrortell import store, tell, tell_skipped
 from pipegrid.cli.outcome import Interrupted, printable
 from pipegrid.core.text import counted
@@ -16,9 +16,9 @@ from pipegrid.core.text import counted
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
+    from pipegrid.mirror.blocking_mirror import AnyMirror, BlockingMirror
     from pipegrid.mirror.destination import Destination
-    from pipegrid.mirror.early import AnyMirror, EarlyMirror
-    from pipegrid.mirror.report import Report
+    from pipegrid.mirror.scheduler import Report
 
 UpdateArchive = Callable[["AnyMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
 """Brings an archive up to date; returns what has become of it, and what there is to tell besides."""
@@ -42,14 +42,14 @@ def debian_job(
     options: Mapping[str, Any],
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
-    fetching: Fetching,
+    fetching: MirrorOptions,
 ) -> ReactorJob | GridJob:
     """Return what ``mirror debian`` does; ``options`` are those of ``SELECTING``."""
 
     async def update(mirror: AnyMirror, console: Console) -> tuple[Any, dict[str, Any]]:
         from pipegrid.mirror.debian import DebianArchive
-        from pipegrid.mirror.selecting import Selection
-        from pipegrid.mirror.trust import Keys
+        from pipegrid.mirror.signatures import Keys
+        from pipegrid.mirror.suites import Selection
 
         rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
         selection = Selection(
@@ -76,13 +76,13 @@ def rpm_job(
     newest_only: bool,
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
-    fetching: Fetching,
+    fetching: MirrorOptions,
 ) -> ReactorJob | GridJob:
     """Return what ``mirror rpm`` does."""
 
     async def update(mirror: AnyMirror, _: Console) -> tuple[Any, dict[str, Any]]:
         from pipegrid.mirror.rpm import RpmRepository
-        from pipegrid.mirror.trust import Keys
+        from pipegrid.mirror.signatures import Keys
 
         repository = RpmRepository(mirror, Keys(keyrings, allow_unsigned), newest_only)
         return await repository.sync(fetching.delete, fetching.dry_run, fetching.keep_going), {}
@@ -101,11 +101,11 @@ def _left_out(absent: list[str]) -> str:
 class ArchiveRun:
     """One run, begun without a reactor where that can be."""
 
-    def __init__(self, dest: str, fetching: Fetching, update: UpdateArchive) -> None:
+    def __init__(self, dest: str, fetching: MirrorOptions, update: UpdateArchive) -> None:
         self._dest = dest
         self._fetching = fetching
         self._update = update
-        self._begun: tuple[Coroutine[Any, Any, int], EarlyMirror] | None = None
+        self._begun: tuple[Coroutine[Any, Any, int], BlockingMirror] | None = None
 
     def job(self) -> ReactorJob | GridJob:
         """
@@ -126,18 +126,18 @@ class ArchiveRun:
         with ExitStack() as stack:
             ahead = stack.enter_context(closing(fetching.dial(addresses)))
             # Now that the mirrors are on their way, there is time to import what will talk to them.
+            from pipegrid.mirror.blocking_mirror import BlockingMirror, begin_early
             from pipegrid.mirror.destination import Destination
-            from pipegrid.mirror.early import EarlyMirror, begin_early
-            from pipegrid.mirror.present import Doubt
+            from pipegrid.mirror.local_check import VerifyPolicy
 
             display = stack.enter_context(Display(console))
             with ExitStack() as opened:
                 destination = Destination(self._dest)
                 opened.callback(destination.close)
-                mirror = EarlyMirror(
+                mirror = BlockingMirror(
                     addresses,
                     destination,
-                    Doubt(fetching.paranoid, fetching.sample_share),
+                    VerifyPolicy(fetching.paranoid, fetching.sample_share),
                     fetching.durability,
                     fetching.connections,
                     ahead,

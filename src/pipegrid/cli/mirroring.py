@@ -7,23 +7,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob, ReactorGridJob, ReactorJob, ShortcutJob
+from pipegrid.cli.job import GridJob, NoReactorJob, ReactorGridJob, ReactorJob
 from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 from pipegrid.mirror import HIDDEN, MANIFEST, NEW_MANIFEST
-from pipegrid.mirror.value import Value
+from pipegrid.mirror.archive_file import Value
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import Any
 
     from pipegrid.disk.commit import Policy
-    from pipegrid.mirror.address import Address
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.mirror import Mirror
-    from pipegrid.mirror.report import Report
-    from pipegrid.mirror.sprint.dialling import BegunConnections
-    from pipegrid.mirror.sprint.headstart import HeadStart
+    from pipegrid.mirror.mirror_http import Address, SocketCache
+    from pipegrid.mirror.preconnect_mirrors import EarlySockets
+    from pipegrid.mirror.scheduler import Report
 
 Shortcut = Callable[[Console, Callable[[], bool]], "int | None"]
 RunMirror = Callable[..., Awaitable[int]]
@@ -60,7 +59,7 @@ class Display:
             close_bar(self._console, self._bar)
 
 
-class Fetching(Value):
+class MirrorOptions(Value):
     """
     How a command fetches: the options that all of them have.
 
@@ -96,7 +95,7 @@ class Fetching(Value):
         durability: Policy,
         sample: float,
         paranoid: bool,
-        begun: HeadStart | None = None,
+        begun: EarlySockets | None = None,
         keep_going: bool = False,
     ) -> None:
         self.urls = urls
@@ -122,7 +121,7 @@ class Fetching(Value):
 
         Args:
             shortcut: tried first where a reactor is needed only for mirrors that do not what they should; see
-                ``ShortcutJob``.
+                ``NoReactorJob``.
             work: is given a grid, too, if the run is to be stored in one.
 
         Raises:
@@ -133,7 +132,7 @@ class Fetching(Value):
             return ReactorGridJob(lambda reactor, grid, console: work(reactor, console, grid))
         if self.dry_run or self.limit_bytes_per_s is not None:
             return ReactorJob(work)
-        return ShortcutJob(shortcut, work)
+        return NoReactorJob(shortcut, work)
 
     def check_deleting(self, dest: str) -> None:
         """
@@ -155,17 +154,16 @@ class Fetching(Value):
 
     def direct_addresses(self) -> list[Address] | None:
         """Return those of the mirrors, if one can begin to ask them without a reactor."""
-        from pipegrid.mirror.address import parse_url, through
-        from pipegrid.mirror.sprint.dialling import can_sprint
+        from pipegrid.mirror.mirror_http import can_sprint, parse_url, through
 
         addresses = [through(parse_url(url), os.environ) for url in self.urls]
         return addresses if can_sprint(addresses) else None
 
-    def dial(self, addresses: Sequence[Address], each: int = 1) -> BegunConnections:
+    def dial(self, addresses: Sequence[Address], each: int = 1) -> SocketCache:
         """Begin to connect to mirrors, so many times to each, as far as that was not begun already."""
-        from pipegrid.mirror.sprint.dialling import BegunConnections
+        from pipegrid.mirror.mirror_http import SocketCache
 
-        return BegunConnections(addresses, each, self.begun)
+        return SocketCache(addresses, each, self.begun)
 
     @asynccontextmanager
     async def mirror(
@@ -208,7 +206,7 @@ def _check_configured() -> None:
             that nobody chose would be on the same disk.
     """
     from pipegrid.cli.files import client_directory
-    from pipegrid.grid.homes import is_configured
+    from pipegrid.grid.client_paths import is_configured
 
     directory = client_directory()
     if not is_configured(directory):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
 from pipegrid.cli.job import GridJob, ReactorJob
-from pipegrid.cli.mirroring import Display, Fetching
+from pipegrid.cli.mirroring import Display, MirrorOptions
 from pipegrid.cli.mirrortell import store, tell
 from pipegrid.cli.outcome import Interrupted, unreadable
 from pipegrid.errors import SourceError, UsageError
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
-    from pipegrid.mirror.wanted import Wanted
-    from pipegrid.mirror.work import Work
+    from pipegrid.mirror.archive_file import ArchiveFile
+    from pipegrid.mirror.mirror_run import MirrorRun
 
 
-def list_job(file: str, dest: str, jobs: int, fetching: Fetching) -> ReactorJob | GridJob:
+def list_job(file: str, dest: str, jobs: int, fetching: MirrorOptions) -> ReactorJob | GridJob:
     """Return what ``mirror list`` does."""
     run = ListRun(file, dest, fetching, jobs)
     return fetching.job(run.sprint, run.run)
@@ -31,12 +31,12 @@ def list_job(file: str, dest: str, jobs: int, fetching: Fetching) -> ReactorJob 
 class ListRun:
     """One run; ``file`` is the list, ``jobs`` how many processes share the work."""
 
-    def __init__(self, file: str, dest: str, fetching: Fetching, jobs: int = 1) -> None:
+    def __init__(self, file: str, dest: str, fetching: MirrorOptions, jobs: int = 1) -> None:
         self._file = file
         self._dest = dest
         self._fetching = fetching
         self._jobs = min(jobs, fetching.connections)
-        self._begun: Work | None = None
+        self._begun: MirrorRun | None = None
         self._looked: tuple[int, int] | None = None
 
     def sprint(self, console: Console, stopped: Callable[[], bool]) -> int | None:
@@ -51,14 +51,16 @@ class ListRun:
             ahead = stack.enter_context(closing(fetching.dial(addresses, self._each())))
             # Now that the mirrors are on their way, there is time to import what will talk to them.
             from pipegrid.mirror.destination import Destination
+            from pipegrid.mirror.local_check import VerifyPolicy
             from pipegrid.mirror.manifest import keep_manifest, noting, read_manifest
-            from pipegrid.mirror.present import Doubt
-            from pipegrid.mirror.work import Work
+            from pipegrid.mirror.mirror_run import MirrorRun
 
             display = stack.enter_context(Display(console))
             destination = Destination(self._dest)
             stack.callback(destination.close)
-            work = Work(destination, addresses, Doubt(fetching.paranoid, fetching.sample_share))
+            work = MirrorRun(
+                destination, addresses, VerifyPolicy(fetching.paranoid, fetching.sample_share)
+            )
             if not work.sprint(
                 noting(destination, self._all(source, console)),
                 fetching.durability,
@@ -89,7 +91,7 @@ class ListRun:
 
     def _each(self) -> int:
         """Return how many connections to begin to each mirror, before it is known what is missing."""
-        from pipegrid.mirror.sprint.headstart import connections_for
+        from pipegrid.mirror.preconnect_mirrors import connections_for
 
         return connections_for(self._file, self._dest, self._fetching.connections // self._jobs)
 
@@ -173,14 +175,14 @@ class ListRun:
                 "at what made the list"
             )
 
-    def _all(self, source: BinaryIO, console: Console) -> Iterator[Wanted]:
+    def _all(self, source: BinaryIO, console: Console) -> Iterator[ArchiveFile]:
         """Yield what the list names; at its end there are answers to wait for, and time to get ready."""
         yield from self._entries(source)
         console.get_ready()
 
-    def _entries(self, source: BinaryIO) -> Iterator[Wanted]:
+    def _entries(self, source: BinaryIO) -> Iterator[ArchiveFile]:
         """Yield what the list names, from its beginning."""
-        from pipegrid.mirror.lists import lines_of, read_list
+        from pipegrid.mirror.archive_file import lines_of, read_list
 
         source.seek(0)
         yield from read_list(lines_of(source), self._file)

@@ -11,7 +11,7 @@ from pipegrid.cli.options import F, all_of, as_one
 from pipegrid.cli.sizes import byte_rate
 
 if TYPE_CHECKING:
-    from pipegrid.cli.mirroring import Fetching
+    from pipegrid.cli.mirroring import MirrorOptions
 
 check_options = all_of(
     click.option(
@@ -58,11 +58,11 @@ unsigned_option = click.option(
 )
 
 
-def _fetching(limit_rate: str | None, **options: Any) -> Fetching:
-    from pipegrid.cli.mirroring import Fetching
+def _fetching(limit_rate: str | None, **options: Any) -> MirrorOptions:
+    from pipegrid.cli.mirroring import MirrorOptions
 
     limit = None if limit_rate is None else byte_rate(limit_rate)
-    return Fetching(limit_bytes_per_s=limit, **options)
+    return MirrorOptions(limit_bytes_per_s=limit, **options)
 
 
 fetch_options = as_one(

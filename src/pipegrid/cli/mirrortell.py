@@ -13,20 +13,20 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import Any
 
-    from pipegrid.cli.mirroring import Fetching
+    from pipegrid.cli.mirroring import MirrorOptions
     from pipegrid.grid import Grid
     from pipegrid.mirror.entries import Entries
     from pipegrid.mirror.mirror import Mirror
-    from pipegrid.mirror.report import Report, Tally
+    from pipegrid.mirror.scheduler import Report, Tally
 
 
 async def store(
-    mirror: Mirror, grid: Grid | None, report: Report, fetching: Fetching
+    mirror: Mirror, grid: Grid | None, report: Report, fetching: MirrorOptions
 ) -> dict[str, Any]:
     """Store what is there now, if that is wanted; returns what there is to tell of it."""
     if grid is None or report.failed_files or fetching.dry_run:
         return {}
-    from pipegrid.mirror.gridstore import GridStore
+    from pipegrid.mirror.grid_archive import GridStore
 
     stored = GridStore(mirror, grid, os.path.abspath(grid.config.directory), fetching.paranoid)
     cap = await stored.store()

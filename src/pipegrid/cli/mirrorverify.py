@@ -13,14 +13,14 @@ from pipegrid.cli.mirrortell import tell_verified
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from pipegrid.mirror.destination import Destination
-    from pipegrid.mirror.same import Glimpse
+    from pipegrid.mirror.quick_check import QuickCheckResult
 
 MOST_PROCESSES = 4
 """More wait for the disk, or for each other."""
 
 
 def verify_job(
-    dest: str, paranoid: bool, sample: float, glimpse: Glimpse | None = None
+    dest: str, paranoid: bool, sample: float, glimpse: QuickCheckResult | None = None
 ) -> OfflineJob:
     """
     Return what it does.
@@ -31,8 +31,8 @@ def verify_job(
     """
 
     def work(console: Console) -> int:
+        from pipegrid.mirror.local_check import VerifyPolicy
         from pipegrid.mirror.manifest import check_complete
-        from pipegrid.mirror.present import Doubt
         from pipegrid.mirror.verify import verify, verify_rest
 
         check_complete(dest)
@@ -41,7 +41,7 @@ def verify_job(
             try:
                 report = verify_rest(destination, glimpse) or verify(
                     destination,
-                    Doubt(paranoid, sample),
+                    VerifyPolicy(paranoid, sample),
                     display.show,
                     processes=min(MOST_PROCESSES, os.cpu_count() or 1),
                 )
@@ -54,15 +54,15 @@ def verify_job(
 
 def _open(dest: str) -> Destination:
     """Open it, also where this process may only read."""
+    from pipegrid.mirror.archive_file import MirrorError
     from pipegrid.mirror.destination import Destination
-    from pipegrid.mirror.wanted import MirrorError
 
     try:
         return Destination(dest)
     except MirrorError as error:
         why = error.__cause__
         if isinstance(why, OSError) and why.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            from pipegrid.mirror.unchanged import UnchangedDestination  # which few need
+            from pipegrid.mirror.readonly_destination import ReadOnlyDestination  # which few need
 
-            return UnchangedDestination(dest)
+            return ReadOnlyDestination(dest)
         raise

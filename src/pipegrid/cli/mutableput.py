@@ -16,9 +16,9 @@ from pipegrid.errors import CapError, SourceError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipegrid.cli.changing import Spot
+    from pipegrid.cli.changing import GridDestination
     from pipegrid.cli.console import Console
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 def destination_of(files: Sequence[str]) -> str | None:
@@ -116,7 +116,7 @@ def _name_of(file: str) -> str | None:
 
 
 async def _put_into(
-    spot: Spot,
+    spot: GridDestination,
     source: Any,
     format: str | None,
     force: bool,
@@ -133,7 +133,7 @@ async def _put_into(
     await put(spot.name, source, metadata={}, replace=force, stored=stored, **options)
 
 
-def _overwritten(spot: Spot, format: str | None, force: bool) -> MutableCap | None:
+def _overwritten(spot: GridDestination, format: str | None, force: bool) -> MutableCap | None:
     """
     Return the write cap of what is overwritten in place, if anything is.
 

@@ -32,7 +32,7 @@ def kept_duration(text: str) -> int:
     Raises:
         click.BadParameter: it is none, or less than a minute.
     """
-    from pipegrid.grid.durations import parse_kept
+    from pipegrid.grid.client_config import parse_kept
 
     try:
         return parse_kept(text)
@@ -122,7 +122,7 @@ def _note_verbosity(invocation: Invocation, verbosity: int) -> None:
 
 
 def _note_local(invocation: Invocation, _value: Any) -> None:
-    from pipegrid.grid.homes import local_directory
+    from pipegrid.grid.client_paths import local_directory
 
     place = str(local_directory())
     if invocation.directory not in (None, place):

@@ -1,7 +1,7 @@
 """
 Where ``-o`` goes: a file that appears under its name only when it is whole.
 
-``get`` takes up what an interrupted one has left beside it (``disk.partfile``), and says so.
+``get`` takes up what an interrupted one has left beside it (``disk.part_file``), and says so.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pipegrid.cli.render import amount
-from pipegrid.disk.partfile import PartFile
+from pipegrid.disk.part_file import PartFile
 from pipegrid.transfer.results import GetResult
 
 if TYPE_CHECKING:
-    from pipegrid.tree.home import Home
+    from pipegrid.tree.local_directory import DirectoryFd
 
 Say = Callable[[str], object]
 
@@ -43,7 +43,7 @@ class OutputFile:
         *,
         resume: bool = False,
         say: Say | None = None,
-        home: Home | None = None,
+        home: DirectoryFd | None = None,
     ) -> None:
         self.file = _part(path, force, resume, home)
         self._say = say or (lambda text: None)
@@ -78,9 +78,9 @@ class OutputFile:
                 )
 
 
-def _part(path: str, force: bool, resume: bool, home: Home | None) -> PartFile:
+def _part(path: str, force: bool, resume: bool, home: DirectoryFd | None) -> PartFile:
     if home is None:
         return PartFile(path, force, resume)
-    from pipegrid.tree.home import HomePart
+    from pipegrid.tree.local_directory import HomePart
 
     return HomePart(home, path, force, keeps_mode=True)

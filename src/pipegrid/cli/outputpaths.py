@@ -11,7 +11,7 @@ from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
-    from pipegrid.tree.home import Home
+    from pipegrid.tree.local_directory import DirectoryFd
 
 
 class OutputPaths:
@@ -30,7 +30,7 @@ class OutputPaths:
         self, files: Sequence[NamedFile[Any]], paths: Sequence[str | None], directory: str | None
     ) -> None:
         self.directory = directory
-        self.home: Home | None = None
+        self.home: DirectoryFd | None = None
         self._paths = {id(file): path for file, path in zip(files, paths, strict=True)}
 
     def of(self, file: NamedFile[Any]) -> str | None:
@@ -48,20 +48,20 @@ class OutputPaths:
         self.home = made_home(self.directory)
 
 
-def made_home(path: str) -> Home:
+def made_home(path: str) -> DirectoryFd:
     """
     Return the directory that files go to, made if it is missing.
 
     Raises:
         SinkError: that cannot be done, or something else is there.
     """
-    from pipegrid.tree.home import Home, unmade
+    from pipegrid.tree.local_directory import DirectoryFd, unmade
 
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise unmade(path, error) from error
-    return Home(path)
+    return DirectoryFd(path)
 
 
 def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> OutputPaths:

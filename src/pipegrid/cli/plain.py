@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from pipegrid.cli.console import Console
     from pipegrid.cli.job import Job
-    from pipegrid.mirror.same import Glimpse
-    from pipegrid.mirror.sprint.headstart import HeadStart
+    from pipegrid.mirror.preconnect_mirrors import EarlySockets
+    from pipegrid.mirror.quick_check import QuickCheckResult
 
     Values = dict[str, Any]
     Take = Callable[[Values, str], bool]
@@ -164,21 +164,21 @@ def read(arguments: Sequence[str]) -> Read | None:
     return words[1], {**known, **values}, words[2:]
 
 
-def dial(found: Read) -> HeadStart | None:
+def dial(found: Read) -> EarlySockets | None:
     """Begin to connect to mirrors before anything is loaded that will talk to them, if that can be."""
     command, values, words = found
     if "urls" not in values or any(name.lower().endswith("_proxy") for name in os.environ):
         return None
-    from pipegrid.mirror.sprint.headstart import HeadStart, connections_for
+    from pipegrid.mirror.preconnect_mirrors import EarlySockets, connections_for
 
     count = 1
     if command == "list":
         each = values["connections"]
         count = connections_for(words[0], words[1], each // min(values["jobs"], each))
-    return HeadStart(values["urls"], count)
+    return EarlySockets(values["urls"], count)
 
 
-def cut_short(found: Read) -> int | Glimpse | None:
+def cut_short(found: Read) -> int | QuickCheckResult | None:
     """
     Do what is over before all that a command usually needs is loaded.
 
@@ -196,8 +196,8 @@ def cut_short(found: Read) -> int | Glimpse | None:
 def plain_job(
     arguments: Sequence[str],
     console: Console,
-    begun: HeadStart | None = None,
-    glimpse: Glimpse | None = None,
+    begun: EarlySockets | None = None,
+    glimpse: QuickCheckResult | None = None,
 ) -> Job | None:
     """
     Return what a command line asks for, having told the console what is for it; None: as ``read``.
@@ -224,10 +224,12 @@ def plain_job(
     return job
 
 
-def _fetching_job(command: str, values: Values, words: list[str], begun: HeadStart | None) -> Job:
-    from pipegrid.cli.mirroring import Fetching
+def _fetching_job(
+    command: str, values: Values, words: list[str], begun: EarlySockets | None
+) -> Job:
+    from pipegrid.cli.mirroring import MirrorOptions
 
-    fetching = Fetching(
+    fetching = MirrorOptions(
         urls=values["urls"],
         to_grid=False,
         delete=values["delete"],

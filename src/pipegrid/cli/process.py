@@ -13,15 +13,13 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, ShortcutJob, failure
-from pipegrid.cli.lazymodules import put_off, tls_put_off
+from pipegrid.cli.job import GridJob, Invocation, Job, NoReactorJob, OfflineJob, ReactorJob, failure
+from pipegrid.cli.lazymodules import install_lazy_modules, tls_put_off
 from pipegrid.cli.outcome import ExitStatus, Interrupted, sentence
 from pipegrid.cli.plain import plain_job
-from pipegrid.disk.patience import end_waiting
+from pipegrid.disk.private_output import end_waiting
 from pipegrid.errors import SinkError
-from pipegrid.reactor.collector import calm_collector
-from pipegrid.reactor.monotonic import make_monotonic
-from pipegrid.reactor.standstill import pass_over_stops
+from pipegrid.reactor.process_settings import ignore_suspended_time, make_monotonic, tune_gc
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -29,9 +27,9 @@ if TYPE_CHECKING:
 
     from twisted.internet.defer import Deferred
 
-    from pipegrid.mirror.same import Glimpse
-    from pipegrid.mirror.sprint.headstart import HeadStart
-    from pipegrid.reactor.ahead import Ahead
+    from pipegrid.mirror.preconnect_mirrors import EarlySockets
+    from pipegrid.mirror.quick_check import QuickCheckResult
+    from pipegrid.reactor.preconnect import Preconnector
 
 _M_ARENA_MAX = -8  # of glibc's mallopt
 
@@ -72,7 +70,9 @@ def _handle_all(handler: Callable[[int, Any], Any]) -> None:
 
 
 def run_process(
-    arguments: Sequence[str], begun: HeadStart | None = None, glimpse: Glimpse | None = None
+    arguments: Sequence[str],
+    begun: EarlySockets | None = None,
+    glimpse: QuickCheckResult | None = None,
 ) -> int:
     """
     Run a command line with this process's streams and signals, and return its exit status.
@@ -97,13 +97,13 @@ def run_process(
             return status
         return _flush(console, status)
     if isinstance(job, OfflineJob):
-        calm_collector()
+        tune_gc()
         sys.unraisablehook = _raise_again
         _handle_all(_interrupt)
         status = job.run(console)
         _handle_all(_end_now)
     else:
-        found = _cut_short(job, console) if isinstance(job, ShortcutJob) else None
+        found = _cut_short(job, console) if isinstance(job, NoReactorJob) else None
         if begun is not None:
             begun.close()
         try:
@@ -115,7 +115,7 @@ def run_process(
 
 def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
     """Do a job with a reactor, and return its exit status; once in a process."""
-    put_off()  # before Twisted
+    install_lazy_modules()  # before Twisted
     one_heap()  # before there are threads
     ahead = _dial(invocation) if isinstance(job, GridJob) and job.asks_servers else None
     from pipegrid.cli import classcode
@@ -133,19 +133,19 @@ def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
 def _parse(
     arguments: Sequence[str],
     console: Console,
-    begun: HeadStart | None,
-    glimpse: Glimpse | None,
+    begun: EarlySockets | None,
+    glimpse: QuickCheckResult | None,
 ) -> tuple[Invocation, Job]:
     job = plain_job(arguments, console, begun, glimpse)
     if job is not None:
         return Invocation(console), job
-    put_off()  # before click
+    install_lazy_modules()  # before click
     from pipegrid.cli.app import parse
 
     return parse(arguments, console, run_job)
 
 
-def _dial(invocation: Invocation) -> Ahead | None:
+def _dial(invocation: Invocation) -> Preconnector | None:
     """Begin to connect to the servers, for what is to be imported takes longer than they are away."""
     if invocation.limit_rate is not None:
         return None  # every byte counts, those of handshakes too
@@ -154,7 +154,7 @@ def _dial(invocation: Invocation) -> Ahead | None:
     return dial(invocation.directory)
 
 
-def _cut_short(job: ShortcutJob, console: Console) -> int | None:
+def _cut_short(job: NoReactorJob, console: Console) -> int | None:
     """Do without a reactor what can be; signals end it where it looks for them, a second one at once."""
     told: list[int] = []
 
@@ -196,11 +196,11 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     with tls_put_off():
         from twisted.internet import reactor as global_reactor
 
-        from pipegrid.reactor.signals import wake_for_signals
+        from pipegrid.reactor.sockets import wake_for_signals
 
     reactor: Any = global_reactor
     make_monotonic(reactor)
-    pass_over_stops(reactor)
+    ignore_suspended_time(reactor)
     _log_to(invocation.console)
     outcome = _Outcome(reactor)
     reactor.callWhenRunning(outcome.begin, start)
@@ -242,7 +242,7 @@ class _Outcome:
 
     def begin(self, start: Callable[[Any], Deferred[int]]) -> None:
         self._command = start(self._reactor)
-        calm_collector()  # what the command needs is imported now
+        tune_gc()  # what the command needs is imported now
         self._command.addCallback(self._finished).addErrback(self._broken)
         self._command.addBoth(lambda _: self._reactor.stop())
 

@@ -10,7 +10,7 @@ from pipegrid.cli.capfile import as_line
 from pipegrid.cli.console import Console
 from pipegrid.cli.outcome import UnprintedCap, sentence
 from pipegrid.core.text import printable
-from pipegrid.disk.private import open_private
+from pipegrid.disk.private_output import open_private
 from pipegrid.errors import CorruptionError, SinkError
 
 if TYPE_CHECKING:

@@ -78,8 +78,7 @@ def proxy(
 
     async def relay(reactor: Any, invocation: Invocation) -> int:
         from pipegrid.errors import UsageError
-        from pipegrid.speedtest.links import make_link, shape_of
-        from pipegrid.speedtest.proxy import parse_pair, proxy_main
+        from pipegrid.speedtest.link_proxy import make_link, parse_pair, proxy_main, shape_of
 
         found = make_link(link, rtt, up, down)
         if found is None:

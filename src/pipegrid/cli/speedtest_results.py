@@ -14,7 +14,7 @@ from pipegrid.cli.options import common_options
 from pipegrid.cli.outcome import ExitStatus
 
 if TYPE_CHECKING:
-    from pipegrid.speedtest.results import Run
+    from pipegrid.speedtest.run_results import Run
 
 
 def read_run(path: str) -> Run:
@@ -26,7 +26,7 @@ def read_run(path: str) -> Run:
         SourceError: it cannot be read.
     """
     from pipegrid.cli.outcome import unreadable
-    from pipegrid.speedtest.results import parse_run
+    from pipegrid.speedtest.run_results import parse_run
 
     try:
         data = Path(path).read_bytes()
@@ -98,7 +98,7 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
     """
 
     def work(console: Console) -> int:
-        from pipegrid.speedtest.report import check_libraries, write_report
+        from pipegrid.speedtest.html_report import check_libraries, write_report
 
         check_libraries()
         write_report(output, read_run(run), [read_run(path) for path in earlier])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob, Invocation, OpenGrid, told
+from pipegrid.cli.job import GridJob, Invocation, OpenGrid, status_of_job
 from pipegrid.cli.options import common_options
 from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.sizes import byte_size
@@ -18,9 +18,9 @@ from pipegrid.cli.sizes import byte_size
 if TYPE_CHECKING:
     from pipegrid.core.params import Params
     from pipegrid.speedtest.probe import Responder
-    from pipegrid.speedtest.results import EmulatedLink, Run
+    from pipegrid.speedtest.run_results import EmulatedLink, Run
     from pipegrid.speedtest.scenarios import Scenario
-    from pipegrid.speedtest.target import FileTarget
+    from pipegrid.speedtest.targets import FileTarget
 
 DEFAULT_LINK = "wan"
 NO_LINK = "none"
@@ -40,7 +40,7 @@ class SpeedTestJob(GridJob):
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Do it; errors and cancellation become a sentence and a status."""
-        return int(await told(invocation.console, self._measure(reactor, invocation)))
+        return int(await status_of_job(invocation.console, self._measure(reactor, invocation)))
 
 
 @click.command(name="run")
@@ -124,7 +124,7 @@ def run(**given: Any) -> GridJob:
 async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) -> int:
     import attrs
 
-    from pipegrid.speedtest import formats, runner, scenarios
+    from pipegrid.speedtest import output_formats, runner, scenarios
     from pipegrid.speedtest.baseline import Effort
 
     console = invocation.console
@@ -137,19 +137,19 @@ async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) 
     if given["quick"]:
         effort = Effort(rounds=1, sample_s=0.1, pings=5)
         settings = attrs.evolve(settings, effort=effort)
-    form = given["form"] or (formats.JSON if console.json else formats.TEXT)
+    form = given["form"] or (output_formats.JSON if console.json else output_formats.TEXT)
     output = None if given["output"] is None else prepare_output(Path(given["output"]))
     result = await runner.run(
         reactor, target, lambda up: choose(up, given, console), settings, console.say
     )
-    if form == formats.JSON:
+    if form == output_formats.JSON:
         import json
 
         fields = json.loads(result.as_json())
         text = result.as_json().rstrip("\n")
         console.result(text, fields)
     else:
-        console.results.write(formats.formatted(result, form).encode("utf-8") + b"\n")
+        console.results.write(output_formats.formatted(result, form).encode("utf-8") + b"\n")
         console.results.flush()
     if output is not None:
         write_output(output, result, console)
@@ -165,7 +165,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
     """
     from pipegrid.errors import UsageError
     from pipegrid.speedtest import targets
-    from pipegrid.speedtest.target import GBS
+    from pipegrid.speedtest.targets import GBS
 
     private = ("servers", "transport", "durability", "link", "rtt", "up", "down", "scratch")
     encoding = ("required", "total")
@@ -198,7 +198,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
 def link_of(given: dict[str, Any]) -> EmulatedLink | None:
     """Return the link that the options want: the usual one if none."""
     from pipegrid.errors import UsageError
-    from pipegrid.speedtest.links import make_link
+    from pipegrid.speedtest.link_proxy import make_link
 
     profile = given["link"]
     details = [given[name] for name in ("rtt", "up", "down")]
@@ -246,7 +246,7 @@ def choose(target: FileTarget, given: dict[str, Any], console: Console) -> Seque
     """
     from pipegrid.errors import UsageError
     from pipegrid.speedtest import scenarios
-    from pipegrid.speedtest.results import COLD_START, SCENARIO
+    from pipegrid.speedtest.run_results import COLD_START, SCENARIO
 
     chosen = scenarios.choose(known_scenarios(target, given["quick"]), given["only"])
     if not target.adjustable:
@@ -272,7 +272,7 @@ def prepare_output(directory: Path) -> Path:
         UsageError: it cannot be made, or a library that draws the report is not installed.
     """
     from pipegrid.errors import UsageError
-    from pipegrid.speedtest.report import check_libraries
+    from pipegrid.speedtest.html_report import check_libraries
 
     check_libraries()
     try:
@@ -291,7 +291,7 @@ def write_output(directory: Path, result: Run, console: Console) -> None:
     """
     from pipegrid.cli.outcome import sentence
     from pipegrid.errors import SinkError, UsageError
-    from pipegrid.speedtest.report import write_report
+    from pipegrid.speedtest.html_report import write_report
 
     stamp = result.when.replace(":", "").replace("-", "")
     history = earlier_runs(directory / "history", result)
@@ -314,7 +314,7 @@ def earlier_runs(directory: Path, result: Run) -> list[Run]:
     import attrs
 
     from pipegrid.errors import UsageError
-    from pipegrid.speedtest.results import parse_run
+    from pipegrid.speedtest.run_results import parse_run
 
     def what(run: Run) -> Any:
         return attrs.evolve(run.parameters, seed=0, rounds=0)

@@ -13,10 +13,10 @@ MAX_NOTED = 20
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
-    from pipegrid.tree.downloading import TreeGetResult
-    from pipegrid.tree.facade import Grid
-    from pipegrid.tree.home import Home
+    from pipegrid.tree.local_directory import DirectoryFd
     from pipegrid.tree.metadata import Modes
+    from pipegrid.tree.tree_download import TreeGetResult
+    from pipegrid.tree.tree_grid import Grid
 
 
 def tree_job(
@@ -72,7 +72,7 @@ async def fetch_tree(
     metadata_json: bytes = b"{}",
     force: bool = False,
     paranoid: bool = False,
-    into: Home | None = None,
+    into: DirectoryFd | None = None,
     modes: Modes = "umask",
     max_paths: int | None = None,
 ) -> ExitStatus:
@@ -129,7 +129,7 @@ async def fetch_tree(
 def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
     """Tell what is there now, and what is not."""
     from pipegrid.cli.render import amount
-    from pipegrid.cli.waiting import at_a_second_try
+    from pipegrid.cli.waiting import retried_note
     from pipegrid.core.text import counted
 
     fields = {
@@ -156,7 +156,7 @@ def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
         if result.not_kept:
             left_out += f"; {result.not_kept} without the mode or time that was stored"
         if result.second_tries:
-            left_out = f"; {at_a_second_try(result.second_tries)}{left_out}"
+            left_out = f"; {retried_note(result.second_tries)}{left_out}"
         fetched = f"{counted(result.files, 'file')} fetched ({amount(result.fetched_bytes)}){there}{links}"
         directories = counted(result.directories, "directory", "directories")
         console.say(f"pipegrid: {fetched}, in {directories}{left_out}")

@@ -18,9 +18,9 @@ from pipegrid.errors import PipegridError, SourceError
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
-    from pipegrid.tree.facade import Grid
     from pipegrid.tree.selection import TreeSelection
-    from pipegrid.tree.uploaded import TreeCounts, TreeReports
+    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.tree_upload import TreeCounts, TreeReports
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,10 +69,10 @@ selection_options = as_one(
         "directory ('build/*.o', '**/cache/'); a slash at the end means directories only.",
     ),
 )
-"""Say what of a directory is stored; ``Chosen`` takes them."""
+"""Say what of a directory is stored; ``SelectionOptions`` takes them."""
 
 
-class Chosen:
+class SelectionOptions:
     """
     What the options of ``selection_options`` say.
 
@@ -172,7 +172,7 @@ def _text_of(path: str) -> str:
 def reports_of(console: Console, progress: Any) -> TreeReports:
     """Return what tells of what is left out, a line each, and moves the bar."""
     from pipegrid.cli.waiting import waiting_of
-    from pipegrid.tree.uploaded import TreeReports
+    from pipegrid.tree.tree_upload import TreeReports
 
     def left_out(path: str, why: str) -> None:
         why = with_options(why, ("less with happy",))
@@ -206,7 +206,7 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
 def counts_of(counts: TreeCounts) -> str:
     """Return in a few words what was met, sent and left out."""
     from pipegrid.cli.render import amount
-    from pipegrid.cli.waiting import at_a_second_try
+    from pipegrid.cli.waiting import retried_note
     from pipegrid.core.text import counted
 
     directories = counted(counts.directories, "directory", "directories")
@@ -225,7 +225,7 @@ def counts_of(counts: TreeCounts) -> str:
     if counts.part_files:
         left_out += f"; skipped {counted(counts.part_files, 'part file')}"
     if counts.second_tries:
-        left_out = f"; {at_a_second_try(counts.second_tries)}{left_out}"
+        left_out = f"; {retried_note(counts.second_tries)}{left_out}"
     return (
         f"{counted(counts.files, 'file')} ({amount(counts.bytes)}) in {directories}{links}; sent "
         f"{counted(counts.sent_files, 'file')} and {sent_directories} "
@@ -244,7 +244,7 @@ async def put_trees(
     grid: Grid,
     console: Console,
     directories: tuple[str, ...],
-    chosen: Chosen,
+    chosen: SelectionOptions,
     options: dict[str, Any],
     with_names: bool,
 ) -> int:

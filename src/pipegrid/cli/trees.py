@@ -14,23 +14,30 @@ import attrs
 
 from pipegrid.cli.files import NamedFile
 from pipegrid.cli.outcome import ExitStatus, one_status
-from pipegrid.core.caps import ChkCap, ChkVerifierCap, DirectoryCap, LitCap, MutableCap, UnknownCap
-from pipegrid.core.filecaps import unknown_kind
+from pipegrid.core.caps import (
+    ChkCap,
+    ChkVerifierCap,
+    DirectoryCap,
+    LitCap,
+    MutableCap,
+    UnknownCap,
+    unknown_kind,
+)
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid.grid import Grid
-    from pipegrid.tree.facade import Grid as TreeGrid
-    from pipegrid.tree.paths import PathEnd, PathFinder
+    from pipegrid.tree.grid_paths import PathEnd, PathFinder
+    from pipegrid.tree.tree_grid import Grid as TreeGrid
     from pipegrid.tree.walk import Met
 
 C = TypeVar("C", bound=ChkCap | ChkVerifierCap | LitCap | MutableCap)
 
 
 class Locator:
-    """Finds what the paths of many files lead to; of a directory on their ways see ``paths.PathFinder``."""
+    """Finds what the paths of many files lead to; ``grid_paths.PathFinder`` does it for directories."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -53,7 +60,7 @@ class Locator:
         if not file.names:
             return file
         if self._paths is None:
-            from pipegrid.tree.paths import PathFinder
+            from pipegrid.tree.grid_paths import PathFinder
 
             self._paths = PathFinder(self._grid)
         place = await self._paths.resolve(file.root, file.names)
@@ -72,7 +79,7 @@ def _there(place: PathEnd) -> Any:
 
 async def place_of(grid: Grid, text: str) -> PathEnd:
     """Return what a cap or path leads to; errors as of ``Locator.located``."""
-    from pipegrid.tree.paths import resolve
+    from pipegrid.tree.grid_paths import resolve
 
     root, names = root_of(grid, text)
     place = await resolve(grid, root, names)
@@ -89,7 +96,7 @@ def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
     """
     from pipegrid.cli.meant import check_no_file
     from pipegrid.errors import UsageError
-    from pipegrid.tree.paths import parse_here
+    from pipegrid.tree.grid_paths import parse_here
 
     try:
         return parse_here(text, grid.config.directory)

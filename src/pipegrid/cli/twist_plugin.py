@@ -31,11 +31,11 @@ from pipegrid.cli.cmd_serve import settings_of
 from pipegrid.cli.outcome import ExitStatus, sentence, status_of
 from pipegrid.cli.sizes import byte_room
 from pipegrid.errors import UsageError
-from pipegrid.grid.durations import parse_kept
-from pipegrid.reactor.monotonic import make_monotonic
+from pipegrid.grid.client_config import parse_kept
+from pipegrid.reactor.process_settings import make_monotonic
 from pipegrid.server.serve import DURABILITIES, ServeSettings, StorageNode
-from pipegrid.server.supervised import end_without_memory
-from pipegrid.storage.expiry import Expiry
+from pipegrid.server.systemd import end_without_memory
+from pipegrid.storage.share_file import Expiry
 
 log = Logger()
 

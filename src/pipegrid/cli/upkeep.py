@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile
     from pipegrid.grid import Grid
     from pipegrid.transfer.settings import UpkeepSettings
-    from pipegrid.transfer.upkeep.summary import UpkeepSummary
-    from pipegrid.transfer.upkeep.upkeep import Todo, UpkeepOutcome
-    from pipegrid.tree.check import FirstMet
+    from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest, UpkeepSummary
+    from pipegrid.tree.tree_check import FirstMet
 
 MAX_NAMED = 20
 """Servers in a summary line."""
@@ -49,12 +48,12 @@ def upkeep_job(
     Args:
         caps: of ``checked_caps``.
         verb: for the progress bar.
-        todo: what is to be done, as ``Todo`` has it.
+        todo: what is to be done, as ``UpkeepRequest`` has it.
         show: prints what came of one, each line beginning with the text given; returns its status.
         alone: looks after one by its cap, if it is the only one; None: then it is as with many.
     """
     from pipegrid.cli.files import named_files, starts_of
-    from pipegrid.core.filecaps import keepable, walkable
+    from pipegrid.core.caps import keepable, walkable
 
     understand: Callable[[Any], Any] = walkable if recursive else keepable
     files = named_files(invocation.console, *caps, understand)
@@ -69,10 +68,12 @@ def upkeep_job(
 
             file = await Locator(grid).located(files[0], keepable)
             return shown(file, await alone(grid, console, file.cap))
-        from pipegrid.transfer.upkeep.upkeep import Todo
+        from pipegrid.transfer.upkeep import UpkeepRequest
 
         bounds = upkeep_bounds(invocation)
-        return await look_after(grid, console, files, Todo(**todo), bounds, verb, shown, recursive)
+        return await look_after(
+            grid, console, files, UpkeepRequest(**todo), bounds, verb, shown, recursive
+        )
 
     return GridJob(work, *starts_of(files))
 
@@ -83,7 +84,7 @@ async def located_files(
     """Follow the paths behind caps; one of several that leads nowhere is named, and left out."""
     from pipegrid.cli.files import identity
     from pipegrid.cli.trees import Locator
-    from pipegrid.core.filecaps import keepable, walkable
+    from pipegrid.core.caps import keepable, walkable
     from pipegrid.errors import PipegridError
 
     found: list[NamedFile[Any]] = []
@@ -161,7 +162,7 @@ async def look_after(
     grid: Grid,
     console: Console,
     files: Sequence[NamedFile[Any]],
-    todo: Todo,
+    todo: UpkeepRequest,
     bounds: UpkeepSettings,
     verb: str,
     show: Callable[[NamedFile[Any], Any], ExitStatus],
@@ -210,12 +211,12 @@ async def look_after(
 async def _many(
     grid: Grid,
     files: Sequence[NamedFile[Any]],
-    todo: Todo,
+    todo: UpkeepRequest,
     bounds: UpkeepSettings,
     report: ObjectsReport,
     count: Callable[[int, int], None],
 ) -> UpkeepSummary:
-    from pipegrid.transfer.upkeep.summary import UpkeepSummary
+    from pipegrid.transfer.upkeep import UpkeepSummary
 
     summary = UpkeepSummary()
 
@@ -231,14 +232,14 @@ async def _many(
 async def _trees(
     grid: Grid,
     files: Sequence[NamedFile[Any]],
-    todo: Todo,
+    todo: UpkeepRequest,
     bounds: UpkeepSettings,
     report: ObjectsReport,
     count: Callable[[int, int], None],
     waiting: Callable[[str | None], None],
 ) -> UpkeepSummary:
     from pipegrid.cli.files import NamedFile
-    from pipegrid.tree.check import TreeSummary, check_trees
+    from pipegrid.tree.tree_check import TreeSummary, check_trees
 
     summary = TreeSummary()
 
@@ -276,11 +277,11 @@ def _below(root: str, path: str) -> str:
     return f"{root}{path}" if root.endswith((":", "/")) else f"{root}/{path}"
 
 
-def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
+def sum_up(summary: UpkeepSummary, todo: UpkeepRequest) -> tuple[str, dict[str, Any]]:
     """Return the sum in one line, and its documented JSON form."""
     import attrs
 
-    from pipegrid.cli.waiting import at_a_second_try
+    from pipegrid.cli.waiting import retried_note
 
     fields = attrs.asdict(summary)
     fields["unreachable"] = dict(sorted(summary.unreachable.items()))
@@ -301,7 +302,7 @@ def sum_up(summary: UpkeepSummary, todo: Todo) -> tuple[str, dict[str, Any]]:
         unreadable = counted(fields["unreadable"], "directory", "directories")
         parts.append(f"{unreadable} not entered")
     if fields.get("second_tries"):
-        parts.append(at_a_second_try(fields["second_tries"]))
+        parts.append(retried_note(fields["second_tries"]))
     if summary.wanted_shares:
         have = "have a lease" if todo.renew else "good"
         shares = counted(summary.wanted_shares, "share")

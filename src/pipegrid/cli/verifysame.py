@@ -17,13 +17,13 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import Any
 
-    from pipegrid.mirror.same import Glimpse
+    from pipegrid.mirror.quick_check import QuickCheckResult
 
 MAX_DEST = 1000
 """Letters of a path that are printed together with the rest, or not at all."""
 
 
-def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | Glimpse | None:
+def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckResult | None:
     """
     Say that all of a mirror is there and right, and return the exit status.
 
@@ -31,7 +31,7 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | Glimpse | Non
         Else nothing was said, and there is more to be found out, beyond what was seen at a glance; None:
         nothing was seen, or somebody watches how far it is.
     """
-    from pipegrid.mirror.same import glimpse
+    from pipegrid.mirror.quick_check import glimpse
 
     if sys.stdout is None or sys.stderr is None or not (quiet or not sys.stderr.isatty()):
         return None

@@ -20,6 +20,6 @@ def waiting_of(console: Console, progress: ProgressBar) -> Callable[[str | None]
     return waiting
 
 
-def at_a_second_try(count: int) -> str:
+def retried_note(count: int) -> str:
     """Return what came at a second try, in words for the end of a summary."""
     return f"{count} at a second try, with servers back in reach"

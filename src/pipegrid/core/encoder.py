@@ -1,36 +1,37 @@
-"""
-From plaintext to shares, one segment at a time.
-
-Each segment takes three steps, so that its heavy part can run in any thread and in any order:
-
-* ``encrypt``: strictly in order, since one cipher and one flat hash run through the file;
-* ``code``: erasure coding and hashing, some four fifths of the work; changes nothing here;
-* ``add``: cheap; records the hashes and gives the bytes to write to each share.
-
-``finish`` then gives what stands behind the blocks, and the cap. A share that must move later is
-coded again from the source by ``recode``: encoding is deterministic, so nothing needs to be kept but
-the hashes, 32 bytes for every block and every segment.
-
-The encoder has no opinion on threads: the caller runs ``encrypt``, ``add`` and ``finish`` one at
-a time, ``code`` and ``recode`` as it likes.
-
-Source: the format reference, sections 2 to 6.
-"""
+"""Plaintext or ciphertext to shares."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence, Set
+from functools import lru_cache
 
 import attrs
 
-from pipegrid.core import hashes, hashtree, layout, ueb
-from pipegrid.core.buffers import fresh
-from pipegrid.core.caps import ChkCap
+from pipegrid.core import hash_tree, hashes, layout, ueb
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.crypto import StreamCipher
-from pipegrid.core.erasure import encode_stripe, stripes
+from pipegrid.core.erasure import STRIPE_BYTES, encode_stripe, stripes
 from pipegrid.core.hashes import HASH_BYTES, KEY_BYTES, Buffer
+from pipegrid.core.isal import uninitialised
 from pipegrid.core.params import Geometry
-from pipegrid.errors import SourceError
+from pipegrid.errors import CorruptionError, SourceError
+
+# From plaintext to shares, one segment at a time.
+#
+# Each segment takes three steps, so that its heavy part can run in any thread and in any order:
+#
+# * ``encrypt``: strictly in order, since one cipher and one flat hash run through the file;
+# * ``code``: erasure coding and hashing, some four fifths of the work; changes nothing here;
+# * ``add``: cheap; records the hashes and gives the bytes to write to each share.
+#
+# ``finish`` then gives what stands behind the blocks, and the cap. A share that must move later is
+# coded again from the source by ``recode``: encoding is deterministic, so nothing needs to be kept but
+# the hashes, 32 bytes for every block and every segment.
+#
+# The encoder has no opinion on threads: the caller runs ``encrypt``, ``add`` and ``finish`` one at
+# a time, ``code`` and ``recode`` as it likes.
+#
+# Source: the format reference, sections 2 to 6.
 
 Plaintext = Buffer | Sequence[Buffer]
 """One segment of plaintext, whole or in pieces; it is read, never changed, and not kept."""
@@ -217,12 +218,12 @@ class Encoder:
         roots = []
         for number in range(geometry.total_shares):
             tree = self._block_hashes.tree(number)
-            roots.append(hashtree.root(tree))
+            roots.append(hash_tree.root(tree))
             if shares is None or number in shares:
                 kept[number] = tree
         self._crypttext_tree = self._segment_hashes.tree(0)
-        self._share_tree = hashtree.build(roots)
-        trees = hashtree.root(self._crypttext_tree), hashtree.root(self._share_tree)
+        self._share_tree = hash_tree.build(roots)
+        trees = hash_tree.root(self._crypttext_tree), hash_tree.root(self._share_tree)
         self.ueb = self._make_ueb(self._crypttext_hasher.digest(), *trees)
         return [self._trailer(number, tree) for number, tree in kept.items()]
 
@@ -282,7 +283,7 @@ class Encoder:
                 f"the file changed while it was read: segment {index} has {given} bytes "
                 f"instead of {length}; store the file again"
             )
-        padded = memoryview(fresh(geometry.required_shares * geometry.block_length(index)))
+        padded = memoryview(uninitialised(geometry.required_shares * geometry.block_length(index)))
         padded[length:] = bytes(len(padded) - length)
         position = 0
         for piece in pieces:
@@ -343,8 +344,8 @@ class Encoder:
     def _trailer(self, number: int, block_tree: bytes) -> ShareWrite:
         total = self.geometry.total_shares
         chain = b"".join(
-            node.to_bytes(2, "big") + hashtree.node(self._share_tree, node)
-            for node in hashtree.chain_order(total, number)
+            node.to_bytes(2, "big") + hash_tree.node(self._share_tree, node)
+            for node in hash_tree.chain_order(total, number)
         )
         pieces = (
             bytes(self.geometry.tree_bytes),
@@ -374,4 +375,128 @@ class _HashTable:
 
     def tree(self, row: int) -> bytes:
         """Return the stored form of the Merkle tree over one row."""
-        return hashtree.build([self.get(row, column) for column in range(self._columns)])
+        return hash_tree.build([self.get(row, column) for column in range(self._columns)])
+
+
+# Makes the shares of a file again from its ciphertext, without its key, as they were at first.
+#
+# Encoding is deterministic: the same ciphertext and sizes give the same blocks, the same trees and the
+# same chains. What proves it is the UEB that the file's shares hold: its roots vouch for every byte.
+#
+# Source: the format reference, sections 2 to 6.
+
+
+class Reencoder(Encoder):
+    """
+    An encoder that is given ciphertext where others are given plaintext; it has no ``cap``.
+
+    Args:
+        packed_ueb: the one that the cap names.
+    """
+
+    def __init__(self, cap: ChkVerifierCap, packed_ueb: bytes) -> None:
+        self._told = ueb.parse(packed_ueb)
+        self._packed_ueb = packed_ueb
+        geometry = Geometry(
+            cap.size, cap.required_shares, cap.total_shares, self._told.segment_bytes
+        )
+        super().__init__(geometry, bytes(KEY_BYTES))
+        self._cipher = None
+
+    def _make_ueb(
+        self, crypttext_hash: bytes, crypttext_root_hash: bytes, share_root_hash: bytes
+    ) -> bytes:
+        """
+        Return the UEB as it was, be it with fields that only its writer knows.
+
+        Raises:
+            CorruptionError: it is not that of these shares.
+        """
+        told = self._told
+        flat_hash = told.fields.get(b"crypttext_hash", crypttext_hash)
+        if (flat_hash, told.crypttext_root_hash, told.share_root_hash) != (
+            crypttext_hash,
+            crypttext_root_hash,
+            share_root_hash,
+        ):
+            raise CorruptionError(
+                "this file was stored damaged, by a faulty or malicious writer: its shares restore it, "
+                "but it does not give these shares; store it again from the original"
+            )
+        return self._packed_ueb
+
+
+# A small file's shares, all of them at once and whole.
+#
+# ``Encoder`` makes shares of any length piece by piece, as they are sent. A file of one segment that is in
+# memory needs none of that: here its shares are made in one go, each in one piece, the same to the last byte.
+# It takes half the time.
+#
+# Source: the format reference, sections 2 to 6.
+
+MAX_BLOCK_BYTES = STRIPE_BYTES
+"""Longer blocks are coded in stripes, which is ``Encoder``'s work."""
+
+
+def is_single_segment(geometry: Geometry) -> bool:
+    """Whether a file of these sizes can be encoded here."""
+    return geometry.num_segments == 1 and geometry.block_bytes <= MAX_BLOCK_BYTES
+
+
+def encode_whole(geometry: Geometry, key: bytes, plaintext: Buffer) -> tuple[list[bytes], ChkCap]:
+    """
+    Return all shares in the order of their numbers, and the cap.
+
+    Args:
+        geometry: one that ``fits``.
+        key: 16 bytes, from ``encoder.convergent_key`` or random.
+        plaintext: exactly ``geometry.size`` bytes.
+    """
+    k, n, size = geometry.required_shares, geometry.total_shares, geometry.size
+    assert len(plaintext) == size
+    block_bytes = geometry.block_bytes
+    padded = bytearray(k * block_bytes)
+    view = memoryview(padded)
+    ciphertext = view[:size]
+    StreamCipher(key).apply(plaintext, ciphertext)
+    segment_hash = hashes.CRYPTTEXT_SEGMENT.hash(ciphertext)
+    primary = tuple(
+        view[start : start + block_bytes] for start in range(0, len(padded), block_bytes)
+    )
+    blocks: list[Buffer] = [*primary, *encode_stripe(primary, _parity(k, n), k, n)]
+    # The tree over one segment is its only leaf.
+    leaves = [hashes.BLOCK.hash(block) for block in blocks]
+    share_tree = hash_tree.build(leaves)
+    packed = ueb.pack(
+        geometry, hashes.CRYPTTEXT.hash(ciphertext), segment_hash, hash_tree.root(share_tree)
+    )
+    where = layout.for_geometry(geometry)
+    header, end = where.pack_header(), where.pack_ueb(packed)
+    middle = bytes(geometry.tree_bytes) + segment_hash
+    nodes = [
+        share_tree[start : start + HASH_BYTES] for start in range(0, len(share_tree), HASH_BYTES)
+    ]
+    shares = [
+        b"".join([header, block, middle, leaf, *_chain(nodes, n, number), end])
+        for number, (block, leaf) in enumerate(zip(blocks, leaves, strict=True))
+    ]
+    return shares, ChkCap(key, hashes.UEB.hash(packed), k, n, size)
+
+
+@lru_cache(maxsize=64)
+def _parity(required_shares: int, total_shares: int) -> tuple[int, ...]:
+    return tuple(range(required_shares, total_shares))
+
+
+def _chain(nodes: list[bytes], total_shares: int, number: int) -> list[bytes]:
+    pieces: list[bytes] = []
+    for node, label in _labels(total_shares, number):
+        pieces += label, nodes[node]
+    return pieces
+
+
+@lru_cache(maxsize=1024)
+def _labels(total_shares: int, number: int) -> tuple[tuple[int, bytes], ...]:
+    """Return the nodes of a share's hash chain, each with its number as it is stored."""
+    order = hash_tree.chain_order(total_shares, number)
+    return tuple((node, node.to_bytes(2, "big")) for node in order)

@@ -1,22 +1,4 @@
-"""
-zfec's arithmetic, done by ISA-L where the system has it: the same bytes, some fifteen times as fast.
-
-A code over GF(2^8) is a matrix: each block that is made is a sum of multiples of k blocks that are there.
-zfec looks up one product a byte; ISA-L, Intel's storage library, does 32 or 64 at a time with whatever vector
-instructions the processor has. It takes any matrix over the same field (both reduce by 0x11d), so it is
-given zfec's: a matrix is read off its own coder, from blocks of one byte of which one is 1. Nothing here
-knows how zfec makes its matrices, and before a matrix is used its results are compared with zfec's.
-
-The library is used through ``ctypes``, which lets go of the GIL meanwhile, and only if it is installed
-(Debian: ``libisal2``). Without it, or should it ever differ, there is zfec.
-
-It leaves something behind. Its functions end without ``vzeroupper``, so the upper halves of the vector
-registers stay in use, and older vector instructions are slower: from then on SHA-256, by the processor's
-instructions for it, made 1310 MB/s instead of 1790 in that thread and in all that it started, and zfec 130
-instead of 310. Somebody has to clear them (``_clear_upper_halves``).
-
-Source: ISA-L's ``erasure_code.h``; the structure ``Py_buffer`` of Python's C API.
-"""
+"""Erasure code (ISA-L), uninitialised buffers."""
 
 from __future__ import annotations
 
@@ -28,8 +10,49 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from pipegrid.core.buffers import fresh
 from pipegrid.core.hashes import Buffer
+
+# Buffers for results that are written whole.
+#
+# ``bytearray(n)`` is n zeros: 333 MB of them for a file of 100 MB, each written for nothing, and to
+# memory that is not in the cache. Here nothing is written: such a buffer may hold anything that this
+# process has had in its memory, passwords too, so **all of it is to be filled before anyone else sees
+# it**.
+#
+# Source: Python's C API, ``PyByteArray_FromStringAndSize``, which leaves the bytes alone if it is given none.
+
+_make: Any = getattr(getattr(ctypes, "pythonapi", None), "PyByteArray_FromStringAndSize", None)
+if _make is not None:
+    _make.restype = ctypes.py_object
+    _make.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
+
+
+def uninitialised(size_bytes: int) -> bytearray:
+    """Return a buffer of so many bytes, with anything in it; for the caller to fill, all of it."""
+    if _make is None:
+        return bytearray(size_bytes)
+    buffer: bytearray = _make(None, size_bytes)
+    return buffer
+
+
+# zfec's arithmetic, done by ISA-L where the system has it: the same bytes, some fifteen times as fast.
+#
+# A code over GF(2^8) is a matrix: each block that is made is a sum of multiples of k blocks that are there.
+# zfec looks up one product a byte; ISA-L, Intel's storage library, does 32 or 64 at a time with whatever
+# vector instructions the processor has. It takes any matrix over the same field (both reduce by 0x11d),
+# so it is given zfec's: a matrix is read off its own coder, from blocks of one byte of which one is 1.
+# Nothing here knows how zfec makes its matrices, and before a matrix is used its results are compared
+# with zfec's.
+#
+# The library is used through ``ctypes``, which lets go of the GIL meanwhile, and only if it is installed
+# (Debian: ``libisal2``). Without it, or should it ever differ, there is zfec.
+#
+# It leaves something behind. Its functions end without ``vzeroupper``, so the upper halves of the vector
+# registers stay in use, and older vector instructions are slower: from then on SHA-256, by the processor's
+# instructions for it, made 1310 MB/s instead of 1790 in that thread and in all that it started, and zfec 130
+# instead of 310. Somebody has to clear them (``_clear_upper_halves``).
+#
+# Source: ISA-L's ``erasure_code.h``; the structure ``Py_buffer`` of Python's C API.
 
 _NAMES = ("libisal.so.2", "libisal.2.dylib")
 _TABLE_BYTES = 32  # of one coefficient
@@ -59,7 +82,7 @@ class Multiplier:
         """Return the products, each as long as the blocks are, all of which are equally long."""
         assert len(blocks) == self._inputs
         length = len(blocks[0])
-        made = [fresh(length) for _ in range(self._outputs)]
+        made = [uninitialised(length) for _ in range(self._outputs)]
         borrowed: list[_Borrowed] = []
         try:
             borrowed.extend(_Borrowed(block, length) for block in (*blocks, *made))

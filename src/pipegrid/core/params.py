@@ -9,8 +9,8 @@ from __future__ import annotations
 import attrs
 
 from pipegrid.arguments import check_whole
+from pipegrid.core.hash_tree import chain_entries, num_nodes
 from pipegrid.core.hashes import HASH_BYTES
-from pipegrid.core.hashtree import chain_entries, num_nodes
 from pipegrid.core.text import counted
 from pipegrid.errors import SegmentTooLarge, UsageError
 

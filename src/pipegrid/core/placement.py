@@ -1,43 +1,46 @@
-"""
-Which server gets which share, and how happy that makes us.
-
-*Happiness* is the size of the largest set of pairs (server, share the server holds) in which no
-server and no share occurs twice: a maximum matching. With happiness h, any k of some h servers
-restore the file.
-
-``place_shares`` promises, in this order:
-
-1. Every share goes to exactly one server: to one that holds it already, or to a writable one.
-2. No other such assignment reaches a higher happiness, whether or not shares that are in place,
-   but assigned elsewhere, are counted.
-3. Among those, none sends fewer shares.
-4. The same arguments give the same answer, and a grid that holds nothing yet gets share i on the
-   i-th writable server, wrapping round. With shares in place it comes as near to that as it simply
-   can, since that is where readers look first.
-
-Why 2 and 3 hold. Take a maximum matching of what is in place, in which as many read-only servers as
-possible take part; let it have m pairs and leave w writable servers unused. (Adding servers one by
-one along augmenting paths never drops a server that takes part, so read-only servers come first
-and both maxima are reached together.) Shares that nobody holds must be sent anyway, u of them; each
-goes to an unused server while there are any. If servers are left over then, as many shares that
-are held, but not matched, are sent there too: each send adds one to the happiness, and nothing can
-add more. So max(u, min(n - m, w)) shares are sent. Fewer cannot do, since happiness is at
-most m plus the number of shares sent.
-
-An uploader that has begun already counts shares in flight as held by the servers they go to. Then
-the same function says what to do about servers that failed: only the difference is sent.
-
-Source: the format reference, storage protocols, section 5.3, as intended there.
-"""
+"""Permuted ring, servers of happiness."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import reduce
 from operator import or_
 from typing import TypeVar
+
+from pipegrid.core import base32
+
+# Which server gets which share, and how happy that makes us.
+#
+# *Happiness* is the size of the largest set of pairs (server, share the server holds) in which no
+# server and no share occurs twice: a maximum matching. With happiness h, any k of some h servers
+# restore the file.
+#
+# ``place_shares`` promises, in this order:
+#
+# 1. Every share goes to exactly one server: to one that holds it already, or to a writable one.
+# 2. No other such assignment reaches a higher happiness, whether or not shares that are in place,
+#    but assigned elsewhere, are counted.
+# 3. Among those, none sends fewer shares.
+# 4. The same arguments give the same answer, and a grid that holds nothing yet gets share i on the
+#    i-th writable server, wrapping round. With shares in place it comes as near to that as it simply
+#    can, since that is where readers look first.
+#
+# Why 2 and 3 hold. Take a maximum matching of what is in place, in which as many read-only servers as
+# possible take part; let it have m pairs and leave w writable servers unused. (Adding servers one by
+# one along augmenting paths never drops a server that takes part, so read-only servers come first
+# and both maxima are reached together.) Shares that nobody holds must be sent anyway, u of them; each
+# goes to an unused server while there are any. If servers are left over then, as many shares that
+# are held, but not matched, are sent there too: each send adds one to the happiness, and nothing can
+# add more. So max(u, min(n - m, w)) shares are sent. Fewer cannot do, since happiness is at
+# most m plus the number of shares sent.
+#
+# An uploader that has begun already counts shares in flight as held by the servers they go to. Then
+# the same function says what to do about servers that failed: only the difference is sent.
+#
+# Source: the format reference, storage protocols, section 5.3, as intended there.
 
 T = TypeVar("T")
 
@@ -227,3 +230,56 @@ def _bits(mask: int) -> Iterator[int]:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
         mask ^= lowest
+
+
+# The permuted ring: every file sees all servers in an order of its own, the same for everybody.
+#
+# Source: the format reference, storage protocols, section 5.1.
+
+
+_KEY_ID_PREFIX = "v0-"
+_KEY_ID_CHARACTERS = 52
+
+
+def permutation_seed(server_id: str, announced: str | None = None) -> bytes:
+    """
+    Return the bytes that place a server on every file's ring.
+
+    Args:
+        server_id: ``v0-`` and the base32 of a public key, or any other text.
+        announced: the announcement's ``permutation-seed-base32``, if it has one.
+
+    Raises:
+        ValueError: the announced seed is not base32.
+    """
+    if announced:
+        return base32.decode(announced)
+    key = server_id.removeprefix(_KEY_ID_PREFIX)
+    if key != server_id and len(key) == _KEY_ID_CHARACTERS:
+        try:
+            return base32.decode(key)
+        except ValueError:
+            pass  # an id that only looks like a key is a text like any other
+    return hashlib.sha256(server_id.encode("utf-8")).digest()
+
+
+def permuted(
+    storage_index: bytes, seeds: Mapping[T, bytes], preferred: Container[T] = ()
+) -> list[T]:
+    """
+    Return the servers in the order in which this file's shares are placed and searched.
+
+    Args:
+        storage_index: 16 bytes.
+        seeds: the permutation seed of each server. Servers with the same seed keep the order they
+            have here.
+        preferred: servers that come before all others, in the same order among themselves.
+    """
+    start = hashlib.sha1(storage_index, usedforsecurity=False)
+
+    def position(server: T) -> tuple[bool, bytes]:
+        sha1 = start.copy()
+        sha1.update(seeds[server])
+        return server not in preferred, sha1.digest()
+
+    return sorted(seeds, key=position)

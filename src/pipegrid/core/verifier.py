@@ -17,12 +17,13 @@ from contextlib import suppress
 
 import attrs
 
-from pipegrid.core import hashtree, layout, ueb
+from pipegrid.core import hash_tree, layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.hash_tree import BadNode, VerifiedTree
 from pipegrid.core.hashes import BLOCK, HASH_BYTES, UEB, Buffer, TaggedHasher
 from pipegrid.core.layout import MAX_HEADER_BYTES, ShareLayout
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, OLD_SEGMENT_BYTES, Geometry, Params
-from pipegrid.core.shareparts import (
+from pipegrid.core.share_parts import (
     BadPart,
     blamed_offset,
     parse_ueb_length,
@@ -30,7 +31,6 @@ from pipegrid.core.shareparts import (
     read_layout,
 )
 from pipegrid.core.ueb import MAX_UEB_BYTES, Ueb
-from pipegrid.core.verifiedtree import BadNode, VerifiedTree
 from pipegrid.errors import CorruptionError
 
 MAX_PROBLEMS = 100
@@ -271,10 +271,10 @@ class ShareVerifier:
             offset = where.data + len(self._block_hashes) * geometry.block_bytes
             self._problem(self._cut_off("data", offset, "its blocks"))
         elif section.whole:
-            computed = hashtree.build(self._block_hashes)
-            if computed == section.data and leaf in (None, hashtree.root(computed)):
+            computed = hash_tree.build(self._block_hashes)
+            if computed == section.data and leaf in (None, hash_tree.root(computed)):
                 return
-            if leaf == hashtree.root(computed):
+            if leaf == hash_tree.root(computed):
                 self._compare_nodes(section, computed)
                 return
         if not section.whole:
@@ -306,10 +306,10 @@ class ShareVerifier:
         if root is not None and stored_root != root:
             what = "its tree of segment hashes has another root than the UEB"
             self._problem(BadPart("crypttext_hash_tree", section.start, what))
-        width = hashtree.padded_leaves(geometry.num_segments)
+        width = hash_tree.padded_leaves(geometry.num_segments)
         leaves = self._prove_all("crypttext_hash_tree", section, geometry, root or stored_root)
         for leaf, stored in leaves:
-            if geometry.num_segments <= leaf < width and stored != hashtree.empty_leaf(leaf):
+            if geometry.num_segments <= leaf < width and stored != hash_tree.empty_leaf(leaf):
                 offset = section.start + (width - 1 + leaf) * HASH_BYTES
                 what = "its tree of segment hashes has a wrong padding leaf"
                 self._problem(BadPart("crypttext_hash_tree", offset, what))
@@ -321,7 +321,7 @@ class ShareVerifier:
         tree = VerifiedTree(geometry.num_segments, root)
         tree.offer(0, section.data)
         told = set()
-        for leaf in range(hashtree.padded_leaves(geometry.num_segments)):
+        for leaf in range(hash_tree.padded_leaves(geometry.num_segments)):
             stored, bad = _prove(tree, leaf)
             if stored is not None:
                 yield leaf, stored

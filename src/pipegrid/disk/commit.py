@@ -42,14 +42,14 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from pipegrid.disk import files as disk
-from pipegrid.disk.replacing import sync_directory
+from pipegrid.disk.atomic_write import sync_directory
 from pipegrid.errors import NoSuchShare, PipegridError
 
 Policy = Literal["none", "batch", "strict"]
 
 
 class Committable(Protocol):
-    """A complete share that is not visible yet; ``storage.uploads.upload.ShareUpload`` is one."""
+    """A complete share that is not visible yet; ``storage.uploads.incoming_share.IncomingShare`` is one."""
 
     share_bytes: int
     opened: int

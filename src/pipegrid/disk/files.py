@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 
-from pipegrid.disk.locks import CannotLock as CannotLock
-from pipegrid.disk.locks import names_file as names_file
-from pipegrid.disk.locks import names_inode as names_inode
-from pipegrid.disk.locks import open_locked as open_locked
+from pipegrid.disk.safe_open import CannotLock as CannotLock
+from pipegrid.disk.safe_open import names_file as names_file
+from pipegrid.disk.safe_open import names_inode as names_inode
+from pipegrid.disk.safe_open import open_locked as open_locked
 from pipegrid.errors import NoSpace, ServerRefused
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for

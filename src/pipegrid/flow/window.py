@@ -1,20 +1,22 @@
-"""
-How many bytes may be in flight: what every window does, and the one that is a fixed number.
-
-Pure: times go in, a number comes out. ``flow.pipeline`` does the sending and waiting; ``flow.autowindow``
-measures the number.
-
-Times are seconds of one monotonic clock whose zero does not matter; sizes are bytes.
-"""
+"""How many bytes may be in flight to one server: a fixed window, or one that is measured."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
 
 from pipegrid.arguments import check_whole
 from pipegrid.errors import UsageError
+
+# How many bytes may be in flight: what every window does, and the one that is a fixed number.
+#
+# Pure: times go in, a number comes out. ``flow.pipeline`` does the sending and waiting; ``flow.window``
+# measures the number.
+#
+# Times are seconds of one monotonic clock whose zero does not matter; sizes are bytes.
 
 _EIGHTHS = 9
 """
@@ -105,3 +107,412 @@ class FixedWindow:
 
     def abandoned(self, token: Sent) -> None:
         """Do nothing, since nothing is counted: the limit stays as it was given."""
+
+
+# The largest value of the last so many rounds, told without keeping every value.
+
+
+class SlidingMax:
+    """The largest of the values noted in the last so many rounds; expires only when noting."""
+
+    def __init__(self, rounds: int) -> None:
+        assert rounds > 0
+        self._rounds = rounds
+        self._entries: deque[tuple[int, float]] = deque()  # falling values, rising rounds
+
+    def note(self, round_number: int, value: float) -> None:
+        """A value of a round, which is none before the last."""
+        entries = self._entries
+        while entries and entries[-1][1] <= value:
+            entries.pop()
+        # One entry a round is enough, so the deque stays as short as the memory is.
+        if not entries or entries[-1][0] < round_number:
+            entries.append((round_number, value))
+        while entries[0][0] <= round_number - self._rounds:
+            entries.popleft()
+
+    @property
+    def value(self) -> float:
+        """The largest; 0.0 if there was none."""
+        return self._entries[0][1] if self._entries else 0.0
+
+    def clear(self) -> None:
+        """Forget all values, as if nothing had been noted yet."""
+        self._entries.clear()
+
+
+# A window that is measured, from the acknowledgements: as much in flight as keeps the link busy.
+#
+# Pure, as every ``flow.window.Window`` is. Why the numbers are what they are:
+# docs/explanation-flow-control.md, "The window".
+#
+# Times are seconds of one monotonic clock whose zero does not matter; sizes are bytes.
+
+INITIAL_BYTES = 1 << 20
+"""
+The first flight, before anything is known. A share of a one-segment file (at most 1 MiB) leaves
+whole, in one round trip; ten servers cost 10 MiB of a budget of 64; at 100 ms this is 84 Mbit/s
+from the first round trip on, and on a 10 Mbit/s line less than a second of queue.
+"""
+
+FIRST_BYTES_PER_S = 16e6
+LIGHT_MESSAGE_BYTES = 16 << 10
+"""
+Where a light message has measured a round trip before, the first flight may hold this rate for as long:
+more than ``INITIAL_BYTES`` above 65 ms. Ten servers fill 1 Gbit/s of 200 ms two round trips earlier so.
+"""
+
+FIRST_MESSAGE_BYTES = 384 << 10
+"""
+The first on a long path: more than a block of a whole segment at 3 of n, so that a share of one segment is
+still one message.
+"""
+
+LONG_PATH_MESSAGE_BYTES = 1 << 20
+"""The others, where the path fills the memory. Messages of 700 KB cost servers a quarter more."""
+
+SHORT_PATH_S = 0.010
+"""Below this a round trip takes less than what a large message costs the processors at both ends."""
+
+MESSAGE_S = 1.0
+"""
+A message is at most what the link takes in so long, once that is known. Behind a near relay (a tunnel: 0.5
+ms, 40 kB/s) messages as large as the window, and a window for these, made each other grow, until one took two
+minutes.
+"""
+
+MINIMUM_BYTES = 64 << 10
+"""What the window never falls below: a queue of half a second on a 1 Mbit/s line."""
+
+MAXIMUM_BYTES = 5 << 20
+"""Ten servers, each with a window of this and an eighth of it more: 56 MiB."""
+
+STARTUP_GAIN = 2.0
+"""Doubles the window every round trip while the rate follows."""
+
+STEADY_GAIN = 1.5
+"""
+Above 1, or a faster link would never be noticed: the measured rate can grow by this factor in a
+round trip. The excess stands in the queue, and lets acknowledgements come half a round trip late (a
+server writes its disk) before the link runs dry.
+"""
+
+PLATEAU_GROWTH = 1.25
+PLATEAU_ROUNDS = 3
+"""Start-up ends when the rate has grown by less than a quarter in each of three round trips."""
+
+RATE_ROUNDS = 10
+"""Round trips for which the best delivery rate is believed."""
+
+RTT_LIFETIME_S = 10.0
+RTT_LIFETIME_ROUNDS = 40
+"""
+How long the shortest round trip is believed: the longer of the two. Measuring it anew costs at most
+one idle round trip, so at most 1/40 of the throughput.
+"""
+
+
+class AutoWindow:
+    """
+    A window on the knee: the least that keeps the link busy, as far as that can be measured.
+
+    The limit is gain × (delivery rate × round trip + one message), where the rate is the best of the
+    last ten round trips and the round trip the shortest of the last ten seconds or more, less the
+    time that the measured message took to cross the bottleneck itself.
+
+    Attributes:
+        state: ``startup`` (doubling), ``steady``, or ``probe`` (draining the queue for the
+            length of a round trip, to see the path's own delay again).
+    """
+
+    gathers = True
+
+    def __init__(
+        self,
+        minimum_bytes: int = MINIMUM_BYTES,
+        maximum_bytes: int = MAXIMUM_BYTES,
+        initial_bytes: int = INITIAL_BYTES,
+        transport_rtt_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            initial_bytes: the first flight; brought between the bounds if it is not.
+            transport_rtt_s: returns the shortest round trip that the transport has seen, None while it
+                has seen none. A first message of the sender's own may have waited for a connection, and
+                each for the disk.
+
+        Raises:
+            UsageError: not 1 <= minimum_bytes <= maximum_bytes.
+        """
+        check_whole(minimum_bytes, "the least window")
+        check_whole(maximum_bytes, "the largest window")
+        check_whole(initial_bytes, "the first window")
+        if not 1 <= minimum_bytes <= maximum_bytes:
+            raise UsageError(
+                f"a window between {minimum_bytes} and {maximum_bytes} bytes is impossible; "
+                "give 1 <= minimum <= maximum"
+            )
+        self.minimum_bytes = minimum_bytes
+        self.maximum_bytes = maximum_bytes
+        self.initial_bytes = min(max(initial_bytes, minimum_bytes), maximum_bytes)
+        self.limit_bytes = self.initial_bytes
+        self.state = "startup"
+        self.in_flight_bytes = 0
+        self._transport_rtt_s = transport_rtt_s
+
+        self._delivered_bytes = 0
+        self._delivered_time = 0.0
+        self._first_sent_time = 0.0
+        self._room_since = float("-inf")
+        self._app_limited_until: int | None = None
+
+        self._round = 0
+        self._round_ends_at_bytes = 0
+        self._rates = SlidingMax(RATE_ROUNDS)
+        self._rate_counts = False  # a message was so large that the rate tells of the link
+        self._sizes = SlidingMax(RATE_ROUNDS)
+
+        self._plateau_rate = 0.0
+        self._plateau_rounds = 0
+
+        # The undisturbed round trip, and the size of the message that measured it.
+        self._rtt_s: float | None = None
+        self._rtt_size = 0
+        self._rtt_time = 0.0
+        self._rtt_rate = 0.0  # the best rate since then
+        # Which probe this is, what it allows in flight, and what the last one measured.
+        self._probe = 0
+        self._probe_bytes = 0
+        self._probe_rtt_s = float("inf")
+
+    def __repr__(self) -> str:
+        rtt_s = self.round_trip_s
+        rtt = "unknown" if rtt_s is None else f"{rtt_s * 1000:.3g} ms"
+        return (
+            f"<AutoWindow {self.state}: limit {self.limit_bytes} B, rate {self.rate:.3g} B/s, "
+            f"round trip {rtt}>"
+        )
+
+    @property
+    def message_bytes(self) -> int:
+        """
+        Half of the limit, and all of it where the path is so short that nothing is idle while a message is
+        acknowledged; but no more than what is left of 9/8 of the maximum, so that this is all the memory
+        that a sender needs, and than what the link takes in ``MESSAGE_S``.
+
+        On a long path the first is smaller: the line is idle until one for every server has been produced.
+        Where the path alone fills most of the maximum all are: what a message keeps from being acknowledged
+        while the rest of it is on its way is then missing on the line. (Ten servers, 1 Gbit/s, 200 ms: 3 %.)
+        """
+        rtt_s = self._light_rtt_s()
+        short = rtt_s is not None and rtt_s < SHORT_PATH_S
+        liked = self.limit_bytes if short else self.limit_bytes // 2
+        if self._rate_counts:
+            liked = min(liked, max(MINIMUM_BYTES, int(MESSAGE_S * self.rate)))
+        largest = min(liked, left_for_message(self.maximum_bytes, self.in_flight_bytes))
+        flight_bytes = self._known_flight_bytes(rtt_s)
+        if self.in_flight_bytes == 0 and flight_bytes > INITIAL_BYTES:
+            return min(largest, FIRST_MESSAGE_BYTES)
+        if max(flight_bytes, self._path_bytes()) > self.maximum_bytes / 2:
+            return min(largest, LONG_PATH_MESSAGE_BYTES)
+        return largest
+
+    @property
+    def rate(self) -> float:
+        """The delivery rate in bytes per second; 0.0 while unknown."""
+        return self._rates.value
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """The shortest round trip, without the message's own transmission; None while unknown."""
+        if self._rtt_s is None:
+            return None
+        return self._path_rtt_s(self._rtt_s, self._rtt_size)
+
+    def sent(self, now: float, size: int) -> Sent:
+        """A message leaves; one that comes late, with room to spare, marks a poor sender."""
+        if self.in_flight_bytes == 0:
+            self._delivered_time = self._first_sent_time = now
+            self._begin_flight()
+        if self._sender_was_idle(now):
+            # Samples are unfit until everything that was sent thinly has been acknowledged.
+            self._app_limited_until = self._delivered_bytes + self.in_flight_bytes
+        token = Sent(
+            size,
+            now,
+            self._delivered_bytes,
+            self._delivered_time,
+            self._first_sent_time,
+            self._app_limited_until is not None,
+            self._probe if self.state == "probe" else 0,
+        )
+        self.in_flight_bytes += size
+        self._sizes.note(self._round, size)
+        self._room_since = now if self.in_flight_bytes < self.limit_bytes else float("inf")
+        return token
+
+    def joined(self, token: Sent, size: int) -> None:
+        """One more leaves right behind the last message, and is acknowledged with it: they are one."""
+        token.size += size
+        self.in_flight_bytes += size
+        self._sizes.note(self._round, token.size)
+        if self.in_flight_bytes >= self.limit_bytes:
+            self._room_since = float("inf")
+
+    def acknowledged(self, now: float, token: Sent) -> None:
+        """Take the samples and size the window anew."""
+        self.in_flight_bytes -= token.size
+        self._delivered_bytes += token.size
+        self._delivered_time = now
+        self._first_sent_time = token.time
+        if self._app_limited_until is not None and self._delivered_bytes > self._app_limited_until:
+            self._app_limited_until = None
+
+        round_ended = self._count_round(token)
+        self._sample_rate(now, token)
+        self._rate_counts = self._rate_counts or token.size >= MINIMUM_BYTES
+        self._sample_round_trip(now, token)
+        if round_ended and self.state == "startup":
+            self._look_for_plateau()
+        self._resize(now)
+
+    def abandoned(self, token: Sent) -> None:
+        """A message was given up."""
+        self.in_flight_bytes -= token.size
+        if self.state == "probe" and token.probe == self._probe:
+            self.state = "steady"  # the next acknowledgement starts another
+
+    def _begin_flight(self) -> None:
+        # Only here: once a flight is under way, its own acknowledgements say more than a guessed rate.
+        flight_bytes = min(self._known_flight_bytes(self._light_rtt_s()), self.maximum_bytes)
+        self.limit_bytes = max(self.limit_bytes, flight_bytes)
+
+    def _known_flight_bytes(self, light_rtt_s: float | None) -> int:
+        """Return what is worth sending at once, if nothing but a round trip is known; else 0."""
+        if light_rtt_s is None or self._plateau_rounds or self.state != "startup":
+            return 0
+        return int(FIRST_BYTES_PER_S * light_rtt_s)
+
+    def _light_rtt_s(self) -> float | None:
+        """Return the shortest round trip of anything light, None while there was none."""
+        seen = self._transport_rtt_s()
+        if self._rtt_s is None or self._rtt_size > LIGHT_MESSAGE_BYTES:
+            return seen
+        return self._rtt_s if seen is None else min(seen, self._rtt_s)
+
+    def _sender_was_idle(self, now: float) -> bool:
+        # A sender that fills every gap within an eighth of a round trip does its best.
+        patience_s = (self._rtt_s or 0.0) / 8
+        return self._delivered_bytes > 0 and now - self._room_since > patience_s
+
+    def _count_round(self, token: Sent) -> bool:
+        # Thinly sent rounds do not count, so they make nothing expire.
+        if token.app_limited or token.delivered_bytes < self._round_ends_at_bytes:
+            return False
+        self._round += 1
+        self._round_ends_at_bytes = self._delivered_bytes
+        return True
+
+    def _sample_rate(self, now: float, token: Sent) -> None:
+        # The longer of the two spans: acknowledgements that arrive in a bunch say nothing of the link.
+        span_s = max(now - token.delivered_time, token.time - token.first_sent_time)
+        if span_s <= 0:
+            return
+        rate = (self._delivered_bytes - token.delivered_bytes) / span_s
+        if rate >= self.rate or not (token.app_limited or self.state == "probe" or token.probe):
+            self._rates.note(self._round, rate)
+
+    def _sample_round_trip(self, now: float, token: Sent) -> None:
+        rtt_s = now - token.time
+        if rtt_s <= 0:
+            return
+        if self._rtt_s is None or self._is_shorter((rtt_s, token.size)):
+            self._believe_round_trip(now, rtt_s, token.size)
+        elif self.state == "probe" and token.probe == self._probe:
+            self._judge_probe(now, token)
+        elif self.state == "steady" and self._round_trip_is_doubtful(now):
+            self._start_probe(self._path_bytes() / 2)
+
+    def _round_trip_is_doubtful(self, now: float) -> bool:
+        lifetime_s = max(RTT_LIFETIME_S, RTT_LIFETIME_ROUNDS * (self._rtt_s or 0.0))
+        # On a path that has become longer, a window for the short one holds the rate down.
+        self._rtt_rate = max(self._rtt_rate, self.rate)
+        return now - self._rtt_time > lifetime_s or self.rate < self._rtt_rate / 2
+
+    def _believe_round_trip(self, now: float, rtt_s: float, size: int) -> None:
+        self._rtt_s, self._rtt_size, self._rtt_time = rtt_s, size, now
+        self._rtt_rate = self.rate
+        self._probe_rtt_s = float("inf")
+        if self.state == "probe":
+            self.state = "steady"
+
+    def _is_shorter(self, sample: tuple[float, int]) -> bool:
+        assert self._rtt_s is not None
+        if self.state == "startup":
+            # The rate is not known yet, so neither is a message's own transmission time.
+            return sample[0] < self._rtt_s
+        return self._path_rtt_s(*sample) < self._path_rtt_s(self._rtt_s, self._rtt_size)
+
+    def _path_rtt_s(self, rtt_s: float, size: int) -> float:
+        return max(0.0, rtt_s - size / self.rate) if self.rate else rtt_s
+
+    def _path_bytes(self) -> float:
+        """The link's bandwidth-delay product, as far as it is known."""
+        return max(0.0, self.rate * (self._rtt_s or 0.0) - self._rtt_size)
+
+    def _start_probe(self, limit_bytes: float) -> None:
+        self.state = "probe"
+        self._probe += 1
+        # A byte lets the first message out when everything else has been acknowledged.
+        self._probe_bytes = max(1, int(limit_bytes))
+
+    def _judge_probe(self, now: float, token: Sent) -> None:
+        """
+        A message has travelled while little was in flight. Believe its time, unless it may have stood
+        in a queue: if the link has become slower, half of the old pipe still is one.
+        """
+        rtt_s = now - token.time
+        known = self._path_bytes() + token.size
+        longer = rtt_s * self.rate > 1.25 * known
+        if longer and rtt_s < 0.8 * self._probe_rtt_s:
+            # Less in flight may make it shorter still; when it no longer does, it is the path.
+            self._probe_rtt_s = rtt_s
+            self._start_probe(self._probe_bytes / 2)
+            return
+        self._believe_round_trip(now, rtt_s, token.size)
+        if longer:
+            # What was believed of the rate came from another link, or a window too small for this.
+            self.state = "startup"
+            self._plateau_rate = 0.0
+            self._plateau_rounds = 0
+            self._rates.clear()
+            delivered_bytes = self._delivered_bytes - token.delivered_bytes
+            self._rates.note(self._round, delivered_bytes / rtt_s)
+
+    def _look_for_plateau(self) -> None:
+        if self.rate >= self._plateau_rate * PLATEAU_GROWTH:
+            self._plateau_rate = self.rate
+            self._plateau_rounds = 0
+            return
+        self._plateau_rounds += 1
+        if self._plateau_rounds >= PLATEAU_ROUNDS:
+            self.state = "steady"
+
+    def _resize(self, now: float) -> None:
+        self.limit_bytes = self._choose_limit()
+        if self.in_flight_bytes >= self.limit_bytes:
+            self._room_since = float("inf")
+        elif self._room_since == float("inf"):
+            self._room_since = now
+
+    def _choose_limit(self) -> int:
+        if self._rtt_s is None or not self.rate:
+            return self.limit_bytes
+        if self.state == "probe":
+            return self._probe_bytes
+        gain = STARTUP_GAIN if self.state == "startup" else STEADY_GAIN
+        limit = int(gain * (self._path_bytes() + self._sizes.value))
+        if self.state == "startup" and not self._plateau_rounds:
+            # What is not yet known is no reason to be timid.
+            limit = max(limit, self.limit_bytes)
+        return min(max(limit, self.minimum_bytes), self.maximum_bytes)

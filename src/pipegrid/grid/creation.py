@@ -16,13 +16,12 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.core.text import counted, decode_text
+from pipegrid.disk.atomic_write import create_file, remove_stale_link, replace_file
 from pipegrid.disk.files import FULL
-from pipegrid.disk.private import make_directory
-from pipegrid.disk.reading import read_file
-from pipegrid.disk.replacing import create_file, replace_file
-from pipegrid.disk.secondname import take_away_second_name
+from pipegrid.disk.private_output import make_directory
+from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import SinkError, UsageError, naming
-from pipegrid.grid.config import (
+from pipegrid.grid.client_config import (
     DEFAULT_SERVERS,
     DURABILITIES,
     SECRET_BYTES,
@@ -31,7 +30,7 @@ from pipegrid.grid.config import (
     check_servers,
     load,
 )
-from pipegrid.grid.homes import (
+from pipegrid.grid.client_paths import (
     ALIASES_NAME,
     CONFIG_NAME,
     INTRODUCERS_NAME,
@@ -40,9 +39,8 @@ from pipegrid.grid.homes import (
     aside_of,
     is_configured,
 )
-from pipegrid.grid.introducers import load_introducers
-from pipegrid.grid.servers import load_static_servers
-from pipegrid.grid.spelling import settings_in
+from pipegrid.grid.config_files import settings_in
+from pipegrid.grid.configured_servers import load_introducers, load_static_servers
 from pipegrid.wire.grid_manager import ManagerKey
 
 DEFAULT_HAPPY = 7
@@ -311,7 +309,7 @@ def _create(
     if moved is not None and is_automatic(directory):
         moved(_move_aside(directory))
     if is_configured(directory):
-        take_away_second_name(str(directory / CONFIG_NAME))
+        remove_stale_link(str(directory / CONFIG_NAME))
         text = (
             f"{directory} is configured already; use it as it is, change its numbers with params and happy "
             "alone, choose another directory, or move this one away first"
@@ -384,5 +382,5 @@ def _move_aside(directory: Path) -> Path:
 
 def _is_there(path: Path) -> bool:
     """Return whether there is such a file, and take a second name from it that a kill has left."""
-    take_away_second_name(str(path))
+    remove_stale_link(str(path))
     return path.exists()

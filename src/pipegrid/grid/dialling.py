@@ -14,13 +14,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipegrid.disk.reading import read_file
+from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
-from pipegrid.grid.homes import SERVERS_NAME, default_directory
+from pipegrid.grid.client_paths import SERVERS_NAME, default_directory
 from pipegrid.grid.tahoe_settings import CONNECTIONS, checked_config
 
 if TYPE_CHECKING:
-    from pipegrid.reactor.ahead import Ahead, HostPort
+    from pipegrid.reactor.preconnect import HostPort, Preconnector
 
 # Sockets and TLS are imported when there is somebody to connect to: an embedded grid needs neither.
 
@@ -49,12 +49,12 @@ def addresses_in(text: bytes) -> list[HostPort]:
                     found[host.strip(b"[]").decode("ascii"), int(port)] = None
     if not found:
         return []
-    from pipegrid.reactor.ahead import MOST
+    from pipegrid.reactor.preconnect import MOST
 
     return [] if len(found) > MOST else list(found)
 
 
-def dial(directory: str | os.PathLike[str] | None) -> Ahead | None:
+def dial(directory: str | os.PathLike[str] | None) -> Preconnector | None:
     """
     Begin to connect to the servers that a client's directory names; None: there are none to begin with.
 
@@ -70,10 +70,10 @@ def dial(directory: str | os.PathLike[str] | None) -> Ahead | None:
         checked_config(place, "client")
     except (OSError, UsageError):
         return None  # whoever opens the grid tells what is wrong
-    from pipegrid.reactor.ahead import Ahead
-    from pipegrid.reactor.clientcontext import http_context
+    from pipegrid.reactor.preconnect import Preconnector
+    from pipegrid.reactor.tls_context import http_context
 
     try:
-        return Ahead(addresses, http_context())
+        return Preconnector(addresses, http_context())
     except (OSError, RuntimeError):
         return None  # without files or threads to spare

@@ -21,13 +21,13 @@ from twisted.logger import Logger
 
 from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
-from pipegrid.grid.cache import cache_name, cache_names, read_cache, write_cache
-from pipegrid.grid.introducer import IntroducerClient, IntroducerStatus
-from pipegrid.grid.introducers import IntroducerAddress
-from pipegrid.reactor.timeouts import timeout_or
+from pipegrid.grid.client_cache import cache_name, cache_names, read_cache, write_cache
+from pipegrid.grid.configured_servers import IntroducerAddress
+from pipegrid.grid.introducer_client import IntroducerClient, IntroducerStatus
+from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.wire.announcements import Announcement, AnnouncementBook, KnownServer, describe
 from pipegrid.wire.grid_manager import ManagerKey
-from pipegrid.wire.introducing import Connect
+from pipegrid.wire.introducer_protocol import Connect
 
 PATIENCE_S = 15.0
 """How long an operation waits for introducers, where too few servers are remembered."""

@@ -10,28 +10,26 @@ from typing import TYPE_CHECKING
 from pipegrid.arguments import check_callable, check_kind, check_whole, shown
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.leases import ClientSecrets
-from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.lease_secrets import ClientSecrets
+from pipegrid.core.mutable.versions import Format
 from pipegrid.core.params import Params
-from pipegrid.disk.partfile import PartFile
+from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import CapError, UsageError
-from pipegrid.grid.config import GridConfig
-from pipegrid.grid.readiness import Readiness
-from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.grid.client_config import GridConfig
+from pipegrid.grid.server_registry import Readiness
+from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.sink import SinkLike, open_sink
-from pipegrid.transfer.mutable.files import MutableFiles, ReadResult
-from pipegrid.transfer.mutable.joining import Merge
-from pipegrid.transfer.mutable.known import KnownFiles
-from pipegrid.transfer.mutable.modifying import ContentEdit, Redo
-from pipegrid.transfer.mutable.reading import ContentReader
-from pipegrid.transfer.mutable.recalling import recall
-from pipegrid.transfer.mutable.written import CreateResult, WriteResult
+from pipegrid.transfer.mutable.modify import ContentEdit, Redo
+from pipegrid.transfer.mutable.mutable_files import MutableFiles, ReadResult
+from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
+from pipegrid.transfer.mutable.retrieve import Retrieve
+from pipegrid.transfer.mutable.version_cache import VersionCache, recall
+from pipegrid.transfer.mutable.write_queue import Merge
 from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.put.source_opener import open_for_put
-from pipegrid.transfer.results import CheckResult, GetResult, RenewResult, RepairResult
+from pipegrid.transfer.results import CheckResult, GetResult, Progress, RenewResult, RepairResult
 from pipegrid.transfer.settings import MutableSettings
 from pipegrid.transfer.shortfall import Shortfall
 
@@ -78,7 +76,7 @@ class Mutables:
             client_secrets=ClientSecrets(config.lease_secret),
             usual=self._usual,
             settings=self._settings,
-            known=KnownFiles(config.caches[0] / KNOWN_NAME if config.caches else None),
+            known=VersionCache(config.caches[0] / KNOWN_NAME if config.caches else None),
             random=random,
             shortfall=shortfall,
         )
@@ -149,7 +147,7 @@ class Mutables:
         await self._readiness.wait(self._usual[0])
         began_s = self._reactor.seconds()
         wanted = Wakeup(self._reactor)
-        readers: list[ContentReader] = []
+        readers: list[Retrieve] = []
 
         def changed() -> None:
             wanted.fire()
@@ -172,7 +170,7 @@ class Mutables:
             target.check()
             return target.ready
 
-        def reading(reader: ContentReader) -> None:
+        def reading(reader: Retrieve) -> None:
             readers[:] = [reader]
 
         try:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pipegrid.errors import UsageError
-from pipegrid.grid.homes import INTRODUCERS_NAME, SERVERS_NAME, TAHOE_CONFIG_NAME
-from pipegrid.grid.spelling import SettingsFile, meant, read_config
+from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME, TAHOE_CONFIG_NAME
+from pipegrid.grid.config_files import SettingsFile, closest_name, read_config
 
 Role = Literal["client", "server"]
 Treatment = Literal["followed", "refused", "reported", "not used"]
@@ -380,7 +380,7 @@ def check(parser: SettingsFile, role: Role, names: bool = True) -> None:
         if known is None:
             raise RefusedSetting(
                 f"{parser.at_section(section)}: Tahoe-LAFS knows no section [{section}]"
-                f"{meant(section, _KNOWN)}; correct it, or remove it"
+                f"{closest_name(section, _KNOWN)}; correct it, or remove it"
             )
         values = dict(parser.items(section))
         for name, value in values.items():
@@ -388,7 +388,7 @@ def check(parser: SettingsFile, role: Role, names: bool = True) -> None:
             if setting is None and not names:
                 continue
             if setting is None:
-                hint = meant(name, [each.name for each in known.values()])
+                hint = closest_name(name, [each.name for each in known.values()])
                 raise RefusedSetting(
                     f"{parser.at(section, name)} is no setting that Tahoe-LAFS knows{hint}; "
                     "correct it, or remove it"
@@ -422,7 +422,7 @@ def check_entry(server_id: object, entry: object, name: str) -> list[str]:
             _check_connections(where, value)
         elif key not in _ENTRY_KEYS:
             text = str(key)[:60]
-            hint = meant(text, _ENTRY_KEYS)
+            hint = closest_name(text, _ENTRY_KEYS)
             if CONNECTIONS in hint:
                 raise RefusedSetting(
                     f"{where}: {text!r} is not read{hint}; correct it; nothing was sent"

@@ -18,9 +18,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipegrid.http11.agent import PipelinedAgent
     from pipegrid.http11.connection import PipelinedConnection
-    from pipegrid.http11.endpoints import PinnedEndpoints, ProxyEndpoints, StandardEndpoints
-    from pipegrid.http11.errors import (
+    from pipegrid.http11.connection_loss import Loss, Owner, Unanswered
+    from pipegrid.http11.endpoints import (
+        PinnedEndpoints,
+        ProxyEndpoints,
+        StandardEndpoints,
+        TunnelRefused,
+    )
+    from pipegrid.http11.exchange import (
         AgentClosed,
+        Exchange,
+        RawExchange,
+        RawRequest,
+        RawResponse,
         RequestBodyError,
         RequestMaybeProcessed,
         RequestNotSent,
@@ -30,27 +40,20 @@ if TYPE_CHECKING:
         UntrustedCertificate,
         WrongServerKey,
     )
-    from pipegrid.http11.exchange import Exchange
+    from pipegrid.http11.host_pool import HostPool
     from pipegrid.http11.limits import Limits
-    from pipegrid.http11.loss import Loss, Owner, Unanswered
-    from pipegrid.http11.pinned import pin_endpoint, public_key_pin
-    from pipegrid.http11.pool import HostPool
-    from pipegrid.http11.proxies import Proxy, proxy_for, read_proxy
-    from pipegrid.http11.raw import RawExchange, RawRequest, RawResponse
-    from pipegrid.http11.tunnel import TunnelRefused
+    from pipegrid.http11.pinned_key import pin_endpoint, public_key_pin
+    from pipegrid.http11.proxy_settings import Proxy, proxy_for, read_proxy
 
 _HOMES = {
     "agent": {"PipelinedAgent"},
     "connection": {"PipelinedConnection"},
-    "endpoints": {"PinnedEndpoints", "ProxyEndpoints", "StandardEndpoints"},
-    "exchange": {"Exchange"},
+    "connection_loss": {"Loss", "Owner", "Unanswered"},
+    "endpoints": {"PinnedEndpoints", "ProxyEndpoints", "StandardEndpoints", "TunnelRefused"},
+    "host_pool": {"HostPool"},
     "limits": {"Limits"},
-    "loss": {"Loss", "Owner", "Unanswered"},
-    "pinned": {"pin_endpoint", "public_key_pin"},
-    "pool": {"HostPool"},
-    "proxies": {"Proxy", "proxy_for", "read_proxy"},
-    "tunnel": {"TunnelRefused"},
-    "raw": {"RawExchange", "RawRequest", "RawResponse"},
+    "pinned_key": {"pin_endpoint", "public_key_pin"},
+    "proxy_settings": {"Proxy", "proxy_for", "read_proxy"},
 }
 
 __all__ = [
@@ -89,7 +92,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = next((home for home, names in _HOMES.items() if name in names), "errors")
+    home = next((home for home, names in _HOMES.items() if name in names), "exchange")
     from importlib import import_module
 
     return getattr(import_module(f"{__name__}.{home}"), name)

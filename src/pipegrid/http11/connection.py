@@ -1,51 +1,199 @@
-"""
-One connection: requests written behind one another, answers taken in the same order.
-
-``Lane`` decides what may be written, ``RequestWriter`` writes it, ``ResponseParser`` understands what
-comes back, ``Answers`` hands it out, ``Valve`` stops when a reader does; here they meet the transport. What a
-connection can be, and what it becomes with what happens, is the first table of ``states``, with
-what becomes of its requests when something ends early: ``_move`` looks it up, and nothing else changes it.
-
-**Patience.** ``timeout_s`` bounds the server's silence while it owes an answer: any byte received, and any
-drain of the transport, starts it anew. A caller that wants a deadline cancels.
-
-**TLS.** Nothing is written before the handshake is over, so a request lost with it was not sent.
-"""
+"""One pipelined connection: requests in order, responses matched to them, an orderly shutdown."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+from typing import Protocol as TypingProtocol
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IHandshakeListener, INegotiated, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IHandshakeListener, INegotiated, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.http11.answers import Answers
-from pipegrid.http11.errors import takes_no_more, too_many_waiting, why_refused
-from pipegrid.http11.exchange import Exchange
-from pipegrid.http11.farewell import Farewell
-from pipegrid.http11.lane import Lane
-from pipegrid.http11.limits import Limits
-from pipegrid.http11.loss import Loss, NoOwner, Owner, closed, given_back
-from pipegrid.http11.parser import ResponseParser
-from pipegrid.http11.raw import RawCall, RawRequest, RawResponse
-from pipegrid.http11.states import (
+from pipegrid.http11.connection_loss import Loss, NoOwner, Owner, closed, given_back
+from pipegrid.http11.connection_states import (
     LIFE,
     TAKES_NO_MORE,
     TAKES_REQUESTS,
     LifeEvent,
     Phase,
     ReaderState,
+    ReadPause,
+    WaitTimer,
 )
-from pipegrid.http11.valve import Valve
-from pipegrid.http11.waiting import WaitTimer
-from pipegrid.http11.writer import RequestWriter
-from pipegrid.reactor.sockets import be_prompt, move_much
+from pipegrid.http11.exchange import (
+    Exchange,
+    RawCall,
+    RawRequest,
+    RawResponse,
+    ResponseError,
+    takes_no_more,
+    too_many_waiting,
+    why_refused,
+)
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.request_queue import RequestQueue
+from pipegrid.http11.request_writer import RequestWriter
+from pipegrid.http11.response_parser import END, Event, ResponseHead, ResponseParser
+from pipegrid.reactor.deferreds import Waiters
+from pipegrid.reactor.sockets import be_prompt, set_bulk_buffers
+
+# Handing out what was received, to the request that it answers: the first of those that were written.
+#
+# An answer that nobody wants is read to its end if that is near; else the connection ends. A reader that
+# fails fails alone: its request is taken back, and its neighbours do not suffer.
+
+_log = Logger()
+
+
+class AnswerReceiver(TypingProtocol):
+    """The connection, to which things happen while answers are handed out."""
+
+    def answer_is_complete(self, exchange: Exchange) -> None:
+        """It is the first of those that were written, and is still there."""
+
+    def may_send_body(self) -> None:
+        """The server has seen the head of a request, and wants the body."""
+
+    def cancel(self, exchange: Exchange, error: PipegridError) -> None:
+        """The exchange's reader raised: take the request back, and let it fail with ``error``."""
+
+    def too_much(self, limit_bytes: int) -> None:
+        """An answer that nobody wants is longer than that, beyond what came while it was wanted."""
+
+
+class ResponseDispatch:
+    """
+    Of one connection.
+
+    Attributes:
+        round_trip_s: the shortest that was seen, from a light request alone on its way to the answer's
+            head; None before.
+        over: nothing more is handed out; the connection has ended.
+    """
+
+    __slots__ = ("_clock", "_discard_limit_bytes", "_lane", "_receiver", "over", "round_trip_s")
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        lane: RequestQueue,
+        discard_limit_bytes: int,
+        receiver: AnswerReceiver,
+    ) -> None:
+        self._clock = clock
+        self._lane = lane
+        self._discard_limit_bytes = discard_limit_bytes
+        self._receiver = receiver
+        self.round_trip_s: float | None = None
+        self.over = False
+
+    def hand_out(self, events: Iterable[Event], server: str) -> None:
+        """Hand what was received to whom it is for. Their code may call anything of the connection."""
+        written = self._lane.written
+        for event in events:
+            if self.over:
+                break  # by what an earlier event caused
+            exchange = written[0]
+            try:
+                if type(event) is bytes:
+                    exchange.received_bytes += len(event)
+                    if not exchange.abandoned:
+                        exchange.body_received(event)
+                    else:
+                        self.discard(exchange)
+                elif event is END:
+                    self._receiver.answer_is_complete(exchange)
+                elif type(event) is ResponseHead:
+                    self._note_round_trip(exchange)
+                    exchange.response = event
+                    exchange.received_bytes = event.head_bytes
+                    if not exchange.abandoned:
+                        exchange.head_received(event)
+                    else:
+                        self.discard(exchange)
+                elif exchange.expects_continue:
+                    self._receiver.may_send_body()
+            except Exception as error:  # of a reader
+                _log.failure("A reader of an HTTP answer failed")
+                message = f"The reader of an answer of {server} failed ({error!r})."
+                self._receiver.cancel(exchange, ResponseError(message, server))
+
+    def discard(self, exchange: Exchange) -> None:
+        """An answer that nobody wants is read to its end only if that is near."""
+        head = exchange.response
+        assert head is not None
+        answer_bytes = exchange.received_bytes
+        if head.length is not None:
+            answer_bytes = head.head_bytes + head.length
+        if answer_bytes - exchange.wanted_bytes > self._discard_limit_bytes:
+            self._receiver.too_much(self._discard_limit_bytes)
+
+    def _note_round_trip(self, exchange: Exchange) -> None:
+        if exchange.written_s is not None:
+            round_trip_s = self._clock.seconds() - exchange.written_s
+            if self.round_trip_s is None or round_trip_s < self.round_trip_s:
+                self.round_trip_s = round_trip_s
+
+
+# Letting a transport go: politely while that is quick, else at once; and telling when it is gone.
+#
+# Politely, what was written still arrives and TLS says its last word. A server that keeps the connection all
+# the same is not waited for longer than ``patience_s``.
+
+
+class Shutdown:
+    """The end of one connection's transport: ``say`` asks for it, ``gone`` says that it has come."""
+
+    def __init__(self, clock: IReactorTime, patience_s: float) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._call: IDelayedCall | None = None
+        self._waiting: Waiters[None] = Waiters()
+        self._gone = False
+
+    def when_gone(self) -> Deferred[None]:
+        """Fires once the transport is gone, however it ended."""
+        return succeed(None) if self._gone else self._waiting.wait()
+
+    def say(self, transport: Any, politely: bool) -> None:
+        """Let it go; ``gone`` follows."""
+        if politely:
+            self._call = self._clock.callLater(self._patience_s, self._abort, transport)
+            transport.loseConnection()
+        else:
+            self._abort(transport)
+
+    def gone(self) -> None:
+        """The transport is gone, as its connection was told: fire every ``when_gone``."""
+        self._gone = True
+        call, self._call = self._call, None
+        if call is not None and call.active():
+            call.cancel()
+        self._waiting.fire(None)
+
+    def _abort(self, transport: Any) -> None:
+        getattr(transport, "abortConnection", transport.loseConnection)()
+
+
+# One connection: requests written behind one another, answers taken in the same order.
+#
+# ``RequestQueue`` decides what may be written, ``RequestWriter`` writes it, ``ResponseParser``
+# understands what comes back, ``ResponseDispatch`` hands it out, ``ReadPause`` stops when a reader does;
+# here they meet the transport. What a connection can be, and what it becomes with what happens, is the
+# first table of ``states``, with what becomes of its requests when something ends early: ``_move`` looks
+# it up, and nothing else changes it.
+#
+# **Patience.** ``timeout_s`` bounds the server's silence while it owes an answer: any byte received, and any
+# drain of the transport, starts it anew. A caller that wants a deadline cancels.
+#
+# **TLS.** Nothing is written before the handshake is over, so a request lost with it was not sent.
 
 RECEIVE_BYTES = 512 * 1024
 """Read from the socket at a time. Clients have few connections, and long answers."""
@@ -86,9 +234,9 @@ class PipelinedConnection(Protocol):
         self._server = server
         self.owner: Owner[PipelinedConnection] = owner or NoOwner()
         self._parser = parser = ResponseParser(limits.max_header_bytes, limits.max_headers)
-        self.lane = lane = Lane(limits)
-        self._answers = Answers(clock, lane, limits.discard_limit_bytes, self)
-        self._valve = Valve()
+        self.lane = lane = RequestQueue(limits)
+        self._answers = ResponseDispatch(clock, lane, limits.discard_limit_bytes, self)
+        self._valve = ReadPause()
         self._patience = patience = WaitTimer(
             clock,
             limits,
@@ -109,7 +257,7 @@ class PipelinedConnection(Protocol):
         self._corked = False  # while a read is worked off; what that causes is done at its end
         self._said_close = False  # by the server, with its last answer
         self._loss: Loss | None = None  # from LEAVING on
-        self._farewell = Farewell(clock, limits.close_timeout_s)
+        self._farewell = Shutdown(clock, limits.close_timeout_s)
 
     def __repr__(self) -> str:
         phase = self._phase.name.lower() + (f" ({self._loss.reason})" if self._loss else "")
@@ -245,7 +393,7 @@ class PipelinedConnection(Protocol):
     def connectionMade(self) -> None:
         transport: Any = self.transport
         self._stalls = be_prompt(transport, self._clock)
-        move_much(transport, RECEIVE_BYTES)
+        set_bulk_buffers(transport, RECEIVE_BYTES)
         self._valve.attach(transport)
         self._writer.attach(transport)
         # Of the class: wrappers around TLS provide what it does, and do not say when its handshake is over.
@@ -330,7 +478,7 @@ class PipelinedConnection(Protocol):
             exchange.completed()
 
     def may_send_body(self) -> None:
-        """For ``Answers``: the server has seen the head of a request, and wants the body."""
+        """For ``ResponseDispatch``: the server has seen the head of a request, and wants the body."""
         self._writer.send_body()
 
     def too_much(self, limit_bytes: int) -> None:

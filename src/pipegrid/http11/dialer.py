@@ -38,8 +38,8 @@ from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.connection_loss import Loss, NoOwner, Owner, Unanswered
 from pipegrid.http11.limits import Limits
-from pipegrid.http11.loss import Loss, NoOwner, Owner, Unanswered
 
 Endpoints = Callable[[], IStreamClientEndpoint]
 """Makes what a connection is dialled with, anew for each."""

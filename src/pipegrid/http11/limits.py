@@ -27,7 +27,7 @@ class Limits:
             A server built on Twisted drops the connection when it comes to a GET while its
             own transport is full (64 KiB), so what precedes a request must fit: 60 KB.
         max_response_budget_bytes: what the measured budget of a host that is known to bear pipelining
-            may grow to (``http11.host``): 16 MiB are 1.3 Gbit/s at 100 ms. The bytes are on the line,
+            may grow to (``http11.host_pool``): 16 MiB are 1.3 Gbit/s at 100 ms. The bytes are on the line,
             not in our memory. No more than ``response_budget_bytes``: that stays as it is.
         assumed_response_bytes: the size of an answer nobody could predict, until the host has shown
             what it answers: 60 KB then allow 15 requests.

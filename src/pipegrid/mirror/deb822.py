@@ -14,12 +14,12 @@ from os.path import join
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pipegrid.mirror.wanted import (
+from pipegrid.mirror.archive_file import (
     DIGEST_BYTES,
     MAX_PATH_BYTES,
+    ArchiveFile,
     BadEntry,
     Skip,
-    Wanted,
     check_path,
     quoted,
     simplified,
@@ -168,13 +168,13 @@ class Release(NamedTuple):
     codename: str
     components: tuple[str, ...]
     architectures: tuple[str, ...]
-    files: Mapping[str, Wanted]
+    files: Mapping[str, ArchiveFile]
     by_hash: bool
     date: datetime | None
     valid_until: datetime | None
     all_apart: bool = False
     digests: Mapping[str, Digests] = MappingProxyType({})
-    others: Mapping[str, tuple[Wanted, ...]] = MappingProxyType({})
+    others: Mapping[str, tuple[ArchiveFile, ...]] = MappingProxyType({})
 
     def digests_of(self, path: str) -> Digests:
         """Return all hashes that prove a file that is named."""
@@ -265,7 +265,7 @@ class _NamedFiles:
         self._name = name
         self._skip = skip
         self._found: dict[str, tuple[int, dict[str, str]]] = {}
-        self._again: list[tuple[str, Wanted | BadEntry]] = []
+        self._again: list[tuple[str, ArchiveFile | BadEntry]] = []
 
     def add(self, line: str, algorithm: str) -> None:
         """A line, with that hash."""
@@ -291,13 +291,13 @@ class _NamedFiles:
 
     def result(
         self,
-    ) -> tuple[dict[str, Wanted], dict[str, Digests], dict[str, tuple[Wanted, ...]]]:
+    ) -> tuple[dict[str, ArchiveFile], dict[str, Digests], dict[str, tuple[ArchiveFile, ...]]]:
         """Return what is named by paths: files, all their hashes, and what else they might be."""
         if not any(DIGEST_BYTES.keys() & each.keys() for _, each in self._found.values()):
             raise BadEntry(
                 f"{self._name} has only weaker hashes than SHA-256; ask the archive for it"
             )
-        files: dict[str, Wanted] = {}
+        files: dict[str, ArchiveFile] = {}
         digests: dict[str, Digests] = {}
         for path, (size, hashes) in self._found.items():
             strong = {each: hashes[each] for each in DIGEST_BYTES if each in hashes}
@@ -312,12 +312,12 @@ class _NamedFiles:
             each = [wanted_or_why(path, size, {name: strong[name]}) for name in strong]
             if len(each) > 1:
                 digests[path] = tuple(
-                    (one.algorithm, one.digest) for one in each if isinstance(one, Wanted)
+                    (one.algorithm, one.digest) for one in each if isinstance(one, ArchiveFile)
                 )
         return files, digests, self._others(files)
 
-    def _others(self, files: Mapping[str, Wanted]) -> dict[str, tuple[Wanted, ...]]:
-        others: dict[str, tuple[Wanted, ...]] = {}
+    def _others(self, files: Mapping[str, ArchiveFile]) -> dict[str, tuple[ArchiveFile, ...]]:
+        others: dict[str, tuple[ArchiveFile, ...]] = {}
         for path, other in self._again:
             known = others.get(path, ())
             if isinstance(other, BadEntry):
@@ -400,7 +400,7 @@ _PACKAGE_FIELDS = frozenset(("Filename", "Size", "SHA256", "SHA512", "SHA1", "MD
 _USUAL_PACKAGE = frozenset(("Filename", "Size", "SHA256"))
 
 
-def packages(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Iterator[Wanted]:
+def packages(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Iterator[ArchiveFile]:
     """
     Yield the packages that a ``Packages`` file names.
 
@@ -419,14 +419,14 @@ def packages(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> It
             yield each
 
 
-def _package_or_why(found: Mapping[str, str], name: str) -> Wanted | BadEntry:
+def _package_or_why(found: Mapping[str, str], name: str) -> ArchiveFile | BadEntry:
     try:
         return _package(found, name)
     except BadEntry as error:
         return error
 
 
-def _package(found: Mapping[str, str], name: str) -> Wanted:
+def _package(found: Mapping[str, str], name: str) -> ArchiveFile:
     path, size = found.get("Filename"), found.get("Size", "")
     if path is None:
         raise BadEntry(f"a package in {name} has no file name")
@@ -449,7 +449,7 @@ _SOURCE_FIELDS = frozenset(("Directory", "Files", "Checksums-Sha256", "Checksums
 _USUAL_SOURCE = frozenset(("Directory", "Checksums-Sha256"))
 
 
-def sources(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Iterator[Wanted]:
+def sources(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Iterator[ArchiveFile]:
     """
     Yield the files that a ``Sources`` file names.
 
@@ -509,7 +509,7 @@ class PatchStep(NamedTuple):
     name: str
     before: bytes
     before_size: int
-    packed: Wanted | None
+    packed: ArchiveFile | None
 
 
 class PatchIndex(NamedTuple):

@@ -1,65 +1,401 @@
-"""
-A Debian archive: release file, indexes, packages; so that whoever reads it meanwhile never finds a name
-without its file.
-
-1. Release files are fetched from the first mirror that has one that is signed; that mirror has said what
-is to be had. 2. Indexes that it names are brought to where nobody sees them (``indexes``), each proven by
-its hash. 3. What they name is fetched, while they are still being read, and gets its names. 4. When all is
-there the indexes get theirs, the release files last; then what is not named any more may go.
-
-If anything is missing at the end of 3 the old indexes stay: they name what is there; unless the caller wants
-to keep going. What an index names and cannot be used is skipped, and counts. What other runs keep here of the
-same suites is brought up to date as well, since their release file is the same. Between the first
-name and the last of 4 the old release file stands beside new indexes; where the archive has indexes by
-hash, readers find the old ones so, as long as nothing is deleted.
-"""
+"""Debian archive; files to retain."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pipegrid.errors import UsageError
-from pipegrid.mirror import compressed
+from pipegrid.mirror import indexes
+from pipegrid.mirror.archive_file import (
+    ArchiveFile,
+    BadEntry,
+    MirrorError,
+    Skip,
+    check_path,
+    holder,
+    quoted,
+)
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.entries import Entries, named_twice
-from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, update
-from pipegrid.mirror.manifest import keep_manifest, noting
-from pipegrid.mirror.obtain import obtain
-from pipegrid.mirror.report import Report
-from pipegrid.mirror.selecting import (
+from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, stage_indexes, update
+from pipegrid.mirror.manifest import keep_manifest, noting, read_manifest
+from pipegrid.mirror.scheduler import Report
+from pipegrid.mirror.signatures import Keys
+from pipegrid.mirror.suites import (
     HELD,
+    OWN,
     READ,
     Index,
+    KeptForm,
+    OwnNames,
     Selection,
+    Suite,
+    Suites,
+    base_of,
     below,
+    canonical,
     check_selected,
+    further_index,
     hashed_names,
     ignore_entry,
+    index_of,
     indexes_of,
     named_by,
     names_packages,
-)
-from pipegrid.mirror.spared import Spared, kept_apart, remove_others
-from pipegrid.mirror.suites import (
-    OWN,
-    OwnNames,
-    Suite,
-    Suites,
-    canonical,
     own_files,
+    remove_in_order,
     unsigned_part,
 )
-from pipegrid.mirror.trust import Keys
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Skip, Wanted, check_path, quoted
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.early import AnyMirror
+    from pipegrid.mirror.blocking_mirror import AnyMirror
+
+
+# What stays of a Debian archive though a run does not name it: suites and indexes that other runs keep in the
+# same directory, and what the indexes of the generation before name.
+#
+# Whoever has just read an old release file finds its indexes by hash, for a generation more: what they
+# name has to be there as long. And several runs may share a directory, each with its suites, or with
+# components or architectures of one suite: none removes what another one brought. What is to go has no
+# index any more.
+#
+# Synchronous, for the thread that has the destination.
+
+_OF_INDEXES = ("binary-", "source")
+"""What directories are called whose ``Release`` says what is beside it, and is none of a suite."""
+
+
+def kept_apart(
+    destination: Destination,
+    suites: Iterable[Suite],
+    indexes: Sequence[Index],
+    deletes: bool = False,
+) -> list[Index]:
+    """
+    Return the indexes of these suites that other runs keep here, as the new release files name them.
+
+    They have the release file in common, so whoever publishes a new one brings these up to date as well: its
+    readers would be told that they are forged. What the last run kept together with all that is chosen now,
+    and is not chosen any more, is no other run's: it is not wanted any more. Nor are other files beside an
+    index that is chosen, such as translations, if the run removes what is not wanted.
+    """
+    taken = {_key(form.path) for index in indexes for form in index.forms}
+    chosen = {path for path in taken if names_packages(path)}
+    own = {_component_of(index.path) for index in indexes if index.kind}
+    found = []
+    last: set[str] | None = None
+    for suite in suites:
+        for index in _here(destination, suite, taken):
+            if last is None:
+                last = _kept_by_last_run(destination)
+            if not names_packages(index.path):
+                if deletes and _is_below(index.path, own):
+                    continue
+            elif base_of(index.path) in last and chosen <= last:
+                continue
+            found.append(index)
+    return found
+
+
+def _is_below(path: str, directories: set[str]) -> bool:
+    return any(path.startswith(f"{each}/") for each in directories)
+
+
+def _key(path: str) -> str:
+    """Return what the forms of one index have in common."""
+    return base_of(path) if names_packages(path) else path
+
+
+def _kept_by_last_run(destination: Destination) -> set[str]:
+    """Return the indexes that the last complete run kept."""
+    with suppress(MirrorError, BadEntry):
+        return {
+            base_of(each.path) for each in read_manifest(destination) if names_packages(each.path)
+        }
+    return set()
+
+
+def _here(destination: Destination, suite: Suite, taken: set[str]) -> Iterator[Index]:
+    """Yield what is here of a suite, was named before, is named now, and is not taken already."""
+    named = suite.release.files
+    done = set(taken)
+    for path in suite.before.files if suite.before is not None else ():
+        place = suite.place(path)
+        key = _key(place)
+        if key in done or path in OWN:
+            continue
+        if not names_packages(path):
+            if path in named and _is_here(destination, place):
+                yield further_index(suite, below(suite, named[path]))
+            continue
+        done.add(key)
+        base = suite.within(key)
+        held, endings = _held_here(destination, key, suite.before)
+        if held is not None and any(base + ending in named for ending in READ):
+            yield index_of(suite, _kind(base), base, held if base in named else "packed", endings)
+
+
+def _held_here(
+    destination: Destination, base: str, before: Release | None
+) -> tuple[KeptForm | None, list[str]]:
+    """Return in which form an index is kept here, and the endings of its forms; None: it is not."""
+    if not os.path.isdir(destination.where(os.path.dirname(base))):
+        return None, []
+    endings = [ending for ending in READ if _is_here(destination, base + ending)]
+    packed = [ending for ending in endings if ending]
+    if packed == [indexes.ENDING] and indexes.is_noted(destination, base):
+        return "zstd", endings
+    if not endings:
+        return None, []
+    return ("packed" if packed else "unpacked"), packed
+
+
+def _is_here(destination: Destination, path: str) -> bool:
+    return os.path.lexists(destination.where(path))
+
+
+def _kind(base: str) -> Literal["packages", "sources"]:
+    return "packages" if base.endswith("Packages") else "sources"
+
+
+def remove_others(
+    destination: Destination, kept: Iterable[str], spared: RetainedFiles, dry_run: bool = False
+) -> list[str]:
+    """
+    Remove all files but those of these paths, and what else is spared; returns them.
+
+    Args:
+        dry_run: only tell.
+
+    Raises:
+        MirrorError: it cannot be told what else is named here; nothing is removed.
+    """
+    others = list(destination.others(frozenset(kept)))
+    if others:  # only then it is worth it to read what others name
+        stays = holder(spared.names(others), destination.folds)
+        others = [path for path in others if not stays(path)]
+    if not dry_run:
+        remove_in_order(destination, others)
+    return others
+
+
+class RetainedFiles:
+    """
+    Tells what stays.
+
+    Args:
+        suites, indexes: what the run has mirrored.
+        apart: as ``kept_apart`` returned it.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        suites: Sequence[Suite],
+        indexes: Sequence[Index],
+        apart: Sequence[Index],
+    ) -> None:
+        self._destination = destination
+        self._suites = suites
+        self._indexes = indexes
+        self._apart = apart
+
+    def names(self, paths: Sequence[str]) -> Iterator[str]:
+        """
+        Yield what stays of some files that are here; and other paths, too.
+
+        Raises:
+            MirrorError: what is there cannot be read.
+        """
+        for index in self._indexes:
+            old = self._before(index)
+            if old is not None:
+                with suppress(BadEntry):  # it is of no use to anybody
+                    yield from (each.path for each in named_by(self._destination, old))
+        apart = {index.path for index in self._apart}
+        own = {_component_of(i.path) for i in self._indexes if i.kind and i.path not in apart}
+        for index in self._apart:
+            if not index.kind:
+                continue
+            # With all that is beside it, where the component is not of this run.
+            component = _component_of(index.path)
+            above = os.path.dirname(index.path) if component in own else component
+            if index.suite.is_flat:
+                yield from _forms_of(index, paths)
+            else:
+                # Of names by hash those of the last generations stay, which the run keeps itself.
+                yield from (p for p in paths if p.startswith(f"{above}/") and "/by-hash/" not in p)
+            yield from self._named(index)
+        stay = {suite.directory for suite in self._suites}
+        for suite in self._other_suites(paths):
+            stay.add(suite.directory)
+            below = _belonging(suite, paths)
+            yield from below
+            for index in _indexes_of(suite, below):
+                yield from self._named(index)
+                for old in self._by_hash(index, below):
+                    with suppress(BadEntry, OSError):  # as above
+                        yield from (each.path for each in named_by(self._destination, old))
+        yield from (path for path in paths if self._leads_to(path) in stay)
+
+    def _leads_to(self, path: str) -> str | None:
+        """Return which suite a link beside it leads to, such as ``stable``; debmirror makes such links."""
+        where = self._destination.where(path)
+        if os.path.dirname(path) != "dists" or not os.path.islink(where):
+            return None
+        return f"dists/{os.path.normpath(os.readlink(where))}"
+
+    def _before(self, index: Index) -> Index | None:
+        """Return an index as it was, if it stays by hash and is another one."""
+        suite = index.suite
+        before = suite.before
+        if before is None or not before.by_hash or index.kind not in ("packages", "sources"):
+            return None
+        for form in index.forms:
+            old = before.files.get(suite.within(form.path))
+            name = None if old is None else by_hash(form.path, old.algorithm, old.digest)
+            if old is None or name is None:
+                continue
+            if old.digest == form.digest:
+                return None
+            if self._destination.is_there(old.replaced(path=name, remote=None)):
+                return Index(suite, index.kind, [old.replaced(path=name, remote=None)])
+        return None
+
+    def _by_hash(self, index: Index, paths: Iterable[str]) -> Iterator[Index]:
+        """Yield the last indexes of before that are beside one, by hash: a generation in all its forms."""
+        above = os.path.join(os.path.dirname(index.path), "by-hash", "")
+        release = index.suite.release
+        now = {digest.hex() for path in release.files for _, digest in release.digests_of(path)}
+        old = [
+            path for path in paths if path.startswith(above) and path.rpartition("/")[2] not in now
+        ]
+        old.sort(key=lambda path: -os.lstat(self._destination.where(path)).st_mtime_ns)
+        # Those of a flat suite's packages and sources are together; what is none of this kind says so.
+        kinds = len({os.path.dirname(path) for path in old}) or 1  # each is there by each hash
+        for path in old[: kinds * (2 * len(HELD) if index.suite.is_flat else len(HELD))]:
+            yield Index(index.suite, index.kind, [ArchiveFile(path, None, "sha256", b"")])
+
+    def _named(self, index: Index) -> Iterator[str]:
+        path = index.path
+        if not os.path.lexists(self._destination.where(path)):
+            index.forms[0] = index.forms[0].replaced(path=path + indexes.ENDING)
+        count = 0
+        skipped: list[BadEntry] = []
+        try:
+            for each in named_by(
+                self._destination, index, lambda why: skipped.__setitem__(slice(1), [why])
+            ):
+                yield each.path
+                count += 1
+            if skipped and not count:
+                raise skipped[0]
+        except (BadEntry, OSError) as error:
+            raise _unreadable(path, error) from error
+
+    def _other_suites(self, paths: Sequence[str]) -> Iterator[Suite]:
+        """Yield the suites that are not of this run, each once, by their release files."""
+        own = {suite.directory for suite in self._suites}
+        for path in paths:
+            above, _, name = path.rpartition("/")
+            if name not in ("InRelease", "Release") or above in own:
+                continue
+            is_flat = not path.startswith("dists/")
+            data = self._destination.read(path, MAX_RELEASE_BYTES)
+            try:
+                release = read_release(
+                    unsigned_part(data or b""), path, ignore_entry, ignores_dates=True
+                )
+            except BadEntry as error:
+                if os.path.basename(above).startswith(_OF_INDEXES):
+                    continue
+                if is_flat and not any(
+                    names_packages(each) and os.path.dirname(each) == above for each in paths
+                ):
+                    continue  # no suite, but a file that happens to be called so
+                raise _unreadable(path, error) from error
+            own.add(above)
+            yield Suite(above, release, {}, None, is_flat)
+
+
+def _belonging(suite: Suite, paths: Iterable[str]) -> list[str]:
+    """Return what belongs to another run's suite, but for what its indexes name."""
+    if not suite.is_flat:
+        return [path for path in paths if path.startswith(f"{suite.directory}/")]
+    found = []
+    for path in paths:
+        if path == suite.place(suite.within(path)):
+            name = suite.within(path)
+            base = base_of(name)
+            if (
+                name in OWN
+                or name in suite.release.files
+                or base in ("Packages", "Sources")
+                or name.startswith(("by-hash/", "Packages.diff/", "Sources.diff/"))
+            ):
+                found.append(path)
+    return found
+
+
+def _forms_of(index: Index, paths: Iterable[str]) -> Iterator[str]:
+    """Yield what is there of a flat suite's index: its forms, and these by hash."""
+    base = base_of(index.path)
+    suite, release = index.suite, index.suite.release
+    by_hashes = {
+        name
+        for inner in release.files
+        if _key(suite.place(inner)) == base
+        for name in hashed_names(suite, release, suite.place(inner))
+    }
+    for path in paths:
+        if path in by_hashes or (names_packages(path) and base_of(path) == base):
+            yield path
+
+
+def _component_of(path: str) -> str:
+    return os.path.dirname(os.path.dirname(path))
+
+
+def _indexes_of(suite: Suite, paths: Iterable[str]) -> Iterator[Index]:
+    """Yield the indexes that are here of a suite that is not this run's."""
+    best: dict[str, int] = {}
+    for path in paths:
+        if names_packages(path) and "/by-hash/" not in path:
+            base = base_of(path)
+            ending = path[len(base) :]
+            if ending in READ:
+                best[base] = min(best.get(base, len(READ)), READ.index(ending))
+    for base, number in best.items():
+        yield Index(suite, _kind(base), [ArchiveFile(base + READ[number], None, "sha256", b"")])
+
+
+def _unreadable(path: str, error: Exception) -> MirrorError:
+    return MirrorError(
+        f"{path} cannot be read ({error}), so that nobody knows what else is to stay; nothing was removed:"
+        " mirror it, or remove it if it is to go"
+    )
+
+
+# A Debian archive: release file, indexes, packages; so that whoever reads it meanwhile never finds a name
+# without its file.
+#
+# 1. Release files are fetched from the first mirror that has one that is signed; that mirror has said what
+# is to be had. 2. Indexes that it names are brought to where nobody sees them (``indexes``), each proven by
+# its hash. 3. What they name is fetched, while they are still being read, and gets its names. 4. When all is
+# there the indexes get theirs, the release files last; then what is not named any more may go.
+#
+# If anything is missing at the end of 3 the old indexes stay: they name what is there; unless the caller
+# wants to keep going. What an index names and cannot be used is skipped, and counts. What other runs keep
+# here of the same suites is brought up to date as well, since their release file is the same. Between the
+# first name and the last of 4 the old release file stands beside new indexes; where the archive has
+# indexes by hash, readers find the old ones so, as long as nothing is deleted.
 
 T = TypeVar("T")
 
@@ -175,7 +511,7 @@ class DebianArchive:
             await self._mirror.run(keep_manifest, self._destination, entries.replaced)
             outcome.is_published = True
         if delete and not report.failed_files and not entries.skipped_files:
-            spared = Spared(self._destination, suites, everything, apart)
+            spared = RetainedFiles(self._destination, suites, everything, apart)
             kept = chain(
                 self._contents(everything),
                 _further(apart, {}),
@@ -201,7 +537,9 @@ class DebianArchive:
             outcome.patched += done.patched
             await self._mirror.run(self._note_forms, made, wants)
         plain = [index for index in indexes if index not in made]
-        fetched = await obtain(self._mirror, [form for index in plain for form in index.forms])
+        fetched = await stage_indexes(
+            self._mirror, [form for index in plain for form in index.forms]
+        )
         outcome.index_bytes += fetched.size_bytes
         gone = []
         for index in plain:
@@ -241,10 +579,12 @@ class DebianArchive:
             if found is not None:
                 index.forms = [found]
 
-    async def _first_of(self, forms: Iterable[Wanted], outcome: DebianOutcome) -> Wanted | None:
+    async def _first_of(
+        self, forms: Iterable[ArchiveFile], outcome: DebianOutcome
+    ) -> ArchiveFile | None:
         """Fetch the first of these that mirrors have."""
         for form in forms:
-            fetched = await obtain(self._mirror, [form])
+            fetched = await stage_indexes(self._mirror, [form])
             outcome.index_bytes += fetched.size_bytes
             if not fetched.lacking:
                 return form
@@ -283,7 +623,7 @@ class DebianArchive:
                 if form is not None and self._destination.is_there(below(suite, form)):
                     have = (f"{target.path}{ending}", known[base])
                     break
-            kept = compressed.find(self._destination, below(suite, known[base]), staged=False)
+            kept = indexes.find(self._destination, below(suite, known[base]), staged=False)
             if have is None and kept is not None:
                 have = (kept.path, known[base])
         return Unpacked(
@@ -296,7 +636,9 @@ class DebianArchive:
 
     # What they name.
 
-    def _contents(self, indexes: Sequence[Index], skip: Skip | None = None) -> Iterator[Wanted]:
+    def _contents(
+        self, indexes: Sequence[Index], skip: Skip | None = None
+    ) -> Iterator[ArchiveFile]:
         """Yield what the indexes name; a file may be named several times."""
         count = 0
         own = OwnNames(
@@ -373,18 +715,18 @@ class DebianArchive:
                     continue
                 destination.link(form.path, name)
 
-    def _is_new(self, form: Wanted, suites: Sequence[Suite]) -> bool:
+    def _is_new(self, form: ArchiveFile, suites: Sequence[Suite]) -> bool:
         """Whether a form of an index has not been there, where there was a release file."""
         is_there = os.path.lexists(self._destination.where(form.path))
         return not is_there and any(map(_has_hashes, suites))
 
 
-def _further(indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[Wanted]:
+def _further(indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[ArchiveFile]:
     """Yield what is kept besides what the indexes name."""
     for index in indexes:
         yield from index.forms
     for path, data in own.items():
-        yield Wanted(path, len(data), "sha256", sha256(data).digest())
+        yield ArchiveFile(path, len(data), "sha256", sha256(data).digest())
 
 
 def _why_unreadable(destination: Destination, index: Index) -> BadEntry | None:
@@ -409,7 +751,7 @@ def _checked_name(name: str, check: Callable[[str], T]) -> T:
 def _before(suite: Suite) -> list[str]:
     """Return where forms of packages and sources have been, by the release file of before."""
     paths = [below(suite, form).path for form in _main_forms(suite.before)]
-    return [*paths, *(path + compressed.ENDING for path in paths)]
+    return [*paths, *(path + indexes.ENDING for path in paths)]
 
 
 def _has_hashes(suite: Suite) -> bool:
@@ -417,7 +759,7 @@ def _has_hashes(suite: Suite) -> bool:
     return suite.before is not None and suite.before.by_hash and suite.release.by_hash
 
 
-def _main_forms(release: Release | None) -> Iterator[Wanted]:
+def _main_forms(release: Release | None) -> Iterator[ArchiveFile]:
     """Yield the packed and unpacked forms of what packages and sources were named by."""
     for path, form in release.files.items() if release is not None else ():
         if names_packages(path):
@@ -438,7 +780,9 @@ def _names_by_hash(suites: Sequence[Suite], indexes: Sequence[Index]) -> Iterato
                 yield from hashed_names(suite, suite.before, place)
 
 
-def names_by_hash(destination: Destination, entries: Iterable[Wanted]) -> Iterator[tuple[str, str]]:
+def names_by_hash(
+    destination: Destination, entries: Iterable[ArchiveFile]
+) -> Iterator[tuple[str, str]]:
     """
     Yield each index's path, and its name by hash, of suites that have such names; see ``Destination.link``.
 

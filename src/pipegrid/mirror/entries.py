@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pipegrid.mirror.report import MAX_SHOWN, Report
-from pipegrid.mirror.wanted import DIGEST_BYTES, BadEntry, Wanted, quoted
+from pipegrid.mirror.archive_file import DIGEST_BYTES, ArchiveFile, BadEntry, quoted
+from pipegrid.mirror.scheduler import MAX_SHOWN, Report
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.early import AnyMirror
+    from pipegrid.mirror.blocking_mirror import AnyMirror
 
 MAX_DISPUTED = 10_000
 """Paths that are named with several hashes; of more, the first of each counts."""
@@ -41,11 +41,11 @@ class Entries:
     def __init__(self) -> None:
         self.skipped_files = 0
         self.skipped: list[str] = []
-        self.replaced: dict[str, Wanted] = {}
+        self.replaced: dict[str, ArchiveFile] = {}
         self._told: set[int] = set()
         self._seen: dict[str, bytes] = {}
-        self._disputed: dict[str, list[Wanted]] = {}
-        self._unsized: list[Wanted] = []
+        self._disputed: dict[str, list[ArchiveFile]] = {}
+        self._unsized: list[ArchiveFile] = []
         self._decided: set[str] = set()
 
     def skip(self, reason: BadEntry) -> None:
@@ -60,7 +60,7 @@ class Entries:
         if len(self.skipped) < MAX_SHOWN:
             self.skipped.append(text)
 
-    def once(self, files: Iterable[Wanted]) -> Iterator[Wanted]:
+    def once(self, files: Iterable[ArchiveFile]) -> Iterator[ArchiveFile]:
         """Yield each path once, as it is named first; what else it may be is for ``settle``."""
         seen = self._seen
         for each in files:
@@ -73,7 +73,7 @@ class Entries:
             elif known != each.digest:
                 self._dispute(each)
 
-    def _dispute(self, other: Wanted) -> None:
+    def _dispute(self, other: ArchiveFile) -> None:
         others = self._disputed.get(other.path)
         if others is None:
             if len(self._disputed) >= MAX_DISPUTED:
@@ -111,7 +111,7 @@ class Entries:
         for each in self._unsized:
             with suppress(OSError):
                 size = os.lstat(mirror.destination.where(each.path)).st_size
-                self.replaced[each.path] = each.but(size=size)
+                self.replaced[each.path] = each.replaced(size=size)
 
     def _undecided(self, mirror: AnyMirror, paths: Sequence[str]) -> list[str]:
         """In the thread: return those of which nothing is there that is right; name the others' conflicts."""
@@ -120,7 +120,7 @@ class Entries:
         for path in paths:
             first = self._seen[path]
             kind = _KINDS[len(first)]
-            is_there = destination.is_there(Wanted(path, None, kind, first))
+            is_there = destination.is_there(ArchiveFile(path, None, kind, first))
             if not is_there and path not in self._decided:
                 left.append(path)
             elif not is_there or not all(map(destination.is_there, self._disputed[path])):
@@ -128,7 +128,7 @@ class Entries:
         return left
 
 
-def _those_there(mirror: AnyMirror, files: Sequence[Wanted]) -> list[Wanted]:
+def _those_there(mirror: AnyMirror, files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
     return [each for each in files if mirror.destination.is_there(each)]
 
 

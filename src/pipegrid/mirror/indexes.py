@@ -1,33 +1,182 @@
-"""
-Indexes, staged: as the archive packs them, or unpacked, brought up to date by patches.
-
-**Why two forms.** A release file tells the hash of each packed form, and packing anew gives other bytes.
-So whoever publishes an index packed has to fetch it packed, and patches save him nothing. What the release
-file also tells is the hash of the index unpacked: kept like this, patches are enough, and the index that
-was published last is what they are for, so that nothing is kept besides. The same index compressed here
-(``compressed``) takes less room, for programs that read it; no release file names it, so apt does not.
-
-**What proves it.** Each patch is proven by its hash before it is unpacked, and what comes out by the hash
-in the release file, which proves index, patches, and their order. If there is no chain of patches, if it
-costs more bytes than the packed index, or if anything of it is wrong, the packed index is fetched.
-"""
+"""Debian indexes: which are fetched, staged, patched and decompressed."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import sha256
 from os.path import dirname, join
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipegrid.mirror import compressed
+from pipegrid.disk import files as disk
+from pipegrid.mirror.archive_file import HIDDEN, ArchiveFile, BadEntry, MirrorError
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, PatchStep, read_patch_index
-from pipegrid.mirror.destination import STAGED, WrongResult
-from pipegrid.mirror.obtain import obtain
-from pipegrid.mirror.patching import MAX_PATCHES, apply_patches
-from pipegrid.mirror.unpacking import PatchError
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
+from pipegrid.mirror.decompress import PatchError, unpacked
+from pipegrid.mirror.destination import STAGED, Destination, WrongResult
+from pipegrid.mirror.pdiff import MAX_PATCHES, apply_patches
+from pipegrid.mirror.scheduler import Report
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.early import AnyMirror
+    from pipegrid.mirror.blocking_mirror import AnyMirror
+
+
+# Indexes, as they are in the archive, to where they can be read, and nobody sees them.
+
+
+class Obtained:
+    """
+    What has become of indexes that were asked for.
+
+    Attributes:
+        size_bytes: fetched.
+        lacking: what no mirror gave, and why, by path.
+    """
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.lacking: dict[str, str] = {}
+
+
+async def stage_indexes(
+    mirror: AnyMirror, files: Sequence[ArchiveFile], staged: bool = True
+) -> Obtained:
+    """
+    Fetch files to where nobody sees them.
+
+    They are asked for by hash, if they may be; mirrors that have less than the archive may not have them so.
+    """
+    done = Obtained()
+    if not files:
+        return done
+    report = await mirror.sync(files, staged=staged, always=True)
+    done.size_bytes = report.fetched_bytes
+    if report.failed_files and any(file.remote is not None for file in files):
+        plain = [file.replaced(remote=None) for file in files]
+        report = await mirror.sync(plain, staged=staged, always=True)
+        done.size_bytes += report.fetched_bytes
+    if report.failed_files:
+        await mirror.run(_note_lacking, mirror, files, report, done, staged)
+    return done
+
+
+def _note_lacking(
+    mirror: AnyMirror, files: Sequence[ArchiveFile], report: Report, done: Obtained, staged: bool
+) -> None:
+    reasons = dict(report.failed)
+    for file in files:
+        if not mirror.destination.is_there(file, staged=staged):
+            done.lacking[file.path] = reasons.get(file.path, "no mirror has it")
+
+
+# Indexes kept compressed here, by zstandard: a fifth of the room, and quick to read and to patch.
+#
+# No release file names these bytes, so what proves them is written down when they are made of an index that
+# was proven: its hash, beside that of the compressed file. The note lies with the mirror's own things;
+# without it, or if the file has changed, the index is made anew.
+
+ENDING = ".zst"
+LEVEL = 6
+NOTES = f"{HIDDEN}/compressed"
+MAX_NOTES_BYTES = 8 << 20
+_NEW = "compressed.new"
+_NOTE = re.compile(r"([0-9a-f]{64,128}) ([0-9a-f]{64}) ([0-9]{1,15}) (.+)")
+
+
+def find(destination: Destination, index: ArchiveFile, staged: bool = True) -> ArchiveFile | None:
+    """
+    Return what an index is kept as, if it is there and right; None: it is not.
+
+    Args:
+        staged: it may also be staged, and what is staged there and is another one goes.
+    """
+    for line in _notes(destination):
+        match = _NOTE.fullmatch(line)
+        if match is not None and (match[1], match[4]) == (index.digest.hex(), index.path):
+            kept = ArchiveFile(
+                index.path + ENDING, int(match[3]), "sha256", bytes.fromhex(match[2])
+            )
+            return kept if destination.is_there(kept, staged=staged) else None
+    return None
+
+
+def is_noted(destination: Destination, path: str) -> bool:
+    """Return whether an index of that path was compressed here."""
+    return any(line.endswith(f" {path}") for line in _notes(destination))
+
+
+def _notes(destination: Destination) -> list[str]:
+    data = destination.read(NOTES, MAX_NOTES_BYTES) or b""
+    return data.decode("utf-8", "replace").splitlines()
+
+
+def compress(destination: Destination, index: ArchiveFile) -> ArchiveFile:
+    """
+    Make the compressed form of an index that is staged, and keep it staged instead.
+
+    Raises:
+        MirrorError: the disk takes no more.
+    """
+    import zstandard
+
+    destination.discard(_NEW)
+    hasher = sha256()
+    size = 0
+    try:
+        fd = destination.open_own(_NEW)
+        try:
+            packer = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compressobj()
+            for block in unpacked(destination.staged_path(index.path)):
+                size = _write(fd, packer.compress(block), size, hasher)
+            size = _write(fd, packer.flush(), size, hasher)
+            os.fsync(fd)
+            kept = ArchiveFile(index.path + ENDING, size, "sha256", hasher.digest())
+            destination.note(fd, kept)
+        finally:
+            os.close(fd)
+        destination.publish(_NEW, kept.path, staged=True)
+        _note(destination, index, kept)
+    except OSError as error:
+        raise destination.error(error, "keep an index compressed") from error
+    destination.delete(f"{STAGED}/{index.path}")
+    return kept
+
+
+def _write(fd: int, data: bytes, at: int, hasher: object) -> int:
+    hasher.update(data)  # type: ignore[attr-defined]
+    disk.write_all(fd, data, at)
+    return at + len(data)
+
+
+def _note(destination: Destination, index: ArchiveFile, kept: ArchiveFile) -> None:
+    """Keep two lines an index: that of the one that is still to be seen counts until the next is."""
+    lines = _notes(destination)
+    others = [line for line in lines if not line.endswith(f" {index.path}")]
+    last = [line for line in lines if line.endswith(f" {index.path}")][-1:]
+    new = f"{index.digest.hex()} {kept.digest.hex()} {kept.size} {index.path}"
+    path = destination.where(NOTES)
+    text = "\n".join([*others, *(line for line in last if line != new), new]) + "\n"
+    with suppress(FileNotFoundError):
+        os.unlink(path + ".new")
+    with open(path + ".new", "x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".new", path)
+
+
+# Indexes, staged: as the archive packs them, or unpacked, brought up to date by patches.
+#
+# **Why two forms.** A release file tells the hash of each packed form, and packing anew gives other bytes.
+# So whoever publishes an index packed has to fetch it packed, and patches save him nothing. What the release
+# file also tells is the hash of the index unpacked: kept like this, patches are enough, and the index that
+# was published last is what they are for, so that nothing is kept besides. The same index compressed here
+# (``compressed``) takes less room, for programs that read it; no release file names it, so apt does not.
+#
+# **What proves it.** Each patch is proven by its hash before it is unpacked, and what comes out by the hash
+# in the release file, which proves index, patches, and their order. If there is no chain of patches, if it
+# costs more bytes than the packed index, or if anything of it is wrong, the packed index is fetched.
 
 
 class Unpacked(NamedTuple):
@@ -42,10 +191,10 @@ class Unpacked(NamedTuple):
         compressed: it is kept compressed; see ``compressed``.
     """
 
-    target: Wanted
-    packed: tuple[Wanted, ...]
-    patches: Wanted | None
-    have: tuple[str, Wanted] | None
+    target: ArchiveFile
+    packed: tuple[ArchiveFile, ...]
+    patches: ArchiveFile | None
+    have: tuple[str, ArchiveFile] | None
     compressed: bool = False
 
 
@@ -87,7 +236,7 @@ async def update(
     missing = await mirror.run(_missing, mirror, wants)
     chains = await _chains(mirror, missing, done)
     patches = [step.packed for _, chain in chains for step in chain if step.packed is not None]
-    got = await obtain(mirror, patches, staged=not patches_are_kept)
+    got = await stage_indexes(mirror, patches, staged=not patches_are_kept)
     done.fetched_bytes += got.size_bytes
     for want, chain in chains:
         if await mirror.run(_apply, mirror, want, chain):
@@ -95,7 +244,7 @@ async def update(
     missing = await mirror.run(_missing, mirror, missing)
     for attempt in range(max((len(want.packed) for want in missing), default=0)):
         forms = [want.packed[attempt] for want in missing if attempt < len(want.packed)]
-        got = await obtain(mirror, forms)
+        got = await stage_indexes(mirror, forms)
         done.fetched_bytes += got.size_bytes
         for want in missing:
             if attempt < len(want.packed) and want.packed[attempt].path not in got.lacking:
@@ -112,17 +261,17 @@ def _missing(mirror: AnyMirror, wants: Sequence[Unpacked]) -> list[Unpacked]:
     return [want for want in wants if kept_as(mirror, want) is None]
 
 
-def kept_as(mirror: AnyMirror, want: Unpacked) -> Wanted | None:
+def kept_as(mirror: AnyMirror, want: Unpacked) -> ArchiveFile | None:
     """In the thread: return the file that an index is kept as, staged or seen; None: it is not there."""
     destination = mirror.destination
     if want.compressed:
-        return compressed.find(destination, want.target)
+        return find(destination, want.target)
     return want.target if destination.is_there(want.target, staged=True) else None
 
 
 def _made(mirror: AnyMirror, want: Unpacked) -> None:
     if want.compressed:
-        compressed.compress(mirror.destination, want.target)
+        compress(mirror.destination, want.target)
 
 
 Chain = tuple[Unpacked, tuple[PatchStep, ...]]
@@ -132,7 +281,7 @@ async def _chains(mirror: AnyMirror, wants: Sequence[Unpacked], done: Updated) -
     """Fetch the lists of patches, all at once; return what can be patched, and by which."""
     able = [want for want in wants if _may_pay(want)]
     lists = [want.patches for want in able if want.patches is not None]
-    got = await obtain(mirror, lists)
+    got = await stage_indexes(mirror, lists)
     done.fetched_bytes += got.size_bytes
     return await mirror.run(_choose, mirror, able)
 
@@ -191,7 +340,7 @@ def _apply(mirror: AnyMirror, want: Unpacked, chain: Sequence[PatchStep]) -> boo
     return True
 
 
-def _unpack(mirror: AnyMirror, want: Unpacked, form: Wanted) -> None:
+def _unpack(mirror: AnyMirror, want: Unpacked, form: ArchiveFile) -> None:
     """In the thread: unpack what was fetched, unless it is the unpacked index itself."""
     if form.path != want.target.path:
         packed = mirror.destination.staged_path(form.path)

@@ -8,9 +8,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from pipegrid.mirror import HIDDEN, MANIFEST, NEW_MANIFEST
+from pipegrid.mirror.archive_file import (
+    MAX_LINE_BYTES,
+    ArchiveFile,
+    MirrorError,
+    lines_of,
+    list_line,
+    read_list,
+)
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.lists import MAX_LINE_BYTES, lines_of, list_line, read_list
-from pipegrid.mirror.wanted import MirrorError, Wanted
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -23,7 +29,7 @@ PIECE_BYTES = 32 << 10
 """Some 250 files."""
 
 
-def write_manifest(destination: Destination, entries: Iterable[Wanted]) -> None:
+def write_manifest(destination: Destination, entries: Iterable[ArchiveFile]) -> None:
     """Note what the last complete run wanted, in the form of ``lists``; whole, or as it was."""
     for _ in noting(destination, entries):
         pass
@@ -31,8 +37,8 @@ def write_manifest(destination: Destination, entries: Iterable[Wanted]) -> None:
 
 
 def noting(
-    destination: Destination, entries: Iterable[Wanted], further: Iterable[Wanted] = ()
-) -> Iterator[Wanted]:
+    destination: Destination, entries: Iterable[ArchiveFile], further: Iterable[ArchiveFile] = ()
+) -> Iterator[ArchiveFile]:
     """
     Yield entries, and write down on the way what ``keep_manifest`` makes the manifest.
 
@@ -69,7 +75,9 @@ def check_complete(path: str) -> None:
         raise _incomplete(os.path.abspath(path))
 
 
-def keep_manifest(destination: Destination, replaced: Mapping[str, Wanted] | None = None) -> None:
+def keep_manifest(
+    destination: Destination, replaced: Mapping[str, ArchiveFile] | None = None
+) -> None:
     """
     What was noted is what the last complete run wanted.
 
@@ -86,7 +94,7 @@ def keep_manifest(destination: Destination, replaced: Mapping[str, Wanted] | Non
         raise destination.error(error, "note what it holds") from error
 
 
-def _replace(path: str, replaced: Mapping[str, Wanted]) -> None:
+def _replace(path: str, replaced: Mapping[str, ArchiveFile]) -> None:
     with open(path, "rb") as old, open(f"{path}.2", "wb", opener=_open_own) as new:
         for each in read_list(lines_of(old), NEW_MANIFEST):
             new.write(list_line(replaced.get(each.path, each)))
@@ -115,7 +123,7 @@ def parts_of_manifest(destination: Destination, count: int) -> list[ManifestPart
     return list(zip(bounds, [*bounds[1:], size], strict=True))
 
 
-def read_manifest(destination: Destination) -> Iterator[Wanted]:
+def read_manifest(destination: Destination) -> Iterator[ArchiveFile]:
     """
     Yield what the last complete run wanted.
 

@@ -1,10 +1,4 @@
-"""
-``Mirror``: brings a directory up to date from several mirrors at once.
-
-The way of a file: list or index -> ``Wanted`` -> is it there already? (a thread) -> ``Plan`` -> a
-``Source``'s connection -> ``Sink`` (hash, disk, name; the same thread). What happens is told to the plan,
-and the sources ask it what to do next.
-"""
+"""Public `Mirror`; small files on a reactor."""
 
 from __future__ import annotations
 
@@ -13,30 +7,152 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, get_args
 
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, TimeoutError, fail
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.task import deferLater
 from twisted.web.client import URI
 from twisted.web.iweb import IAgentEndpointFactory
 
 from pipegrid.arguments import check_callable, check_kind, check_whole, shown
 from pipegrid.disk.commit import Policy
-from pipegrid.errors import UsageError
-from pipegrid.http11 import StandardEndpoints
+from pipegrid.errors import ServerError, UsageError
+from pipegrid.http11 import HostPool, Limits, RawRequest, RawResponse, StandardEndpoints
 from pipegrid.http11.endpoints import tunnelled
-from pipegrid.mirror.address import Address, parse_url, through
+from pipegrid.mirror.archive_file import ArchiveFile, MirrorError, quoted
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.file_sink import retry_after_s
+from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
 from pipegrid.mirror.manifest import write_manifest
-from pipegrid.mirror.present import Doubt, MirrorEntry
-from pipegrid.mirror.report import Report
-from pipegrid.mirror.small import SmallFiles
-from pipegrid.mirror.source import CONNECTIONS
-from pipegrid.mirror.sprint.dialling import can_sprint
-from pipegrid.mirror.sync import Sync, SyncOptions
-from pipegrid.mirror.unchanged import UnchangedDestination
+from pipegrid.mirror.mirror_http import (
+    BUSY,
+    Address,
+    SmallAnswers,
+    can_sprint,
+    may_be,
+    parse_url,
+    small_request,
+    through,
+)
+from pipegrid.mirror.mirror_run import MirrorRun
+from pipegrid.mirror.readonly_destination import ReadOnlyDestination
+from pipegrid.mirror.scheduler import Report
+from pipegrid.mirror.twisted_driver import CONNECTIONS, SyncOptions, TwistedDriver
 from pipegrid.mirror.verify import verify
-from pipegrid.mirror.wanted import Wanted
-from pipegrid.mirror.work import Work
-from pipegrid.reactor.together import begun
+from pipegrid.reactor.deferreds import gather, start_cancellable
 from pipegrid.reactor.workers import CpuWorkers, Workers
+
+# Small files whose hash nobody knows beforehand: the release files with which everything begins.
+
+TIMEOUT_S = 20.0
+MOST_S = 300.0
+"""For all that is asked for at once, however it comes: who drips is left for the next mirror."""
+
+PAUSES_S = (1.0, 5.0)
+"""After which a mirror is asked again that has too much to do, if it does not ask for more."""
+
+
+class SmallFiles:
+    """
+    Asks one mirror; to be closed.
+
+    Args:
+        serial: one request after the other.
+    """
+
+    def __init__(self, reactor: Any, address: Address, endpoint: Any, serial: bool = False) -> None:
+        def connect() -> IStreamClientEndpoint:
+            made: IStreamClientEndpoint = endpoint()
+            return made
+
+        self._clock = reactor
+        self._endpoint = endpoint
+        self._serial = serial
+        self._address = address
+        self._pool = HostPool(
+            reactor,
+            connect,
+            address.netloc.decode("ascii"),
+            Limits(max_connections=1, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S),
+            serial=serial,
+        )
+
+    async def fetch(self, path: str, most_bytes: int) -> bytes | str:
+        """
+        Return a file, or in words what the mirror answers in its place.
+
+        Raises:
+            MirrorError: it cannot be asked, or the file is longer than that.
+        """
+        answer = await self._ask(path, most_bytes)
+        for pause_s in PAUSES_S:
+            if answer.status not in BUSY:
+                break
+            pause_s = max(pause_s, retry_after_s(answer.header_list))
+            await deferLater(self._clock, pause_s)
+            answer = await self._ask(path, most_bytes)
+        if answer.status == 200:
+            return answer.body
+        where = answer.headers.get(b"location", b"").decode("ascii", "replace")
+        return f"{self._address.url} answers {answer.status} for {path}" + (
+            f", and leads to {_elsewhere(where, path)}" if where else ""
+        )
+
+    async def _ask(self, path: str, most_bytes: int) -> RawResponse:
+        head = small_request(self._address, path)
+        try:
+            return await self._pool.request(RawRequest(head, max_body_bytes=most_bytes))
+        except ServerError as error:
+            raise MirrorError(f"{self._address.url}: {error}") from error
+
+    async def fetch_all(self, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
+        """
+        Return of some files, each with the most bytes that it may have, those that the mirror gives.
+
+        What else it answers is told as well: many refuse what they do not have with another status than 404,
+        and not all that is asked for has to be there.
+
+        All are asked for at once, and the connection is ended then.
+
+        Raises:
+            MirrorError: as ``fetch``.
+        """
+        asking = Deferred.fromCoroutine(
+            gather([Deferred.fromCoroutine(self.fetch(path, most)) for path, most in asked])
+        )
+        try:
+            answers = await asking.addTimeout(MOST_S, self._clock)
+        except TimeoutError:
+            raise MirrorError(
+                f"{self._address.url}: {asked[0][0]} has not come within {MOST_S:.0f} s; use another mirror"
+            ) from None
+        finally:
+            await self.close()
+        found = SmallAnswers()
+        for (path, _), data in zip(asked, answers, strict=True):
+            if isinstance(data, str):
+                found.refused[path] = data
+            else:
+                found[path] = data
+        if not self._serial and not all(may_be(path, data) for path, data in found.items()):
+            # No hash tells whether pipelined answers were mixed up.
+            again = SmallFiles(self._clock, self._address, self._endpoint, serial=True)
+            return await again.fetch_all(asked)
+        return found
+
+    async def close(self) -> None:
+        """Close the connections to the mirror, and wait until they are gone."""
+        await self._pool.close()
+
+
+def _elsewhere(where: str, path: str) -> str:
+    return f"{quoted(where.removesuffix(path))}; give that with --from, if it is the mirror that you mean"
+
+
+# ``Mirror``: brings a directory up to date from several mirrors at once.
+#
+# The way of a file: list or index -> ``ArchiveFile`` -> is it there already? (a thread) -> ``Scheduler`` -> a
+# ``Source``'s connection -> ``Sink`` (hash, disk, name; the same thread). What happens is told to the plan,
+# and the sources ask it what to do next.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,7 +175,7 @@ class Mirror:
         dry_run: count what would be fetched, fetch nothing, and change nothing.
         seed: of what is drawn for the sample.
         workers: where the disk is written, one job after the other; None: a thread of its own.
-        environment: names proxies (``http11.proxies``); None: there are none.
+        environment: names proxies (``http11.proxy_settings``); None: there are none.
 
     Raises:
         UsageError: a URL or a number makes no sense.
@@ -89,20 +205,20 @@ class Mirror:
         self._addresses = [through(parse_url(url), environment or {}) for url in urls]
         self._reactor = reactor
         if not isinstance(destination, Destination):
-            kind = UnchangedDestination if dry_run else Destination
+            kind = ReadOnlyDestination if dry_run else Destination
             destination = kind(os.fspath(destination))
         self._destination = destination
         self._workers = workers or Workers(reactor, threads=1, waiting_limit=1 << 16)
         self._durability = durability
         self._connections = connections
         self._endpoints: Any = endpoints or StandardEndpoints(reactor)
-        self._doubt = Doubt(paranoid, sample, random.Random(seed))
+        self._doubt = VerifyPolicy(paranoid, sample, random.Random(seed))
         self._limit = limit_bytes_per_s
         self._progress = progress
         self._dry_run = dry_run
         # What is asked otherwise than plainly, needs the reactor from the beginning.
         self._sprints = endpoints is None and self._limit is None and can_sprint(self._addresses)
-        self._running: Sync | None = None
+        self._running: TwistedDriver | None = None
         self._under_way: set[Deferred[Report]] = set()
         self._closed = False
 
@@ -151,7 +267,7 @@ class Mirror:
             UsageError: it is going on already, or the mirror is closed, or these are no files.
         """
         dry_run = self._dry_run and not always
-        work = Work(
+        work = MirrorRun(
             self._destination,
             self._addresses,
             self._doubt,
@@ -161,12 +277,12 @@ class Mirror:
         )
         return self._start(self._sync(work, files, dry_run))
 
-    def finish(self, work: Work) -> Deferred[Report]:
+    def finish(self, work: MirrorRun) -> Deferred[Report]:
         """Bring to its end what a sprint has begun, and did not finish; as ``sync``."""
         return self._start(self._sync(work, (), False))
 
     def _start(self, work: Coroutine[Any, Any, Report]) -> Deferred[Report]:
-        running = begun(work, self._reactor)
+        running = start_cancellable(work, self._reactor)
         self._under_way.add(running)
 
         def ended(result: Any) -> Any:
@@ -175,7 +291,7 @@ class Mirror:
 
         return running.addBoth(ended)
 
-    async def _sync(self, work: Work, files: Iterable[MirrorEntry], dry_run: bool) -> Report:
+    async def _sync(self, work: MirrorRun, files: Iterable[MirrorEntry], dry_run: bool) -> Report:
         if self._closed:
             raise _closed()
         check_kind(files, Iterable, "what a mirror holds", "a list of paths, sizes and hashes")
@@ -183,7 +299,7 @@ class Mirror:
             raise UsageError("this mirror is being brought up to date already; wait for that")
         if not self._addresses:
             raise UsageError("a mirror needs at least one URL to mirror from")
-        run = self._running = Sync(
+        run = self._running = TwistedDriver(
             self._reactor,
             self._addresses,
             work,
@@ -221,7 +337,7 @@ class Mirror:
             self._reactor.seconds,
         )
 
-    def complete(self, entries: Iterable[Wanted]) -> Deferred[None]:
+    def complete(self, entries: Iterable[ArchiveFile]) -> Deferred[None]:
         """Note that this is what the destination holds; see ``verify`` and ``delete_others``."""
         return self.run(write_manifest, self._destination, entries)
 

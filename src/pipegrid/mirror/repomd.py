@@ -1,19 +1,232 @@
-"""
-Indexes of an RPM repository: ``repomd.xml``, which names all others; ``primary``, which names packages. Pure.
-
-Sources: createrepo's documentation; what librepo and zypp read of both.
-"""
+"""rpm-md metadata: ``repomd.xml``, the primary index, and the order of RPM versions."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from functools import cmp_to_key
+from typing import NamedTuple, Protocol
+from xml.parsers import expat
 
-from pipegrid.mirror.rpmversion import MAX_VERSION_CHARS, RpmVersion
-from pipegrid.mirror.wanted import BadEntry, Skip, Wanted, place_of, quoted, simplified, wanted
-from pipegrid.mirror.xmlstream import XmlParser
+from pipegrid.mirror.archive_file import (
+    ArchiveFile,
+    BadEntry,
+    Skip,
+    casefold_path,
+    quoted,
+    simplified,
+    wanted,
+)
+
+# XML of strangers, read by the piece: elements, attributes, texts; and nothing that could grow. Pure.
+#
+# Refused are document types, and with them all entities but the five of XML itself; other encodings than
+# UTF-8; elements within elements beyond ``MAX_DEPTH``; a tag, comment or other piece of markup of more than
+# ``MAX_MARKUP_BYTES``; a text of more than ``MAX_TEXT_CHARS``; more than ``MAX_NAMES`` different names, since
+# each is kept as long as the document is read.
+
+MAX_DEPTH = 32
+MAX_MARKUP_BYTES = 1 << 20
+MAX_TEXT_CHARS = 64 << 10
+MAX_NAMES = 4096
+FED_BYTES = 64 << 10
+"""At once: so much may be read behind what is refused."""
+
+
+class ElementReader(Protocol):
+    """What is told of a document."""
+
+    def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
+        """
+        An element begins.
+
+        Args:
+            depth: 1 for the outermost.
+            name: as it is written, with its prefix.
+
+        Returns:
+            whether its text is wanted.
+        """
+
+    def closed(self, depth: int, name: str, text: str) -> None:
+        """
+        An element ends.
+
+        Args:
+            text: what stood in it, outside of other elements; "" if that was not wanted.
+        """
+
+
+class XmlParser:
+    """
+    One document.
+
+    Args:
+        reader: is told what is in it; what it raises ends the reading.
+        name: of the document, for errors.
+    """
+
+    def __init__(self, reader: ElementReader, name: str) -> None:
+        self._name = name
+        self._names: dict[str, str] = {}
+        self._reader = reader
+        self._depth = 0
+        self._text: list[str] = []
+        self._text_chars = 0
+        self._text_depth = 0
+        self._fed_bytes = 0
+        # What a document says of its encoding does not count.
+        self._expat = parser = expat.ParserCreate("utf-8", intern=self._names)
+        parser.StartDoctypeDeclHandler = self._refuse_doctype
+        parser.StartElementHandler = self._open
+        parser.EndElementHandler = self._close
+
+    def feed(self, data: bytes) -> None:
+        """
+        Read some more.
+
+        Raises:
+            BadEntry: it is no XML, or none that is read here.
+        """
+        if not self._fed_bytes and data[:1] in (b"\xfe", b"\xff"):  # expat would follow that mark
+            raise BadEntry(f"{self._name} is not UTF-8")
+        view = memoryview(data)
+        for start in range(0, len(view), FED_BYTES):
+            self._feed(bytes(view[start : start + FED_BYTES]))
+
+    def _feed(self, data: bytes) -> None:
+        self._parse(data, False)
+        self._fed_bytes += len(data)
+        if self._fed_bytes - self._expat.CurrentByteIndex > MAX_MARKUP_BYTES:
+            raise self._refusal(f"a tag or comment of more than {MAX_MARKUP_BYTES} bytes")
+        if len(self._names) > MAX_NAMES:
+            raise self._refusal(f"more than {MAX_NAMES} different names of elements and attributes")
+
+    def end(self) -> None:
+        """
+        That was all.
+
+        Raises:
+            BadEntry: it was not all.
+        """
+        self._parse(b"", True)
+
+    def _parse(self, data: bytes, last: bool) -> None:
+        try:
+            self._expat.Parse(data, last)
+        except expat.ExpatError as error:
+            raise BadEntry(
+                f"{self._name} is no XML ({error}); perhaps the mirror serves a page for everything"
+            ) from None
+        except UnicodeError:
+            raise BadEntry(f"{self._name} is not UTF-8") from None
+
+    def _refusal(self, what: str) -> BadEntry:
+        return BadEntry(f"{self._name} has {what}; it is not read on")
+
+    def _refuse_doctype(self, name: str, *_: object) -> None:
+        raise self._refusal(f"a document type ({quoted(name)}), which no index needs")
+
+    def _open(self, name: str, attributes: Mapping[str, str]) -> None:
+        self._depth = depth = self._depth + 1
+        if depth > MAX_DEPTH:
+            raise self._refusal(f"elements that are nested more than {MAX_DEPTH} deep")
+        if self._reader.opened(depth, name, attributes):
+            self._text, self._text_chars, self._text_depth = [], 0, depth
+            self._expat.CharacterDataHandler = self._add_text
+
+    def _add_text(self, text: str) -> None:
+        if self._depth != self._text_depth:
+            return
+        self._text_chars += len(text)
+        if self._text_chars > MAX_TEXT_CHARS:
+            raise self._refusal(f"a text of more than {MAX_TEXT_CHARS} characters")
+        self._text.append(text)
+
+    def _close(self, name: str) -> None:
+        depth = self._depth
+        text = ""
+        if depth == self._text_depth:
+            text = "".join(self._text)
+            self._text_depth = 0
+            self._expat.CharacterDataHandler = None
+        self._depth = depth - 1
+        self._reader.closed(depth, name, text)
+
+
+# Which of two versions of a package is the newer one, as rpm sees it. Pure.
+#
+# Source: rpm's manual, "rpm-version(7)": epoch, version and release are compared one after the other, each by
+# its runs of digits and of letters; ``~`` is before everything, even the end, ``^`` only behind the end.
+
+_TOKEN = re.compile(r"[0-9]+|[A-Za-z]+|~|\^")
+
+MAX_VERSION_CHARS = 256
+"""Of each of the three parts; real ones have a tenth of that."""
+
+
+class RpmVersion(NamedTuple):
+    """
+    The version of a package.
+
+    Attributes:
+        epoch: "" counts as "0".
+    """
+
+    epoch: str
+    version: str
+    release: str
+
+
+def compare(one: str, other: str) -> int:
+    """Return -1, 0 or 1: one part of a version is older, as good, or newer than another."""
+    if one == other:
+        return 0
+    ours, theirs = _TOKEN.findall(one), _TOKEN.findall(other)
+    for mine, yours in zip(ours, theirs, strict=False):
+        found = _compare_tokens(mine, yours)
+        if found:
+            return found
+    shared = min(len(ours), len(theirs))
+    if len(ours) == len(theirs):
+        return 0
+    longer, sign = (ours, 1) if len(ours) > shared else (theirs, -1)
+    return -sign if longer[shared] == "~" else sign
+
+
+def _compare_tokens(mine: str, yours: str) -> int:
+    if mine == yours:
+        return 0
+    for mark in "~^":  # older than whatever else goes on
+        if mark in (mine, yours):
+            return -1 if mine == mark else 1
+    if mine.isdigit() != yours.isdigit():
+        return 1 if mine.isdigit() else -1
+    if mine.isdigit():
+        mine, yours = mine.lstrip("0"), yours.lstrip("0")
+        if len(mine) != len(yours):
+            return 1 if len(mine) > len(yours) else -1
+    return (mine > yours) - (mine < yours)
+
+
+def compare_versions(one: RpmVersion, other: RpmVersion) -> int:
+    """Return -1, 0 or 1: one version is older, as good, or newer than another."""
+    return (
+        compare(one.epoch or "0", other.epoch or "0")
+        or compare(one.version, other.version)
+        or compare(one.release, other.release)
+    )
+
+
+newest = cmp_to_key(compare_versions)
+"""A key for ``max`` and ``sorted``."""
+
+
+# Indexes of an RPM repository: ``repomd.xml``, which names all others; ``primary``, which names packages.
+# Pure.
+#
+# Sources: createrepo's documentation; what librepo and zypp read of both.
 
 REPOMD = "repodata/repomd.xml"
 SIGNATURE = REPOMD + ".asc"
@@ -38,8 +251,8 @@ class Metadata(NamedTuple):
     """
 
     kind: str
-    file: Wanted
-    opened: Wanted | None
+    file: ArchiveFile
+    opened: ArchiveFile | None
 
 
 class Repomd(NamedTuple):
@@ -73,7 +286,7 @@ class Package(NamedTuple):
     name: str
     arch: str
     version: RpmVersion
-    file: Wanted
+    file: ArchiveFile
 
 
 def read_repomd(data: bytes, name: str, skip: Skip | None = None) -> Repomd:
@@ -165,7 +378,7 @@ class _Entry:
             raise BadEntry(f"{self.document} does not tell the size of {quoted(self.path())}")
         return int(text)
 
-    def file(self, size: int | None, checksum: str = "checksum") -> Wanted:
+    def file(self, size: int | None, checksum: str = "checksum") -> ArchiveFile:
         """The file; raises ``BadEntry`` for what no mirror holds."""
         if self._twice:
             raise BadEntry(f"{self.document} has an entry with two elements {self._twice}")
@@ -242,7 +455,7 @@ class _RepomdReader:
 
     def _add(self, entry: _Entry) -> None:
         file = entry.file(entry.size(entry.texts.get("size")))
-        place = place_of(file.path)
+        place = casefold_path(file.path)
         if place in self._places:
             if any(file == each.file and each.kind != self._kind for each in self.found):
                 return  # some kinds share a file
@@ -310,7 +523,7 @@ class _PrimaryReader:
 
     def _package(self, entry: _Entry) -> Package:
         file = entry.file(entry.size(entry.attributes.get("size", {}).get("package")))
-        if place_of(file.path.partition("/")[0]) == "repodata":
+        if casefold_path(file.path.partition("/")[0]) == "repodata":
             raise BadEntry(
                 f"{self._name} names the package {quoted(file.path)}, where only indexes may be"
             )

@@ -21,28 +21,35 @@ from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipegrid.mirror.bounded import check_index_bytes, index_blocks
+from pipegrid.mirror.archive_file import (
+    ArchiveFile,
+    BadEntry,
+    MirrorError,
+    Skip,
+    casefold_path,
+    holder,
+    quoted,
+)
+from pipegrid.mirror.decompress import check_index_bytes, index_blocks
 from pipegrid.mirror.entries import Entries
-from pipegrid.mirror.folding import holder
+from pipegrid.mirror.indexes import stage_indexes
 from pipegrid.mirror.manifest import keep_manifest, noting
-from pipegrid.mirror.obtain import obtain
 from pipegrid.mirror.repomd import (
     MAX_REPOMD_BYTES,
     REPOMD,
     SIGNATURE,
     Package,
     Repomd,
+    compare_versions,
     packages,
     read_repomd,
 )
-from pipegrid.mirror.report import Report
-from pipegrid.mirror.rpmversion import compare_versions
+from pipegrid.mirror.scheduler import Report
+from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, Keys, check_signature
 from pipegrid.mirror.suites import remove_in_order
-from pipegrid.mirror.trust import MAX_SIGNATURE_BYTES, Keys, check_signature
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Skip, Wanted, place_of, quoted
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.early import AnyMirror
+    from pipegrid.mirror.blocking_mirror import AnyMirror
 
 MAX_NAMED = 5_000_000
 
@@ -115,7 +122,7 @@ class RpmRepository:
         outcome = RpmOutcome()
         entries = outcome.entries
         found = await self._find(entries.skip)
-        fetched = await obtain(self._mirror, [each.file for each in found.repomd.files])
+        fetched = await stage_indexes(self._mirror, [each.file for each in found.repomd.files])
         outcome.index_bytes = fetched.size_bytes
         for path, why in fetched.lacking.items():
             reason = f"the index {path} could not be fetched ({why})"
@@ -141,12 +148,12 @@ class RpmRepository:
             outcome.removed = await self._mirror.run(self._remove, found, everything, dry_run)
         return outcome
 
-    def _sized(self, indexes: list[Wanted]) -> list[Wanted]:
+    def _sized(self, indexes: list[ArchiveFile]) -> list[ArchiveFile]:
         """In the thread: return indexes with their sizes, of which ``repomd.xml`` need not tell any."""
         return [
             each
             if each.size is not None
-            else each.but(size=os.stat(self._destination.staged_path(each.path)).st_size)
+            else each.replaced(size=os.stat(self._destination.staged_path(each.path)).st_size)
             for each in indexes
         ]
 
@@ -211,7 +218,7 @@ class RpmRepository:
 
     # What primary names.
 
-    def _contents(self, repomd: Repomd, skip: Skip | None = None) -> Iterator[Wanted]:
+    def _contents(self, repomd: Repomd, skip: Skip | None = None) -> Iterator[ArchiveFile]:
         """Yield the packages that are wanted; they are fetched while the others are still being read."""
         found = self._named(repomd, skip or (lambda _: None))
         for each in newest(found) if self._newest_only else found:
@@ -220,7 +227,7 @@ class RpmRepository:
     def _named(self, repomd: Repomd, skip: Skip) -> Iterator[Package]:
         primary = repomd.primary
         path = primary.file.path
-        places = {place_of(each.file.path) for each in repomd.files}
+        places = {casefold_path(each.file.path) for each in repomd.files}
         places = {
             each for each in places if not each.startswith("repodata/")
         }  # where no package may be
@@ -230,7 +237,7 @@ class RpmRepository:
         for count, each in enumerate(packages(blocks, path, urls, skip)):
             if count >= MAX_NAMED:
                 raise BadEntry(f"{path} names more than {MAX_NAMED} packages; no repository does")
-            if places and place_of(each.file.path) in places:
+            if places and casefold_path(each.file.path) in places:
                 skip(
                     BadEntry(
                         f"{path} names the package {quoted(each.file.path)}, which is an index itself"
@@ -241,7 +248,7 @@ class RpmRepository:
 
     # Publication.
 
-    def _publish(self, indexes: list[Wanted], found: _Found) -> None:
+    def _publish(self, indexes: list[ArchiveFile], found: _Found) -> None:
         """In the thread: give indexes their names, and then ``repomd.xml``."""
         destination = self._destination
         # One that is there already stays as old as it is: readers ask whether it has changed since.
@@ -255,7 +262,7 @@ class RpmRepository:
             destination.delete(SIGNATURE)
         destination.clear_staged()
 
-    def _remove(self, found: _Found, everything: list[Wanted], dry_run: bool) -> list[str]:
+    def _remove(self, found: _Found, everything: list[ArchiveFile], dry_run: bool) -> list[str]:
         """In the thread: remove what is not named; what the indexes of before name, which stay, is."""
         destination = self._destination
         kept = {each.path for each in chain(self._contents(found.repomd), everything)}
@@ -298,9 +305,9 @@ def newest(found: Iterable[Package]) -> list[Package]:
     return [package for _, package in kept]
 
 
-def _own(found: _Found) -> list[Wanted]:
+def _own(found: _Found) -> list[ArchiveFile]:
     return [
-        Wanted(path, len(data), "sha256", sha256(data).digest())
+        ArchiveFile(path, len(data), "sha256", sha256(data).digest())
         for path, data in found.files.items()
     ]
 

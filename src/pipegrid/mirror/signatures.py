@@ -1,19 +1,26 @@
-"""
-What a signature file may hold: OpenPGP's signature packets (RFC 4880), as text or bytes, and nothing else;
-and where in a signed text the signature is.
-
-gpgv takes any packets in their place, unpacks those that are packed before it asks whose they are, and has
-been led astray by messages within messages. A kilobyte of anybody's kept it busy for as long as it was let.
-
-All of this is read before anybody knows whose it is, so it is read line by line, each line once: the time is
-linear in the bytes, and next to nothing of them is kept.
-"""
+"""OpenPGP signatures of release files and repositories, verified by gpgv."""
 
 from __future__ import annotations
 
 import binascii
+import os
 import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from io import BytesIO
+from signal import SIGKILL
+from typing import NamedTuple
+
+from pipegrid.mirror.archive_file import MirrorError
+
+# What a signature file may hold: OpenPGP's signature packets (RFC 4880), as text or bytes, and nothing else;
+# and where in a signed text the signature is.
+#
+# gpgv takes any packets in their place, unpacks those that are packed before it asks whose they are, and has
+# been led astray by messages within messages. A kilobyte of anybody's kept it busy for as long as it was let.
+#
+# All of this is read before anybody knows whose it is, so it is read line by line, each line once: the
+# time is linear in the bytes, and next to nothing of them is kept.
 
 MESSAGE = b"-----BEGIN PGP SIGNED MESSAGE-----"
 _BEGIN = b"-----BEGIN PGP SIGNATURE-----"
@@ -172,3 +179,233 @@ def _packet(data: bytes, at: int) -> tuple[int, int, int | None]:
     if first < 255:  # it comes in parts
         return head & 63, at + 2, None
     return head & 63, at + 6, int.from_bytes(data[at + 2 : at + 6], "big")
+
+
+# Who signed an index: gpgv decides, with the keys of a keyring, and only what it says was signed is read.
+#
+# A signed file in one piece (``InRelease``) holds, beside what was signed, whatever anybody put around it;
+# so what is read is gpgv's output and not the file. One of two files (``Release``, ``Release.gpg``) is read
+# as gpgv saw it.
+
+TIMEOUT_S = 60
+LOOK_S = 0.2
+"""How often it is looked, while gpgv runs, whether all is to end."""
+
+Stopped = Callable[[], bool]
+MAX_KEYRING_BYTES = 16 << 20
+MAX_SIGNATURE_BYTES = 1 << 20
+
+_WEAK = ["--weak-digest", "SHA1", "--weak-digest", "RIPEMD160"]
+"""Hashes with which nobody signs any more, beside MD5, which gpgv refuses by itself."""
+
+_ARMOR = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
+
+NOT_SIGNED = "not signed by a key of the keyring"
+
+
+class Keys(NamedTuple):
+    """
+    Whose word is believed.
+
+    Attributes:
+        keyrings: paths for gpgv.
+        allow_unsigned: believe an index whoever wrote it; then no signature is looked at.
+    """
+
+    keyrings: tuple[str, ...] = ()
+    allow_unsigned: bool = False
+
+
+class NotSigned(MirrorError):
+    """An index is not signed by anybody whose key is known here; nothing of it was used."""
+
+
+def signed_content(
+    signed: bytes, keyrings: Sequence[str], name: str, stopped: Stopped = lambda: False
+) -> bytes:
+    """
+    Return what was signed, of a file with its signature in it.
+
+    Args:
+        keyrings: files that gpgv can use.
+        name: of the file, for errors.
+        stopped: whether all is to end; asked while gpgv runs.
+
+    Raises:
+        NotSigned: the signature is bad, of an unknown key, or there is none.
+        MirrorError: gpgv or a keyring is missing.
+    """
+    import tempfile
+
+    if not keyrings:
+        raise _no_keyring(name)
+    parts = signed_parts(signed)
+    if parts is None:
+        if MESSAGE not in signed:
+            # gpgv also takes packets, which it unpacks before it knows whose they are: a few hundred bytes of
+            # anybody's would be gigabytes on the disk.
+            raise NotSigned(f"{name} is {NOT_SIGNED} (it is not signed at all)")
+        # It would be published as it is, to readers who may look at more than what was signed.
+        raise NotSigned(f"{name} is not signed as a whole: there is something around it")
+    if signature_packets(parts[1]) is None:
+        raise _no_signature(name)
+    with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
+        path = _write(directory, "signed", signed)
+        output = os.path.join(directory, "content")
+        _gpgv(["--output", output, path], keyrings, name, stopped)
+        try:
+            with open(output, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            raise NotSigned(f"{name} is not signed; nothing of it was used") from None
+
+
+def check_signature(
+    content: bytes,
+    signature: bytes,
+    keyrings: Sequence[str],
+    name: str,
+    stopped: Stopped = lambda: False,
+) -> None:
+    """
+    Check a signature that is a file of its own; raises as ``signed_content`` does.
+    """
+    import tempfile
+
+    if not keyrings:
+        raise _no_keyring(name)
+    packets = signature_packets(signature)
+    if packets is None:
+        raise _no_signature(name)
+    with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
+        paths = [_write(directory, "signature", packets), _write(directory, "content", content)]
+        _gpgv(paths, keyrings, name, stopped)
+
+
+def _write(directory: str, name: str, data: bytes) -> str:
+    path = os.path.join(directory, name)
+    with open(path, "xb") as file:
+        file.write(data)
+    return path
+
+
+def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str, stopped: Stopped) -> None:
+    import subprocess
+    import tempfile
+
+    if not keyrings:
+        raise _no_keyring(name)
+    with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
+        options = []
+        for number, keyring in enumerate(keyrings):
+            options += ["--keyring", _usable(keyring, os.path.join(directory, f"{number}.gpg"))]
+        try:
+            said = _output_of(
+                ["gpgv", "--homedir", directory, "--status-fd", "1", *_WEAK, *options, *arguments],
+                stopped,
+            )
+        except (FileNotFoundError, NotADirectoryError):  # the latter if a file is on the path
+            raise MirrorError(
+                f"{name} cannot be checked, since there is no gpgv; install it, or give --allow-unsigned"
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise NotSigned(
+                f"{name} could not be checked: gpgv took more than {TIMEOUT_S} s"
+            ) from None
+    reason = refusal(said)
+    if reason is not None:
+        raise NotSigned(f"{name} is {NOT_SIGNED} ({reason})")
+
+
+def _output_of(command: list[str], stopped: Stopped) -> bytes:
+    """Run a program, and look meanwhile whether all is to end; returns what it prints."""
+    import subprocess
+    import time
+
+    until_s = time.monotonic() + TIMEOUT_S
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as running:
+        try:
+            while True:
+                try:
+                    return running.communicate(timeout=LOOK_S)[0]
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > until_s:
+                        raise
+                if stopped():
+                    raise MirrorError("stopped while a signature was checked; run it again")
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, SIGKILL)
+            raise
+
+
+def _no_signature(name: str) -> NotSigned:
+    return NotSigned(f"{name} is {NOT_SIGNED} (what stands in a signature's place is none)")
+
+
+def _no_keyring(name: str) -> MirrorError:
+    return MirrorError(f"{name} cannot be checked: give --keyring, or --allow-unsigned")
+
+
+def _usable(keyring: str, copy: str) -> str:
+    """Return the path of a keyring as gpgv reads it: one that is text is written down as bytes."""
+    try:
+        with open(keyring, "rb") as file:
+            data = file.read(MAX_KEYRING_BYTES + 1)
+    except OSError as error:
+        raise MirrorError(
+            f"the keyring {keyring} cannot be read ({os.strerror(error.errno or 0)}); give the archive's own"
+        ) from None
+    if len(data) > MAX_KEYRING_BYTES:
+        raise MirrorError(f"the keyring {keyring} is larger than any; give the archive's own")
+    if _ARMOR not in data:
+        return os.path.abspath(keyring)
+    try:
+        keys = b"".join(map(_trust_dearmored, data.split(_ARMOR)[1:]))
+    except ValueError:
+        raise MirrorError(f"the keyring {keyring} is damaged; give the archive's own") from None
+    with open(copy, "xb") as file:
+        file.write(keys)
+    return copy
+
+
+def _trust_dearmored(block: bytes) -> bytes:
+    """Return the bytes of a block of text (RFC 4880, 6.2), which begins behind its first line."""
+    body, end, _ = block.replace(b"\r", b"").partition(b"-----END PGP PUBLIC KEY BLOCK-----")
+    lines = body.split(b"\n\n", 1)[-1].split(b"\n")
+    if not end:
+        raise ValueError("it has no end")
+    return binascii.a2b_base64(b"".join(line for line in lines if line[:1] != b"="))
+
+
+def refusal(status: bytes) -> str | None:
+    """
+    Return why gpgv's status lines do not prove a signature, in words; None: they do.
+
+    One good signature is enough, since archives sign with several keys and rings hold some of them. Its exit
+    status says less: it is 0 for keys that have expired, and 2 if one of the keys is not known.
+    """
+    said = {line.split(b" ")[1] for line in status.split(b"\n") if line.startswith(_STATUS)}
+    if b"GOODSIG" in said and b"VALIDSIG" in said and b"BADSIG" not in said:
+        return None
+    for keyword, words in _REASONS:
+        if keyword in said:
+            return words
+    return "gpgv does not accept it"
+
+
+_STATUS = b"[GNUPG:] "
+_REASONS = (
+    (b"BADSIG", "the signature does not fit it: it was changed, or is damaged"),
+    (b"EXPKEYSIG", "the key has expired"),
+    (b"REVKEYSIG", "the key was revoked"),
+    (b"EXPSIG", "the signature has expired"),
+    (b"NO_PUBKEY", "it is signed by another key"),
+    (b"NODATA", "it is not signed at all"),
+)

@@ -1,35 +1,56 @@
-"""
-The suites of a Debian archive, by their release files: fetched from a mirror, believed if they are signed.
-
-A suite whose name ends in a slash is flat: its release file and its indexes are in one directory, that of its
-name, and no component is. What they name is below the archive all the same, as with any suite.
-"""
+"""Suites of a Debian archive: their release files, and the indexes that are selected from them."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
+from fnmatch import fnmatchcase
 from io import BytesIO
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from os.path import dirname
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
-from pipegrid.mirror.signatures import MESSAGE, signed_parts, unescaped
-from pipegrid.mirror.trust import MAX_SIGNATURE_BYTES, Keys, check_signature, signed_content
-from pipegrid.mirror.wanted import (
+from pipegrid.mirror.archive_file import (
+    ArchiveFile,
     BadEntry,
     MirrorError,
     Skip,
-    Wanted,
+    casefold_path,
     check_path,
-    place_of,
     quoted,
+)
+from pipegrid.mirror.deb822 import (
+    MAX_RELEASE_BYTES,
+    Release,
+    packages,
+    read_patch_index,
+    read_release,
+    sources,
+)
+from pipegrid.mirror.decompress import check_index_bytes, index_blocks
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.indexes import by_hash
+from pipegrid.mirror.signatures import (
+    MAX_SIGNATURE_BYTES,
+    MESSAGE,
+    Keys,
+    check_signature,
+    signed_content,
+    signed_parts,
+    unescaped,
 )
 
 if TYPE_CHECKING:
+    from pipegrid.mirror.blocking_mirror import AnyMirror
     from pipegrid.mirror.destination import Destination
-    from pipegrid.mirror.early import AnyMirror
+
+
+# The suites of a Debian archive, by their release files: fetched from a mirror, believed if they are signed.
+#
+# A suite whose name ends in a slash is flat: its release file and its indexes are in one directory, that
+# of its name, and no component is. What they name is below the archive all the same, as with any suite.
 
 MAX_AHEAD = timedelta(hours=1)
 """
@@ -105,7 +126,7 @@ _INDEX = re.compile(
 
 def in_order(paths: Iterable[str]) -> list[str]:
     """Return paths that are to go in the order in which they may: what names packages before any of these."""
-    return sorted(paths, key=lambda path: not _may_name_packages(place_of(path)))
+    return sorted(paths, key=lambda path: not _may_name_packages(casefold_path(path)))
 
 
 def remove_in_order(destination: Destination, paths: Iterable[str]) -> None:
@@ -134,18 +155,18 @@ class OwnNames:
         kept: what of them it keeps. The release file of a flat suite may name packages as well.
     """
 
-    def __init__(self, suites: Iterable[Suite], kept: Iterable[Wanted]) -> None:
+    def __init__(self, suites: Iterable[Suite], kept: Iterable[ArchiveFile]) -> None:
         self._named = {
-            place_of(suite.place(path)) for suite in suites for path in suite.release.files
+            casefold_path(suite.place(path)) for suite in suites for path in suite.release.files
         }
-        self._kept = {place_of(each.path): each for each in kept}
+        self._kept = {casefold_path(each.path): each for each in kept}
 
-    def refusal(self, file: Wanted, index: str) -> BadEntry | None:
+    def refusal(self, file: ArchiveFile, index: str) -> BadEntry | None:
         """Return why a package may not be called as ``index`` names it; None: it may be."""
         path = file.path
         if path.startswith("pool/") and path.endswith(".deb"):  # most are
             return None
-        place = place_of(path)
+        place = casefold_path(path)
         is_package = _PACKAGE.fullmatch(place) is not None
         if place.partition("/")[0] == "dists":
             wrong = place in self._named or not is_package
@@ -345,3 +366,325 @@ class Suites:
                 except BadEntry:
                     continue
         return None
+
+
+# What of a Debian archive is mirrored: which indexes of its suites, in which forms, and what they name.
+
+HELD = (".xz", ".gz")
+"""The forms in which an index is kept, where the archive has them; the first is the one that is read."""
+
+READ = (*HELD, ".zst", ".bz2", "")
+
+_PATCHES = ".diff/Index"
+
+
+KeptForm = Literal["packed", "unpacked", "zstd"]
+
+
+class Selection(NamedTuple):
+    """
+    What of an archive is wanted.
+
+    Attributes:
+        suites: such as ``sid`` or ``bookworm/updates``; flat ones end in ``/``, and have neither components
+            nor architectures.
+        components: such as ``main``; empty: all that the release names.
+        architectures: of binary packages, such as ``amd64``.
+        with_sources: sources, too.
+        with_patches: also the patches of the indexes, for readers.
+        also: patterns of further files that the release file names, such as ``main/i18n/Translation-en.*``;
+            no indexes of packages, and lists of patches only ``with_patches``.
+        indexes: in which form indexes are kept: as the archive packs them; or unpacked, or compressed
+            here, which patches bring up to date.
+    """
+
+    suites: tuple[str, ...]
+    components: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ("amd64",)
+    with_sources: bool = False
+    with_patches: bool = False
+    also: tuple[str, ...] = ()
+    indexes: KeptForm = "packed"
+
+
+class Index:
+    """
+    An index to be kept.
+
+    Attributes:
+        kind: how it is read; "": it is not.
+        forms: as they are kept; the first is the one that is read.
+        size: unpacked, in bytes; None: not known.
+        spare: forms of which one does if mirrors have none of ``forms``, the best first.
+        held: in which form it is kept.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        kind: Literal["packages", "sources", "patches", ""],
+        forms: list[ArchiveFile],
+        size: int | None = None,
+        spare: Sequence[ArchiveFile] = (),
+        held: KeptForm = "packed",
+    ) -> None:
+        self.suite = suite
+        self.kind = kind
+        self.forms = forms
+        self.wanted_path = forms[0].path
+        self.size = size
+        self.spare = spare
+        self.held = held
+
+    @property
+    def path(self) -> str:
+        return self.forms[0].path
+
+
+def below(suite: Suite, file: ArchiveFile) -> ArchiveFile:
+    """Return a file of the release file as it is in the archive; by the hash that apt asks for, if so."""
+    path = suite.place(file.path)
+    names = hashed_names(suite, suite.release, path)
+    return file.replaced(path=path, remote=names[-1] if names else None)
+
+
+def hashed_names(suite: Suite, release: Release | None, path: str) -> list[str]:
+    """
+    Return the names of an index that are its hashes: one for each that is told, the strongest last.
+
+    Args:
+        release: that of now, or that of before, which may be another.
+        path: in the archive.
+    """
+    inner = suite.within(path)
+    if release is None or not release.by_hash or inner not in release.files:
+        return []
+    names = (by_hash(path, *each) for each in release.digests_of(inner))
+    return [name for name in names if name is not None]
+
+
+def indexes_of(
+    suite: Suite, selection: Selection, absent: list[str] | None = None
+) -> Iterator[Index]:
+    """
+    Yield the indexes to be kept, each once.
+
+    Args:
+        absent: is given what was wanted and the release file does not name, in a sentence each; None: that
+            is an error.
+
+    Raises:
+        MirrorError: an index cannot be kept as was wanted.
+        BadEntry: one is said to be larger than any index is.
+    """
+    release = suite.release
+    seen: set[str] = set()
+    for kind, base in (
+        _chosen_flat(release, selection) if suite.is_flat else _chosen(release, selection)
+    ):
+        if not _is_named(release, base):
+            if absent is None:
+                raise MirrorError(_not_named(suite, base))
+            absent.append(_not_named(suite, base))
+            continue
+        index = index_of(suite, kind, base, selection.indexes)
+        if index.path in seen:
+            continue
+        seen.update(each.path for each in index.forms)
+        yield index
+        patches = f"{base}.diff/Index"
+        if selection.with_patches and patches in release.files:
+            each = below(suite, release.files[patches])
+            seen.add(each.path)
+            yield Index(suite, "patches", [each], MAX_RELEASE_BYTES)
+    _check_also(release, selection)
+    for path, file in release.files.items():
+        each = below(suite, file)
+        if each.path not in seen and _is_wanted_also(path, release, selection):
+            yield further_index(suite, each)
+
+
+def check_selected(suites: Sequence[Suite], selection: Selection) -> None:
+    """
+    Look that each component and architecture that was named has an index in one suite at least.
+
+    Combinations of them may lack one, as ``main/debian-installer`` has no sources.
+
+    Raises:
+        MirrorError: one has none at all, perhaps for a slip in its name; or nothing was selected.
+    """
+    named: set[str] = set()
+    absent: dict[str, tuple[Suite, str]] = {}
+    for suite in suites:
+        chosen = _chosen_flat if suite.is_flat else _chosen
+        for kind, base in chosen(suite.release, selection):
+            above, _, last = os.path.dirname(base).rpartition("/")
+            keys = {base} if suite.is_flat else {above, last if kind == "packages" else "*"}
+            if _is_named(suite.release, base):
+                named |= keys
+            for key in keys:
+                absent.setdefault(key, (suite, base))
+    for key, (suite, base) in absent.items():
+        if key not in named and key != "*":
+            raise MirrorError(_not_named(suite, base))
+    if not named:
+        for suite, base in absent.values():
+            raise MirrorError(_not_named(suite, base))
+        raise MirrorError(
+            f"the release file of {suites[0].shown_name} names no indexes, so there is nothing to mirror;"
+            " give --component, --arch or --source"
+        )
+
+
+def further_index(suite: Suite, file: ArchiveFile) -> Index:
+    """Return a file that the release file names and that is no index of packages or sources."""
+    if file.path.endswith(_PATCHES):
+        return Index(suite, "patches", [file], MAX_RELEASE_BYTES)
+    return Index(suite, "", [file])
+
+
+def _chosen(
+    release: Release, selection: Selection
+) -> Iterator[tuple[Literal["packages", "sources"], str]]:
+    """Yield which indexes are wanted, unpacked, by path below the suite; the release may name no such."""
+    for given in selection.components or release.components:
+        component = _place_of_component(release, given)
+        for name in selection.architectures:
+            yield "packages", f"{component}/binary-{name}/Packages"
+        # What apt asks for beside the index of its own architecture.
+        apart = f"{component}/binary-all/Packages"
+        if selection.architectures and release.all_apart and _is_named(release, apart):
+            yield "packages", apart
+        if selection.with_sources:
+            yield "sources", f"{component}/source/Sources"
+
+
+def _chosen_flat(
+    release: Release, selection: Selection
+) -> Iterator[tuple[Literal["packages", "sources"], str]]:
+    """Yield what a flat suite has: packages, and sources if it has any; one of them it must have."""
+    sources_too = selection.with_sources and _is_named(release, "Sources")
+    if not sources_too or _is_named(release, "Packages"):
+        yield "packages", "Packages"
+    if sources_too:
+        yield "sources", "Sources"
+
+
+def _place_of_component(release: Release, component: str) -> str:
+    """Return where its indexes are: Debian's archive of updates says ``updates/main``, and has ``main``."""
+    short = component.rpartition("/")[2]
+    if short != component:
+        places = {path.partition("/")[0] for path in release.files}
+        if short in places and component.partition("/")[0] not in places:
+            return short
+    return component
+
+
+def _is_named(release: Release, base: str) -> bool:
+    return any(base + ending in release.files for ending in READ)
+
+
+def names_packages(path: str) -> bool:
+    """Return whether a path is that of an index of packages or sources, in any form."""
+    name = path.rpartition("/")[2].partition(".")[0]
+    return name in ("Packages", "Sources") and ".diff/" not in path
+
+
+def base_of(path: str) -> str:
+    """Return the path of an index without what says how it is packed."""
+    above, slash, name = path.rpartition("/")
+    return f"{above}{slash}{name.partition('.')[0]}"
+
+
+def _check_also(release: Release, selection: Selection) -> None:
+    """Raise MirrorError if somebody wants the index of packages, and not what it names."""
+    for pattern in selection.also:
+        matched = [path for path in release.files if fnmatchcase(path, pattern)]
+        if matched and all(map(names_packages, matched)):
+            raise MirrorError(
+                f"{quoted(pattern)} names indexes of packages only, which are kept with their packages; say"
+                f" which by component (here {dirname(dirname(matched[0])) or '.'}) and architecture"
+            )
+
+
+def _is_wanted_also(path: str, release: Release, selection: Selection) -> bool:
+    # What is not there must not be named by what is.
+    if names_packages(path) or (path.endswith(_PATCHES) and not selection.with_patches):
+        return False
+    # Archives name what packed forms hold as well, and do not have it.
+    if any(path + ending in release.files for ending in READ if ending):
+        return False
+    return any(fnmatchcase(path, pattern) for pattern in selection.also)
+
+
+def index_of(
+    suite: Suite,
+    kind: Literal["packages", "sources"],
+    base: str,
+    held: KeptForm,
+    endings_here: Sequence[str] = HELD,
+) -> Index:
+    """
+    Return an index that the release file names.
+
+    Args:
+        endings_here: which packed forms are kept, if it has them.
+
+    Raises:
+        MirrorError: it cannot be kept in the form that is wanted.
+        BadEntry: it is said to be larger than any index is.
+    """
+    named = suite.release.files
+    endings = [ending for ending in READ if base + ending in named]
+    kept = [ending for ending in endings if ending in endings_here] or endings[:1]
+    if held != "packed":
+        if base not in named:
+            raise MirrorError(
+                f"the release file of {suite.shown_name} does not tell the hash of {base} unpacked,"
+                " so that nobody could use it; keep indexes packed"
+            )
+        kept = [""]
+    size = named[base].size if base in named else None
+    forms = [below(suite, named[base + each]) for each in kept]
+    spare = [below(suite, named[base + each]) for each in endings if each not in kept]
+    largest = max(size or 0, *(form.size or 0 for form in forms))
+    check_index_bytes(base, largest)
+    return Index(suite, kind, forms, size, () if held != "packed" else spare, held)
+
+
+def _not_named(suite: Suite, base: str) -> str:
+    told = f"the release file of {suite.shown_name} names no {base}"
+    if suite.is_flat:
+        return f"{told}, so that apt could not use it, either; is it that of a flat archive?"
+    return (
+        f"{told}; it has the components {' '.join(suite.release.components)} and the architectures"
+        f" {' '.join(suite.release.architectures)}"
+    )
+
+
+def named_by(
+    destination: Destination, index: Index, skip: Skip | None = None
+) -> Iterator[ArchiveFile]:
+    """
+    Yield what a staged index names.
+
+    Args:
+        skip: is called with the reason of each entry that cannot be used; None: these say nothing.
+
+    Raises:
+        BadEntry: it cannot be read, or has more bytes than it should.
+    """
+    if not index.kind:
+        return
+    blocks = index_blocks(destination.staged_path(index.path), index.path, index.size)
+    if index.kind == "patches":
+        directory = index.path.rpartition("/")[0]
+        found = read_patch_index(b"".join(map(bytes, blocks)), directory, index.path)
+        yield from (step.packed for step in found.steps if step.packed is not None)
+    else:
+        read = packages if index.kind == "packages" else sources
+        yield from read(blocks, index.path, skip or ignore_entry)
+
+
+def ignore_entry(_: BadEntry) -> None:
+    """An entry that cannot be used, of which somebody else has heard."""

@@ -15,21 +15,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from pipegrid.disk.reading import read_file
+from pipegrid.disk.safe_open import read_file
 from pipegrid.mirror import MANIFEST
+from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError, lines_in, read_list
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.lists import lines_in, read_list
+from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.manifest import ManifestPart, parts_of_manifest, read_pieces
-from pipegrid.mirror.present import Doubt
-from pipegrid.mirror.report import MAX_SHOWN, Report
-from pipegrid.mirror.wanted import BadEntry, MirrorError, Wanted
+from pipegrid.mirror.scheduler import MAX_SHOWN, Report
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from pipegrid.mirror.glance import Glance
-    from pipegrid.mirror.same import Glimpse
+    from pipegrid.mirror.quick_check import QuickCheck, QuickCheckResult
 
 _COUNTS = (
     "wanted_files",
@@ -43,7 +41,7 @@ _COUNTS = (
 
 def verify(
     destination: Destination,
-    doubt: Doubt,
+    doubt: VerifyPolicy,
     progress: Callable[[Report], None] | None = None,
     stopped: Callable[[], bool] = lambda: False,
     now: Callable[[], float] = time.monotonic,
@@ -92,7 +90,7 @@ def verify(
     return report
 
 
-def verify_rest(destination: Destination, glimpse: Glimpse | None) -> Report | None:
+def verify_rest(destination: Destination, glimpse: QuickCheckResult | None) -> Report | None:
     """
     Return the same, having looked only at what was not found at a glance.
 
@@ -116,8 +114,8 @@ def verify_rest(destination: Destination, glimpse: Glimpse | None) -> Report | N
 
 def _look(
     destination: Destination,
-    doubt: Doubt,
-    glance: Glance | None,
+    doubt: VerifyPolicy,
+    glance: QuickCheck | None,
     part: ManifestPart,
     report: Report,
     told: Callable[[], None] = lambda: None,
@@ -134,7 +132,7 @@ def _look(
 
 
 def _closely(
-    destination: Destination, glance: Glance | None, part: ManifestPart, report: Report
+    destination: Destination, glance: QuickCheck | None, part: ManifestPart, report: Report
 ) -> Iterator[list[bytes]]:
     """Yield the lines of a part that ask for a closer look than a glance; count the others."""
     for text in read_pieces(destination, part):
@@ -149,7 +147,7 @@ def _closely(
         yield others
 
 
-def _look_at(destination: Destination, each: Wanted, doubted: bool, report: Report) -> None:
+def _look_at(destination: Destination, each: ArchiveFile, doubted: bool, report: Report) -> None:
     wrong = _wrong(destination, each, doubted)
     report.wanted_files += 1
     report.wanted_bytes += each.size or 0
@@ -160,7 +158,7 @@ def _look_at(destination: Destination, each: Wanted, doubted: bool, report: Repo
         report.fail(each.path, wrong)
 
 
-def _wrong(destination: Destination, each: Wanted, doubted: bool) -> str | None:
+def _wrong(destination: Destination, each: ArchiveFile, doubted: bool) -> str | None:
     try:
         right = destination.is_there(each, doubted)
     except (BadEntry, MirrorError) as error:  # such as a disk that does not give it back
@@ -172,7 +170,11 @@ class _Helper:
     """A process that looks at a part."""
 
     def __init__(
-        self, destination: Destination, doubt: Doubt, glance: Glance | None, part: ManifestPart
+        self,
+        destination: Destination,
+        doubt: VerifyPolicy,
+        glance: QuickCheck | None,
+        part: ManifestPart,
     ) -> None:
         self.part = part
         self._told, theirs = os.pipe()
@@ -188,8 +190,8 @@ class _Helper:
     def _work(
         self,
         destination: Destination,
-        doubt: Doubt,
-        glance: Glance | None,
+        doubt: VerifyPolicy,
+        glance: QuickCheck | None,
         told: int,
         parent: int,
     ) -> NoReturn:

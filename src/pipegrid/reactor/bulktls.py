@@ -170,10 +170,10 @@ def write_whole(context: SSL.Context) -> None:
     if is_ours() and hasattr(context, "clear_mode"):
         from pipegrid.reactor import tls
 
-        tls.write_whole(context)
+        tls.clear_partial_writes(context)
 
 
-def batch_from_now_on(transport: Any) -> None:
+def upgrade_started_tls(transport: Any) -> None:
     """
     Have TLS that was started on a TCP connection (``startTLS``, as Foolscap does) be ours from now on.
 

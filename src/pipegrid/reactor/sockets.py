@@ -1,24 +1,28 @@
-"""
-Twisted's sockets for bulk data: much moved at a time, and sent at once where nothing waits.
-
-Twisted keeps what is written, joins it, and sends it when the reactor has found the socket writable: a turn
-of the reactor and two copies for each write. A sender of large pieces may send them itself (``send_now``), as
-long as nothing that was written before it waits.
-
-This uses attributes that Twisted does not document (their like has been there since 2011). Where they are
-missing all works as without.
-"""
+"""Twisted's sockets: bulk transfer, back-pressure, signal wake-up."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket as sockets
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
-from twisted.internet.interfaces import IReactorTime, ITCPTransport
+from twisted.internet.interfaces import IPushProducer, IReactorTime, IReadDescriptor, ITCPTransport
+from twisted.python.failure import Failure
+from zope.interface import implementer
 
-from pipegrid.reactor.alarm import Alarm
+from pipegrid.reactor.deferreds import Timer
+
+# Twisted's sockets for bulk data: much moved at a time, and sent at once where nothing waits.
+#
+# Twisted keeps what is written, joins it, and sends it when the reactor has found the socket writable: a turn
+# of the reactor and two copies for each write. A sender of large pieces may send them itself
+# (``send_now``), as long as nothing that was written before it waits.
+#
+# This uses attributes that Twisted does not document (their like has been there since 2011). Where they are
+# missing all works as without.
 
 _UNACKNOWLEDGED, _UNSENT, _INFO_BYTES = 24, 144, 148
 """Where Linux's ``struct tcp_info`` has packets on their way, and bytes that wait."""
@@ -61,7 +65,7 @@ SMALL_BYTES = 1024
 """Of a piece that is copied behind another one when both are to be kept."""
 
 
-def move_much(transport: Any, receive_bytes: int) -> None:
+def set_bulk_buffers(transport: Any, receive_bytes: int) -> None:
     """
     Have the socket beneath a transport, TLS or not, move much at a time.
 
@@ -110,7 +114,7 @@ class StallWatch:
     """
 
     def __init__(self, clock: IReactorTime) -> None:
-        self._timer = Alarm(clock, self._look)
+        self._timer = Timer(clock, self._look)
         self._socket: Any = None
         self._patience_s = GONE_S
 
@@ -232,3 +236,73 @@ def gather(pieces: list[bytes | bytearray], data: bytes) -> None:
         last += data
     else:
         pieces.append(bytearray(data))
+
+
+# How full a transport is, told to who is no producer himself.
+
+
+class Writer(Protocol):
+    """Who writes to the transport."""
+
+    def output_full(self) -> None:
+        """Write nothing more for now."""
+
+    def output_free(self) -> None:
+        """Go on writing: the transport has room again."""
+
+
+@implementer(IPushProducer)
+class Backpressure:
+    """Told by the transport how full it is."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def pauseProducing(self) -> None:
+        self._writer.output_full()
+
+    def resumeProducing(self) -> None:
+        self._writer.output_free()
+
+    def stopProducing(self) -> None:
+        """It is gone, and the writer will hear of it."""
+
+
+# Signals that a reactor does not sleep through, where its own handlers are not wanted.
+#
+# Python notes a signal when it comes, and runs the handler when the main thread executes its next
+# instruction. If the signal comes just before the reactor waits for the network, or to another thread,
+# that is not until something else happens: a server that was told to end in the moment when it began to
+# listen never did.
+
+_AT_ONCE = 4096
+
+
+def wake_for_signals(reactor: Any) -> None:
+    """Have every signal that is handled wake the reactor, so that the handler runs. The main thread only."""
+    told, tell = os.pipe()
+    for fd in (told, tell):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    reactor.addReader(_Told(told))
+
+
+@implementer(IReadDescriptor)
+class _Told:
+    """The end of a pipe into which the system's side of Python writes the number of each signal."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def logPrefix(self) -> str:
+        return "signals"
+
+    def doRead(self) -> None:
+        # The handlers run because the reactor does: what was told does not matter.
+        os.read(self._fd, _AT_ONCE)
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Do nothing: the reactor has ended, and the pipe is not its to close."""

@@ -33,8 +33,8 @@ from twisted.protocols.policies import ProtocolWrapper
 from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 
-from pipegrid.reactor.records import BATCH_BYTES, DELIVERY_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.reactor.sockets import Buffer, Outlet, socket_of
+from pipegrid.reactor.tls_context import BATCH_BYTES, DELIVERY_BYTES, GATHERED_BYTES, RECORD_BYTES
 
 _SSL_MODE_ENABLE_PARTIAL_WRITE = 1  # which pyOpenSSL sets, and does not name
 _ENCRYPTED_BYTES = GATHERED_BYTES + RECORD_BYTES // 2  # with what TLS adds
@@ -47,7 +47,7 @@ _encrypted = _ffi.new("char[]", _ENCRYPTED_BYTES)
 _encrypted_view = memoryview(_ffi.buffer(_encrypted))
 
 
-def write_whole(context: SSL.Context) -> None:
+def clear_partial_writes(context: SSL.Context) -> None:
     """Have connections of a context encrypt all of a write in one call, not a record."""
     context.clear_mode(_SSL_MODE_ENABLE_PARTIAL_WRITE)
 

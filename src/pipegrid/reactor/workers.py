@@ -35,7 +35,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.errors import UsageError
 from pipegrid.reactor.blocking_calls import BlockingCall, BlockingCalls
-from pipegrid.reactor.together import Waiters
+from pipegrid.reactor.deferreds import Waiters
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -26,17 +26,23 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from pipegrid.core import base32
+from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.files import FULL
-from pipegrid.disk.reading import read_file
-from pipegrid.disk.replacing import replace_file
+from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
-from pipegrid.reactor.reconnecting import Reconnecting
 from pipegrid.server.identity import unusable
 from pipegrid.version import __version__
 from pipegrid.wire import announcements, gbs_bundles
 from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, SERVICE, AnnouncementKey, Signed
-from pipegrid.wire.furl import Furl
-from pipegrid.wire.introducing import Connect, call, connect_introducer, reason_of, until_lost
+from pipegrid.wire.introducer_protocol import (
+    Connect,
+    Reconnecting,
+    call,
+    connect_introducer,
+    reason_of,
+    until_lost,
+)
+from pipegrid.wire.server_address import Furl
 
 ANSWER_S = 60.0
 """How long an introducer may take to say that it has an announcement, before somebody is told."""

@@ -31,16 +31,14 @@ from twisted.logger import Logger
 
 from pipegrid.core import base32
 from pipegrid.core.text import decode_text
+from pipegrid.disk.atomic_write import create_file, remove_stale_link, replace_file
 from pipegrid.disk.files import FULL
-from pipegrid.disk.private import make_directory
-from pipegrid.disk.reading import read_file
-from pipegrid.disk.replacing import create_file, replace_file
-from pipegrid.disk.secondname import take_away_second_name
+from pipegrid.disk.private_output import make_directory
+from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError, naming
-from pipegrid.wire import furl, nurl
-from pipegrid.wire.certificates import self_signed_pem
-from pipegrid.wire.furl import Furl
-from pipegrid.wire.nurl import Nurl
+from pipegrid.reactor.tls_context import self_signed_pem
+from pipegrid.wire import server_address
+from pipegrid.wire.server_address import Furl, Nurl
 
 if TYPE_CHECKING:
     from twisted.internet.ssl import CertificateOptions
@@ -100,8 +98,7 @@ class Identity:
         from twisted.internet import ssl
 
         from pipegrid.reactor.bulktls import write_whole
-        from pipegrid.reactor.ciphers import only_forward_secret
-        from pipegrid.reactor.handshakes import bound_handshakes
+        from pipegrid.reactor.tls_context import bound_handshakes, only_forward_secret
 
         options: Any = ssl.CertificateOptions(
             privateKey=crypto.load_privatekey(crypto.FILETYPE_PEM, self.key_pem),
@@ -162,7 +159,7 @@ def load_furl(directory: Path) -> Furl | None:
     except OSError as error:
         raise unusable(error, path) from error
     try:
-        return furl.parse(text)
+        return server_address.parse_furl(text)
     except UsageError as error:
         raise UsageError(f"{path}: {error}; restore it") from None
 
@@ -276,7 +273,7 @@ def _read_swissnum(private: Path, known: Furl | None) -> str:
         name, text = own, data.decode("ascii", "replace").strip()
     else:
         name, text = private / FURL_NAME, known.swissnum
-    if not nurl.is_swissnum(text):
+    if not server_address.is_swissnum(text):
         raise UsageError(f"{name} does not hold a swissnum; restore it, or remove it for a new one")
     if known is not None and known.swissnum != text:
         raise UsageError(
@@ -288,7 +285,7 @@ def _read_swissnum(private: Path, known: Furl | None) -> str:
 
 def _read_or_make(path: Path, make: Any) -> bytes:
     """Return a file's content; if it is missing, make it, whole or not at all."""
-    take_away_second_name(str(path))  # of a process that was killed when it had made it
+    remove_stale_link(str(path))  # of a process that was killed when it had made it
     if not path.exists():
         create_file(path, make())
     return read_file(path)

@@ -1,17 +1,10 @@
-"""
-``pipegrid serve``: a storage server with all that belongs to a process: identity, port, timers, metrics, end.
-
-``StorageNode`` is started and stopped; ``serve`` is one that runs until it is cancelled, ``run`` a whole
-process around one. Nothing is configured in more than one way: all settings are ``ServeSettings``.
-
-**The end.** Whoever stops the node has every request that was begun answered, for 10 s at most, then what
-waits to become durable made so, then files and locks let go. Unfinished uploads stay, and the next
-process resumes them.
-"""
+"""Storage server process: settings, start, stop, timers."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import resource
 import socket
 import time
@@ -26,32 +19,195 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
+from pipegrid.disk import files as disk
 from pipegrid.disk.commit import Policy
-from pipegrid.disk.durability import Durability
+from pipegrid.disk.group_commit import GroupCommit
+from pipegrid.disk.private_output import make_directory
+from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
-from pipegrid.reactor.monotonic import make_monotonic
+from pipegrid.reactor.process_settings import make_monotonic
 from pipegrid.reactor.workers import Workers
-from pipegrid.server import identity, supervised
-from pipegrid.server.collecting import Collecting
-from pipegrid.server.crowd import MAX_CLOSING, MAX_CONNECTIONS, Crowd
+from pipegrid.server import identity, systemd
 from pipegrid.server.foolscap.port import FoolscapPort
-from pipegrid.server.front import Front, FrontFactory
+from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsSite
-from pipegrid.server.location import endpoint_text, where
-from pipegrid.server.storagelock import lock_storage
-from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.steadytime import SteadyDate, why_wrong
+from pipegrid.server.listener import (
+    MAX_CLOSING,
+    MAX_CONNECTIONS,
+    ConnectionLimits,
+    PortListener,
+    ProtocolDetector,
+)
+from pipegrid.storage.garbage_collector import NonDecreasingDate, look, why_wrong
+from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
-from pipegrid.wire.furl import Furl
+from pipegrid.wire.server_address import Furl
+
+# Where a server listens, and where clients are told to look: as texts of people, and as hints of fURLs.
+
+_LOCATION = re.compile(
+    r"(?:(?P<how>tcp|tor|i2p):)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})\Z"
+)
+
+
+def endpoint_text(text: str, interface: str = "") -> str:
+    """Return an endpoint's description; a bare number is a TCP port."""
+    if not (text.isascii() and text.isdigit()):
+        return text
+    return f"tcp:{text}:interface={interface}" if interface else f"tcp:{text}"
+
+
+def where(location: str | None, host: Any) -> tuple[str, ...]:
+    """
+    Return where clients are told to look, as Foolscap's hints; one at least is ``tcp:`` or ``tor:``.
+
+    Args:
+        location: as in ``ServeSettings``.
+        host: what the first port says of itself.
+
+    Raises:
+        UsageError: the location makes no sense.
+    """
+    if location is None:
+        name = str(getattr(host, "host", ""))
+        port = int(getattr(host, "port", 0))
+        if not port:  # a socket in the file system, behind something that clients reach
+            raise UsageError(
+                "no client can find a server that listens on no TCP port; give HOST:PORT with --location"
+            )
+        if name in ("", "0.0.0.0", "::"):
+            name = socket.gethostname()
+        return (_hint(name, port),)
+    hints = []
+    for text in location.split(","):
+        match = _LOCATION.match(text.strip())
+        if match is None or not 1 <= int(match["port"]) <= 65535:
+            raise UsageError(
+                f"the location {text.strip()!r} is not of the form HOST:PORT; correct it"
+            )
+        host_name = match["host"].removeprefix("[").removesuffix("]")
+        hints.append(_hint(host_name, int(match["port"]), match["how"] or "tcp"))
+    if not any(hint.startswith(("tcp:", "tor:")) for hint in hints):
+        raise UsageError(f"the location {location!r} leads to no TCP port; add one, as HOST:PORT")
+    return tuple(hints)
+
+
+def _hint(host: str, port: int, how: str = "tcp") -> str:
+    return f"{how}:[{host}]:{port}" if ":" in host else f"{how}:{host}:{port}"
+
+
+# Removing shares whose leases have run out, from time to time, where the clock can be believed.
+
+log = Logger()
+
+
+class LeaseCollector:
+    """
+    Args:
+        storage: the directory, for the note of when it was looked.
+        expiry: what is removed. If all leases end that were not renewed since a day, no clock is asked.
+        date: by which leases are made; told what each look believes.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: ShareStore,
+        storage: Path,
+        expiry: Expiry,
+        date: NonDecreasingDate,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._storage = storage
+        self._expiry = expiry
+        self._date = date
+        self._clock = clock
+
+    def __call__(self) -> int:
+        """
+        Remove what is to be; returns how many shares. It may take long; call it in a thread.
+        """
+        now = self._clock()  # once: what is believed is no later reading
+        if self._expiry.renewed_since is None:
+            try:
+                looks = look(self._storage, now)
+            except FileNotFoundError:
+                return 0  # there is no storage directory, and so no share
+            except OSError as error:
+                log.warn(
+                    "leases that have run out are kept: {storage} takes no note of when they were looked "
+                    "at ({reason}); make it writable",
+                    storage=str(self._storage),
+                    reason=error.strerror or str(error),
+                )
+                return 0
+            self._date.looked(looks)
+            if looks.held_s:
+                log.info(
+                    "leases that have run out are kept for {days:.1f} more days: this server has not looked "
+                    "at them regularly until now, or its clock was wrong, and clients may renew them",
+                    days=looks.held_s / 86400,
+                )
+                return 0
+        return self._store.collect_garbage(self._expiry, now)
+
+
+# One server has a storage directory: the lock that tells, and who can do without it.
+
+_NOT_TO_BE_WRITTEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+def lock_storage(storage: Path, read_only: bool = False) -> int | None:
+    """
+    Take the storage directory for this process; returns what to close to let it go.
+
+    What the lock guards is what one server alone may do: promise room, adopt unfinished uploads, remove.
+    Shares, leases and slots that are changed are locked each by itself, for any number of processes. So
+    who takes no shares, and may not write there, need not have the lock, and does none of that.
+
+    Args:
+        read_only: where the lock's file cannot be written to, return None.
+
+    Raises:
+        UsageError: another server has it, or it cannot be made.
+    """
+    path = storage / "serve.lock"
+    try:
+        # Mutable shares hold the secret that changes them, as the format has it: nobody else may read them.
+        make_directory(storage, 0o700)
+        fd = disk.open_locked(str(path), os.O_RDWR | os.O_CREAT, mode=0o600)
+    except disk.CannotLock as error:
+        raise UsageError(f"cannot lock {path}: {error.strerror}; choose another disk") from error
+    except OSError as error:
+        if read_only and error.errno in _NOT_TO_BE_WRITTEN and storage.is_dir():
+            log.info("{storage} cannot be written to; it is served as it is", storage=str(storage))
+            return None
+        raise UsageError(
+            f"cannot use the storage directory {storage}: {error.strerror}; choose another"
+        ) from error
+    if fd is None:
+        raise UsageError(
+            f"another server is serving {storage}; stop it, or choose another directory"
+        )
+    return fd
+
+
+# ``pipegrid serve``: a storage server with all that belongs to a process: identity, port, timers,
+# metrics, end.
+#
+# ``StorageNode`` is started and stopped; ``serve`` is one that runs until it is cancelled, ``run`` a whole
+# process around one. Nothing is configured in more than one way: all settings are ``ServeSettings``.
+#
+# **The end.** Whoever stops the node has every request that was begun answered, for 10 s at most, then what
+# waits to become durable made so, then files and locks let go. Unfinished uploads stay, and the next
+# process resumes them.
 
 DEFAULT_PORT = "tcp:8098"
 DURABILITIES: tuple[Policy, ...] = ("none", "batch", "strict")
 HOUSEKEEPING_S = 5 * 60.0
 COLLECTION_S = 12 * 3600.0
 _SPARE_FILES = 64
-
-log = Logger()
 
 
 @attrs.frozen(kw_only=True)
@@ -121,7 +277,7 @@ class StorageNode:
         self._reactor = reactor
         self._workers = Workers(reactor)
         self._collector = Workers(reactor, threads=1)
-        self._date = SteadyDate(self.storage)
+        self._date = NonDecreasingDate(self.storage)
         self._store = ShareStore(
             self.storage,
             clock=time.time,
@@ -130,10 +286,10 @@ class StorageNode:
             keep_unfinished_s=settings.keep_unfinished_s,
             read_only=settings.read_only,
         )
-        self._durability = Durability(self._workers, reactor, settings.durability)
+        self._durability = GroupCommit(self._workers, reactor, settings.durability)
         self._server: GbsSite | None = None
         self._foolscap: FoolscapPort | None = None
-        self._front: FrontFactory | None = None
+        self._front: PortListener | None = None
         self._ports: list[Any] = []
         self._timers: list[LoopingCall] = []
         self._lock: int | None = None
@@ -179,8 +335,10 @@ class StorageNode:
             connections = min(self.settings.max_connections, raise_file_limit())
             self._server = GbsSite(service, self._reactor)
             self._foolscap = FoolscapPort(service, who, self._server.note_hostile)
-            crowd: Crowd[Front] = Crowd(connections, self.settings.max_per_address, MAX_CLOSING)
-            self._front = FrontFactory(
+            crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
+                connections, self.settings.max_per_address, MAX_CLOSING
+            )
+            self._front = PortListener(
                 self._server, who.contexts(), self._reactor, self._foolscap, crowd
             )
             for text in self.settings.port.split(","):
@@ -207,11 +365,11 @@ class StorageNode:
             self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
         expiry = self.settings.expiry
         if expiry is not None and alone:
-            collect = Collecting(self._store, self.storage, expiry, self._date)
+            collect = LeaseCollector(self._store, self.storage, expiry, self._date)
             self._every(COLLECTION_S, "expired shares removed", collect)
-        self._alive = supervised.stay_alive(self._reactor)
+        self._alive = systemd.stay_alive(self._reactor)
         self._serves = True
-        supervised.notify(supervised.READY)
+        systemd.notify(systemd.READY)
         log.info(
             "serving {storage} with durability {durability}",
             storage=str(self.storage),
@@ -241,8 +399,8 @@ class StorageNode:
 
         from pipegrid.server import announce
         from pipegrid.wire.announcements import sign
-        from pipegrid.wire.introducing import LOST_AFTER_S
-        from pipegrid.wire.tub import make_tub
+        from pipegrid.wire.foolscap_broker import make_tub
+        from pipegrid.wire.introducer_protocol import LOST_AFTER_S
 
         has_shares = any((self.storage / "shares").glob("[a-z2-7][a-z2-7]/*"))
         identity = announce.load_or_create(self.settings.directory, tub_id, has_shares)
@@ -284,7 +442,7 @@ class StorageNode:
 
     async def _stop(self) -> None:
         if self._serves:
-            supervised.notify(supervised.STOPPING)
+            systemd.notify(systemd.STOPPING)
         for timer in self._timers:
             if timer.running:
                 timer.stop()
@@ -347,7 +505,7 @@ def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> in
         reactor: not running yet; its handlers of SIGINT and SIGTERM stop the node in good order.
         say: is given the NURL, then the fURL, when the server listens, or one sentence why it does not.
     """
-    supervised.end_without_memory()
+    systemd.end_without_memory()
     make_monotonic(reactor)
     node = StorageNode(reactor, settings)
     failures: list[BaseException] = []
@@ -381,3 +539,46 @@ def raise_file_limit() -> int:
             soft = wanted
     # Beside its connection a client may have one share open; so may every waiting commit.
     return max(16, soft // 2 - 512 - _SPARE_FILES) if soft > 2048 else max(16, soft // 4)
+
+
+# Whether a Tahoe-LAFS node still runs in a directory that PipeGrid is to serve.
+#
+# A running node keeps ``running.process``: its process id, and when that process was made, in seconds since
+# 1970. One that was killed leaves it behind, and by now the id may be another's; so both have to agree.
+
+NAME = "running.process"
+TOLERANCE_S = 2.0
+_MAX_BYTES = 1000
+
+
+def refuse_if_running(directory: Path, proc: Path = Path("/proc")) -> None:
+    """
+    Raise UsageError if a Tahoe-LAFS node runs in the directory, as far as this system tells.
+
+    Args:
+        proc: the kernel's file system about processes.
+    """
+    try:
+        pid_text, made_text = read_file(directory / NAME, _MAX_BYTES).split()
+        pid, made_s = int(pid_text), float(made_text)
+    except (OSError, ValueError):
+        return
+    began_s = process_began(pid, proc)
+    if began_s is not None and abs(began_s - made_s) <= TOLERANCE_S:
+        raise UsageError(
+            f"the Tahoe-LAFS node of {directory} is still running, as process {pid}; stop it first"
+        )
+
+
+def process_began(pid: int, proc: Path = Path("/proc")) -> float | None:
+    """Return when a process was made, in seconds since 1970; None if it is gone, or nobody knows."""
+    with suppress(OSError, ValueError, IndexError):
+        # The second field is the name in brackets, which may hold anything; the 22nd counts from the boot.
+        fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        boot_s = next(
+            int(line.split()[1])
+            for line in (proc / "stat").read_text("ascii", "replace").splitlines()
+            if line.startswith("btime ")
+        )
+        return boot_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return None

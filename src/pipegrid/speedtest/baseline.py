@@ -24,11 +24,18 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.errors import UsageError
-from pipegrid.reactor.together import as_deferred, together
+from pipegrid.reactor.deferreds import as_deferred, gather
 from pipegrid.speedtest.probe import Probe
 from pipegrid.speedtest.probe import Responder as Responder
-from pipegrid.speedtest.rawstream import Buffers
-from pipegrid.speedtest.results import DIRECTIONS, SCENARIO, UP, Baseline, Measurement, RoundTrip
+from pipegrid.speedtest.raw_stream import Buffers
+from pipegrid.speedtest.run_results import (
+    DIRECTIONS,
+    SCENARIO,
+    UP,
+    Baseline,
+    Measurement,
+    RoundTrip,
+)
 
 SAMPLE_TRIPS = 10
 """A sample lasts at least so many round trips."""
@@ -252,4 +259,4 @@ def share_out(size_bytes: int, streams: int) -> list[int]:
 
 async def _all(work: Iterable[Coroutine[Any, Any, float | None]]) -> list[Any]:
     """Wait for all; if one fails, the others are cancelled."""
-    return await together([Deferred.fromCoroutine(each) for each in work])
+    return await gather([Deferred.fromCoroutine(each) for each in work])

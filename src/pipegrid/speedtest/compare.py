@@ -1,41 +1,347 @@
-"""
-What changed between two builds, beyond noise, by a stated test.
-
-A measurement has changed if it did so
-
-* by more than 10 %, than twice what one round of it differs from the next (standard deviation), and than
-  runs of one side differ among themselves, where a side has several;
-* both in seconds and beside the ceiling of its own run: round trips and raw TCP were measured in the same
-  run, and when they got slower, that much is the path's fault and not the build's;
-* and farther than relabelling of the rounds explains: a permutation test of the maximum over all
-  measurements (`significance`), at 1 % for the whole comparison, "slower" and "faster" each.
-
-What that finds and what it misses was simulated: docs/explanation-speedtest-compare.md. This module is pure.
-"""
+"""Regression test between two builds."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.comparison import (
-    FASTER,
-    LEAST_CHANGE,
-    LEVEL,
-    SAME,
-    SLOWER,
-    UNJUDGED,
-    Comparison,
-    FigureChange,
-    title,
-)
-from pipegrid.speedtest.results import EmulatedLink, Measurement, Parameters, Run
-from pipegrid.speedtest.significance import PairedSamples, greater, least_p
+from pipegrid.speedtest.run_results import SCENARIO, EmulatedLink, Measurement, Parameters, Run
+
+# What comparing two builds gave, and how it reads.
+#
+# The test itself is in `compare`.
+
+SLOWER = "slower"
+FASTER = "faster"
+SAME = "same"
+UNJUDGED = "unjudged"
+
+LEVEL = 0.01
+"""Share of comparisons of equal builds in which anything may be called slower; the same for faster."""
+
+LEAST_CHANGE = 0.1
+"""
+Smaller changes are not told from noise: that much may two runs of one build differ as a whole, because of
+what else the machine did in those minutes. A single run a side holds no trace of it.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class FigureChange:
+    """
+    One measurement, before and after.
+
+    Attributes:
+        name, group, direction: as in the runs.
+        before_s, after_s: median seconds of a round.
+        ratio: of the medians, after / before; above 1 is slower.
+        low, high: 95 % of bootstrapped ratios lie between.
+        margin: the ratio that the test calls noise in the direction of the change, above 1.
+        p: chance of such a change somewhere, were all builds the same; None if there are too few samples.
+        verdict: ``slower``, ``faster``, ``same``, or ``unjudged`` for too few samples.
+    """
+
+    name: str
+    group: str
+    direction: str
+    before_s: float
+    after_s: float
+    ratio: float
+    low: float
+    high: float
+    margin: float
+    p: float | None
+    verdict: str
+
+    @property
+    def percent(self) -> str:
+        """The change and its interval, as ``+31 % (+25 to +38)``."""
+        low, high = _percent(self.low), _percent(self.high)
+        return f"{_percent(self.ratio)} % ({low} to {high})"
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """
+    What the test says.
+
+    Attributes:
+        changes: every measurement that both sides have, in the order of the first run.
+        warnings: sentences on what makes the comparison weaker.
+        missing, added: names of measurements that only the runs before, or after, have.
+    """
+
+    changes: tuple[FigureChange, ...]
+    warnings: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    def having(self, verdict: str) -> tuple[FigureChange, ...]:
+        """Return the changes with this verdict."""
+        return tuple(each for each in self.changes if each.verdict == verdict)
+
+    @property
+    def slower(self) -> tuple[FigureChange, ...]:
+        """The measurements that take longer now, beyond noise."""
+        return self.having(SLOWER)
+
+    @property
+    def faster(self) -> tuple[FigureChange, ...]:
+        """What takes less time now."""
+        return self.having(FASTER)
+
+    @property
+    def regressed(self) -> bool:
+        """Whether any measurement takes longer now, beyond noise."""
+        return bool(self.slower)
+
+    @property
+    def summary(self) -> str:
+        """One sentence for people: how many measurements became slower, or faster, beyond noise."""
+        judged = len(self.changes) - len(self.having(UNJUDGED))
+        if not judged:
+            return "Nothing could be judged: there are too few rounds."
+        if not self.slower and not self.faster:
+            return f"No change beyond noise in {judged} measurements."
+        said = [
+            f"{len(changes)} {verdict}"
+            for verdict, changes in ((SLOWER, self.slower), (FASTER, self.faster))
+            if changes
+        ]
+        return f"Of {judged} measurements {' and '.join(said)}, beyond noise."
+
+    def as_text(self, everything: bool = False) -> str:
+        """
+        Return lines for a person.
+
+        Args:
+            everything: also what did not change.
+        """
+        shown = [each for each in self.changes if everything or each.verdict in (SLOWER, FASTER)]
+        lines = [self.summary]
+        if shown:
+            lines += ["", *_table(shown)]
+        lines += [""] if self.warnings or self.missing or self.added else []
+        lines += [f"Note: {each}" for each in self.warnings]
+        if self.missing:
+            lines.append(f"Only before: {', '.join(self.missing)}.")
+        if self.added:
+            lines.append(f"Only after: {', '.join(self.added)}.")
+        lines += [
+            "",
+            f"A change is one of more than {LEAST_CHANGE:.0%}, in seconds and beside the run's own ceiling,"
+            " that relabelling of the rounds (maximum over all measurements) explains in at most"
+            f" {LEVEL:.0%}.",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return {
+            "regressed": self.regressed,
+            "summary": self.summary,
+            "level": LEVEL,
+            "least_change": LEAST_CHANGE,
+            **attrs.asdict(self),
+        }
+
+
+def title(key: tuple[str, str, str]) -> str:
+    """Return what a measurement is called, by group, direction and name."""
+    group, direction, name = key
+    return f"{name} {direction}" if group == SCENARIO else f"{group} {name} {direction}"
+
+
+def _percent(ratio: float) -> str:
+    change = 100 * (ratio - 1)
+    return f"{change:+.0f}" if abs(change) >= 10 else f"{change:+.1f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
+
+
+def _table(changes: Sequence[FigureChange]) -> list[str]:
+    """Return a line for each change, with a head, in columns."""
+    rows = [("", "before", "after", "change (95 %)", "p", "")]
+    rows += [
+        (
+            title((each.group, each.direction, each.name)),
+            _seconds(each.before_s),
+            _seconds(each.after_s),
+            each.percent,
+            "" if each.p is None else f"{each.p:.3f}",
+            each.verdict,
+        )
+        for each in changes
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    return [
+        (f"{row[0]:<{widths[0]}}  " + "  ".join(f"{row[i]:>{widths[i]}}" for i in range(1, 5)))
+        + f"  {row[5]}".rstrip()
+        for row in rows
+    ]
+
+
+# Which of many measurements lie farther apart than relabelling of their rounds explains.
+#
+# The question: two builds were measured, each in some rounds. Is a measurement longer in the second build by
+# more than a margin, or would labels dealt at random among the same rounds often look like that *somewhere*?
+#
+# The test is a permutation test of the maximum (Westfall and Young, "Resampling-Based Multiple Testing",
+# 1993): the statistic of each measurement is compared with the greatest that any measurement reaches
+# under each relabelling. So its p is already that of the whole family: with no effect at all, the chance
+# that anything falls below alpha is at most alpha, however many measurements there are and however they
+# hang together, and whatever distribution the noise has. Correcting exact rank tests of five rounds
+# against five could never show anything: their least p is 1/252 on one side, and Holm would multiply it
+# by the number of measurements; here it stays 1/252 for the family, because how far apart the samples are
+# counts, not only their order.
+#
+# The statistic is Student's t with a constant added to its denominator, the typical noise of all measurements
+# (as in SAM: Tusher, Tibshirani and Chu, PNAS 98, 2001): among dozens of measurements some have five samples
+# that agree by chance, and their t would drown the rest.
+#
+# Pure: numbers in, numbers out; the random relabellings have a fixed seed, so the same runs always give the
+# same answer.
+
+RELABELLINGS = 1000
+"""Drawn where there are more; the least p is then 1/1001, a tenth of the level that is used."""
+
+_SEED = 5
+
+
+@attrs.frozen
+class PairedSamples:
+    """
+    Samples of one measurement; at least one each, on a scale where noise adds (logarithms of seconds).
+
+    Attributes:
+        before, after: of both builds.
+        margin: how much greater ``after`` may be and still count as the same; not negative.
+    """
+
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    margin: float
+
+
+def least_p(before: int, after: int) -> float:
+    """Return the least p that so many samples can give."""
+    return max(1 / math.comb(before + after, after), 1 / (RELABELLINGS + 1))
+
+
+def greater(pairs: Sequence[PairedSamples]) -> list[float]:
+    """
+    Test for each pair whether ``after`` is greater than ``before`` by more than the margin.
+
+    Returns:
+        For each pair the share of relabellings under which some measurement is as far apart as this one is.
+        Where no pair differs by more than its margin, some p is at most alpha in at most that share of
+        comparisons.
+    """
+    if not pairs:
+        return []
+    prepared = [_Prepared.of(pair) for pair in pairs]
+    counts = [(len(pair.before), len(pair.after)) for pair in pairs]
+    observed: list[float] = []
+    reached = [0] * len(pairs)
+    total = 0
+    # The first labels are the true ones, so that every p is above zero.
+    for labels in _relabellings(counts):
+        values = _statistics(prepared, [labels[each] for each in counts])
+        if not observed:
+            observed = values
+        greatest = max(values) + 1e-9  # equal up to rounding is equal
+        total += 1
+        for index, value in enumerate(observed):
+            reached[index] += greatest >= value
+    return [count / total for count in reached]
+
+
+def _relabellings(
+    counts: Sequence[tuple[int, int]],
+) -> Iterator[dict[tuple[int, int], tuple[int, ...]]]:
+    """
+    Yield, for each pair of sample counts, which samples are called ``after``; the true labels first.
+
+    Measurements with equal counts share the labels: their rounds were measured together, and what hangs
+    together stays together.
+    """
+    kinds = sorted(set(counts))
+    if len(kinds) == 1 and math.comb(sum(kinds[0]), kinds[0][1]) <= RELABELLINGS:
+        [(before, after)] = kinds
+        everything = range(before + after)
+        true = tuple(everything)[before:]
+        yield {kinds[0]: true}
+        for chosen in itertools.combinations(everything, after):
+            if chosen != true:
+                yield {kinds[0]: chosen}
+        return
+    rng = random.Random(_SEED)
+    yield {(before, after): tuple(range(before, before + after)) for before, after in kinds}
+    for _ in range(RELABELLINGS):
+        yield {
+            (before, after): tuple(rng.sample(range(before + after), after))
+            for before, after in kinds
+        }
+
+
+@attrs.frozen
+class _Prepared:
+    """A pair with the margin taken off, centred; what no relabelling changes is computed once."""
+
+    values: tuple[float, ...]
+    squares: float
+
+    @classmethod
+    def of(cls, pair: PairedSamples) -> _Prepared:
+        values = pair.before + tuple(value - pair.margin for value in pair.after)
+        middle = statistics.fmean(values)
+        centred = tuple(value - middle for value in values)
+        return cls(centred, math.fsum(value * value for value in centred))
+
+
+def _statistics(prepared: Sequence[_Prepared], labels: Sequence[tuple[int, ...]]) -> list[float]:
+    """Return the moderated t of each measurement under these labels."""
+    differences: list[float] = []
+    errors: list[float] = []
+    for each, chosen in zip(prepared, labels, strict=True):
+        count = len(each.values)
+        after = len(chosen)
+        before = count - after
+        # Centred, so one side's sum tells both means.
+        total = sum([each.values[index] for index in chosen])
+        difference = total * (1 / after + 1 / before)
+        within = max(each.squares - difference * difference * after * before / count, 0.0)
+        differences.append(difference)
+        errors.append(math.sqrt(within / max(count - 2, 1) * (1 / after + 1 / before)))
+    typical = statistics.median(errors)
+    return [
+        difference / (error + typical + 1e-12)
+        for difference, error in zip(differences, errors, strict=True)
+    ]
+
+
+# What changed between two builds, beyond noise, by a stated test.
+#
+# A measurement has changed if it did so
+#
+# * by more than 10 %, than twice what one round of it differs from the next (standard deviation), and than
+#   runs of one side differ among themselves, where a side has several;
+# * both in seconds and beside the ceiling of its own run: round trips and raw TCP were measured in the same
+#   run, and when they got slower, that much is the path's fault and not the build's;
+# * and farther than relabelling of the rounds explains: a permutation test of the maximum over all
+#   measurements (`significance`), at 1 % for the whole comparison, "slower" and "faster" each.
+#
+# What that finds and what it misses was simulated: docs/explanation-speedtest-compare.md. This module is
+# pure.
 
 ROUNDS_TO_RUNS = 2.0
 """
@@ -48,7 +354,7 @@ BUSY = 0.15
 """Rounds that scatter by more say that the machine did other things; then single runs tell little."""
 
 _RESAMPLES = 200
-_SEED = 5
+
 
 _Key = tuple[str, str, str]
 """Group, direction and name of a measurement."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from pipegrid.speedtest.results import (
+from pipegrid.speedtest.run_results import (
     COLD_START,
     DIRECTIONS,
     DOWN,

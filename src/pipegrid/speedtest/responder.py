@@ -1,12 +1,4 @@
-"""
-A small service that lets the path to a host be measured: it takes and gives bytes, and answers pings.
-
-    pipegrid speedtest responder --port 8097 --max-bytes 10GB --max-seconds 3600
-
-The protocol is that of ``session``. It works for whoever knows the token, up to a number of bytes and for a
-time, and for a few connections at once, so that it is no open traffic source. Everybody else gets ten seconds
-and at most two lines.
-"""
+"""Responder service and its processes."""
 
 from __future__ import annotations
 
@@ -19,13 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, gatherResults
 
 from pipegrid.errors import UsageError
-from pipegrid.reactor.together import as_deferred
+from pipegrid.reactor.deferreds import as_deferred
 from pipegrid.speedtest.probe import Responder, is_token
-from pipegrid.speedtest.rawstream import Buffers, RawStream
-from pipegrid.speedtest.session import BUSY, NO_TIME, TLS_HANDSHAKE, ByteAllowance, ServerSession
+from pipegrid.speedtest.raw_stream import Buffers, RawStream
+from pipegrid.speedtest.responder_protocol import (
+    BUSY,
+    NO_TIME,
+    TLS_HANDSHAKE,
+    ByteAllowance,
+    ServerSession,
+)
+from pipegrid.speedtest.server_processes import ChildProcess, be_child, in_thread, start_child
+
+# A small service that lets the path to a host be measured: it takes and gives bytes, and answers pings.
+#
+#     pipegrid speedtest responder --port 8097 --max-bytes 10GB --max-seconds 3600
+#
+# The protocol is that of ``session``. It works for whoever knows the token, up to a number of bytes and for a
+# time, and for a few connections at once, so that it is no open traffic source. Everybody else gets ten
+# seconds and at most two lines.
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8097
@@ -331,3 +338,66 @@ async def responder_main(
         pass  # that is one way to end
     finally:
         service.stop()
+
+
+# Responders of our own, in processes beside servers of our own: what raw TCP is measured with there.
+
+_NO_LIMIT_BYTES = 10**17
+_NO_LIMIT_S = 10.0**6
+
+
+@attrs.frozen
+class RunningResponders:
+    """
+    Responders in child processes of this machine.
+
+    Attributes:
+        responders: where they are; behind a proxy, ``attrs.evolve(responder, port=…)``.
+    """
+
+    responders: list[Responder]
+    _children: list[ChildProcess]
+
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes, in the order of the responders."""
+        return [child.pid for child in self._children]
+
+    def stop(self) -> Deferred[None]:
+        """End them; fires when they have ended."""
+        ending = gatherResults([child.stop() for child in self._children], consumeErrors=True)
+        return ending.addCallback(lambda _: None)
+
+
+@as_deferred
+async def start_responders(reactor: Any, count: int) -> RunningResponders:
+    """Start so many, each a process on 127.0.0.1, with a token made for them."""
+    token = make_token()
+    # One key for all: to make one takes longer than all else that they do before they are ready.
+    key = await in_thread(reactor, make_key)
+    job = {"token": token, "pem": key.pem.decode(), "spki_hash": key.spki_hash.hex()}
+    starting = [start_child(reactor, "pipegrid.speedtest.responder", job) for _ in range(count)]
+    children: list[ChildProcess] = []
+    try:
+        for each in starting:
+            child = await each
+            children.append(child)
+    except BaseException:
+        for each in starting:
+            each.addErrback(lambda _: None)
+            each.cancel()
+        for child in children:
+            await child.stop()
+        raise
+    responders = [Responder(LOOPBACK, int(child.said), token, key.spki_hash) for child in children]
+    return RunningResponders(responders, children)
+
+
+def _child(reactor: Any, job: Any) -> int:
+    settings = ResponderSettings(LOOPBACK, 0, job["token"], _NO_LIMIT_BYTES, _NO_LIMIT_S)
+    key = ResponderKey(job["pem"].encode(), bytes.fromhex(job["spki_hash"]))
+    return ResponderService(reactor, settings, key=key).address[1]
+
+
+if __name__ == "__main__":
+    be_child(_child)

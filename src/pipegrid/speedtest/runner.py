@@ -27,15 +27,10 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core.params import Params
 from pipegrid.errors import GridError
-from pipegrid.reactor.together import as_deferred, together
+from pipegrid.reactor.deferreds import as_deferred, gather
 from pipegrid.reactor.trace import Tracer
 from pipegrid.speedtest.baseline import Effort, join, measure_baselines
-from pipegrid.speedtest.children import in_thread
-from pipegrid.speedtest.clients import Session
-from pipegrid.speedtest.contents import Comparing, Contents
-from pipegrid.speedtest.processes import environment
-from pipegrid.speedtest.provenance import commit, machine, versions
-from pipegrid.speedtest.results import (
+from pipegrid.speedtest.run_results import (
     COLD_START,
     DOWN,
     UP,
@@ -46,9 +41,13 @@ from pipegrid.speedtest.results import (
     RoundTrip,
     Run,
     Timeline,
+    commit,
+    machine,
+    versions,
 )
 from pipegrid.speedtest.scenarios import AUTO, Scenario
-from pipegrid.speedtest.target import FileTarget, check_room
+from pipegrid.speedtest.server_processes import environment, in_thread
+from pipegrid.speedtest.targets import Comparing, Contents, FileTarget, Session, check_room
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 
 Say = Callable[[str], object]
@@ -255,7 +254,7 @@ class Rounds:
         target = self._target
         count = 1 if target.servers <= target.params.total_shares else 3 * target.servers
         files = self._contents.files([_WARM_BYTES] * min(count, 100))
-        caps = await together([Deferred.fromCoroutine(session.put(file)) for file in files])
+        caps = await gather([Deferred.fromCoroutine(session.put(file)) for file in files])
         for cap, file in zip(caps, files, strict=True):
             await session.get(cap, Comparing(file))
 
@@ -268,7 +267,7 @@ class Rounds:
             params = scenario.params(self._target.params)
         began = time.perf_counter()
         if scenario.at_once:
-            caps = await together(
+            caps = await gather(
                 [Deferred.fromCoroutine(session.put(file, params)) for file in files]
             )
         else:
@@ -281,7 +280,7 @@ class Rounds:
         gc.collect()
         began = time.perf_counter()
         if scenario.at_once:
-            await together([Deferred.fromCoroutine(session.get(*pair)) for pair in pairs])
+            await gather([Deferred.fromCoroutine(session.get(*pair)) for pair in pairs])
         else:
             for pair in pairs:
                 await session.get(*pair)

@@ -14,7 +14,7 @@ import attrs
 from pipegrid.core import layout
 from pipegrid.core.params import MAX_LITERAL_BYTES, Params
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.results import (
+from pipegrid.speedtest.run_results import (
     COLD_START,
     DOWN,
     ENCODING,
@@ -65,7 +65,7 @@ class Scenario:
 
     Attributes:
         name: unique in its group.
-        group: see ``results.GROUPS``.
+        group: see ``run_results.GROUPS``.
         sizes: of the files, in bytes, each more than fits in a cap.
         at_once: whether they go together, not one after the other.
         fresh: the first thing that a client does: connecting is a part of what is measured.

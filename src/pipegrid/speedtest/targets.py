@@ -1,39 +1,360 @@
-"""
-What is measured: a private grid that is started for it, the grid of a client's directory, or a gateway.
-
-A target is started, opened as often as clients are wanted, and stopped; nothing that it started outlives it.
-"""
+"""Targets: private grid, configured grid, gateway."""
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, BinaryIO, Protocol, cast
+from urllib.parse import quote, urlsplit
 
 import attrs
+from twisted.internet.defer import CancelledError
+from twisted.internet.endpoints import HostnameEndpoint, connectProtocol
+from twisted.internet.protocol import Protocol as Connection
 
 from pipegrid.core.params import Params
-from pipegrid.errors import GridError, ServerUnreachable, UsageError
-from pipegrid.grid import config
+from pipegrid.errors import CorruptionError, GridError, ServerUnreachable, UsageError
+from pipegrid.grid import client_config
+from pipegrid.grid.client_paths import default_directory, is_configured
 from pipegrid.grid.grid import Grid
-from pipegrid.grid.homes import default_directory, is_configured
 from pipegrid.reactor.trace import Tracing
 from pipegrid.speedtest.baseline import Responder, ping_responders
-from pipegrid.speedtest.children import in_thread
-from pipegrid.speedtest.clients import GatewaySession, Session
-from pipegrid.speedtest.links import describe, shape_of
-from pipegrid.speedtest.processes import LOOPBACK, Servers, at_ports, make_client, server_name
-from pipegrid.speedtest.proxy import RunningProxy, start_proxy
-from pipegrid.speedtest.responders import RunningResponders, start_responders
-from pipegrid.speedtest.results import EmulatedLink, RoundTrip
-from pipegrid.speedtest.target import FOOLSCAP, GATEWAY, GBS, FileTarget, connect_s
+from pipegrid.speedtest.link_proxy import RunningProxy, describe, shape_of, start_proxy
+from pipegrid.speedtest.responder import RunningResponders, start_responders
+from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
+from pipegrid.speedtest.server_processes import (
+    LOOPBACK,
+    Servers,
+    at_ports,
+    in_thread,
+    make_client,
+    server_name,
+)
 from pipegrid.speedtest.timeline import HostPort
+
+# What the speed test stores: fresh random bytes, so that nothing is stored already, and nothing compresses.
+#
+# What comes back is compared with it, to the last byte.
+
+
+class Contents:
+    """
+    Files that were never stored before.
+
+    Args:
+        seed: the same seed gives the same files, in the same order.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    def files(self, sizes: Iterable[int]) -> list[bytes]:
+        """Return fresh files of these sizes."""
+        return [self._rng.randbytes(size) for size in sizes]
+
+
+class Comparing:
+    """
+    A file to write to, in memory that is there already, to be compared with what should be in it.
+
+    So while the clock runs a byte is copied once, as a file would do, and no page is touched for the first
+    time.
+    """
+
+    name = "the comparison"
+    written_in_reactor = True  # it waits for nobody
+
+    def __init__(self, expected: bytes) -> None:
+        self._expected = expected
+        self._got = memoryview(bytearray(expected[::-1]))
+        self._at = 0
+
+    def write(self, data: Any) -> int:
+        """
+        Keep the next bytes.
+
+        Raises:
+            CorruptionError: they are more than there should be.
+        """
+        size = len(data)
+        if self._at + size > len(self._expected):
+            raise CorruptionError(f"more than {len(self._expected)} bytes came back")
+        self._got[self._at : self._at + size] = data
+        self._at += size
+        return size
+
+    def flush(self) -> None:
+        """There is nothing to flush."""
+
+    def check(self) -> None:
+        """
+        Compare.
+
+        Raises:
+            CorruptionError: what came is not what should have come.
+        """
+        if self._at != len(self._expected):
+            raise CorruptionError(
+                f"{self._at} bytes came back instead of {len(self._expected)}; no figure is taken from that"
+            )
+        if self._got.obj != self._expected:
+            raise CorruptionError("other bytes came back than were stored; report this")
+
+
+# One client of whatever is measured: it puts and gets files. A grid's, or that of a gateway over HTTP.
+#
+# A gateway is any HTTP server that stores what is ``PUT`` to ``/uri``, answers with a cap, and gives it back
+# to ``GET /uri/CAP``: Tahoe-LAFS's nodes do, and so they are measured by the code that measures PipeGrid.
+
+MAX_CAP_BYTES = 4096
+MAX_TROUBLE_CHARACTERS = 200
+GATEWAY_CONNECTIONS = 100
+GATEWAY_CONNECT_TIMEOUT_S = 30.0
+
+
+class Session(Protocol):
+    """A client; its connections stay up between calls."""
+
+    async def put(self, data: bytes, params: Params | None = None) -> str:
+        """Store a file; returns its cap."""
+
+    async def get(self, cap: str, sink: Comparing) -> None:
+        """Fetch a file into ``sink``, which compares it with what was put."""
+
+    async def close(self) -> None:
+        """End the session, with all its connections."""
+
+
+class GridSession:
+    """
+    ``pipegrid.Grid``, as an application uses it.
+
+    Args:
+        every_share: fail if a put does not wait for some server: on servers that are all alike its time would
+            be set against bytes that were not sent.
+    """
+
+    def __init__(self, grid: Grid, every_share: bool = False) -> None:
+        self._grid = grid
+        self._every_share = every_share
+
+    async def put(self, data: bytes, params: Params | None = None) -> str:
+        """Store a file; fewer servers than shares of a sweep are no reason to fail."""
+        happy = None
+        if params is not None:
+            happy = min(self._grid.config.happy, params.total_shares)
+        result = await self._grid.put(data, params=params, happy=happy)
+        if self._every_share and result.dropped:
+            raise GridError(
+                f"a put of {len(data)} bytes did not wait for {', '.join(result.dropped)}, so its time"
+                " tells nothing; measure again on a machine that does less besides"
+            )
+        return str(result.cap)
+
+    async def get(self, cap: str, sink: Comparing) -> None:
+        await self._grid.get(cap, cast(BinaryIO, sink))
+
+    async def close(self) -> None:
+        await self._grid.close()
+
+
+class GatewaySession:
+    """
+    An HTTP client with connections of its own.
+
+    Args:
+        url: of the gateway, without ``/uri``.
+    """
+
+    def __init__(self, reactor: Any, url: str) -> None:
+        import treq
+        from twisted.web.client import Agent, HTTPConnectionPool
+
+        self._url = url
+        self._pool = HTTPConnectionPool(reactor)
+        self._pool.maxPersistentPerHost = GATEWAY_CONNECTIONS
+        self._pool.retryAutomatically = False  # a put that is sent twice would be timed twice
+        agent = Agent(reactor, connectTimeout=GATEWAY_CONNECT_TIMEOUT_S, pool=self._pool)
+        self._client = treq.client.HTTPClient(agent)
+
+    async def put(self, data: bytes, params: Params | None = None) -> str:
+        """Store a file as the gateway is configured to."""
+        import treq
+
+        response = await self._ask("PUT", f"{self._url}/uri", data=data)
+        cap = bytearray()
+        await treq.collect(response, cap.extend)
+        text = bytes(cap[:MAX_CAP_BYTES]).decode("utf-8", "replace").strip()
+        if not text or len(cap) > MAX_CAP_BYTES or "\n" in text:
+            raise UsageError(
+                f"{self._url} answered PUT /uri with {_shown(text)}, which is no cap; is it a gateway?"
+            )
+        return text
+
+    async def get(self, cap: str, sink: Comparing) -> None:
+        import treq
+
+        response = await self._ask("GET", f"{self._url}/uri/{quote(cap, safe=':')}")
+        take: Any = sink.write
+        await treq.collect(response, take)
+
+    async def close(self) -> None:
+        await self._pool.closeCachedConnections()
+
+    async def _ask(self, method: str, url: str, **options: Any) -> Any:
+        import treq
+
+        try:
+            response = await self._client.request(method, url, unbuffered=True, **options)
+        except CancelledError:
+            raise
+        except Exception as error:
+            raise ServerUnreachable(
+                f"cannot reach the gateway {self._url}: {_reason(error)}; is it running?", self._url
+            ) from error
+        if response.code not in (200, 201):
+            said = await treq.text_content(response, "utf-8")
+            raise GridError(
+                f"the gateway {self._url} refused {method} /uri with status {response.code}:"
+                f" {_shown(said)}"
+            )
+        return response
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong, without the nesting that HTTP clients wrap it in."""
+    reasons = getattr(error, "reasons", None)
+    if reasons:
+        error = reasons[0].value
+    return str(error).rstrip(".") or type(error).__name__
+
+
+def _shown(text: str) -> str:
+    """Return the first line of a stranger's text, as far as it can be shown."""
+    lines = text.strip().splitlines() or ["nothing"]
+    line = lines[0][:MAX_TROUBLE_CHARACTERS]
+    return "".join(char if char.isprintable() else "?" for char in line)
+
+
+# What every target of the speed test has, and what is asked of each before it is measured.
+
+GBS = "gbs"
+FOOLSCAP = "foolscap"
+GATEWAY = "gateway"
+CONNECT_TIMEOUT_S = 10.0
+SPARE_BYTES = 100 * 10**6
+"""What a disk should have left when all is stored."""
+
+
+class FileTarget:
+    """
+    Something to put files on.
+
+    Attributes:
+        kind: as ``results.Parameters.target``.
+        transport: as ``results.Parameters.transport``.
+        servers: how many.
+        params, happy: how files are encoded unless a scenario says otherwise.
+        link: that is emulated before the servers; None for none.
+        durability: of the servers, if they are ours.
+        responders: what raw TCP is measured with, on the same path; none if there are none.
+        directory: of a client, for the command itself; None if the command cannot use it.
+        names: of the servers, by their addresses, where their connections can be looked at.
+        adjustable: whether windows and encodings can be chosen.
+        alike: whether all servers are, so that none should be too slow to wait for.
+    """
+
+    kind = ""
+    transport = GBS
+    servers = 1
+    params = Params()
+    happy = 0
+    link: EmulatedLink | None = None
+    durability: str | None = None
+    responders: Sequence[Responder] = ()
+    directory: Path | None = None
+    adjustable = True
+    alike = False
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+        self.names: dict[HostPort, str] = {}
+
+    async def start(self) -> None:
+        """Start what has to be started, and see whether it is there."""
+        raise NotImplementedError
+
+    async def open(
+        self,
+        window_bytes: int | None = None,
+        *,
+        reactor: Any = None,
+        tracer: Tracing | None = None,
+    ) -> Session:
+        """Return a client with no connections yet."""
+        assert self.directory is not None, "not started"
+        grid = await Grid.open(
+            reactor or self._reactor, self.directory, window_bytes=window_bytes, tracer=tracer
+        )
+        return GridSession(grid, self.alike)
+
+    async def round_trips(self, count: int) -> list[RoundTrip]:
+        """Measure each server's round trip so many times."""
+        raise NotImplementedError
+
+    async def free_bytes(self) -> int | None:
+        """Return how much the servers can store, all shares together; None if nobody knows."""
+        return None
+
+    async def stop(self) -> None:
+        """End all that was started."""
+
+
+async def check_room(target: FileTarget, needed_bytes: int) -> None:
+    """
+    Raises:
+        UsageError: there is less room than all shares need.
+    """
+    free = await target.free_bytes()
+    if free is not None and free < needed_bytes + SPARE_BYTES:
+        raise UsageError(
+            f"the shares of this run need {needed_bytes / 1e9:.2f} GB, and there are {free / 1e9:.2f} GB"
+            " free; choose fewer --rounds, other scenarios with --only, or another disk with --scratch"
+        )
+
+
+async def connect_s(reactor: Any, host: str, port: int) -> float:
+    """
+    Return how long it takes to open a TCP connection, which the other end's kernel answers.
+
+    Raises:
+        ServerUnreachable: nobody listens there.
+    """
+    endpoint = HostnameEndpoint(reactor, host, port, CONNECT_TIMEOUT_S)
+    began = time.perf_counter()
+    try:
+        connection = await connectProtocol(endpoint, Connection())
+    except Exception as error:
+        raise ServerUnreachable(
+            f"cannot connect to {host}:{port}: {str(error).rstrip('.')}; is it running?",
+            f"{host}:{port}",
+        ) from error
+    took_s = time.perf_counter() - began
+    transport: Any = connection.transport
+    transport.abortConnection()
+    return took_s
+
+
+# What is measured: a private grid that is started for it, the grid of a client's directory, or a gateway.
+#
+# A target is started, opened as often as clients are wanted, and stopped; nothing that it started
+# outlives it.
 
 _TRANSPORT_NAMES = {"https": GBS}
 
@@ -88,7 +409,7 @@ class PrivateGrid(FileTarget):
 
     async def start(self) -> None:
         """Start servers, responders, and the link before them."""
-        config.check_happy(self.happy, self.params)
+        client_config.check_happy(self.happy, self.params)
         assert self.durability is not None
         self._left = False
         running = Servers(

@@ -15,7 +15,7 @@ from typing import Any
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from zope.interface import directlyProvides, providedBy
 
-from pipegrid.speedtest.results import DOWN, UP, Burst
+from pipegrid.speedtest.run_results import DOWN, UP, Burst
 
 MERGED_S = 0.0005
 """What passes a server in one direction within so long is one burst."""

@@ -1,54 +1,191 @@
-"""
-A storage directory: shares, leases and unfinished uploads, in the on-disk format of Tahoe-LAFS.
-
-    shares/<2 characters>/<storage index>/<share number>             complete shares
-    shares/incoming/<storage index>.<share number>                   unfinished ones
-    corruption-advisories/<time>--<storage index>-<share number>     what clients complained about
-
-Everything here blocks on the disk, and nothing on anything else: call it from a thread, or directly where
-that is fast enough. A store may be used by several threads, and a directory by several
-processes, each with a store of its own.
-
-**Names.** See ``paths``. Files with other names are ignored, and so are symbolic links in the place of files.
-
-**incoming** is one flat directory, unlike Tahoe-LAFS's, which empties its own when it starts. A directory
-for each unfinished upload, made and removed again, would cost more than all the rest: ext4 does not hand
-out an inode that was freed in the last seconds, and every new file searches past those.
-
-**Unfinished uploads.** See ``uploads.table``.
-
-Source: the format reference, storage protocols, sections 7 and 8.
-"""
+"""``ShareStore``: all shares in one storage directory, its free space and its advisories."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
-from pipegrid.core import base32
+from pipegrid.core import base32, dates
+from pipegrid.core.text import harmless
 from pipegrid.disk import files as disk
+from pipegrid.disk.private_output import PRIVATE_FILE, make_private
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
-from pipegrid.storage import containers, housekeeping, leases
-from pipegrid.storage.advisories import Advisories
-from pipegrid.storage.expiry import Expiry
-from pipegrid.storage.mutable import files as slotfiles
-from pipegrid.storage.mutable.containers import NODE_ID_BYTES
+from pipegrid.storage import garbage_collector, share_file
+from pipegrid.storage.mutable import slot_file as slotfiles
+from pipegrid.storage.mutable.slot_file import NODE_ID_BYTES
 from pipegrid.storage.mutable.slots import Slots
-from pipegrid.storage.paths import (
-    MAX_SHARE_NUMBER,
-    Paths,
-    check_key,
-    check_number,
-)
-from pipegrid.storage.reader import ShareReader, holds_share, list_numbers, open_reader
-from pipegrid.storage.room import Room
-from pipegrid.storage.uploads.standing import NOBODY, Asked, Client
-from pipegrid.storage.uploads.table import UnfinishedUploads
-from pipegrid.storage.uploads.upload import ShareUpload
+from pipegrid.storage.share_file import Expiry
+from pipegrid.storage.share_reader import ShareReader, holds_share, list_numbers, open_reader
+from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, Paths, check_key, check_number
+from pipegrid.storage.uploads.eviction import NOBODY, Client, UploadDemand
+from pipegrid.storage.uploads.incoming_share import IncomingShare
+from pipegrid.storage.uploads.registry import UnfinishedUploads
 from pipegrid.version import __version__
 from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
+
+# How much room the disk of a storage directory has, asked for no more often than it may matter.
+
+_PLENTY_BYTES = 1 << 30
+
+
+class FreeSpace:
+    """
+    The room below one directory.
+
+    Args:
+        path: of the directory that holds shares.
+        clock: seconds since 1970.
+        free: room on the disk of a path, or None if unknown.
+    """
+
+    def __init__(
+        self, path: str, clock: Callable[[], float], free: Callable[[str], int | None]
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._free = free
+        self._plenty_at, self._plenty_bytes = -1, 0  # what was free, and in which second
+
+    def free_bytes(self) -> int | None:
+        """
+        Return what is free now, or None if it cannot be told.
+
+        Raises:
+            ServerRefused: the storage directory is no directory.
+        """
+        try:
+            return self._free(self._path)
+        except OSError as error:
+            what = f"use the storage directory {os.path.dirname(self._path)!r}"
+            raise disk.disk_error(error, what) from error
+
+    def missing_bytes(
+        self, wanted: int, allocated: int, promised: Callable[[], int], fresh: bool = False
+    ) -> int:
+        """
+        Return how much room is missing; 0 if none, or nobody knows.
+
+        Looks at every upload only if it might not be so.
+
+        Args:
+            wanted: bytes, what has to stay free included.
+            allocated: lengths of unfinished uploads, however much of them has arrived.
+            promised: how much of them is still to come; asked for if it matters.
+            fresh: ask the disk in any case; else once a second, where there is plenty.
+        """
+        needed = wanted + allocated
+        second = int(self._clock())
+        if not fresh and second == self._plenty_at and self._plenty_bytes > needed + _PLENTY_BYTES:
+            return 0
+        free = self.free_bytes()
+        self._plenty_at, self._plenty_bytes = second, free or 0
+        if free is None or free >= needed:
+            return 0
+        return max(0, wanted + promised() - free)
+
+
+# What clients complain about, kept for the operator: a file for each, as Tahoe-LAFS's servers do.
+#
+# At most 1000 are kept, of at most 32768 bytes each: they must not fill the disk.
+
+MAX_ADVISORIES = 1000
+MAX_REASON_BYTES = 32768
+
+
+class Advisories:
+    """
+    All that were kept in one directory, which is made if it is missing.
+
+    Args:
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, directory: str, clock: Callable[[], float]) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._full_minute: int | None = None  # in which there were too many
+
+    def keep(self, storage_index: bytes, share_number: int, reason: str, mutable: bool) -> bool:
+        """
+        Write one complaint down, unless there are too many already; returns whether that was done.
+
+        Once there are too many, it is looked once a minute whether there still are.
+
+        Raises:
+            ServerRefused: the disk failed.
+        """
+        now = self._clock()
+        minute = int(now // 60)
+        if minute == self._full_minute:
+            return False
+        kept = self._write(now, storage_index, share_number, reason, mutable)
+        if not kept:
+            self._full_minute = minute
+        return kept
+
+    def _write(
+        self, now: float, storage_index: bytes, share_number: int, reason: str, mutable: bool
+    ) -> bool:
+        kind = "mutable" if mutable else "immutable"
+        index = base32.encode(storage_index)
+        when = dates.utc(now)
+        path = f"{self._directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
+        try:
+            make_private(self._directory)
+            if len(os.listdir(self._directory)) >= MAX_ADVISORIES:
+                return False
+            # It will be looked at in a terminal.
+            safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
+            text = safe[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+            with suppress(FileExistsError):
+                _make(
+                    path,
+                    f"time: {when:%Y-%m-%dT%H:%M:%S}Z\nshare type: {kind}\n"
+                    f"storage index: {index}\nshare number: {share_number}\n\n{text}\n",
+                )
+        except OSError as error:
+            raise disk.disk_error(error, f"keep an advisory in {self._directory!r}") from error
+        return True
+
+
+def _make(path: str, text: str) -> None:
+    """Make a file; if the disk does not take all of it, there is none."""
+    with open(path, "x", encoding="utf-8", opener=_open_private) as file:
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:
+            os.unlink(path)
+            raise
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE_FILE)
+
+
+# A storage directory: shares, leases and unfinished uploads, in the on-disk format of Tahoe-LAFS.
+#
+#     shares/<2 characters>/<storage index>/<share number>             complete shares
+#     shares/incoming/<storage index>.<share number>                   unfinished ones
+#     corruption-advisories/<time>--<storage index>-<share number>     what clients complained about
+#
+# Everything here blocks on the disk, and nothing on anything else: call it from a thread, or directly where
+# that is fast enough. A store may be used by several threads, and a directory by several
+# processes, each with a store of its own.
+#
+# **Names.** See ``paths``. Files with other names are ignored, and so are symbolic links in the place of
+# files.
+#
+# **incoming** is one flat directory, unlike Tahoe-LAFS's, which empties its own when it starts. A directory
+# for each unfinished upload, made and removed again, would cost more than all the rest: ext4 does not hand
+# out an inode that was freed in the last seconds, and every new file searches past those.
+#
+# **Unfinished uploads.** See ``uploads.table``.
+#
+# Source: the format reference, storage protocols, sections 7 and 8.
 
 KEEP_UNFINISHED_S = 7 * 86400.0
 WORTHLESS_AFTER_S = 30 * 60.0
@@ -104,7 +241,7 @@ class ShareStore:
         self.keep_unfinished_s = keep_unfinished_s
         self._paths = Paths(root)
         self._clock, self._date = clocks = clock, date or clock
-        self._room = Room(self._paths.shares, clock, free_bytes)
+        self._room = FreeSpace(self._paths.shares, clock, free_bytes)
         self._advisories = Advisories(self._paths.advisories, clock)
         self._unfinished = UnfinishedUploads(
             self._paths, *clocks, self._missing_bytes, max_open_uploads, max_uploads, boot_id
@@ -138,7 +275,7 @@ class ShareStore:
         return max(0, free - self.reserved_bytes - self._unfinished.kept_bytes())
 
     def _missing_bytes(self, more_bytes: int, fresh: bool = False) -> int:
-        """Return how much room is missing for so much more; see ``Room.missing_bytes``."""
+        """Return how much room is missing for so much more; see ``FreeSpace.missing_bytes``."""
         wanted, there = self.reserved_bytes + more_bytes, self._unfinished
         promised = there.remaining_bytes
         return self._room.missing_bytes(wanted, there.allocated_bytes, promised, fresh)
@@ -146,14 +283,14 @@ class ShareStore:
     def _fits(self, more_bytes: int) -> bool:
         """Whether the disk has room for so much more of mutable shares and leases, or is made to have it."""
         missing = self._missing_bytes(more_bytes, fresh=True)
-        return not missing or self._unfinished.make_room(NOBODY, Asked(0, 0, 0, missing))
+        return not missing or self._unfinished.make_room(NOBODY, UploadDemand(0, 0, 0, missing))
 
     def version(self) -> ServerVersion:
         """Return what the server says of itself."""
         room = self.available_bytes()
         if not disk.is_writable(self._paths.shares):
             room = 0
-        most = containers.MAX_SHARE_BYTES
+        most = share_file.MAX_SHARE_BYTES
         largest = most if room is None else min(room, most)
         return ServerVersion(largest, room, f"pipegrid/{__version__}")
 
@@ -209,7 +346,7 @@ class ShareStore:
                 # A lease that cannot be renewed (a disk mounted read-only) does not hide the share.
                 # Nor does one for which there is no room: others' keep it.
                 with suppress(OSError, ValueError, NoSpace):
-                    self._renew(storage_index, number, containers.OWNER_ALLOCATE, secrets.lease)
+                    self._renew(storage_index, number, share_file.OWNER_ALLOCATE, secrets.lease)
         wanted = [] if self.read_only else sorted(share_numbers - have)
         allocated: set[int] = set()
         new_index = there is None
@@ -225,7 +362,7 @@ class ShareStore:
 
     def take_whole(
         self, storage_index: bytes, share_number: int, data: bytes, secrets: UploadSecrets
-    ) -> ShareUpload | None:
+    ) -> IncomingShare | None:
         """
         Do in one move what ``allocate`` and the only write to a new share do; the upload is complete.
 
@@ -238,7 +375,7 @@ class ShareStore:
 
     def upload(
         self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY
-    ) -> ShareUpload:
+    ) -> IncomingShare:
         """
         Return an unfinished upload to write to, be it of this process or left by a dead one.
 
@@ -314,7 +451,7 @@ class ShareStore:
         for number in sorted(there or ()):
             path = self._paths.final(storage_index, number)
             try:
-                found |= self._renew(storage_index, number, containers.OWNER_ADD_LEASE, secrets)
+                found |= self._renew(storage_index, number, share_file.OWNER_ADD_LEASE, secrets)
             except OSError as error:
                 failed = failed or disk.disk_error(error, f"renew the lease of {path!r}")
             except ValueError as error:
@@ -329,7 +466,7 @@ class ShareStore:
 
     def _renew(self, storage_index: bytes, number: int, owner: int, secrets: LeaseSecrets) -> bool:
         path = self._paths.final(storage_index, number)
-        return leases.renew(path, owner, secrets, self._date(), self._fits)
+        return share_file.renew_lease(path, owner, secrets, self._date(), self._fits)
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False
@@ -365,7 +502,9 @@ class ShareStore:
         too_old = now - self.keep_unfinished_s
         given_up = self._unfinished.expire(too_old)
         worthless = max(too_old, now - WORTHLESS_AFTER_S)
-        return given_up + housekeeping.remove_abandoned(self._paths.incoming, too_old, worthless)
+        return given_up + garbage_collector.remove_abandoned(
+            self._paths.incoming, too_old, worthless
+        )
 
     def collect_garbage(self, expiry: Expiry = DEFAULT_EXPIRY, now: float | None = None) -> int:
         """
@@ -373,7 +512,7 @@ class ShareStore:
 
         Nothing calls this unless the operator wants it. It may take long; call it in a thread.
         """
-        return housekeeping.remove_expired(self._paths.shares, expiry, now or self._clock())
+        return garbage_collector.remove_expired(self._paths.shares, expiry, now or self._clock())
 
     def release(self) -> None:
         """Close the files of unfinished uploads, so that other processes may go on with them."""
@@ -386,4 +525,4 @@ class ShareStore:
 
 def _is_immutable(path: str) -> bool:
     """Return whether a file in a share's place is none of a mutable share, whatever else it is."""
-    return not slotfiles.is_mutable(path)
+    return not slotfiles.is_mutable_file(path)

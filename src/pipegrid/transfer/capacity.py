@@ -16,9 +16,8 @@ from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.errors import ServerError
-from pipegrid.reactor.together import few_at_a_time
-from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.watch import Watch
+from pipegrid.reactor.deferreds import few_at_a_time
+from pipegrid.transfer.peers import CallTimeout, Peer
 from pipegrid.wire.messages import ServerVersion
 
 BELIEVED_S = 30.0
@@ -63,7 +62,7 @@ class Capacity:
     async def _ask(self, peer: Peer, silence_s: float) -> None:
         version = None
         with suppress(ServerError):
-            version = await Watch(self._clock, silence_s).answer(peer.server.version(), peer)
+            version = await CallTimeout(self._clock, silence_s).answer(peer.server.version(), peer)
         self._said[peer] = self._clock.seconds(), version
 
     def _has_space(self, peer: Peer, share_bytes: int, mutable: bool) -> bool:

@@ -1,26 +1,19 @@
-"""
-Checking a file: who has which shares, and with ``verify``, whether every byte of them is right.
-
-As many servers are asked at once as the file has shares, and a healthy file is known as soon as all its
-shares are known on as many servers: nobody else is asked, unless one has none of them, or takes longer than
-the others by far. Otherwise all are, in waves (``waves``). Verification streams a few shares at once
-through the verifier, never holding more than a few chunks of each; what it finds wrong makes it look for
-other copies. A server that was lost meanwhile is asked once more: the line was full of all that.
-
-**The cap.** With the first questions two servers are asked for the UEB of the share that they should
-have. If it is not what the cap says, others tell whether a share is damaged or the cap is wrong
-(``core.fit``); in that case nothing is said of any server.
-"""
+"""Check and verify one file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
+import attrs
+from twisted.internet.defer import Deferred, execute
+from twisted.python.failure import Failure
+
 from pipegrid.core import layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
-from pipegrid.core.fit import CapFit
-from pipegrid.core.placement import servers_of_happiness
+from pipegrid.core.params import Params
+from pipegrid.core.placement import possible_happiness, servers_of_happiness
+from pipegrid.core.ueb import CapCheck
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.errors import (
     CorruptionError,
@@ -29,17 +22,236 @@ from pipegrid.errors import (
     ServerRefused,
     ServerUnreachable,
 )
-from pipegrid.reactor.together import few_at_a_time
+from pipegrid.reactor.deferreds import RequestSet, few_at_a_time
+from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.capacity import Capacity
-from pipegrid.transfer.found import FoundShares, judge, longest_share, ueb_in, ueb_place
-from pipegrid.transfer.get.waves import MORE_QUESTIONS, Waves
-from pipegrid.transfer.peers import Means, Peer, ring
-from pipegrid.transfer.progress import Progress, ProgressReport
-from pipegrid.transfer.results import CheckResult
-from pipegrid.transfer.underway import RequestsUnderWay
-from pipegrid.transfer.verifierfeed import SMALL_SHARE_BYTES, VerifierFeed
-from pipegrid.transfer.watch import Watch
-from pipegrid.transfer.worth import Streams
+from pipegrid.transfer.get.share_search import MORE_QUESTIONS, QueryBatches
+from pipegrid.transfer.peers import (
+    CallTimeout,
+    Peer,
+    SlowStreamDetector,
+    StreamRates,
+    TransferContext,
+    ring,
+)
+from pipegrid.transfer.results import CheckResult, Progress, ProgressReport
+from pipegrid.transport.interface import StreamConsumer
+
+# What is known of a file's shares, and what follows from it.
+#
+# Pure: facts are written down by whoever asked (``check``, ``upkeep``).
+
+
+@attrs.define
+class FoundShares:
+    """
+    What the servers said.
+
+    Attributes:
+        holders: share number to the servers with a copy that is not known to be bad.
+        answered: the servers that gave a list of shares, and none of them failed later.
+        bad: copies that are damaged, each as share number and server.
+        unreachable: nicknames of servers that could not be asked.
+        corrupt: what is wrong with the bad copies.
+        packed_ueb: of a good share; b"" if none was verified.
+        reasons: why servers could not be asked, by their nicknames.
+        full: those that answered and take no more shares, as they say.
+    """
+
+    holders: dict[int, list[Peer]] = attrs.field(factory=dict)
+    answered: list[Peer] = attrs.field(factory=list)
+    bad: set[tuple[int, Peer]] = attrs.field(factory=set)
+    unreachable: list[str] = attrs.field(factory=list)
+    corrupt: list[CorruptionError] = attrs.field(factory=list)
+    packed_ueb: bytes = b""
+    reasons: dict[str, str] = attrs.field(factory=dict)
+    full: set[Peer] = attrs.field(factory=set)
+
+    def sharemap(self) -> dict[int, set[Peer]]:
+        """Return share number to the servers that hold a good copy, without shares that none holds."""
+        return {number: set(peers) for number, peers in self.holders.items() if peers}
+
+    def possible_happiness(self, total_shares: int) -> int:
+        """Return the happiness that a repair can reach with the servers that answered."""
+        takers = [peer for peer in self.answered if peer not in self.full and peer.takes_uploads]
+        return possible_happiness(self.sharemap(), takers, total_shares, self.bad)
+
+    def could_spread(self, total_shares: int) -> bool:
+        """
+        Whether nothing is missing, and more servers could have a share, if no more are full than are known
+        to be.
+        """
+        shares = self.sharemap()
+        if len(shares) < total_shares:
+            return False
+        return servers_of_happiness(shares) < self.possible_happiness(total_shares)
+
+
+def judge(cap: ChkCap | ChkVerifierCap, found: FoundShares) -> CheckResult:
+    """Return what follows from what was found."""
+    good = {number: peers for number, peers in found.holders.items() if peers}
+    reached = servers_of_happiness(found.sharemap())
+    possible = found.possible_happiness(cap.total_shares)
+    return CheckResult(
+        cap=cap,
+        healthy=len(good) == cap.total_shares and reached >= possible,
+        recoverable=len(good) >= cap.required_shares,
+        good_shares={n: sorted([peer.name for peer in good[n]]) for n in sorted(good)},
+        corrupt=found.corrupt,
+        happiness=reached,
+        required_shares=cap.required_shares,
+        total_shares=cap.total_shares,
+        unreachable=sorted(set(found.unreachable)),
+        reasons=dict(sorted(found.reasons.items())),
+        possible_happiness=possible,
+        servers=len(found.answered) + len(set(found.unreachable)),
+    )
+
+
+@attrs.frozen
+class UebPlace:
+    """
+    Where a share has its UEB, if it was written as most are.
+
+    Attributes:
+        offset, length: of the record with its length in front.
+        length_bytes: of that length.
+    """
+
+    offset: int
+    length: int
+    length_bytes: int
+
+
+def ueb_place(cap: ChkCap | ChkVerifierCap) -> UebPlace:
+    """Return where the UEB should be."""
+    geometry = Params(cap.required_shares, cap.total_shares).geometry(cap.size)
+    where = layout.for_geometry(geometry)
+    length = where.ueb_length_bytes + ueb.packed_length(geometry)
+    return UebPlace(where.uri_extension, length, where.ueb_length_bytes)
+
+
+def ueb_in(data: bytes, length_bytes: int) -> bytes:
+    """Return the record behind its length, if all of it is there."""
+    length = int.from_bytes(data[:length_bytes], "big")
+    packed = data[length_bytes : length_bytes + length]
+    return packed if len(packed) == length <= ueb.MAX_UEB_BYTES else b""
+
+
+def longest_share(size: int, required_shares: int) -> int:
+    """Return what no honest share exceeds: each block may bring three hashes of 32 bytes, doubled."""
+    return 200 * (size // required_shares + 1) + (1 << 20)
+
+
+# One share's stream on its way into its verifier: in order, and held back where verifying takes longer.
+
+SMALL_SHARE_BYTES = 1 << 18
+"""Shares up to this are small: of these more are verified at once."""
+
+_CHUNK_BYTES = 1 << 19
+_HELD_BYTES = 1 << 20
+
+_AT_ONCE_BYTES = SMALL_SHARE_BYTES + (1 << 16)
+"""
+What is no longer is verified where it comes, within a fraction of a millisecond: of a small share all. For
+threads hundreds of objects that are looked at together would have more jobs than may wait.
+"""
+
+
+class VerifierFeed(StreamConsumer):
+    """Feeds one share's stream to its verifier in a worker, chunk by chunk, in order."""
+
+    def __init__(
+        self,
+        verifier: ShareVerifier,
+        workers: CpuWorkers,
+        sign: Callable[[], None],
+        worth: SlowStreamDetector,
+    ) -> None:
+        self._verifier = verifier
+        self._workers = workers
+        self._sign = sign
+        self._worth = worth
+        self._paused = False
+        self._queue: list[bytes] = []
+        self._queued_bytes = 0
+        self._running: Deferred[None] | None = None
+        self._drained: Deferred[None] | None = None
+        self._ended = self._given_up = False
+        self._bug: Failure | None = None
+
+    def write(self, data: bytes) -> None:
+        self._sign()
+        self._worth.came(len(data))
+        self._queue.append(data)
+        self._queued_bytes += len(data)
+        if self._queued_bytes >= _HELD_BYTES and self._producer is not None and not self._paused:
+            self._paused = True
+            self._worth.hold()
+            self._producer.pauseProducing()
+        if self._queued_bytes >= _CHUNK_BYTES:
+            self._feed()
+
+    async def drained(self) -> None:
+        """Return when the verifier has seen every byte of the stream."""
+        self._ended = True
+        self._feed()
+        while self._running is not None:
+            self._drained = Deferred()
+            await self._drained
+        if self._bug is not None:
+            self._bug.raiseException()
+
+    def give_up(self) -> None:
+        """Nothing more is verified: what is in a worker ends by itself, and nobody waits for it."""
+        self._given_up = True
+        self._queue.clear()
+
+    def _feed(self) -> None:
+        if self._running is not None or not self._queue or self._given_up:
+            return
+        size = self._queued_bytes
+        chunks, self._queue, self._queued_bytes = self._queue, [], 0
+        if size <= _AT_ONCE_BYTES:
+            self._running = execute(self._feed_chunks, chunks)
+        else:
+            self._running = self._workers.run(self._feed_chunks, chunks)
+        self._running.addErrback(self._note_bug).addCallback(self._fed)
+
+    def _note_bug(self, failure: Failure) -> None:
+        self._bug = failure
+
+    def _feed_chunks(self, chunks: list[bytes]) -> None:
+        for chunk in chunks:
+            self._verifier.feed(chunk)
+
+    def _fed(self, _result: None) -> None:
+        self._running = None
+        if self._given_up:
+            return
+        self._sign()  # while we held it back, the server could give none
+        if self._paused and self._producer is not None:
+            self._paused = False
+            self._worth.go_on()
+            self._producer.resumeProducing()
+        if self._ended or self._queued_bytes >= _CHUNK_BYTES:
+            self._feed()
+        if self._drained is not None and self._running is None:
+            waiter, self._drained = self._drained, None
+            waiter.callback(None)
+
+
+# Checking a file: who has which shares, and with ``verify``, whether every byte of them is right.
+#
+# As many servers are asked at once as the file has shares, and a healthy file is known as soon as all its
+# shares are known on as many servers: nobody else is asked, unless one has none of them, or takes longer than
+# the others by far. Otherwise all are, in waves (``waves``). Verification streams a few shares at once
+# through the verifier, never holding more than a few chunks of each; what it finds wrong makes it look for
+# other copies. A server that was lost meanwhile is asked once more: the line was full of all that.
+#
+# **The cap.** With the first questions two servers are asked for the UEB of the share that they should
+# have. If it is not what the cap says, others tell whether a share is damaged or the cap is wrong
+# (``core.ueb``); in that case nothing is said of any server.
 
 _SHARES_AT_ONCE = 3
 _SMALL_SHARES_AT_ONCE = 32
@@ -74,7 +286,7 @@ class Check:
 
     def __init__(
         self,
-        means: Means,
+        means: TransferContext,
         cap: ChkCap | ChkVerifierCap,
         verify: bool,
         progress: Progress | None = None,
@@ -89,15 +301,15 @@ class Check:
         self._given = cap
         self._verify = verify
         self._silence_s = silence_s
-        self._streams = Streams(means.clock, silence_s)
+        self._streams = StreamRates(means.clock, silence_s)
         self._verified = 0
         self._report = ProgressReport(progress, 0)
         self._ring = ring(self._cap.storage_index, means.peers)
-        self._waves: Waves[Peer] = Waves(self._ring, cap.total_shares, more)
+        self._waves: QueryBatches[Peer] = QueryBatches(self._ring, cap.total_shares, more)
         self._answered_s = 0.0
         # Of each, whether it is for a sample.
-        self._requests: RequestsUnderWay[bool] = RequestsUnderWay(means.clock)
-        self._fit = CapFit(self._cap)
+        self._requests: RequestSet[bool] = RequestSet(means.clock)
+        self._fit = CapCheck(self._cap)
         self._sampled_bytes = 0
         self._seen: set[tuple[int, Peer]] = set()
         self._lost: dict[Peer, None] | None = {}
@@ -154,7 +366,7 @@ class Check:
             await self._requests.wait(left_s)
 
     async def _ask(self, peer: Peer) -> None:
-        watch = Watch(self._clock, self._silence_s)
+        watch = CallTimeout(self._clock, self._silence_s)
         numbers: list[int] = []
         try:
             listed = await watch.answer(peer.server.list_shares(self._cap.storage_index), peer)
@@ -212,7 +424,7 @@ class Check:
     async def _read(self, number: int, peer: Peer, offset: int, length: int) -> bytes:
         if offset >= layout.MAX_OFFSET:
             return b""
-        watch = Watch(self._clock, self._silence_s)
+        watch = CallTimeout(self._clock, self._silence_s)
         call = peer.server.read(self._cap.storage_index, number, offset, length)
         try:
             return await watch.answer(call, peer)
@@ -294,7 +506,7 @@ class Check:
         """Return what is wrong with one share."""
         verifier = ShareVerifier(self._cap, number)
         worth = self._streams.begin()
-        watch = Watch(self._clock, self._silence_s, worth=worth)
+        watch = CallTimeout(self._clock, self._silence_s, worth=worth)
         feeder = VerifierFeed(verifier, self._workers, watch.sign, worth)
         longest = longest_share(self._cap.size, self._cap.required_shares)
         try:

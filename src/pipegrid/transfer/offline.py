@@ -1,14 +1,10 @@
-"""
-Between files and share files, with no grid: encode one into n, restore it from any k.
-
-Everything here blocks, on the disk and on the CPU, and holds a few segments in memory whatever the
-size. What it writes appears under its name when it is whole.
-"""
+"""Encode and decode without a grid."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import BinaryIO
 
 import attrs
@@ -17,17 +13,106 @@ from pipegrid.arguments import check_callable, check_kind, shown
 from pipegrid.core import hashes
 from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
 from pipegrid.core.decoder import Decoder
-from pipegrid.core.encoder import Encoder
+from pipegrid.core.encoder import Encoder, ShareWrite
 from pipegrid.core.hashes import KEY_BYTES, Buffer
 from pipegrid.core.params import MAX_SEGMENT_BYTES, Geometry, Params
 from pipegrid.core.text import counted
-from pipegrid.disk.partfile import PartFile
-from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError, UsageError
+from pipegrid.disk.part_file import PartFile
+from pipegrid.errors import (
+    CorruptionError,
+    NotEnoughSharesError,
+    SinkError,
+    SourceError,
+    UsageError,
+    naming,
+)
 from pipegrid.transfer.get.sink import open_sink
-from pipegrid.transfer.progress import Progress
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
-from pipegrid.transfer.sharedirectory import ShareDirectory
-from pipegrid.transfer.sharefiles import ShareFile, open_share
+from pipegrid.transfer.results import Progress
+from pipegrid.transfer.share_files import ShareFile, open_share
+
+# The share files that an encoding writes: none of them appears before all are on the disk.
+
+
+class ShareDirectory:
+    """
+    The share files of one encoding: under hidden names until ``publish``, gone without it.
+
+    A process that is killed leaves the hidden names, each beside its share; the next one uses them.
+
+    Raises:
+        SinkError: the directory cannot be used.
+    """
+
+    def __init__(self, directory: str, total_shares: int, force: bool) -> None:
+        self._paths = [os.path.join(directory, str(n)) for n in range(total_shares)]
+        self._parts: list[PartFile] = []
+        self._directory = directory
+        self._force = force
+
+    def __enter__(self) -> ShareDirectory:
+        with ExitStack() as undo:
+            undo.callback(self._leave)
+            try:
+                os.makedirs(self._directory, exist_ok=True)
+                self._refuse_others()
+            except OSError as error:
+                raise self._unwritable(error) from error
+            for path in self._paths:
+                self._parts.append(PartFile(path, self._force, resume=False, follow=False))
+            undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+
+    def _refuse_others(self) -> None:
+        if self._force:
+            return
+        for name in os.listdir(self._directory):
+            if name.isdigit():
+                text = (
+                    f"{self._directory} holds shares already ({name}, for one); choose an empty "
+                    "directory, or add force=True"
+                )
+                raise naming(SinkError(text), "force=True")
+
+    def write(self, write: ShareWrite) -> None:
+        """Write a part of one share; SinkError if that fails."""
+        offset = write.offset
+        try:
+            for piece in write.pieces:
+                view = memoryview(piece)
+                while view:
+                    written = os.pwrite(self._parts[write.share_number].fileno(), view, offset)
+                    view = view[written:]
+                    offset += written
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def publish(self) -> list[str]:
+        """Give all files their names, which are returned."""
+        try:
+            for part in self._parts:
+                part.sync()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        for part in self._parts:
+            part.publish()
+        return self._paths
+
+    def _unwritable(self, error: OSError) -> SinkError:
+        return SinkError(f"cannot write shares to {self._directory}: {error.strerror}")
+
+    def _leave(self) -> None:
+        for part in self._parts:
+            part.leave()
+
+
+# Between files and share files, with no grid: encode one into n, restore it from any k.
+#
+# Everything here blocks, on the disk and on the CPU, and holds a few segments in memory whatever the
+# size. What it writes appears under its name when it is whole.
 
 _READ_BYTES = 1 << 18
 _AHEAD_BYTES = 1 << 20  # of each share that is read, and at least one block

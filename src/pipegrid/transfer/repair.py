@@ -1,53 +1,181 @@
-"""
-Repairing a file: what is missing or damaged is made again from what is left, and put where it belongs.
-
-First every share is checked, byte for byte. Then servers are found for what is missing, before a byte
-of it is made: each is asked for room, and sent the header, whose answer says that the rest will be
-taken. Then the ciphertext comes from k good shares, segment by segment, is coded as it was at first, and
-goes to those servers. No key is needed. Good shares stay where they are; their leases are renewed meanwhile.
-Where a server holds several shares, and another one none that counts, that one is sent one of them, too.
-
-A damaged copy stays as well, since shares cannot be changed; its server gets another share, if any.
-
-Nothing is kept but what is on its way. So a share whose server fails in the middle is made again in
-another round, on another server.
-"""
+"""Repair of one immutable file: missing shares are re-encoded and placed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core import ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
-from pipegrid.core.encoder import ShareWrite
-from pipegrid.core.params import check_segment_bytes
-from pipegrid.core.reencoder import Reencoder
+from pipegrid.core.encoder import CodedSegment, Reencoder, ShareWrite
+from pipegrid.core.params import Geometry, check_segment_bytes
 from pipegrid.errors import ServerError
-from pipegrid.reactor.together import few_at_a_time
-from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.reactor.deferreds import Wakeup, few_at_a_time
 from pipegrid.transfer.capacity import Capacity
-from pipegrid.transfer.check import Check
-from pipegrid.transfer.found import FoundShares
-from pipegrid.transfer.get.waves import MAX_QUESTIONS
-from pipegrid.transfer.peers import Means, Peer, ring
-from pipegrid.transfer.progress import Progress, ProgressReport
-from pipegrid.transfer.put.allocations import Allocations, RoomAnswer
-from pipegrid.transfer.put.openways import OpenWays
-from pipegrid.transfer.put.pace import until_silence
-from pipegrid.transfer.put.plan import UploadPlan
-from pipegrid.transfer.put.shareset import ShareSet
-from pipegrid.transfer.put.sharestate import State
-from pipegrid.transfer.put.shareway import ShareWay
-from pipegrid.transfer.reasons import each_once
-from pipegrid.transfer.recoding import Recoding
-from pipegrid.transfer.results import CheckResult, RepairResult
+from pipegrid.transfer.check import Check, FoundShares
+from pipegrid.transfer.failure_messages import each_once, too_few_shares
+from pipegrid.transfer.get.download import Download
+from pipegrid.transfer.get.share_search import MAX_QUESTIONS
+from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, ring
+from pipegrid.transfer.put.allocation import Allocations, RoomAnswer
+from pipegrid.transfer.put.file_key import ShareSet
+from pipegrid.transfer.put.share_tracker import ActiveShares
+from pipegrid.transfer.put.share_upload import ShareState, ShareUpload
+from pipegrid.transfer.put.stragglers import until_silence
+from pipegrid.transfer.put.upload_plan import UploadPlan
+from pipegrid.transfer.results import CheckResult, Progress, ProgressReport, RepairResult
 from pipegrid.transfer.settings import DownloadSettings
-from pipegrid.transfer.shortage import too_few_shares
-from pipegrid.transfer.watch import Watch
+from pipegrid.transport.interface import StreamConsumer
+
+# A download's bytes, handed on as whole segments to a coroutine that asks for them.
+#
+# Holds at most a few segments: then the download is paused.
+
+_HELD_SEGMENTS = 2
+
+
+class SegmentFeed(StreamConsumer):
+    """The sink of a download of a whole file, whose segments are taken one by one."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self._paused = False
+        self._whole: deque[list[memoryview]] = deque()
+        self._completed = 0
+        self._pieces: list[memoryview] = []
+        self._piece_bytes = 0
+        self._failure: Failure | None = None
+        self._waiter: Deferred[None] | None = None
+
+    async def take(self) -> list[memoryview]:
+        """
+        Return the pieces of the next segment; one call at a time.
+
+        Raises:
+            Whatever ended the download before it.
+        """
+        while not self._whole:
+            if self._failure is not None:
+                self._failure.raiseException()
+            self._waiter = Deferred()
+            await self._waiter
+        pieces = self._whole.popleft()
+        if self._paused and self._producer is not None:
+            self._paused = False
+            self._producer.resumeProducing()
+        return pieces
+
+    def ended(self, result: Any) -> None:
+        """The download has ended, well or not; fit to be a callback, and the last one."""
+        if isinstance(result, Failure):
+            self._failure = result
+            self._wake()
+
+    def write(self, data: bytes) -> None:
+        """Some more of the file, of one segment or several."""
+        view = memoryview(data)
+        while view:
+            missing = self._geometry.segment_length(self._completed) - self._piece_bytes
+            piece, view = view[:missing], view[missing:]
+            self._pieces.append(piece)
+            self._piece_bytes += len(piece)
+            if len(piece) == missing:
+                self._whole.append(self._pieces)
+                self._completed += 1
+                self._pieces, self._piece_bytes = [], 0
+        if len(self._whole) >= _HELD_SEGMENTS and not self._paused and self._producer is not None:
+            self._paused = True
+            self._producer.pauseProducing()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and (self._whole or self._failure is not None):
+            waiter, self._waiter = self._waiter, None
+            waiter.callback(None)
+
+
+# Shares made again of other shares: their ciphertext is fetched, segment by segment, and coded as at first.
+
+
+class Recoding:
+    """The shares of one file, from those that are good."""
+
+    def __init__(
+        self, means: TransferContext, cap: ChkVerifierCap, settings: DownloadSettings
+    ) -> None:
+        self._means = means
+        self._cap = cap
+        self._settings = settings
+
+    @asynccontextmanager
+    async def ciphertext(
+        self, encoder: Reencoder, found: FoundShares
+    ) -> AsyncIterator[SegmentFeed]:
+        """Fetch the file's ciphertext, as long as it is wanted."""
+        feed = SegmentFeed(encoder.geometry)
+        download = Download(
+            self._means,
+            cap=self._cap,
+            sink=feed,
+            start=0,
+            length=self._cap.size,
+            settings=self._settings,
+            avoid=found.bad,
+            holders=found.holders,
+        )
+        running = Deferred.fromCoroutine(download.run()).addBoth(feed.ended)
+        try:
+            yield feed
+        finally:
+            running.cancel()
+
+    async def coded(
+        self,
+        encoder: Reencoder,
+        index: int,
+        ciphertext: list[memoryview],
+        numbers: set[int] | None = None,
+    ) -> CodedSegment:
+        """Return a segment coded; ``numbers``: of the shares whose blocks are wanted, None: of all."""
+        size = 8 * encoder.geometry.segment_length(index)
+        return await self._means.workers.run_if_large(size, _code, encoder, ciphertext, numbers)
+
+    async def shares(
+        self, encoder: Reencoder, found: FoundShares
+    ) -> AsyncIterator[list[ShareWrite]]:
+        """Yield what is to be written of all shares, segment by segment, and what stands behind."""
+        async with self.ciphertext(encoder, found) as feed:
+            for index in range(encoder.geometry.num_segments):
+                yield encoder.add(await self.coded(encoder, index, await feed.take()))
+        yield encoder.finish()
+
+
+def _code(
+    encoder: Reencoder, ciphertext: list[memoryview], numbers: set[int] | None
+) -> CodedSegment:
+    # All hashes are needed, but only some blocks.
+    return encoder.code(encoder.encrypt(ciphertext), numbers)
+
+
+# Repairing a file: what is missing or damaged is made again from what is left, and put where it belongs.
+#
+# First every share is checked, byte for byte. Then servers are found for what is missing, before a byte
+# of it is made: each is asked for room, and sent the header, whose answer says that the rest will be
+# taken. Then the ciphertext comes from k good shares, segment by segment, is coded as it was at first, and
+# goes to those servers. No key is needed. Good shares stay where they are; their leases are renewed
+# meanwhile. Where a server holds several shares, and another one none that counts, that one is sent one
+# of them, too.
+#
+# A damaged copy stays as well, since shares cannot be changed; its server gets another share, if any.
+#
+# Nothing is kept but what is on its way. So a share whose server fails in the middle is made again in
+# another round, on another server.
 
 _RENEWALS = 64
 """Leases are renewed on so many servers at a time: they cost a round trip, and next to nothing else."""
@@ -70,7 +198,7 @@ class Repair:
 
     def __init__(
         self,
-        means: Means,
+        means: TransferContext,
         cap: ChkCap | ChkVerifierCap,
         settings: DownloadSettings,
         progress: Progress | None = None,
@@ -99,7 +227,7 @@ class Repair:
         n = self._cap.total_shares
         self._plan: UploadPlan[Peer] = UploadPlan(ring(self._storage_index, means.peers), n, n)
         self._changed = Wakeup(clock)
-        self._ways = OpenWays(self._plan, settings.silence_s)
+        self._ways = ActiveShares(self._plan, settings.silence_s)
         self._uploaded: dict[int, str] = {}
         self._renewed: set[Peer] = set()
 
@@ -222,7 +350,7 @@ class Repair:
 
         async def renew(peer: Peer) -> None:
             lease = self._shares.secrets_for(peer).lease
-            watch = Watch(self._clock, self._settings.silence_s)
+            watch = CallTimeout(self._clock, self._settings.silence_s)
             try:
                 call = peer.server.add_lease(self._storage_index, lease)
                 await watch.answer(call, peer)
@@ -293,19 +421,19 @@ class Repair:
                 return True
             await self._wait()
 
-    def _open_missing(self, encoder: Reencoder) -> Iterator[ShareWay]:
+    def _open_missing(self, encoder: Reencoder) -> Iterator[ShareUpload]:
         """Open ways for all that is missing and has a place to go, and yield them, server by server."""
         moves = self._plan.moves()
         for peer in dict.fromkeys(moves.values()):
             numbers = {number for number, home in moves.items() if home is peer}
             yield from self._open_ways(peer, numbers)
 
-    def _open_ways(self, peer: Peer, numbers: set[int]) -> list[ShareWay]:
+    def _open_ways(self, peer: Peer, numbers: set[int]) -> list[ShareUpload]:
         secrets = self._shares.secrets_for(peer)
         self._allocations.ask(peer, frozenset(numbers), secrets)
         opened = []
         for number in sorted(numbers):
-            way = ShareWay(
+            way = ShareUpload(
                 peer,
                 number,
                 self._shares,
@@ -384,18 +512,18 @@ class Repair:
             if way.peer is peer and way.share_number in answer.numbers:
                 way.last_sign = self._clock.seconds()
                 if way.share_number in result.already_have:
-                    way.close(State.FOUND)  # somebody else was faster
+                    way.close(ShareState.FOUND)  # somebody else was faster
                 way.granted = way.share_number in result.allocated
 
-    def _way_ended(self, way: ShareWay) -> None:
+    def _way_ended(self, way: ShareUpload) -> None:
         peer, number = way.peer, way.share_number
-        if way.state is State.REFUSED and not way.granted:
+        if way.state is ShareState.REFUSED and not way.granted:
             self._ways.reasons[peer.name] = f"{peer.name} takes no shares"
-        if way.state in (State.STORED, State.FOUND):
+        if way.state in (ShareState.STORED, ShareState.FOUND):
             self._plan.found(peer, [number])
-            if way.state is State.STORED:
+            if way.state is ShareState.STORED:
                 self._uploaded[number] = peer.name
-        elif way.state is State.FAILED:
+        elif way.state is ShareState.FAILED:
             self._plan.failed(peer)
         else:
             self._plan.refused(number, peer)

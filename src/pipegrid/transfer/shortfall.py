@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipegrid.core.text import counted
-from pipegrid.transfer.reasons import said_once
+from pipegrid.transfer.failure_messages import said_once
 
 MOST_SERVERS = 1000
 """Of so many servers reasons are kept."""

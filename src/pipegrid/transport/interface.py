@@ -1,61 +1,26 @@
-"""
-The contract of a storage server, whatever wire lies between.
-
-**Order.** Operations on one server object are carried out in the order in which they were
-called, as far as they touch the same storage index, and none has to wait for the answer to
-the one before: ``allocate`` followed at once by ``write`` is one round trip. A write whose
-allocation turns out to be refused fails with ``NoSuchShare`` or ``WrongSecret`` and harms nothing.
-
-**Completion.** A share is complete, and becomes visible to ``list_shares`` and ``read``, when
-every byte of ``[0, share_bytes)`` has been written; there is no close. The Deferred of the write
-that completes it fires only after the server has made the share durable, as far as its policy goes.
-
-**Resumption.** An unfinished upload outlives the connection. A write with the same upload secret
-continues it, also where ``allocate`` mentioned the share in neither of its sets.
-
-**Errors** are ``ServerError`` and its subclasses; ``server`` names the server. ``ServerUnreachable`` and
-``ServerTimeout`` may be retried, on another connection or later; ``may_have_happened`` says whether the
-request may have been carried out all the same. Every operation here can be repeated without harm (the
-completing write then fails with ``NoSuchShare``: list the shares to find out). ``ServerRefused`` is final for
-this server and share; ``ServerProtocolError`` means that the server is not to be trusted further.
-
-**Cancellation.** Cancelling a Deferred gives up waiting, and it fails with ``CancelledError``. The server may
-or may not have carried the request out; other requests, pipelined before or behind, are not harmed.
-Buffers of a cancelled ``write`` may be reused at once: what they hold later never becomes share data.
-
-**Memory.** Buffers given to ``write`` belong to the transport until its Deferred fires, and must not
-change until then. A transport holds no more than what it was given and was not yet acknowledged:
-bounding that is the caller's business (``flow.pipeline``).
-
-A caller that can make its bytes again says so by ``let_go``. A transport may then drop the buffers as soon as
-the network has them, long before the acknowledgement on a long path, and calls it once, when it does. If the
-connection is lost under such a write it cannot be repeated here, and fails with ``WriteLost``; the caller
-writes those bytes ``again``.
-
-**Slots** hold mutable shares, all under one write enabler. Their operations keep the order of their calls, as
-far as they touch the same storage index, and none has to wait for another. What may be repeated after a lost
-connection:
-
-* what only reads, leases and complaints: always, and the transport may do so itself;
-* ``read_test_write``: it may be repeated, by the transport or by its caller, if each share that it writes is
-  tested for a checkstring that the write replaces (or for absence). If the lost one was carried out, the test
-  now fails, nothing is written twice, and the answer shows the caller's own new checkstring as what was there
-  before: this is how one's own write is told from somebody else's. Between the lost one and its repetition
-  others may have written; then the answer shows theirs, and whether one's own came before is not known. A
-  checkstring never comes back (it holds a sequence number and a hash over random salts), so a test cannot
-  pass by accident. A change without such tests is not safe, and nothing here ever sends one unasked.
-"""
+"""Server contract: operations, errors, streams, `store_whole`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IConsumer
+from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
+from twisted.python.failure import Failure
+from zope.interface import implementer
 
-from pipegrid.errors import ServerUnreachable, UsageError
-from pipegrid.flow.depth import Appetite
+from pipegrid.errors import (
+    NoSuchShare,
+    ServerError,
+    ServerProtocolError,
+    ServerRefused,
+    ServerUnreachable,
+    UsageError,
+)
+from pipegrid.flow.concurrency import SmallFileCapacity
 from pipegrid.wire.messages import (
     Allocation,
     Changes,
@@ -73,6 +38,57 @@ from pipegrid.wire.messages import (
     UploadSecrets,
     WriteAnswer,
 )
+
+# The contract of a storage server, whatever wire lies between.
+#
+# **Order.** Operations on one server object are carried out in the order in which they were
+# called, as far as they touch the same storage index, and none has to wait for the answer to
+# the one before: ``allocate`` followed at once by ``write`` is one round trip. A write whose
+# allocation turns out to be refused fails with ``NoSuchShare`` or ``WrongSecret`` and harms nothing.
+#
+# **Completion.** A share is complete, and becomes visible to ``list_shares`` and ``read``, when
+# every byte of ``[0, share_bytes)`` has been written; there is no close. The Deferred of the write
+# that completes it fires only after the server has made the share durable, as far as its policy goes.
+#
+# **Resumption.** An unfinished upload outlives the connection. A write with the same upload secret
+# continues it, also where ``allocate`` mentioned the share in neither of its sets.
+#
+# **Errors** are ``ServerError`` and its subclasses; ``server`` names the server. ``ServerUnreachable`` and
+# ``ServerTimeout`` may be retried, on another connection or later; ``may_have_happened`` says whether the
+# request may have been carried out all the same. Every operation here can be repeated without harm (the
+# completing write then fails with ``NoSuchShare``: list the shares to find out). ``ServerRefused`` is
+# final for this server and share; ``ServerProtocolError`` means that the server is not to be trusted
+# further.
+#
+# **Cancellation.** Cancelling a Deferred gives up waiting, and it fails with ``CancelledError``. The
+# server may or may not have carried the request out; other requests, pipelined before or behind, are not
+# harmed. Buffers of a cancelled ``write`` may be reused at once: what they hold later never becomes share
+# data.
+#
+# **Memory.** Buffers given to ``write`` belong to the transport until its Deferred fires, and must not
+# change until then. A transport holds no more than what it was given and was not yet acknowledged:
+# bounding that is the caller's business (``flow.pipeline``).
+#
+# A caller that can make its bytes again says so by ``let_go``. A transport may then drop the buffers as
+# soon as the network has them, long before the acknowledgement on a long path, and calls it once, when it
+# does. If the connection is lost under such a write it cannot be repeated here, and fails with
+# ``WriteLost``; the caller writes those bytes ``again``.
+#
+# **Slots** hold mutable shares, all under one write enabler. Their operations keep the order of their
+# calls, as far as they touch the same storage index, and none has to wait for another. What may be
+# repeated after a lost connection:
+#
+# * what only reads, leases and complaints: always, and the transport may do so itself;
+# * ``read_test_write``: it may be repeated, by the transport or by its caller, if each share that it
+# writes is
+#   tested for a checkstring that the write replaces (or for absence). If the lost one was carried out,
+# the test
+#   now fails, nothing is written twice, and the answer shows the caller's own new checkstring as what was
+# there
+#   before: this is how one's own write is told from somebody else's. Between the lost one and its repetition
+#   others may have written; then the answer shows theirs, and whether one's own came before is not known. A
+#   checkstring never comes back (it holds a sequence number and a hash over random salts), so a test cannot
+#   pass by accident. A change without such tests is not safe, and nothing here ever sends one unasked.
 
 
 class StorageServer(Protocol):
@@ -131,7 +147,7 @@ class StorageServer(Protocol):
         """How long a share may be to go with ``store_whole``; 0 if there is nothing gained by it now."""
 
     @property
-    def appetite(self) -> Appetite:
+    def appetite(self) -> SmallFileCapacity:
         """How many such shares it bears at once, as far as is known."""
 
     def expect(self, objects: int) -> None:
@@ -276,3 +292,231 @@ def fits_reads(data: Mapping[int, Sequence[bytes]], reads: Reads) -> bool:
         and all(len(piece) <= length for piece, (_, length) in zip(pieces, reads, strict=True))
         for pieces in data.values()
     )
+
+
+# What is said of a server, whichever protocol it speaks: sentences that stand in the errors of both.
+#
+# Each names the server as a person calls it.
+
+
+def nonsense(server: str, question: str, what: str) -> ServerProtocolError:
+    """It answered what no storage server answers."""
+    return ServerProtocolError(
+        f"{server} answered {question} with {what}; is it a storage server?", server, True
+    )
+
+
+def no_share(server: str, share_number: int) -> NoSuchShare:
+    """It has no such complete share."""
+    return NoSuchShare(f"{server} has no share {share_number}", server)
+
+
+def nothing_to_lease(server: str, first: str = "upload") -> NoSuchShare:
+    """It has no share at all; ``first`` says what must be done before."""
+    return NoSuchShare(f"{server} has no share of this file; {first} it first", server)
+
+
+def no_upload(server: str, share_number: int) -> NoSuchShare:
+    """It has no such unfinished upload."""
+    return NoSuchShare(
+        f"{server} knows no unfinished upload of share {share_number}; allocate it again", server
+    )
+
+
+def wrong_swissnum(server: str, address: str) -> ServerRefused:
+    """The secret in its address, a NURL or a fURL, is not its own."""
+    return ServerRefused(
+        f"{server} does not know the secret in its address; copy its {address} anew", server
+    )
+
+
+def excerpt(text: str, characters: int) -> str:
+    """The beginning of a text from a stranger, fit to be shown: one line, no control characters."""
+    text = "".join(c if c.isprintable() else " " for c in text[: 4 * characters])
+    text = " ".join(text.split())
+    return text if len(text) <= characters else text[:characters] + "…"
+
+
+# What the consumer of a stream holds, to pause it, to go on, to stop; for who reads shares piece by piece.
+
+T = TypeVar("T")
+
+
+@implementer(IPushProducer)
+class PausableStream:
+    """What the consumer of a stream holds to pause, resume and stop it."""
+
+    def __init__(self) -> None:
+        self._paused = False
+        self._stopped = False
+        self._reason: Exception | None = None
+        self._resumed: Deferred[None] = Deferred()
+        self._awaited: Deferred[Any] | None = None
+
+    def pauseProducing(self) -> None:
+        """Hand over nothing more for now."""
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        self._paused = False
+        if self._awaited is self._resumed and not self._resumed.called:
+            self._resumed.callback(None)
+
+    def stopProducing(self) -> None:
+        """Hand over nothing more at all: the stream fails as if it had been cancelled."""
+        self._stopped = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    def give_up(self, reason: Exception) -> None:
+        """Let the stream fail with that error."""
+        self._reason = reason
+        self.stopProducing()
+
+    async def flowing(self) -> None:
+        """Wait while paused; CancelledError, or what it was given up for, once stopped."""
+        while self._paused and not self._stopped:
+            self._resumed = Deferred()
+            await self.unless_stopped(self._resumed)
+        if self._stopped:
+            raise self._reason or CancelledError()
+
+    async def unless_stopped(self, awaited: Deferred[T]) -> T:
+        """Await something that ``stopProducing`` cancels."""
+        self._awaited = awaited
+        try:
+            return await awaited
+        except CancelledError:
+            raise self._reason or CancelledError() from None
+        finally:
+            self._awaited = None
+
+
+@contextmanager
+def streaming(streams: set[PausableStream], consumer: IConsumer) -> Iterator[PausableStream]:
+    """Give a consumer a stream as its producer, and let it be among the others, until it ends."""
+    stream = PausableStream()
+    streams.add(stream)
+    try:
+        consumer.registerProducer(stream, True)
+        try:
+            yield stream
+        finally:
+            consumer.unregisterProducer()
+    finally:
+        streams.discard(stream)
+
+
+# ``store_whole`` by way of ``allocate`` and ``write``, for servers that know nothing better.
+
+Allocate = Callable[[bytes, Numbers, int, UploadSecrets], Deferred[Allocation]]
+WriteShare = Callable[[bytes, int, int, Pieces, bytes], Deferred[WriteAnswer]]
+
+
+class StoresApart(ABC):
+    """Half of a storage server: what it does not do together."""
+
+    @property
+    def whole_bytes(self) -> int:
+        """Nothing is gained by it here."""
+        return 0
+
+    @property
+    def appetite(self) -> SmallFileCapacity:
+        """Each share is a request of its own, or more."""
+        return SmallFileCapacity.COUNTED
+
+    def expect(self, objects: int) -> None:  # noqa: B027  not all have something to prepare
+        """Nothing is prepared for them."""
+
+    @abstractmethod
+    def allocate(
+        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
+    ) -> Deferred[Allocation]:
+        """Ask for room; see the contract."""
+
+    @abstractmethod
+    def write(
+        self,
+        storage_index: bytes,
+        share_number: int,
+        offset: int,
+        data: Pieces,
+        upload_secret: bytes,
+    ) -> Deferred[WriteAnswer]:
+        """Write to an unfinished share; see the contract."""
+
+    def store_whole(
+        self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
+    ) -> Deferred[Stored]:
+        """Store whole shares; see the contract."""
+        return store_by_writes(
+            self.allocate, self.write, storage_index, shares, share_bytes, secrets
+        )
+
+
+def store_by_writes(
+    allocate: Allocate,
+    write: WriteShare,
+    storage_index: bytes,
+    shares: Shares,
+    share_bytes: int,
+    secrets: UploadSecrets,
+) -> Deferred[Stored]:
+    """Make the calls at once, one behind the other; fires when all have ended. See the contract."""
+    calls: list[Deferred[Any]] = [allocate(storage_index, shares.keys(), share_bytes, secrets)]
+    for number, data in shares.items():
+        calls.append(write(storage_index, number, 0, [data], secrets.upload))
+    ended: Deferred[Any] = DeferredList(calls, consumeErrors=True)
+    return ended.addCallback(_put_together, tuple(shares))
+
+
+def _put_together(outcomes: Sequence[tuple[bool, Any]], numbers: Sequence[int]) -> Stored:
+    (_, allocation), *written = outcomes
+    if isinstance(allocation, Failure):
+        allocation.raiseException()
+    there = allocation.already_have
+    by_number = zip(numbers, written, strict=True)
+    return Stored(allocation, why_failed(each for each in by_number if each[0] not in there))
+
+
+def why_failed(written: Iterable[tuple[int, tuple[bool, Any]]]) -> dict[int, ServerError]:
+    """
+    Return the errors of the writes that failed, by the share.
+
+    Args:
+        written: each share's number, and what came of its write as a ``DeferredList`` has it.
+    """
+    failed: dict[int, ServerError] = {}
+    for number, (_, outcome) in written:
+        if isinstance(outcome, Failure):
+            if not isinstance(outcome.value, ServerError):
+                outcome.raiseException()
+            failed[number] = outcome.value
+    return failed
+
+
+# What all consumers of a server's, or a download's, stream have in common: its producer.
+
+
+@implementer(IConsumer)
+class StreamConsumer:
+    """
+    Keeps the producer of the stream that it consumes; what comes is for the ``write`` of each kind.
+
+    Attributes:
+        _producer: who can be paused; None before the stream has begun, and when it has ended.
+    """
+
+    _producer: IPushProducer | None = None
+
+    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
+        assert streaming, "streams come from push producers"
+        self._producer = producer  # type: ignore[assignment]
+
+    def unregisterProducer(self) -> None:
+        self._producer = None
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        raise NotImplementedError

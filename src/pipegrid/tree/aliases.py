@@ -21,11 +21,11 @@ from pathlib import Path
 
 from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.core.text import decode_text, printable
-from pipegrid.disk.partfile import NO_LOCKS
-from pipegrid.disk.reading import read_file
-from pipegrid.disk.replacing import replace_file
+from pipegrid.disk.atomic_write import replace_file
+from pipegrid.disk.part_file import NO_LOCKS
+from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import CapError, SinkError, UsageError
-from pipegrid.grid.homes import ALIASES_NAME
+from pipegrid.grid.client_paths import ALIASES_NAME
 
 FILE_NAME = os.path.basename(ALIASES_NAME)
 ROOT_NAME = "root_dir.cap"

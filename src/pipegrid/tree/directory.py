@@ -1,33 +1,202 @@
-"""
-Directories that can change.
-
-Each change is read, applied and published; a writer who was beaten by another applies it again to what is
-there now, so that nobody's change is lost, and several changes of one call are one publish.
-"""
+"""Mutable directories: read, edit, look up, move."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from pipegrid.arguments import check_callable
-from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, as_cap
-from pipegrid.core.mutable.edits import Edit, Link, Rename, Unlink, apply_edits
-from pipegrid.core.mutable.merging import made_before, merge_directories
+from pipegrid.arguments import check_callable, check_kind
+from pipegrid.core.caps import (
+    Cap,
+    DirectoryCap,
+    MutableCap,
+    UnknownCap,
+    as_cap,
+    parse_cap,
+    unknown_kind,
+)
+from pipegrid.core.mutable.directory_edits import (
+    Edit,
+    Link,
+    OpenDirectory,
+    Rename,
+    Unlink,
+    apply_edits,
+    edited,
+    made_before,
+    merge_directories,
+    name_bytes,
+    pack_entries,
+)
 from pipegrid.core.params import Params
-from pipegrid.errors import CapError
-from pipegrid.reactor.together import as_deferred, begun
-from pipegrid.transfer.mutable.written import CreateResult, WriteResult
+from pipegrid.core.text import composed, printable
+from pipegrid.errors import CapError, ChildExists, NoSuchChild, PipegridError, UsageError
+from pipegrid.reactor.deferreds import as_deferred, start_cancellable
+from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
+from pipegrid.transfer.mutable.write_queue import StepwiseEdit
 from pipegrid.transfer.results import PutResult
-from pipegrid.tree.applying import ChosenEdit, NamesEdit, TakeOutEdit
-from pipegrid.tree.givenedits import check_link, checked_edits
 from pipegrid.tree.listing import Entry, Kind, ListingLimits, kind_of, metadata_of, read_listing
+
+# The edits of one change of a directory, so that many changes at once take it apart only once.
+
+
+class NamesEdit(StepwiseEdit):
+    """
+    Edits that take effect together, or not at all.
+
+    Args:
+        writekey: 16 bytes, the directory's own.
+        now: seconds since 1970, for the times of links.
+    """
+
+    def __init__(self, edits: Sequence[Edit], writekey: bytes, now: Callable[[], float]) -> None:
+        self._edits = edits
+        self._writekey = writekey
+        self._now = now
+        self._repeated = False
+
+    def open(self, content: bytes) -> OpenDirectory:
+        """See ``StepwiseEdit``; raises DirectoryError if this is no content of a directory."""
+        return OpenDirectory.of(content)
+
+    def step(self, opened: OpenDirectory) -> OpenDirectory:
+        """See ``StepwiseEdit``; raises as ``core.mutable.directory_edits.apply_edits`` does."""
+        return edited(opened, self._edits, self._writekey, self._now(), self._repeated)
+
+    def close(self, opened: OpenDirectory) -> bytes:
+        return pack_entries(opened.entries)
+
+    def may_be_stored(self) -> None:
+        """See ``StepwiseEdit``: only then a child that is to go may be gone by these edits."""
+        self._repeated = True
+
+
+class UnlinkIfSame(NamesEdit):
+    """
+    Take a child out, if it is still the one that was seen.
+
+    Args:
+        read_cap: of that one; None: nothing is known that reads it.
+        must_exist: whether it is an error if somebody else has taken it out.
+
+    Attributes:
+        kept: another one is there, which stays.
+    """
+
+    def __init__(self, name: str, read_cap: object, must_exist: bool, writekey: bytes) -> None:
+        super().__init__([Unlink(name, must_exist)], writekey, lambda: 0.0)
+        self.kept = False
+        self._name = composed(name)
+        self._read_cap = read_cap
+
+    def step(self, opened: OpenDirectory) -> OpenDirectory:
+        there = opened.entries.get(self._name)
+        self.kept = there is not None and there.read_cap != self._read_cap
+        return opened if self.kept else super().step(opened)
+
+
+class ChosenEdit(StepwiseEdit):
+    """
+    Edits that are chosen by looking at what is there.
+
+    Args:
+        choose: from the bytes of the directory to edits.
+        writekey, now: see ``NamesEdit``.
+
+    Attributes:
+        result: the bytes that it made last.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[bytes], Sequence[Edit]],
+        writekey: bytes,
+        now: Callable[[], float],
+    ) -> None:
+        self.result = b""
+        self._choose = choose
+        self._writekey = writekey
+        self._now = now
+        self._repeated = False
+
+    def open(self, content: bytes) -> bytes:
+        """See ``StepwiseEdit``: only the bytes are looked at."""
+        return content
+
+    def step(self, opened: bytes) -> bytes:
+        """See ``StepwiseEdit``; raises as ``core.mutable.directory_edits.apply_edits`` does."""
+        edits = self._choose(opened)
+        made = apply_edits(opened, edits, self._writekey, self._now(), self._repeated)
+        self.result = made
+        return opened if made == opened else made
+
+    def close(self, opened: bytes) -> bytes:
+        return opened
+
+    def may_be_stored(self) -> None:
+        self._repeated = True
+
+
+# Edits of directories as callers give them: what is wrong with one is told before anything begins.
+
+
+def checked_edits(edits: Sequence[Edit]) -> list[Edit]:
+    """
+    Return edits of a caller's, who may change the list meanwhile; caps that were given as text are parsed.
+
+    Raises:
+        CapError, UsageError: one is none, or of a child that cannot be linked so.
+    """
+    check_kind(edits, Iterable, "what is to be changed", "a list of edits")
+    return [_checked(edit) for edit in edits]
+
+
+def _checked(edit: Edit) -> Edit:
+    check_kind(edit, get_args(Edit), "an edit", "a Link, an Unlink or a Rename", secret=True)
+    if isinstance(edit, Link):
+        check_link(edit.name, edit.metadata)
+        read_cap = None if edit.read_cap is None else as_cap(edit.read_cap)
+        return attrs.evolve(edit, cap=as_cap(edit.cap), read_cap=read_cap)
+    if isinstance(edit, Rename):
+        check_kind(edit.old, str, "the name of a child", "text")
+        check_name(edit.new)
+    else:
+        check_kind(edit.name, str, "the name of a child", "text")
+    return edit
+
+
+def check_link(name: str, metadata: dict[str, Any] | None) -> None:
+    """
+    Raises:
+        UsageError: no child can be linked under this name, or with these metadata.
+    """
+    check_name(name)
+    check_kind(metadata, (dict, type(None)), "the metadata of a child", "a dict")
+
+
+def check_name(name: str) -> None:
+    """
+    Raises:
+        UsageError: no child can be linked under this name.
+    """
+    check_kind(name, str, "the name of a child", "text")
+    if not name:
+        raise UsageError(
+            "the name of a child has a character at least; no path leads to an empty one"
+        )
+    name_bytes(composed(name))
+
+
+# Directories that can change.
+#
+# Each change is read, applied and published; a writer who was beaten by another applies it again to what is
+# there now, so that nobody's change is lost, and several changes of one call are one publish.
 
 S = TypeVar("S", PutResult, CreateResult)
 
@@ -146,7 +315,7 @@ class Directory:
         replace: bool = False,
     ) -> WriteResult:
         """
-        Put a child into the directory; see ``core.mutable.edits.Link``.
+        Put a child into the directory; see ``core.mutable.directory_edits.Link``.
 
         Raises (through the Deferred):
             ChildExists: there is one of this name, and it is not to be replaced.
@@ -212,7 +381,9 @@ class Directory:
         told: Callable[[Cap], object],
     ) -> Deferred[S]:
         # ``told`` may give up.
-        return begun(self._stored(name, store, metadata, replace, told), self._grid.clock)
+        return start_cancellable(
+            self._stored(name, store, metadata, replace, told), self._grid.clock
+        )
 
     async def _stored(
         self,
@@ -260,7 +431,8 @@ class Directory:
     @as_deferred
     async def change(self, edits: Sequence[Edit]) -> WriteResult:
         """
-        Apply edits (``core.mutable.edits``) in their order, in one publish; all take effect, or none does.
+        Apply edits (``core.mutable.directory_edits``) in their order, in one publish; all take effect, or
+        none does.
 
         Raises (through the Deferred):
             CapError: the cap does not write, or the directory can never change.
@@ -303,7 +475,7 @@ class Directory:
         Raises:
             NoSuchChild: somebody else has taken it out, and it must exist.
         """
-        edit = TakeOutEdit(name, child.read_cap, must_exist, self._writekey())
+        edit = UnlinkIfSame(name, child.read_cap, must_exist, self._writekey())
         await self._grid.modify(self.cap, edit, merge=_merge)
         return not edit.kept
 
@@ -346,3 +518,157 @@ async def create_directory(grid: ChangesFiles, format: str | None = None) -> Dir
 
 def _merge(versions: Sequence[bytes]) -> bytes:
     return reduce(merge_directories, versions)
+
+
+# Giving a child of a directory another place: the edit that links it there, and both halves of a move.
+
+
+async def move(
+    source: Directory, name: str, target: Directory, new_name: str, replace: bool = False
+) -> None:
+    """
+    Give a child another name, or another directory: linked there first, then taken out here.
+
+    Metadata go with it. Who is interrupted between the two has it twice; nothing is lost, and the same move
+    again finishes it.
+
+    Raises:
+        NoSuchChild, ChildExists: as of ``Directory.rename``; but the child that moves may be there.
+        CapError: one of the directories cannot be changed.
+        UsageError: somebody has put another child in its place meanwhile, which stays; or has taken it out,
+            and may have moved it somewhere else.
+        PipegridError: of the second half, which begins by saying that the first is done.
+    """
+    check_writable(source.cap, "the directory that it is taken out of")
+    check_writable(target.cap, "the directory that it goes to")
+    if source.cap == target.cap:
+        await source.rename(name, new_name, replace=replace)
+        return
+    child = (await source.list()).get(composed(name))
+    if child is None:
+        raise NoSuchChild(f"there is no '{printable(name)}' in the directory; check the path", name)
+    try:
+        await target.change([link_of(child, new_name, replace)])
+    except ChildExists:
+        if not is_same(child, (await target.list()).get(composed(new_name))):
+            raise
+    try:
+        is_out = await source.unlink_same(name, child, True)
+    except NoSuchChild:
+        # Not undone: if it was an earlier try of the same move that took it out, this is its only place.
+        raise UsageError(
+            f"another client took '{printable(name)}' out of its old place while it was moved: it is in its "
+            "new place, and if they have moved it, too, then also where they have put it"
+        ) from None
+    except PipegridError as error:
+        error.args = (
+            f"'{printable(name)}' is in its new place, and still in the old one, until the same command is "
+            f"run again: {error}",
+        )
+        raise
+    if not is_out:
+        raise UsageError(
+            f"'{printable(name)}' was replaced by another client while it was moved: what it was "
+            f"is in its new "
+            "place, and what it is now stays where it is"
+        )
+
+
+def is_same(child: Child, other: Child | None) -> bool:
+    """Whether a child, put where another is, changes neither what is there nor who can change that."""
+    return other is not None and child.cap is not None and child.cap == other.cap
+
+
+def link_of(child: Child, name: str, replace: bool = False) -> Link:
+    """
+    Return the edit that links a child somewhere else, metadata included.
+
+    Raises:
+        CapError: no cap of it is known.
+    """
+    if child.cap is None:
+        raise CapError(f"nothing is known of '{printable(child.name)}' that could be linked")
+    both = isinstance(child.write_cap, UnknownCap)
+    return Link(name, child.cap, child.read_cap if both else None, dict(child.metadata), replace)
+
+
+# Where a path of names leads from a directory that can change, and the directories that are missing on it.
+
+
+async def look_up(grid: ChangesFiles, root: str | Cap, names: Sequence[str]) -> list[Child]:
+    """
+    Return what stands on the way that a path takes, from its root on, with write caps where they are known.
+
+    Returns:
+        fewer than a path of all names has, if the rest of them is not there.
+
+    Raises:
+        NoSuchChild: a name is below what is no directory.
+        CapError: the root is no well-formed cap.
+        PipegridError: a directory could not be read.
+    """
+    cap = parse_cap(root.strip()) if isinstance(root, str) else root
+    way = [_root_child(cap)]
+    for depth, name in enumerate(names):
+        here = way[-1].cap
+        if isinstance(here, UnknownCap) and not depth:
+            raise unknown_kind(here)
+        if not isinstance(here, DirectoryCap):
+            what = printable("/".join(names[:depth]))
+            raise NoSuchChild(
+                f"'{what}' is no directory, so there is no '{printable(name)}' in it; check the path"
+                if depth
+                else "the cap before the path is not that of a directory; check the path",
+                name,
+            )
+        found = (await Directory(grid, here).list()).get(composed(name))
+        if found is None:
+            break
+        way.append(found)
+    return way
+
+
+async def make_directories(
+    grid: ChangesFiles, root: str | Cap, names: Sequence[str], format: str | None = None
+) -> Directory:
+    """
+    Return the directory that a path leads to; what is missing of the way is made.
+
+    Raises:
+        ChildExists: a file is in the way.
+        CapError: a directory in which one is missing cannot be changed.
+        UsageError: none can have such a name; nothing was made.
+        PipegridError: the grid failed.
+    """
+    way = await look_up(grid, root, names)
+    here = way[-1]
+    if not isinstance(here.cap, DirectoryCap):
+        raise ChildExists(
+            f"'{printable(here.name)}' is there and is no directory; take another name", here.name
+        )
+    directory = Directory(grid, here.cap)
+    absent = names[len(way) - 1 :]
+    for name in absent:
+        check_name(name)
+    for name in absent:
+        check_writable(directory.cap, _called(directory, way[0].cap, here.name))
+        made = await create_directory(grid, format)
+        try:
+            await directory.link(name, made.cap)
+            directory = made
+        except ChildExists:  # somebody else made it at the same time
+            there = (await directory.list()).get(composed(name))
+            if there is None or not isinstance(there.cap, DirectoryCap):
+                raise
+            directory = Directory(grid, there.cap)
+    return directory
+
+
+def _called(directory: Directory, root: Cap | None, name: str) -> str:
+    return "this directory" if directory.cap == root or not name else f"'{printable(name)}'"
+
+
+def _root_child(cap: Cap) -> Child:
+    if isinstance(cap, UnknownCap):
+        return Child("", cap)
+    return Child("", cap.readonly(), cap if cap.readonly() != cap else None)

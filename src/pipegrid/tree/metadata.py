@@ -34,7 +34,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import attrs
 
-from pipegrid.disk.private import current_umask
+from pipegrid.disk.private_output import current_umask
 
 KEY = "pipegrid"
 
@@ -56,7 +56,7 @@ MODES = get_args(Modes)
 
 
 @attrs.frozen
-class Kept:
+class RestoredMetadata:
     """
     What of a file, directory or link is brought back; None: its entry does not say.
 
@@ -114,7 +114,7 @@ def entry_name(raw: bytes) -> tuple[str, bytes | None]:
     return name, None if name.encode("utf-8") == raw else raw
 
 
-def restored(metadata: Mapping[str, Any], modes: Modes = "stored") -> Kept:
+def restored(metadata: Mapping[str, Any], modes: Modes = "stored") -> RestoredMetadata:
     """
     Return what an entry's metadata say that can be brought back; what makes no sense counts as not said.
 
@@ -126,9 +126,9 @@ def restored(metadata: Mapping[str, Any], modes: Modes = "stored") -> Kept:
     ours = metadata.get(KEY)
     if not isinstance(ours, dict):
         mode = _mode(metadata, metadata, modes)
-        return Kept(mode, _from_float(metadata.get("mtime")))
+        return RestoredMetadata(mode, _from_float(metadata.get("mtime")))
     link = _exact(ours, "link")
-    return Kept(
+    return RestoredMetadata(
         _mode(ours, metadata, modes),
         _whole(ours.get("mtime_ns"), -_MAX_NS, _MAX_NS),
         link if link and b"\0" not in link else None,

@@ -25,10 +25,9 @@ import attrs
 
 from pipegrid.core import base32
 from pipegrid.core.hashes import tagged_hash
-from pipegrid.core.ring import permutation_seed
+from pipegrid.core.placement import permutation_seed
 from pipegrid.errors import UsageError
-from pipegrid.wire import furl, nurl
-from pipegrid.wire.furl import Furl
+from pipegrid.wire import server_address
 from pipegrid.wire.grid_manager import (
     CERTIFICATES,
     ManagerKey,
@@ -37,7 +36,7 @@ from pipegrid.wire.grid_manager import (
     read_certificates,
 )
 from pipegrid.wire.messages import ServerIdentity
-from pipegrid.wire.nurl import Nurl
+from pipegrid.wire.server_address import Furl, Nurl
 
 SERVICE = "storage"
 FURL = "anonymous-storage-FURL"
@@ -387,7 +386,7 @@ def _nurls(fields: Mapping[Any, Any]) -> tuple[Nurl, ...]:
     found, wrong = [], []
     for text in texts[:_MAX_ADDRESSES]:
         try:
-            found.append(nurl.parse(text))
+            found.append(server_address.parse_nurl(text))
         except UsageError as error:  # noqa: PERF203  perhaps of a later version: another may be known
             wrong.append(f"one of its {NURLS} cannot be used: {error}")
     direct = [each for each in found if not each.leads_through_tor]
@@ -399,7 +398,7 @@ def _nurls(fields: Mapping[Any, Any]) -> tuple[Nurl, ...]:
             if (each.spki_hash, each.swissnum) == (first.spki_hash, first.swissnum)
         ]
         return tuple(dict.fromkeys(same))
-    if fields.get(FURL) is not None and not found and not any(map(furl.is_furl, texts)):
+    if fields.get(FURL) is not None and not found and not any(map(server_address.is_furl, texts)):
         return ()  # all of a later version, and Foolscap leads there as well
     raise ValueError(wrong[0] if wrong else "it is reached through Tor only, not supported yet")
 
@@ -409,7 +408,7 @@ def _furl(fields: Mapping[Any, Any]) -> Furl | None:
     if text is None:
         return None
     try:
-        return furl.parse(text)
+        return server_address.parse_furl(text)
     except UsageError as error:
         raise ValueError(f"its {FURL} cannot be used: {error}") from None
 

@@ -10,9 +10,9 @@ string, but many shapes have no bound (a name, a string to write, whatever a tub
 a message as a whole, for depth, or for how long one piece of input may keep everybody waiting; and it copies
 all that it was given for every token, so that 64 KiB of PINGs cost a second. The other way was a guard
 before it, which counts tokens and hands the bytes on: it reads all headers twice, and cannot know of which
-call a string is. So tokens are cut here; ``wire.broker`` holds them to bounds, and hands each to what
-Foolscap does with a token. A body is gathered in one buffer, once: half the memory of pieces that are joined
-in the end.
+call a string is. So tokens are cut here; ``wire.foolscap_broker`` holds them to bounds, and hands each to
+what Foolscap does with a token. A body is gathered in one buffer, once: half the memory of pieces that
+are joined in the end.
 
 Source: Foolscap 24.9's documentation of Banana ("specifications/banana").
 """

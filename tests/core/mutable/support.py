@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from pipegrid.core.mutable.book import ShareBook
-from pipegrid.core.mutable.encoding import EncodedVersion, encode
-from pipegrid.core.mutable.geometry import Format, MutableGeometry
+from pipegrid.core.mutable.decoder import VersionReader
+from pipegrid.core.mutable.encoder import EncodedVersion, encode
 from pipegrid.core.mutable.keys import SigningKey, load_signing_key
-from pipegrid.core.mutable.reading import VersionReader
-from pipegrid.core.mutable.share import MutableShare
+from pipegrid.core.mutable.share import MutableShare, VerifiedVersions
+from pipegrid.core.mutable.versions import Format, MutableGeometry
 from tests import vectors
 
 
@@ -58,13 +57,16 @@ def recorded_shares(case: Mapping[str, Any]) -> dict[int, bytes]:
     return {int(n): base64.b64decode(s) for n, s in case.get("shares_base64", {}).items()}
 
 
-def book(with_key: int = 0, format: Format = Format.SDMF) -> ShareBook:
+def book(with_key: int = 0, format: Format = Format.SDMF) -> VerifiedVersions:
     """Return a book that knows only the cap."""
-    return ShareBook(key(with_key).cap(format))
+    return VerifiedVersions(key(with_key).cap(format))
 
 
 def reader_of(
-    shares: Mapping[int, bytes], numbers: Iterable[int], checked: ShareBook, readkey: bytes | None
+    shares: Mapping[int, bytes],
+    numbers: Iterable[int],
+    checked: VerifiedVersions,
+    readkey: bytes | None,
 ) -> VersionReader:
     """Return a reader with these shares, all of one version, checked and complete."""
     reader: VersionReader | None = None

@@ -12,28 +12,27 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, UnknownCap, parse_cap
-from pipegrid.core.directory import entry_fields, unpack_readwrite
 from pipegrid.core.hashes import netstring
-from pipegrid.core.mutable import edits, entries
-from pipegrid.core.mutable.childcaps import decrypt_write_cap, encrypt_write_cap
-from pipegrid.core.mutable.edits import (
+from pipegrid.core.mutable import directory_edits
+from pipegrid.core.mutable.directory_edits import (
+    MAX_METADATA_BYTES,
+    MAX_METADATA_DEPTH,
     MAX_NAME_BYTES,
+    MEMORY_MULTIPLE,
     Edit,
     Link,
     Rename,
     Unlink,
     apply_edits,
+    decrypt_write_cap,
+    encrypt_write_cap,
+    merge_directories,
     new_entry,
-)
-from pipegrid.core.mutable.entries import (
-    MAX_METADATA_BYTES,
-    MAX_METADATA_DEPTH,
-    MEMORY_MULTIPLE,
     pack_entries,
     parse_metadata,
     unpack_entries,
 )
-from pipegrid.core.mutable.merging import merge_directories
+from pipegrid.core.packed_directory import entry_fields, unpack_readwrite
 from pipegrid.errors import ChildExists, DirectoryError, NoSuchChild, UsageError
 from tests import vectors
 
@@ -400,17 +399,17 @@ class BoundsTests(SynchronousTestCase):
 
     def test_limits(self) -> None:
         """Too many bytes or entries are refused by name, reading and writing."""
-        self.patch(entries, "MAX_ENTRIES", 3)
+        self.patch(directory_edits, "MAX_ENTRIES", 3)
         three = b"".join(stored(name) for name in (b"a", b"b", b"c"))
         self.assertEqual(len(unpack_entries(three)), 3)
         self.assertRaises(DirectoryError, unpack_entries, three + stored(b"d"))
-        self.patch(edits, "MAX_CHILDREN", 3)
+        self.patch(directory_edits, "MAX_CHILDREN", 3)
         self.assertRaises(UsageError, apply_edits, three, [Link("d", LIT)], W, 1)
-        self.patch(edits, "MAX_CHILDREN", 1)
+        self.patch(directory_edits, "MAX_CHILDREN", 1)
         self.assertRaises(UsageError, apply_edits, three, [Link("d", LIT)], W, 1)
         self.assertEqual(len(unpack_entries(apply_edits(three, [Unlink("a")], W, 1))), 2)
-        self.patch(entries, "MAX_DIRECTORY_BYTES", len(three))
-        self.patch(edits, "MAX_DIRECTORY_BYTES", len(three))
+        self.patch(directory_edits, "MAX_DIRECTORY_BYTES", len(three))
+        self.patch(directory_edits, "MAX_DIRECTORY_BYTES", len(three))
         self.assertEqual(len(unpack_entries(three)), 3)
         self.assertRaises(DirectoryError, unpack_entries, three + b"x")
         self.assertRaises(UsageError, apply_edits, three, [Rename("a", "longer")], W, 1)

@@ -8,16 +8,13 @@ import tracemalloc
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core import hashtree
-from pipegrid.core.mutable.book import ShareBook
-from pipegrid.core.mutable.encoding import EncodedVersion, assemble
-from pipegrid.core.mutable.geometry import Format, MutableGeometry
+from pipegrid.core import hash_tree
+from pipegrid.core.mutable.decoder import VersionReader
+from pipegrid.core.mutable.encoder import EncodedVersion, assemble, code_segment
 from pipegrid.core.mutable.keys import data_key
-from pipegrid.core.mutable.reading import VersionReader
-from pipegrid.core.mutable.sections import MAX_HEADER_BYTES, parse_header
-from pipegrid.core.mutable.segments import code_segment
-from pipegrid.core.mutable.share import MutableShare, Part
-from pipegrid.core.mutable.versions import SIGNED_BYTES
+from pipegrid.core.mutable.layout import MAX_HEADER_BYTES, parse_header
+from pipegrid.core.mutable.share import MutableShare, Part, VerifiedVersions
+from pipegrid.core.mutable.versions import SIGNED_BYTES, Format, MutableGeometry
 from pipegrid.errors import CorruptionError
 from tests.core.mutable.support import book, key, make, reader_of, shares_of
 
@@ -32,7 +29,9 @@ def is_good(reader: VersionReader, share_number: int, segment: int) -> bool:
     return block is not None and block.is_good()
 
 
-def attempt(shares: dict[int, bytes], checked: ShareBook, honest: EncodedVersion) -> bytes | None:
+def attempt(
+    shares: dict[int, bytes], checked: VerifiedVersions, honest: EncodedVersion
+) -> bytes | None:
     """
     Read as a reader would that was given these shares, and put what was found into ``found``.
 
@@ -116,7 +115,7 @@ class HostileShareTests(SynchronousTestCase):
     def test_a_version_of_another_file(self) -> None:
         """A share of another file, signed by its own key, is found by the public key."""
         foreign = make(CONTENT, with_key=1).share(0)
-        for checked in (book(), ShareBook(key().cap(Format.SDMF), key().verifying())):
+        for checked in (book(), VerifiedVersions(key().cap(Format.SDMF), key().verifying())):
             error = self.assertRaises(CorruptionError, checked.check, MutableShare.of(0, foreign))
             self.assertEqual(error.share_number, 0)
 
@@ -297,7 +296,7 @@ class HostileShareTests(SynchronousTestCase):
         start, end = header.sections.chain
         chains = [
             honest.share(2)[start:end],
-            struct.pack(">H", hashtree.num_nodes(5)) + share[start + 2 : end],
+            struct.pack(">H", hash_tree.num_nodes(5)) + share[start + 2 : end],
             struct.pack(">H", 65535) + share[start + 2 : end],
             share[start : start + 34] * 3,
             bytes(end - start),

@@ -19,13 +19,13 @@ from twisted.trial.unittest import SynchronousTestCase
 import pipegrid
 from pipegrid.core.caps import MutableCap, parse_cap
 from pipegrid.core.mutable import keys
-from pipegrid.core.mutable.geometry import Format
 from pipegrid.core.mutable.keys import (
     generate,
     load_signing_key,
     load_verifying_key,
     open_signing_key,
 )
+from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import CorruptionError, UsageError
 from tests import vectors
 from tests.core.mutable.support import key
@@ -166,8 +166,8 @@ class KeyTests(SynchronousTestCase):
     def test_commands_that_need_no_key_do_not_wait_for_rsa(self) -> None:
         """Importing what reads shares imports no asymmetric cryptography."""
         code = (
-            "import sys, pipegrid.core.mutable.book, pipegrid.core.mutable.update, "
-            "pipegrid.core.mutable.edits; "
+            "import sys, pipegrid.core.mutable.share, pipegrid.core.mutable.range_update, "
+            "pipegrid.core.mutable.directory_edits; "
             "print([m for m in sys.modules if 'asymmetric' in m or 'serialization' in m])"
         )
         source = str(Path(pipegrid.__file__).parent.parent)

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import parse_cap
-from pipegrid.core.mutable.book import ShareBook
-from pipegrid.core.mutable.encoding import encode
-from pipegrid.core.mutable.geometry import Format, MutableGeometry
+from pipegrid.core.mutable.decoder import VersionReader
+from pipegrid.core.mutable.encoder import encode
 from pipegrid.core.mutable.keys import load_signing_key
-from pipegrid.core.mutable.reading import VersionReader
-from pipegrid.core.mutable.share import MutableShare, Part
+from pipegrid.core.mutable.share import MutableShare, Part, VerifiedVersions
+from pipegrid.core.mutable.versions import Format, MutableGeometry
 from pipegrid.errors import CorruptionError, UsageError
 from tests import vectors
 from tests.core.mutable.support import (
@@ -97,12 +96,12 @@ class RecordedShareTests(SynchronousTestCase):
             for numbers in (sorted(shares)[:k], sorted(shares)[-k:]):
                 for name in ("cap", "readcap", "verifycap"):
                     cap = parse_cap(case[name])
-                    checked = ShareBook(cap)  # type: ignore[arg-type]
+                    checked = VerifiedVersions(cap)  # type: ignore[arg-type]
                     reader = reader_of(shares, numbers, checked, bytes.fromhex(case["readkey"]))
                     self.assertEqual(reader.whole(), vectors.plaintext(case["plaintext"]))
                     self.assertEqual(reader.corrupt, [])
                 share = MutableShare.of(numbers[0], shares[numbers[0]])
-                opened = ShareBook(parse_cap(case["cap"])).open_signing_key(share)  # type: ignore[arg-type]
+                opened = VerifiedVersions(parse_cap(case["cap"])).open_signing_key(share)  # type: ignore[arg-type]
                 assert opened is not None
                 self.assertEqual(opened.der.hex(), case["private_key_pkcs8_der"])
 
@@ -111,7 +110,7 @@ class RecordedShareTests(SynchronousTestCase):
         for case in TREES:
             signing = load_signing_key(bytes.fromhex(case["private_key_pkcs8_der"]))
             format = Format[case["format"]]
-            checked = ShareBook(signing.cap(format))
+            checked = VerifiedVersions(signing.cap(format))
             for recorded in case["versions"]:
                 shares = {int(n): bytes.fromhex(s) for n, s in recorded["shares"].items()}
                 for numbers in (sorted(shares)[: case["k"]], sorted(shares)[-case["k"] :]):

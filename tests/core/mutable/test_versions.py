@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.mutable.geometry import MAX_MUTABLE_BYTES, Format, MutableGeometry
 from pipegrid.core.mutable.versions import (
+    MAX_MUTABLE_BYTES,
     MAX_SEQUENCE_NUMBER,
     SIGNED_BYTES,
+    Format,
     Holding,
+    MutableGeometry,
     Version,
     checkstring_order,
     choose,

@@ -12,16 +12,15 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from pipegrid.disk.commit import Policy
-from pipegrid.disk.durability import Durability, Workers
-from pipegrid.server.gbs.connection import GbsConnection
+from pipegrid.disk.group_commit import GroupCommit, ThreadRunner
+from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsSite
-from pipegrid.wire import gbs, gbs_http
+from pipegrid.wire import gbs_messages
 from pipegrid.wire.messages import UploadSecrets
 from tests.storage.support import SECRETS, SI, InlineWorkers, StoreTestCase
 
 SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
-AUTHORIZATION = b"Authorization: " + gbs_http.authorization(SWISSNUM)
+AUTHORIZATION = b"Authorization: " + gbs_messages.authorization(SWISSNUM)
 
 
 def one_turn(clock: Clock) -> None:
@@ -155,30 +154,30 @@ def head(method: str, path: str, *lines: bytes, body: bytes | None = None) -> by
 
 def secret_headers(secrets: dict[str, bytes]) -> list[bytes]:
     """Return header lines."""
-    return [b"X-Tahoe-Authorization: " + line for line in gbs_http.secret_lines(secrets)]
+    return [b"X-Tahoe-Authorization: " + line for line in gbs_messages.secret_lines(secrets)]
 
 
 def lease_headers(secrets: UploadSecrets = SECRETS) -> list[bytes]:
     """Return the headers of an add-lease request."""
     lease = {
-        gbs_http.RENEW_SECRET: secrets.lease.renew,
-        gbs_http.CANCEL_SECRET: secrets.lease.cancel,
+        gbs_messages.RENEW_SECRET: secrets.lease.renew,
+        gbs_messages.CANCEL_SECRET: secrets.lease.cancel,
     }
     return secret_headers(lease)
 
 
 def upload_header(secrets: UploadSecrets = SECRETS) -> list[bytes]:
     """Return the header with the upload secret."""
-    return secret_headers({gbs_http.UPLOAD_SECRET: secrets.upload})
+    return secret_headers({gbs_messages.UPLOAD_SECRET: secrets.upload})
 
 
 def allocate(
     numbers: Iterable[int], share_bytes: int, secrets: UploadSecrets = SECRETS, si: bytes = SI
 ) -> bytes:
     """Return a request."""
-    body = gbs.pack_allocate(frozenset(numbers), share_bytes)
+    body = gbs_messages.pack_allocate(frozenset(numbers), share_bytes)
     headers = [*lease_headers(secrets), *upload_header(secrets)]
-    return head("POST", gbs_http.allocate_path(si), *headers, body=body) + body
+    return head("POST", gbs_messages.allocate_path(si), *headers, body=body) + body
 
 
 def write(
@@ -190,25 +189,25 @@ def write(
     end: int | None = None,
 ) -> bytes:
     """Return a request; ``end`` if the range shall not fit the body."""
-    content_range = gbs_http.format_content_range(
+    content_range = gbs_messages.format_content_range(
         offset, offset + len(data) if end is None else end
     )
     headers = [*upload_header(secrets), b"Content-Range: " + content_range]
-    return head("PATCH", gbs_http.share_path(si, number), *headers, body=data) + data
+    return head("PATCH", gbs_messages.share_path(si, number), *headers, body=data) + data
 
 
 def read(number: int, begin: int | None = None, end: int = 0, si: bytes = SI) -> bytes:
     """Return a request, for the whole share unless a range is given."""
-    wanted = [] if begin is None else [b"Range: " + gbs_http.format_range(begin, end)]
-    return head("GET", gbs_http.share_path(si, number), *wanted)
+    wanted = [] if begin is None else [b"Range: " + gbs_messages.format_range(begin, end)]
+    return head("GET", gbs_messages.share_path(si, number), *wanted)
 
 
 def list_shares(si: bytes = SI) -> bytes:
     """Return a request."""
-    return head("GET", gbs_http.shares_path(si))
+    return head("GET", gbs_messages.shares_path(si))
 
 
-VERSION = head("GET", gbs_http.VERSION_PATH)
+VERSION = head("GET", gbs_messages.VERSION_PATH)
 
 
 class ServerTestCase(StoreTestCase):
@@ -219,12 +218,12 @@ class ServerTestCase(StoreTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.clock = Clock()
-        self.workers: Workers = InlineWorkers()
+        self.workers: ThreadRunner = InlineWorkers()
         self.restart()
 
     def restart(self, **options: Any) -> None:
         """Make a new server for the store that is there."""
-        self.durability = Durability(self.workers, self.clock, self.policy)
+        self.durability = GroupCommit(self.workers, self.clock, self.policy)
         self.service = GbsService(self.store, self.durability, SWISSNUM)
         self.server = GbsSite(self.service, self.clock, **options)
 

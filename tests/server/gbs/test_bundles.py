@@ -16,14 +16,14 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.disk.commit import Disk, Policy
 from pipegrid.errors import ServerRefused
-from pipegrid.server.gbs.connection import GbsConnection
+from pipegrid.server.fair_scheduler import FairTurns
+from pipegrid.server.gbs.http_connection import GbsConnection
 from pipegrid.server.gbs.service import MAX_COMMITS
-from pipegrid.server.turns import FairTurns
-from pipegrid.storage import containers
-from pipegrid.storage.uploads import note as sidecar
-from pipegrid.storage.uploads import whole
-from pipegrid.storage.uploads.upload import ShareUpload
-from pipegrid.wire import gbs, gbs_bundles, gbs_http
+from pipegrid.storage import share_file
+from pipegrid.storage.uploads import incoming_files as sidecar
+from pipegrid.storage.uploads import incoming_share
+from pipegrid.storage.uploads.incoming_share import IncomingShare
+from pipegrid.wire import gbs_bundles, gbs_messages
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.messages import Allocation, UploadSecrets
 from tests.descriptors import left_open, open_files
@@ -75,7 +75,7 @@ def bundle(uploads: Sequence[BundledUpload]) -> bytes:
 
 def bundle_of(body: bytes, *lines: bytes) -> bytes:
     """Return a request with any body."""
-    return head("POST", gbs_http.BUNDLE_PATH, *lines, body=body) + body
+    return head("POST", gbs_messages.BUNDLE_PATH, *lines, body=body) + body
 
 
 def chunked(request: bytes, body: bytes) -> bytes:
@@ -140,8 +140,8 @@ class BundleTestCase(ServerTestCase):
 
     def check_lease(self, file: int, number: int, secrets: UploadSecrets) -> None:
         """Check that somebody has a lease on a share."""
-        version = containers.WRITTEN_VERSION
-        lease = containers.make_lease(version, containers.OWNER_ALLOCATE, secrets.lease, self.now)
+        version = share_file.WRITTEN_VERSION
+        lease = share_file.make_lease(version, share_file.OWNER_ALLOCATE, secrets.lease, self.now)
         self.assertIn(lease.pack()[4:], self.share(file, number).read_bytes())
 
     def files(self) -> dict[str, bytes]:
@@ -216,7 +216,7 @@ class AsPlainRequestsTests(BundleTestCase):
             reply = next(replies)
             statuses = {number: next(replies).status for number in upload.shares}
             if reply.status == 200:
-                answers.append(BundledAnswer(gbs.unpack_allocation(reply.body), statuses))
+                answers.append(BundledAnswer(gbs_messages.unpack_allocation(reply.body), statuses))
             else:
                 self.assertNotIn(201, statuses.values())
                 answers.append(BundledAnswer(reply.status, {}))
@@ -455,7 +455,7 @@ class AsPlainRequestsTests(BundleTestCase):
         """A share that could not be taken whole goes the long way."""
         wrong, real = index(1), self.store.take_whole
 
-        def take_or_fail(storage_index: bytes, *rest: Any) -> ShareUpload | None:
+        def take_or_fail(storage_index: bytes, *rest: Any) -> IncomingShare | None:
             if storage_index == wrong:
                 raise ZeroDivisionError
             return real(storage_index, *rest)
@@ -473,7 +473,7 @@ class AsPlainRequestsTests(BundleTestCase):
 
             def take(
                 index: bytes, number: int, *rest: Any, refused: int = refused
-            ) -> ShareUpload | None:
+            ) -> IncomingShare | None:
                 return None if number == refused else real(index, number, *rest)
 
             self.patch(self.store, "take_whole", take)
@@ -499,7 +499,7 @@ class WithNamesTests(AsPlainRequestsTests):
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(whole, "can_name", lambda directory: False)
+        self.patch(incoming_share, "can_name", lambda directory: False)
 
 
 class DurabilityTests(BundleTestCase):
@@ -662,7 +662,7 @@ class DurabilityTests(BundleTestCase):
         over: list[bool] = []
         take_whole = self.store.take_whole
 
-        def take_and_yield(*call: Any) -> ShareUpload | None:
+        def take_and_yield(*call: Any) -> IncomingShare | None:
             over.append(True)
             return take_whole(*call)
 
@@ -761,8 +761,8 @@ class OrderTests(BundleTestCase):
         self.waits(list_shares(index(1)) + list_shares(index(0)) + VERSION)
         replies = self.finish()
         self.assertEqual([reply.status for reply in replies], [200] * 3)
-        self.assertEqual(gbs.unpack_shares(replies[0].body), {0})
-        self.assertEqual(gbs.unpack_shares(replies[1].body), {0})
+        self.assertEqual(gbs_messages.unpack_shares(replies[0].body), {0})
+        self.assertEqual(gbs_messages.unpack_shares(replies[1].body), {0})
 
     def test_reads(self) -> None:
         """So does a read."""
@@ -774,12 +774,12 @@ class OrderTests(BundleTestCase):
         """So does an allocation, which is then told what is there."""
         self.waits(allocate({0, 1, 2}, 4, OTHERS_SECRETS, index(0)))
         (reply,) = self.finish()
-        allocation = gbs.unpack_allocation(reply.body)
+        allocation = gbs_messages.unpack_allocation(reply.body)
         self.assertEqual(allocation, Allocation(frozenset({0}), frozenset({2})))
 
     def test_leases(self) -> None:
         """So does a lease, which would find nothing to be put on."""
-        path = gbs_http.lease_path(index(1))
+        path = gbs_messages.lease_path(index(1))
         self.waits(head("PUT", path, *lease_headers(OTHERS_SECRETS)))
         (reply,) = self.finish()
         self.assertEqual(reply.status, 204)
@@ -858,8 +858,8 @@ class OfferTests(BundleTestCase):
         for reply in offers:
             self.assertEqual(reply.headers["pipegrid-bundles"], str(gbs_bundles.MAX_BUNDLE_BYTES))
         self.assertEqual(gbs_bundles.HEADER.decode(), "pipegrid-bundles")
-        abort = head("PUT", gbs_http.abort_path(index(0), 1), *upload_header())
-        corrupt = gbs.pack_corrupt("bad")
+        abort = head("PUT", gbs_messages.abort_path(index(0), 1), *upload_header())
+        corrupt = gbs_messages.pack_corrupt("bad")
         others = self.ask(
             bundle([upload]),
             list_shares(index(0)),
@@ -867,8 +867,8 @@ class OfferTests(BundleTestCase):
             read(9, si=index(0)),
             write(1, 0, b"ab", si=index(0)),
             abort,
-            head("PUT", gbs_http.lease_path(index(0)), *lease_headers()),
-            head("POST", gbs_http.corrupt_path(index(0), 0), body=corrupt) + corrupt,
+            head("PUT", gbs_messages.lease_path(index(0)), *lease_headers()),
+            head("POST", gbs_messages.corrupt_path(index(0), 0), body=corrupt) + corrupt,
             allocate({1}, 4, si=index(0)).replace(AUTHORIZATION, b"A: b"),
             VERSION.replace(AUTHORIZATION, b"A: b"),
             head("GET", "/"),
@@ -925,7 +925,7 @@ class HostileTests(BundleTestCase):
         """Bundles are posted, and whoever does otherwise is told."""
         body = gbs_bundles.pack_bundle([make_upload(0, {0: b"abcd"})])
         for method in ("GET", "PUT", "PATCH", "DELETE"):
-            (reply,) = self.refused(head(method, gbs_http.BUNDLE_PATH, body=body) + body)
+            (reply,) = self.refused(head(method, gbs_messages.BUNDLE_PATH, body=body) + body)
             self.assertEqual((reply.status, reply.headers["allow"]), (405, "POST"))
 
     def test_wrong_paths(self) -> None:
@@ -1083,16 +1083,16 @@ class OpenFilesTests(BundleTestCase):
         super().setUp()
         self.store = self.make_store(max_open_uploads=4)
         self.disk = self.slow()
-        self.asked: list[ShareUpload] = []
-        suspend = ShareUpload.suspend
+        self.asked: list[IncomingShare] = []
+        suspend = IncomingShare.suspend
 
-        def record(upload: ShareUpload) -> bool:
+        def record(upload: IncomingShare) -> bool:
             self.asked.append(upload)
             return suspend(upload)
 
-        self.patch(ShareUpload, "suspend", record)
+        self.patch(IncomingShare, "suspend", record)
 
-    def uploads(self, complete: bool) -> list[ShareUpload]:
+    def uploads(self, complete: bool) -> list[IncomingShare]:
         """Return all that are, or are not, complete."""
         every = self.store._unfinished._uploads.values()
         return [upload for upload in every if upload.complete is complete]

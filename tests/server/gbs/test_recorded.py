@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 import cbor2
 
+from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.server.gbs.site import GbsSite
 from tests import vectors
 from tests.server.gbs.support import Reply, ServerTestCase, parse_replies
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipegrid.server.gbs.states import LIFE, TURN, Life, ServerEvent, Taking, TurnState
-from pipegrid.server.gbs.turntaking import TurnTaking
-from pipegrid.states import NotInTable
+from pipegrid.server.gbs.request_order import (
+    LIFE,
+    TURN,
+    Life,
+    ServerEvent,
+    Taking,
+    TurnState,
+    TurnTaking,
+)
+from pipegrid.state_table import NotInTable
 from tests.server.gbs.support import VERSION, ServerTestCase, parse_replies
 
 

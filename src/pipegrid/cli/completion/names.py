@@ -20,12 +20,12 @@ from click.shell_completion import CompletionItem
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation
-from pipegrid.core.pasted import CAP_STARTS
+from pipegrid.core.text import CAP_STARTS
 from pipegrid.errors import UsageError
-from pipegrid.grid.homes import default_directory, is_configured
+from pipegrid.grid.client_paths import default_directory, is_configured
 
 if TYPE_CHECKING:
-    from pipegrid.tree.facade import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 LIMIT_S = 2.0
 MAX_NAMES = 300
@@ -50,7 +50,7 @@ def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
     home = _home(invocation)
     if not is_configured(home):
         return []
-    from pipegrid.tree.paths import parse_here
+    from pipegrid.tree.grid_paths import parse_here
 
     root, names = parse_here(head, home)
     return _items(head, _read(invocation, root, names), begun)
@@ -113,8 +113,8 @@ def _read(invocation: Invocation, root: str, names: tuple[str, ...]) -> list[str
 
     async def work(grid: Grid, _: Console) -> int:
         from pipegrid.core.caps import DirectoryCap
+        from pipegrid.tree.grid_paths import resolve
         from pipegrid.tree.listing import ListingLimits, read_listing
-        from pipegrid.tree.paths import resolve
 
         limits = ListingLimits(directory_bytes=MAX_DIRECTORY_BYTES)
         place = await resolve(grid, root, names, limits)

@@ -21,7 +21,7 @@ import attrs
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.crypto import applied
 from pipegrid.core.hashes import KEY_BYTES, Tag
-from pipegrid.core.mutable.geometry import Format
+from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import CorruptionError, UsageError
 
 if TYPE_CHECKING:

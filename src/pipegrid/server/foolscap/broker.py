@@ -1,44 +1,227 @@
-# mypy: disable-error-code="misc"
-"""
-A client's Foolscap connection, as a server bounds it; what client and server have in common is in
-``wire.broker``.
-
-**Strangers.** Until a client has named something that is here (which takes the fURL's secret) it may send
-``STRANGER_BYTES`` in all, PINGs and nonsense included, and take ``STRANGER_S``.
-
-**Memory** of messages, answers and references is held against one bound for all connections (``memory``), as
-soon as it is known how large they will be, until they are gone.
-
-**Answers are sent as fast as they are read.** Foolscap makes an answer's tokens when the call has ended, and
-writes them at once: a read of 64 MiB was 192 MiB until it was sent. Here no token is made while the socket
-is full, large strings are written ``PIECE_BYTES`` at a time, and the next call begins when the answers
-before it have been made.
-
-**Floods** take turns, see ``governor``.
-"""
+"""One client's Foolscap connection within limits."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from foolscap import eventual
 from foolscap.banana import int2b128
 from foolscap.call import AnswerSlicer
 from foolscap.tokens import STRING
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.reactor.backpressure import Backpressure
-from pipegrid.reactor.sockets import unsent_bytes
-from pipegrid.server.foolscap.governor import Governor
-from pipegrid.server.foolscap.memory import HeldMemory
-from pipegrid.server.foolscap.outlet import answer_bytes, asked_bytes
-from pipegrid.server.turns import Spending
-from pipegrid.wire.allowance import MAX_TOKENS, TOKEN_COST, Bounds, TooMuch
-from pipegrid.wire.broker import BoundedBroker
-from pipegrid.wire.foolscap import MAX_SHARE_DATA_BYTES
+from pipegrid.reactor.sockets import Backpressure, unsent_bytes
+from pipegrid.server.fair_scheduler import CpuUsage
+from pipegrid.wire.foolscap_broker import BoundedBroker, BoundedNegotiation
+from pipegrid.wire.foolscap_interfaces import MAX_SHARE_DATA_BYTES
+from pipegrid.wire.foolscap_receiver import MAX_TOKENS, TOKEN_COST, Bounds, LimitExceeded
+
+# What goes out to a Foolscap client: how large it will be.
+
+
+def asked_bytes(delivery: Any) -> int:
+    """Return how many bytes a call asks for at most, if it is one that may ask for many."""
+    arguments = delivery.allargs.args
+    if delivery.methodname == "read" and len(arguments) == 2:
+        return int(arguments[1])
+    if delivery.methodname == "slot_readv" and len(arguments) == 3:
+        return sum(int(size) for _, size in arguments[2]) * (len(arguments[1]) or 1)
+    return 0
+
+
+def answer_bytes(results: Any) -> int:
+    """Return how many bytes of share data are in an answer."""
+    if isinstance(results, bytes):
+        return len(results)
+    if isinstance(results, (tuple, list)):
+        return sum(map(answer_bytes, results))
+    if isinstance(results, dict):
+        return sum(map(answer_bytes, results.values()))
+    return 0
+
+
+# Who has to wait: connections that have kept the server busy take turns, and rest while others are at work.
+#
+# How long the server works for a connection is measured (``server.fair_scheduler.CpuUsage``). Up to a
+# burst, and a share of all time for good, it has its turn as soon as something comes. Beyond, it waits in
+# line with its like: one of them has a turn at a time, and behind each all of them rest ``REST`` times as
+# long as the turn took; but only while anybody else asks for something. So floods, however many, get a
+# fifth of the server at most, and bulk work loses nothing while it is alone, or among its like.
+
+REST = 4.0
+ACTIVE_S = 0.25
+"""For so long after somebody has asked for something they may ask for more."""
+
+
+class Governor:
+    """
+    The line, of all connections that have to wait.
+
+    Args:
+        clock: for rests.
+        others: how much was asked for by other ways so far; any number that grows with it.
+    """
+
+    def __init__(self, clock: IReactorTime, others: Callable[[], int]) -> None:
+        self._clock = clock
+        self._others = others
+        self._seen = others()
+        self._active_s = float("-inf")
+        self._line: deque[Callable[[], None]] = deque()
+        self._waiting = False
+        self._spent_s = 0.0
+        self._rests_until_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Governor, {len(self._line)} in line>"
+
+    @property
+    def now_s(self) -> float:
+        """The time that spending is told in."""
+        return self._clock.seconds()
+
+    @property
+    def others_ask(self) -> bool:
+        """Whether anybody has asked for something lately who need not wait."""
+        self._look_for_others()
+        return self.now_s - self._active_s < ACTIVE_S
+
+    def light_work(self) -> None:
+        """Somebody who need not wait has asked for something."""
+        self._active_s = self.now_s
+
+    def heavy_work(self, work_s: float) -> None:
+        """The server has worked for one of those who wait, in its turn or for a call that it brought."""
+        self._spent_s += work_s
+
+    def enter(self, turn: Callable[[], None]) -> None:
+        """Have a turn in line."""
+        self._line.append(turn)
+        self._wait()
+
+    def _wait(self) -> None:
+        if not self._waiting:
+            self._waiting = True
+            rest_s = max(0.0, self._rests_until_s - self._clock.seconds())
+            self._clock.callLater(rest_s, self._next)
+
+    def _look_for_others(self) -> None:
+        others = self._others()
+        if others != self._seen:
+            self._seen, self._active_s = others, self._clock.seconds()
+
+    def _next(self) -> None:
+        self._waiting = False
+        if not self._line:
+            return
+        now_s = self._clock.seconds()
+        owed_s, self._spent_s = self._spent_s, 0.0
+        if self.others_ask and owed_s:
+            # Behind what the last turn brought, its calls included.
+            self._rests_until_s = now_s + owed_s * REST
+            self._wait()
+            return
+        self._line.popleft()()
+        if self._line:
+            self._wait()
+
+
+# What Foolscap's connections hold in memory, and who goes when it is too much.
+#
+# Messages that are being received or carried out, answers that are being sent, references: a connection that
+# has more than a little of them asks here first. All together have what the server's other protocol has left
+# them. When that is used up, the connection that holds most is cut off, if it holds at least as much as the
+# one that asks would; else the one that asks. So whoever declares much and sends it slowly, or asks for much
+# and does not read it, is the first to go, and a client with one usual message is never in its way.
+#
+# Pure: who is told, and how, is the holders' business.
+
+MAX_HELD_BYTES = 192 << 20
+"""The largest message has 128 MiB, and its tokens become 52 MiB more."""
+
+
+class Holder(Protocol):
+    """Whoever holds memory that is counted here: a connection."""
+
+    def crowd_out(self) -> None:
+        """Let go of all, and end: others need the room."""
+
+
+class HeldMemory:
+    """
+    The books.
+
+    Args:
+        ask: takes note that so many bytes more are held, or fewer; returns whether that may be.
+        limit_bytes: for all these connections, whatever there is besides.
+    """
+
+    def __init__(self, ask: Callable[[int], bool], limit_bytes: int = MAX_HELD_BYTES) -> None:
+        self._ask = ask
+        self._limit_bytes = limit_bytes
+        self.total_bytes = 0  # held by all of them
+        self._held: dict[Holder, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<HeldMemory, {self.total_bytes} bytes by {len(self._held)}>"
+
+    def hold(self, holder: Holder, more_bytes: int) -> bool:
+        """Have somebody hold more; returns whether that may be: if not, they are the one to go."""
+        would_hold = self._held.get(holder, 0) + more_bytes
+        while not self._take(more_bytes):
+            victim = max(self._held, key=lambda each: self._held[each], default=holder)
+            if victim is holder or self._held[victim] < would_hold:
+                return False
+            self.let_go_all(victim)
+            victim.crowd_out()
+        self._held[holder] = would_hold
+        return True
+
+    def let_go(self, holder: Holder, fewer_bytes: int) -> None:
+        """Somebody holds less; it does not matter if they were cut off before."""
+        held = self._held.get(holder, 0)
+        fewer_bytes = min(fewer_bytes, held)
+        if fewer_bytes:
+            self._take(-fewer_bytes)
+            self._held[holder] = held - fewer_bytes
+
+    def let_go_all(self, holder: Holder) -> None:
+        """Count nothing any more for a holder who is gone."""
+        held = self._held.pop(holder, 0)
+        if held:
+            self._take(-held)
+
+    def _take(self, more_bytes: int) -> bool:
+        if more_bytes > 0 and self.total_bytes + more_bytes > self._limit_bytes:
+            return False
+        taken = self._ask(more_bytes)
+        if taken:
+            self.total_bytes += more_bytes
+        return taken
+
+
+# A client's Foolscap connection, as a server bounds it; what client and server have in common is in
+# ``wire.foolscap_broker``.
+#
+# **Strangers.** Until a client has named something that is here (which takes the fURL's secret) it may send
+# ``STRANGER_BYTES`` in all, PINGs and nonsense included, and take ``STRANGER_S``.
+#
+# **Memory** of messages, answers and references is held against one bound for all connections
+# (``memory``), as soon as it is known how large they will be, until they are gone.
+#
+# **Answers are sent as fast as they are read.** Foolscap makes an answer's tokens when the call has
+# ended, and writes them at once: a read of 64 MiB was 192 MiB until it was sent. Here no token is made
+# while the socket is full, large strings are written ``PIECE_BYTES`` at a time, and the next call begins
+# when the answers before it have been made.
+#
+# **Floods** take turns, see ``governor``.
+
+# mypy: disable-error-code="misc"
+
 
 STRANGER_BYTES = 8 * 1024
 RECEIVE_BYTE_S = 2.5e-9
@@ -87,7 +270,7 @@ class ServerBroker(BoundedBroker):
         self._governor = governor
         self._tell_refused = refused
         self._tell_known = known
-        self._spending = Spending(governor.now_s)
+        self._spending = CpuUsage(governor.now_s)
         self._strange_bytes: int | None = 0  # None: no stranger
         self._strange_timer: IDelayedCall | None = None
         self._message_held = 0
@@ -214,7 +397,7 @@ class ServerBroker(BoundedBroker):
         more = self.held_cost - self._message_held
         if more > FREE_BYTES:
             if not self._memory.hold(self, more):
-                raise TooMuch("the server has no room for so large a message now; try again")
+                raise LimitExceeded("the server has no room for so large a message now; try again")
             self._message_held += more
 
     def message_begins(self) -> None:
@@ -384,3 +567,22 @@ class ServerBroker(BoundedBroker):
         if self._registered:
             self._registered = False
             self.transport.unregisterProducer()
+
+
+# What a client's Foolscap connection is before both sides have agreed on what they speak.
+
+
+class ServerNegotiation(BoundedNegotiation):
+    """
+    What comes before.
+
+    Attributes:
+        make_broker: called with what Foolscap gives a broker, makes one.
+    """
+
+    make_broker: Callable[..., ServerBroker]
+
+    def switchToBanana(self, params: dict[str, Any]) -> None:
+        """Go over to a broker of ``make_broker``: both sides have agreed on ``params``."""
+        self.brokerClass = self.make_broker
+        super().switchToBanana(params)

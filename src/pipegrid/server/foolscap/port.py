@@ -17,14 +17,11 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IAddress, IStreamServerEndpoint
 from zope.interface import implementer
 
-from pipegrid.server.foolscap.broker import ServerBroker
-from pipegrid.server.foolscap.governor import Governor
-from pipegrid.server.foolscap.memory import HeldMemory
-from pipegrid.server.foolscap.negotiation import ServerNegotiation
+from pipegrid.server.foolscap.broker import Governor, HeldMemory, ServerBroker, ServerNegotiation
 from pipegrid.server.foolscap.service import FoolscapStorage
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.server.identity import Identity
-from pipegrid.wire.furl import Furl
+from pipegrid.wire.server_address import Furl
 
 KEEPALIVE_S = 120
 """After so much silence a client is asked whether it is still there; after twice as much it is not."""

@@ -1,40 +1,117 @@
-"""
-What the Foolscap server does with its share store: every remote call becomes a call of the store.
-
-**Uploads.** An upload belongs to the connection that began it: its secret is made here and told to nobody,
-and when the connection is lost whatever was not closed is forgotten. ``close`` makes a share visible, and
-is answered when it is durable; bytes never written are zeros then. A share of which a write failed
-cannot be closed: clients send ``close`` right behind their writes, without waiting to hear how those went.
-
-**Errors.** What a client may know is in the text; paths and causes are in the log.
-
-**Mutable slots** are read and changed through the queue that HTTPS's face uses, too.
-
-Source: the format reference, storage protocols, sections 2.3 and 8.
-"""
+"""The share store as Foolscap's remote objects, and errors that its clients understand."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from foolscap.api import Referenceable
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.errors import ConflictingWrite, NoSuchShare, PipegridError, UsageError
-from pipegrid.server.foolscap.clienterrors import answers, answers_later
+from pipegrid.errors import (
+    ConflictingWrite,
+    NoSpace,
+    NoSuchShare,
+    PipegridError,
+    ServerRefused,
+    UsageError,
+    WrongSecret,
+)
 from pipegrid.server.gbs.service import GbsService
-from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
-from pipegrid.storage.uploads.standing import Client, address_of
-from pipegrid.storage.uploads.upload import ShareUpload
-from pipegrid.wire.foolscap import RIBucketReader, RIBucketWriter, RIStorageServer, pack_version
+from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, possible_numbers
+from pipegrid.storage.uploads.eviction import Client, address_of
+from pipegrid.storage.uploads.incoming_share import IncomingShare
+from pipegrid.wire.foolscap_interfaces import (
+    RIBucketReader,
+    RIBucketWriter,
+    RIStorageServer,
+    pack_version,
+)
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 
+# What a Foolscap client is told of an error; paths and causes are in the log.
+
+P = ParamSpec("P")
 T = TypeVar("T")
+
+log = Logger()
+
+_TELLABLE: dict[type[PipegridError], str] = {
+    NoSuchShare: "there is no such share, or no such unfinished upload",
+    ConflictingWrite: "other bytes were written there before",
+    NoSpace: "there is no more room",
+}
+
+
+def answers(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make what a method raises an error that is fit for a client."""
+
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        @wraps(method)
+        def carry_out(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return method(*args, **kwargs)
+            except Exception as error:
+                raise _fit_for_clients(operation, error) from None
+
+        return carry_out
+
+    return decorate
+
+
+def answers_later(operation: str) -> Callable[[Callable[P, Any]], Callable[P, Deferred[Any]]]:
+    """The same for one that may take its time."""
+
+    def failed(failure: Failure) -> Failure:
+        assert isinstance(failure.value, Exception)
+        return Failure(_fit_for_clients(operation, failure.value))
+
+    def decorate(method: Callable[P, Any]) -> Callable[P, Deferred[Any]]:
+        @wraps(method)
+        def carry_out(*args: P.args, **kwargs: P.kwargs) -> Deferred[Any]:
+            return maybeDeferred(method, *args, **kwargs).addErrback(failed)
+
+        return carry_out
+
+    return decorate
+
+
+def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
+    text = _TELLABLE.get(type(error)) if isinstance(error, PipegridError) else None
+    if text is not None:
+        if isinstance(error, NoSpace):
+            log.warn("{operation}: {error}", operation=operation, error=str(error))
+        kind: Any = type(error)
+        told: PipegridError = kind(text)
+        return told
+    if isinstance(error, (UsageError, WrongSecret)):
+        return error  # what they say is about the request
+    if isinstance(error, PipegridError):
+        log.error("{operation}: {error}", operation=operation, error=str(error))
+    else:
+        log.failure("{operation} failed", Failure(error), operation=operation)
+    return ServerRefused(f"{operation} failed; the server's operator can see why")
+
+
+# What the Foolscap server does with its share store: every remote call becomes a call of the store.
+#
+# **Uploads.** An upload belongs to the connection that began it: its secret is made here and told to nobody,
+# and when the connection is lost whatever was not closed is forgotten. ``close`` makes a share visible, and
+# is answered when it is durable; bytes never written are zeros then. A share of which a write failed
+# cannot be closed: clients send ``close`` right behind their writes, without waiting to hear how those went.
+#
+# **Errors.** What a client may know is in the text; paths and causes are in the log.
+#
+# **Mutable slots** are read and changed through the queue that HTTPS's face uses, too.
+#
+# Source: the format reference, storage protocols, sections 2.3 and 8.
+
 
 Vectors = tuple[list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]], int | None]
 """Tests (offset, length, operator, specimen), writes (offset, data) and the new length of one share."""
@@ -172,7 +249,7 @@ class _Batch:
     """The uploads of one allocation, and their common end if the connection is lost."""
 
     def __init__(
-        self, service: GbsService, batches: set[_Batch], uploads: dict[int, ShareUpload]
+        self, service: GbsService, batches: set[_Batch], uploads: dict[int, IncomingShare]
     ) -> None:
         self.service = service
         self._batches = batches
@@ -208,7 +285,7 @@ class _Batch:
 class BucketWriter(Referenceable):  # type: ignore[misc]
     """One share that is being written."""
 
-    def __init__(self, batch: _Batch, upload: ShareUpload) -> None:
+    def __init__(self, batch: _Batch, upload: IncomingShare) -> None:
         self._batch = batch
         self._service = batch.service
         self._upload = upload
@@ -296,7 +373,7 @@ class BucketReader(Referenceable):  # type: ignore[misc]
         _advise(self._service, self._storage_index, self._share_number, reason)
 
 
-async def _commit(service: GbsService, upload: ShareUpload) -> None:
+async def _commit(service: GbsService, upload: IncomingShare) -> None:
     while not service.has_room:
         room: Deferred[None] = Deferred()
         service.call_when_room(partial(room.callback, None))

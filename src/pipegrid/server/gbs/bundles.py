@@ -15,20 +15,20 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.disk.durability import Ending
-from pipegrid.server.gbs import answers
-from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.bodies import InSteps, Service, Turn, reason_of
-from pipegrid.server.gbs.requests import Operation, Rule
-from pipegrid.storage.paths import MAX_SHARE_NUMBER, possible_numbers
+from pipegrid.disk.group_commit import Ending
+from pipegrid.server.gbs import responses
+from pipegrid.server.gbs.receivers import InSteps, Service, Turn, reason_of
+from pipegrid.server.gbs.request_check import Operation, Rule
+from pipegrid.server.gbs.responses import Answer
+from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.store import ShareStore
-from pipegrid.storage.uploads.standing import NOBODY, Client
-from pipegrid.storage.uploads.upload import ShareUpload
+from pipegrid.storage.uploads.eviction import NOBODY, Client
+from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.messages import Allocation
 
-_STORED = answers.SHARE_COMPLETE.status
+_STORED = responses.SHARE_COMPLETE.status
 _NONE: frozenset[int] = frozenset()
 _JUST = {number: frozenset({number}) for number in range(MAX_SHARE_NUMBER + 1)}
 
@@ -49,7 +49,7 @@ class BundleService(Service, Protocol):
         """Whether so many may have to become durable more than do now."""
 
     def commit_each(
-        self, uploads: Sequence[ShareUpload], ended: Callable[[ShareUpload, Ending], None]
+        self, uploads: Sequence[IncomingShare], ended: Callable[[IncomingShare, Ending], None]
     ) -> None:
         """Make shares durable and visible; ``ended`` is told of each, perhaps before this returns."""
 
@@ -65,7 +65,7 @@ class Bundle(InSteps):
         self._unpacking: Iterator[None] | None = None
         self._answers: list[BundledAnswer] = []
         self._done: Deferred[Answer] = Deferred()
-        self._committing: dict[ShareUpload, dict[int, int]] = {}  # with where its status belongs
+        self._committing: dict[IncomingShare, dict[int, int]] = {}  # with where its status belongs
         self._reserved = 0
         self._takes_whole = False  # not looked at yet
 
@@ -97,7 +97,7 @@ class Bundle(InSteps):
                     return False
         except ValueError as error:
             self._uploads = []
-            self.refuse(answers.text(400, str(error)))
+            self.refuse(responses.text(400, str(error)))
         if not self.body:
             return True
         self.body.clear()  # it is in memory once
@@ -190,16 +190,16 @@ class Bundle(InSteps):
 
     def _write(
         self, wanted: BundledUpload, number: int, data: bytes, statuses: dict[int, int]
-    ) -> ShareUpload | None:
+    ) -> IncomingShare | None:
         """Write one whole share; returns it if it has to become durable now."""
         service = self._service
         try:
             if number > MAX_SHARE_NUMBER:
-                statuses[number] = answers.NOT_FOUND.status
+                statuses[number] = responses.NOT_FOUND.status
                 return None
             upload = service.store.upload(wanted.storage_index, number, wanted.secrets.upload)
             if len(data) > upload.share_bytes:
-                statuses[number] = answers.BAD_CONTENT_RANGE.status
+                statuses[number] = responses.BAD_CONTENT_RANGE.status
                 return None
             try:
                 upload.write(0, [data])
@@ -208,12 +208,12 @@ class Bundle(InSteps):
             if upload.complete:
                 return upload
             upload.checkpoint()  # more was allocated before, under the same secret
-            statuses[number] = answers.OK.status
+            statuses[number] = responses.OK.status
         except Exception as error:
             statuses[number] = service.answer_error(Operation.WRITE, error).status
         return None
 
-    def _ended_one(self, upload: ShareUpload, outcome: Ending) -> None:
+    def _ended_one(self, upload: IncomingShare, outcome: Ending) -> None:
         statuses = self._committing.pop(upload)
         if outcome is None:
             status = _STORED
@@ -225,7 +225,7 @@ class Bundle(InSteps):
             self._answer()
 
     def _answer(self) -> None:
-        self._done.callback(answers.cbor(gbs_bundles.pack_answers(self._answers)))
+        self._done.callback(responses.cbor(gbs_bundles.pack_answers(self._answers)))
 
 
 def _is_whole(wanted: BundledUpload) -> bool:

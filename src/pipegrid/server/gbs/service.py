@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.text import printable
-from pipegrid.disk.durability import Durability, Ending, Storable
+from pipegrid.disk.group_commit import Ending, GroupCommit, Storable
 from pipegrid.errors import (
     ConflictingWrite,
     NoSpace,
@@ -28,22 +28,20 @@ from pipegrid.errors import (
     UsageError,
     WrongSecret,
 )
-from pipegrid.reactor import memory
-from pipegrid.server.gbs import answers
-from pipegrid.server.gbs.allocating import AllocateCall
-from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.bodies import Call, Receiver, Refusal, ShareStream, Write
+from pipegrid.reactor import process_settings
+from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.bundles import Bundle
-from pipegrid.server.gbs.requests import Admitted, Operation, Request, admit, is_authorized
-from pipegrid.server.gbs.slots import SlotChangeCall, SlotHandlers
+from pipegrid.server.gbs.receivers import AllocateCall, Call, Receiver, Refusal, ShareStream, Write
+from pipegrid.server.gbs.request_check import Admitted, Operation, Request, admit, is_authorized
+from pipegrid.server.gbs.responses import Answer
+from pipegrid.server.gbs.slot_requests import SlotChangeCall, SlotHandlers, SlotQueue
 from pipegrid.server.gbs.surveys import Survey
-from pipegrid.server.slotqueue import SlotQueue
-from pipegrid.storage.paths import MAX_SHARE_NUMBER
-from pipegrid.storage.reader import ShareReader
+from pipegrid.storage.share_reader import ShareReader
+from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER
 from pipegrid.storage.store import ShareStore
-from pipegrid.storage.uploads.upload import ShareUpload
-from pipegrid.wire import gbs, gbs_bundles, gbs_http
-from pipegrid.wire.gbs_http import UPLOAD_SECRET, GbsTarget
+from pipegrid.storage.uploads.incoming_share import IncomingShare
+from pipegrid.wire import gbs_bundles, gbs_messages
+from pipegrid.wire.gbs_messages import UPLOAD_SECRET, GbsTarget
 
 INLINE_READ_BYTES = 64 * 1024
 """Up to here a read is an answer like any other; beyond, it is streamed."""
@@ -84,14 +82,14 @@ class GbsService:
 
     offer = _TAKES_BUNDLES
 
-    def __init__(self, store: ShareStore, durability: Durability, swissnum: str) -> None:
+    def __init__(self, store: ShareStore, durability: GroupCommit, swissnum: str) -> None:
         self.store = store
         self.requests: Counter[tuple[str, int]] = Counter()
         self.received_bytes = 0
         self.sent_bytes = 0
         self.commits = 0
         self._durability = durability
-        self._authorization = gbs_http.authorization(swissnum)
+        self._authorization = gbs_messages.authorization(swissnum)
         self._waiting_for_room: list[Callable[[], None]] = []
         self.slots = SlotQueue(durability)
         slot_handlers = SlotHandlers(store.slots, self.slots)
@@ -129,7 +127,7 @@ class GbsService:
         """Whether shares that come whole may do without a name until they are durable."""
         return self._durability.syncs_unnamed
 
-    def received(self, upload: ShareUpload, length: int) -> None:
+    def received(self, upload: IncomingShare, length: int) -> None:
         """So many bytes of share data have been written, or refused."""
         self.received_bytes += length
         self._durability.written(upload)
@@ -140,19 +138,19 @@ class GbsService:
         if shares < 0:
             self._tell_room()
 
-    def commit(self, upload: ShareUpload) -> Deferred[None]:
+    def commit(self, upload: IncomingShare) -> Deferred[None]:
         """Make a complete share durable and visible."""
         self.commits += 1
         return self._durability.commit(upload).addBoth(self._committed)
 
     def commit_each(
-        self, uploads: Sequence[ShareUpload], ended: Callable[[ShareUpload, Ending], None]
+        self, uploads: Sequence[IncomingShare], ended: Callable[[IncomingShare, Ending], None]
     ) -> None:
         """The same for many; ``ended`` is told of each, perhaps before this returns."""
         self.commits += len(uploads)
 
         def one(upload: Storable, outcome: Ending) -> None:
-            assert isinstance(upload, ShareUpload)
+            assert isinstance(upload, IncomingShare)
             self.commits -= 1
             if self._waiting_for_room:
                 self._tell_room()
@@ -213,21 +211,21 @@ class GbsService:
         """Return the answer for an error; what the client need not know is in the log."""
         if isinstance(error, NoSuchShare):
             reads = operation in (Operation.READ, Operation.SLOT_READ)
-            return answers.SHARE_MISSING if reads else answers.NOT_FOUND
+            return responses.SHARE_MISSING if reads else responses.NOT_FOUND
         if isinstance(error, WrongSecret):
-            return answers.WRONG_SECRET
+            return responses.WRONG_SECRET
         if isinstance(error, ConflictingWrite):
-            return answers.CONFLICT
+            return responses.CONFLICT
         if isinstance(error, UsageError):
-            return answers.text(400, str(error))
+            return responses.text(400, str(error))
         if isinstance(error, NoSpace):
             log.warn("{operation}: {error}", operation=operation.value, error=str(error))
-            return answers.NO_SPACE
+            return responses.NO_SPACE
         if isinstance(error, PipegridError):
             log.error("{operation}: {error}", operation=operation.value, error=str(error))
         else:
             log.failure("{operation} failed", Failure(error), operation=operation.value)
-        return answers.FAILED
+        return responses.FAILED
 
     def count(self, name: str, answer: Answer) -> Answer:
         """Note an answer for the metrics, and return it."""
@@ -238,22 +236,24 @@ class GbsService:
         return lambda answer: self.count(name, answer)
 
     def _version(self, _: Admitted, body: Buffer) -> Answer:
-        return answers.cbor(gbs.pack_version(self.store.version()), headers=self.offer)
+        return responses.cbor(gbs_messages.pack_version(self.store.version()), headers=self.offer)
 
     def _begin_write(self, request: Request, admitted: Admitted) -> Answer | Write:
         try:
-            begin, end = gbs_http.parse_content_range(request.headers.get(b"content-range", b""))
+            begin, end = gbs_messages.parse_content_range(
+                request.headers.get(b"content-range", b"")
+            )
         except ValueError:
-            return answers.BAD_CONTENT_RANGE
+            return responses.BAD_CONTENT_RANGE
         length = request.content_length
         if length is not None and length < end - begin:
-            return answers.text(400, "the body is shorter than its Content-Range")
+            return responses.text(400, "the body is shorter than its Content-Range")
         target = admitted.target
         _check_number(target)
         secret = admitted.secrets[UPLOAD_SECRET]
         upload = self.store.upload(*target.key, secret, admitted.client)
         if end > upload.share_bytes:
-            return answers.BAD_CONTENT_RANGE
+            return responses.BAD_CONTENT_RANGE
         return Write(self, upload, begin, end)
 
     def _abort(self, admitted: Admitted, body: Buffer) -> Answer:
@@ -263,12 +263,14 @@ class GbsService:
             self.store.abort(*target.key, admitted.secrets[UPLOAD_SECRET])
         except NoSuchShare:
             if target.share_number in self.store.list_shares(target.storage_index):
-                return answers.ABORT_TOO_LATE
+                return responses.ABORT_TOO_LATE
             raise
-        return answers.OK
+        return responses.OK
 
     def _list(self, admitted: Admitted, body: Buffer) -> Answer:
-        return answers.cbor(gbs.pack_shares(self.store.list_shares(admitted.target.storage_index)))
+        return responses.cbor(
+            gbs_messages.pack_shares(self.store.list_shares(admitted.target.storage_index))
+        )
 
     def _read(self, target: GbsTarget, wanted: bytes | None) -> Answer:
         _check_number(target)
@@ -296,33 +298,33 @@ class GbsService:
         status, headers = 200, b""
         if wanted is not None:
             try:
-                begin, end = gbs_http.parse_range(wanted)
+                begin, end = gbs_messages.parse_range(wanted)
             except ValueError:
-                return answers.BAD_RANGE
+                return responses.BAD_RANGE
             end = min(end, reader.share_bytes)
             if begin >= end:
-                return answers.EMPTY_RANGE
+                return responses.EMPTY_RANGE
             status = 206
-            headers = b"Content-Range: %s\r\n" % gbs_http.format_content_range(begin, end)
+            headers = b"Content-Range: %s\r\n" % gbs_messages.format_content_range(begin, end)
         self.sent_bytes += end - begin
         if end - begin > INLINE_READ_BYTES:
             stream = ShareStream(reader, begin, end)
-            return answers.make(
-                status, content_type=gbs.SHARE_CONTENT_TYPE, headers=headers, stream=stream
+            return responses.make(
+                status, content_type=gbs_messages.SHARE_CONTENT_TYPE, headers=headers, stream=stream
             )
         data = reader.read_exactly(begin, end - begin)
-        return answers.make(status, data, gbs.SHARE_CONTENT_TYPE, headers)
+        return responses.make(status, data, gbs_messages.SHARE_CONTENT_TYPE, headers)
 
     def _corrupt(self, admitted: Admitted, body: Buffer) -> Answer:
         try:
-            reason = gbs.unpack_corrupt(body)
+            reason = gbs_messages.unpack_corrupt(body)
         except ValueError as error:
-            return answers.text(400, str(error))
+            return responses.text(400, str(error))
         target = admitted.target
         _check_number(target)
         mutable = admitted.rule.operation is Operation.SLOT_CORRUPT
         self.note_corrupt(target.storage_index, target.share_number, reason, mutable)
-        return answers.OK
+        return responses.OK
 
     def note_corrupt(self, storage_index: bytes, number: int, reason: str, mutable: bool) -> None:
         """Keep a client's complaint about a share, and write it to the log; no more than there may be."""
@@ -337,7 +339,7 @@ class GbsService:
     def _lease(self, admitted: Admitted, body: Buffer) -> Answer | Deferred[Answer]:
         index = admitted.target.storage_index
         added = self.slots.read(index, self.store.add_lease, index, admitted.lease)
-        return added.addCallback(lambda _: answers.LEASE_ADDED)
+        return added.addCallback(lambda _: responses.LEASE_ADDED)
 
     # Bounding the memory of large bodies.
 
@@ -362,7 +364,7 @@ class GbsService:
         """Give memory back to the system that large messages have had; call it now and then."""
         if self._held_most > GIVE_BACK_BYTES and self._held_bytes < LARGE_MESSAGE_BYTES:
             self._held_most = 0
-            memory.give_back()
+            process_settings.trim_heap()
 
 
 def _check_number(target: GbsTarget) -> None:

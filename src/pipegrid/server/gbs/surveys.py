@@ -16,12 +16,12 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import NoSuchShare
-from pipegrid.server.gbs import answers
-from pipegrid.server.gbs.answers import Answer
-from pipegrid.server.gbs.bodies import InSteps, Service, reason_of
-from pipegrid.server.gbs.requests import Operation, Rule
-from pipegrid.server.slotqueue import SlotQueue
-from pipegrid.storage.paths import MAX_SHARE_NUMBER
+from pipegrid.server.gbs import responses
+from pipegrid.server.gbs.receivers import InSteps, Service, reason_of
+from pipegrid.server.gbs.request_check import Operation, Rule
+from pipegrid.server.gbs.responses import Answer
+from pipegrid.server.gbs.slot_requests import SlotQueue
+from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER
 from pipegrid.storage.store import ShareStore
 from pipegrid.wire import gbs_surveys
 from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED, Question, Sample, SurveyAnswer
@@ -52,14 +52,14 @@ class Survey(InSteps):
         try:
             questions = gbs_surveys.unpack_survey(body)
         except ValueError as error:
-            self.refuse(answers.text(400, str(error)))
+            self.refuse(responses.text(400, str(error)))
             return
         service, results = self._service, self._results
         for number, question in enumerate(questions):
             yield
             found = _look(service, question)
             if not self.charge(_held_bytes(found)):  # until no slot is waited for any more
-                self.refuse(answers.BUSY)
+                self.refuse(responses.BUSY)
                 return
             results.append(found)
             if question.lease is not None:
@@ -75,7 +75,7 @@ class Survey(InSteps):
         return DeferredList(self._waiting).addCallback(lambda _: self._packed())
 
     def _packed(self) -> Answer:
-        return answers.cbor(gbs_surveys.pack_answers(self._results))
+        return responses.cbor(gbs_surveys.pack_answers(self._results))
 
 
 def _look(service: SurveyService, question: Question) -> SurveyAnswer | int:
@@ -113,7 +113,7 @@ def _renew(service: SurveyService, storage_index: bytes, lease: LeaseSecrets) ->
         return service.answer_error(Operation.LEASE, reason_of(failure)).status
 
     added = service.slots.read(storage_index, service.store.add_lease, storage_index, lease)
-    return added.addCallbacks(lambda _: answers.LEASE_ADDED.status, failed)
+    return added.addCallbacks(lambda _: responses.LEASE_ADDED.status, failed)
 
 
 def _note_lease(status: int, results: list[SurveyAnswer | int], number: int) -> None:

@@ -18,16 +18,16 @@ from contextlib import ExitStack, contextmanager
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.disk.commit import Disk
-from pipegrid.disk.reading import is_file
+from pipegrid.disk.safe_open import is_file
 from pipegrid.errors import NoSpace, NoSuchShare, Overloaded, ServerRefused, UsageError, WrongSecret
-from pipegrid.storage.leaserecords import HasRoom
-from pipegrid.storage.mutable import containers
-from pipegrid.storage.mutable import files as slotfiles
-from pipegrid.storage.mutable.change import SlotChange
-from pipegrid.storage.mutable.files import SlotFile
-from pipegrid.storage.paths import SHARE_NUMBERS, check_number
-from pipegrid.storage.reader import ShareReader
-from pipegrid.wire.gbs import MAX_MUTABLE_SHARE_BYTES
+from pipegrid.storage.mutable import slot_file
+from pipegrid.storage.mutable import slot_file as slotfiles
+from pipegrid.storage.mutable.slot_change import SlotChange
+from pipegrid.storage.mutable.slot_file import SlotFile
+from pipegrid.storage.share_file import HasRoom
+from pipegrid.storage.share_reader import ShareReader
+from pipegrid.storage.storage_paths import SHARE_NUMBERS, check_number
+from pipegrid.wire.gbs_messages import MAX_MUTABLE_SHARE_BYTES
 from pipegrid.wire.messages import (
     MAX_CALL_VECTORS,
     LeaseSecrets,
@@ -160,7 +160,7 @@ class Slots:
         return frozenset(
             number
             for number in _numbers_in(directory)
-            if slotfiles.is_mutable(f"{directory}/{number}")
+            if slotfiles.is_mutable_file(f"{directory}/{number}")
         )
 
     def open_share(self, storage_index: bytes, share_number: int) -> ShareReader:
@@ -179,7 +179,7 @@ class Slots:
                 "use another server's"
             )
         name = f"the share {share.path!r}"
-        return ShareReader(share.fd, share.data_bytes, name, containers.DATA_OFFSET)
+        return ShareReader(share.fd, share.data_bytes, name, slot_file.DATA_OFFSET)
 
     def add_lease(self, storage_index: bytes, secrets: LeaseSecrets) -> bool:
         """
@@ -217,10 +217,10 @@ class Slots:
             share.close()
         return True
 
-    def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> containers.MutableLease:
+    def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> slot_file.MutableLease:
         """Return the lease to add to a share, or to renew there; None: one that is yet to be made."""
-        version = containers.WRITTEN_VERSION if share is None else share.header.version
-        return containers.make_lease(version, secrets, self.node_id, self._clock())
+        version = slot_file.WRITTEN_VERSION if share is None else share.header.version
+        return slot_file.make_lease(version, secrets, self.node_id, self._clock())
 
     @contextmanager
     def _locked(self, storage_index: bytes, create: bool) -> Iterator[str | None]:

@@ -23,7 +23,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.disk.descriptors import own_descriptor
+from pipegrid.disk.safe_open import own_descriptor
 from pipegrid.errors import SinkError
 from pipegrid.reactor.blocking_calls import BlockingCall
 from pipegrid.reactor.workers import CpuWorkers

@@ -22,17 +22,16 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.segmentjob import SegmentJob, SegmentResult
-from pipegrid.disk.partfile import PartFile
-from pipegrid.reactor.wakeup import Wakeup
-from pipegrid.transfer.get.earlier import Earlier
-from pipegrid.transfer.get.openreaders import OpenReaders
-from pipegrid.transfer.get.resuming import Rechecked, ResumingDecoder
+from pipegrid.core.segment_job import SegmentJob, SegmentResult
+from pipegrid.disk.part_file import PartFile
+from pipegrid.reactor.deferreds import Wakeup
+from pipegrid.transfer.get.get_history import GetHistory
+from pipegrid.transfer.get.hedged_read import ReadPolicy
+from pipegrid.transfer.get.resume import Rechecked, ResumingDecoder
+from pipegrid.transfer.get.share_readers import ShareReaders
 from pipegrid.transfer.get.sink import SinkLike, open_sink
-from pipegrid.transfer.get.tactics import Tactics
-from pipegrid.transfer.peers import Means, Peer
-from pipegrid.transfer.progress import Progress, ProgressReport
-from pipegrid.transfer.results import GetResult
+from pipegrid.transfer.peers import Peer, TransferContext
+from pipegrid.transfer.results import GetResult, Progress, ProgressReport
 from pipegrid.transfer.settings import DownloadSettings
 
 _MAX_JOBS = 3
@@ -55,7 +54,7 @@ class Download:
 
     def __init__(
         self,
-        means: Means,
+        means: TransferContext,
         *,
         cap: ChkCap | ChkVerifierCap,
         sink: SinkLike,
@@ -65,7 +64,7 @@ class Download:
         progress: Progress | None = None,
         avoid: Collection[tuple[int, Peer]] = (),
         holders: Mapping[int, Sequence[Peer]] | None = None,
-        earlier: Earlier | None = None,
+        earlier: GetHistory | None = None,
     ) -> None:
         clock = self._clock = means.clock
         self._workers = means.workers
@@ -91,15 +90,15 @@ class Download:
         self._used: dict[int, str] = {}
         self._used_by_job: dict[int, dict[int, str]] = {}
         self._started = clock.seconds()
-        self._tactics = Tactics(
+        self._tactics = ReadPolicy(
             settings,
-            earlier or Earlier(),
+            earlier or GetHistory(),
             self._decoder.guessed_geometry,
             length,
             found_bytes,
             self._started,
         )
-        self._readers = OpenReaders(
+        self._readers = ShareReaders(
             clock=clock,
             peers=means.peers,
             cap=cap,

@@ -16,14 +16,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.leases import ClientSecrets, FileSecrets, write_enabler
+from pipegrid.core.lease_secrets import ClientSecrets, FileSecrets, write_enabler
 from pipegrid.core.mutable.versions import Version
 from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, WrongSecret
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.peers import CallTimeout, Peer, ring
 from pipegrid.transfer.settings import MutableSettings
 from pipegrid.transfer.shortfall import Shortfall
-from pipegrid.transfer.watch import Watch
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 
 T = TypeVar("T")
@@ -60,7 +59,7 @@ class Slot:
     storage_index: bytes = attrs.field(init=False)
     wrong_enabler: dict[Peer, WrongSecret] = attrs.field(factory=dict)
     _derived: dict[Peer, SlotSecrets] = attrs.field(factory=dict, init=False, repr=False)
-    _under_way: dict[Watch, int] = attrs.field(factory=dict, init=False)
+    _under_way: dict[CallTimeout, int] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.storage_index = self.cap.storage_index
@@ -159,8 +158,8 @@ class Slot:
     async def _answer(self, peer: Peer, call: Deferred[T], size: int = 0) -> T:
         """Wait for an answer to, or with, so many bytes of share data."""
         if not size:
-            return await Watch(self.clock, self.settings.silence_s).answer(call, peer)
-        watch = Watch(self.clock, self.settings.silence_s, self._transfer_s)
+            return await CallTimeout(self.clock, self.settings.silence_s).answer(call, peer)
+        watch = CallTimeout(self.clock, self.settings.silence_s, self._transfer_s)
         self._under_way[watch] = size
         try:
             return await watch.answer(call, peer)

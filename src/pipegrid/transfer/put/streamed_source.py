@@ -20,7 +20,7 @@ from twisted.web.iweb import UNKNOWN_LENGTH, IBodyProducer, IResponse
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError, SourceError
-from pipegrid.reactor.wakeup import Wakeup
+from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.put.copied_source import SourceCopy
 from pipegrid.transfer.put.source import Source

@@ -1,39 +1,245 @@
-"""
-Putting one file on a grid, in one round trip where reality allows it.
-
-The way of the data: source -> coding line (workers) -> ways (one a share) -> pipelines (one a
-server). Allocation and writes leave together, to the servers where the plan's optimistic first
-placement wants them; answers are compared with the plan as they come, and only the difference
-costs another round trip. A share that finds a new home late joins at the current segment, and
-what it missed is coded again from the source, never kept. So is what was lost with a connection.
-
-Nothing waits for the slowest server without need: a way may cost the others at most the grace
-(``UploadSettings``), and is dropped after it if happiness holds without its share.
-"""
+"""The upload loop of a file with several segments: events in, decisions, actions out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
+import attrs
 from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
 
-from pipegrid.errors import UnhappyError
-from pipegrid.reactor.wakeup import Wakeup
-from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.progress import PutReports
-from pipegrid.transfer.put.begun import Begun, take_apart
-from pipegrid.transfer.put.keyedfile import KeyedFile
-from pipegrid.transfer.put.means import PutMeans
-from pipegrid.transfer.put.news import News
-from pipegrid.transfer.put.pace import TICK_S, Pace
-from pipegrid.transfer.put.parts import new_parts
-from pipegrid.transfer.put.reasons import not_spread, too_slow
-from pipegrid.transfer.put.refusals import ASK_S
-from pipegrid.transfer.put.segments import Segments
-from pipegrid.transfer.put.sharestate import State
-from pipegrid.transfer.put.shareway import ShareWay
-from pipegrid.transfer.results import PutResult
-from pipegrid.wire.messages import UploadSecrets
+from pipegrid.errors import NoSpace, NoSuchShare, ServerError, UnhappyError, WrongSecret
+from pipegrid.reactor.deferreds import Wakeup
+from pipegrid.transfer.failure_messages import not_spread, too_slow
+from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.put.allocation import ASK_S, Allocations, Refusals, RoomAnswer
+from pipegrid.transfer.put.encode_ahead import Segments
+from pipegrid.transfer.put.existing_shares import FinalByteHold, PlacementHistory
+from pipegrid.transfer.put.file_key import KeyedFile, ShareSet
+from pipegrid.transfer.put.put_context import PutContext
+from pipegrid.transfer.put.share_tracker import ActiveShares, StoredShares
+from pipegrid.transfer.put.share_upload import ShareState, ShareUpload, is_unexplained
+from pipegrid.transfer.put.small_file import Handover, split_call
+from pipegrid.transfer.put.stragglers import TICK_S, StragglerPolicy
+from pipegrid.transfer.put.upload_plan import UploadPlan
+from pipegrid.transfer.results import PutReports, PutResult
+from pipegrid.wire.messages import Allocation, UploadSecrets
+
+# One put and its answers: what it asks before it sends, and which last bytes wait until servers have said
+# what they have. When that is worth it, and how long it may take, ``elsewhere`` decides.
+
+
+class Asking:
+    """
+    What one put knows of where its shares are already.
+
+    Args:
+        elsewhere: what puts of this client have found.
+        shares: those of the file.
+        began_s: when the put began.
+        grace_s: how long a server that is much slower than most is waited for; see ``FinalByteHold``.
+
+    Attributes:
+        first: nothing is sent before servers have answered, or have taken too long.
+    """
+
+    def __init__(
+        self,
+        elsewhere: PlacementHistory,
+        plan: UploadPlan[Peer],
+        allocations: Allocations,
+        shares: ShareSet,
+        began_s: float,
+        grace_s: float,
+    ) -> None:
+        self.first = elsewhere.asks_first(shares.share_bytes)
+        self._elsewhere = elsewhere
+        self._plan = plan
+        self._allocations = allocations
+        self._shares = shares
+        self._guess = plan.first()
+        self._wait = FinalByteHold(len(set(self._guess.values())), began_s, grace_s, elsewhere.asks)
+
+    def ask(self) -> None:
+        """Ask servers that are sent nothing yet, or no share at all, where that is worth it."""
+        if not self._elsewhere.asks:
+            return
+        # Others place n shares among twice as many servers, or did so on a grid that was smaller.
+        total = self._plan.total_shares
+        for peer in self._plan.ring[0 if self.first else total : 2 * total]:
+            self._allocations.ask(peer, frozenset(), self._shares.secrets_for(peer))
+
+    def answered(self, now_s: float, servers: int) -> None:
+        """So many more servers have answered, or have failed."""
+        self._wait.answered(now_s, servers)
+
+    def left_s(self, now_s: float) -> float:
+        """Return how much longer answers are waited for; 0 or less: no longer."""
+        return self._wait.left_s(now_s) if self._allocations.waiting else 0.0
+
+    def may_hold_back(self, now_s: float) -> bool:
+        """Whether some last byte may have to wait now: for a small file one look is enough."""
+        return self._elsewhere.holds_back(self._shares.share_bytes, True) and self.left_s(now_s) > 0
+
+    def holds_back(self, exceeds_window: bool) -> bool:
+        """Whether the last byte of a share has to wait then; see ``PlacementHistory.holds_back``."""
+        return self._elsewhere.holds_back(self._shares.share_bytes, exceeds_window)
+
+    def ended(self, found: Mapping[int, Collection[Peer]]) -> None:
+        """The put has ended well, and has found these shares; it teaches whether all were as guessed."""
+        self._elsewhere.ended(any(self._guess[n] not in peers for n, peers in found.items()))
+
+
+# What an upload is made of beside the file: who asks, who sends, and where it is written down what came
+# of it.
+
+
+@attrs.frozen
+class Parts:
+    """
+    The parts of one upload.
+
+    Attributes:
+        plan: what goes where.
+        ways: the shares that are on their way.
+        allocations: questions for room, and their answers.
+        refusals: servers that refused without a reason, and are asked what they have.
+        asking: what is asked before anything is sent.
+        where: what is stored.
+    """
+
+    plan: UploadPlan[Peer]
+    ways: ActiveShares
+    allocations: Allocations
+    refusals: Refusals
+    asking: Asking
+    where: StoredShares
+
+
+def new_parts(
+    means: PutContext,
+    file: KeyedFile,
+    began_s: float,
+    changed: Callable[[], None],
+    reports: PutReports,
+) -> Parts:
+    """
+    Return the parts of an upload.
+
+    Args:
+        began_s: when it began.
+        changed: called when there is news.
+    """
+    geometry, shares, settings = file.geometry, file.shares, means.settings
+    servers = ring(shares.storage_index, means.grid.takers)
+    plan: UploadPlan[Peer] = UploadPlan(
+        servers, geometry.total_shares, file.happy, geometry.required_shares
+    )
+    allocations = Allocations(shares, changed)
+    return Parts(
+        plan,
+        ActiveShares(plan, settings.silence_s),
+        allocations,
+        Refusals(means.grid.clock, shares, changed, means.full),
+        Asking(means.elsewhere, plan, allocations, shares, began_s, settings.grace_s),
+        StoredShares(plan, shares.share_bytes, reports.progress, reports.found),
+    )
+
+
+# What has happened to an upload since somebody last looked: answers, lists, and ways that have ended.
+#
+# Each is booked once: in ``whereabouts`` what is stored, in ``plan`` what failed, was refused or lost.
+# What is to be done about it is the upload's business.
+
+
+class UploadEvents:
+    """
+    The news of one upload.
+
+    Args:
+        parts: of the upload: whom it is heard from, and where it is booked.
+    """
+
+    def __init__(self, clock: IReactorTime, parts: Parts) -> None:
+        self._clock = clock
+        self._plan = parts.plan
+        self._ways = parts.ways
+        self._allocations = parts.allocations
+        self._refusals = parts.refusals
+        self._asking = parts.asking
+        self._where = parts.where
+        self._others_uploading = self._aborted = False
+
+    @property
+    def contended(self) -> bool:
+        """Whether somebody else seems to be storing the file at the same time."""
+        return self._others_uploading or self._aborted or self._refusals.contended
+
+    def take(self) -> bool:
+        """Take in all that has happened; returns whether anything has."""
+        news = self.take_answers()
+        for peer, there in self._refusals.take_lists():
+            self._where.found_at(peer, there)
+            news = True
+        ended = self._ways.take_ended(self._clock.seconds())
+        for way in ended:
+            self._ended(way)
+        return news or bool(ended)
+
+    def take_answers(self) -> bool:
+        """Take in what servers have said to allocations; returns whether any has."""
+        answers = self._allocations.take_answers()
+        if answers:
+            self._asking.answered(self._clock.seconds(), len(answers))
+        for answer in answers:
+            if not isinstance(answer.result, Failure):
+                self._allocated(answer.result, answer)
+            elif answer.result.check(ServerError, CancelledError):
+                self._ways.peer_failed(answer.peer, answer.result.value)
+            else:
+                answer.result.raiseException()
+        return bool(answers)
+
+    def _allocated(self, allocation: Allocation, answer: RoomAnswer) -> None:
+        peer = answer.peer
+        there = self._where.found_at(peer, allocation.already_have, answer.sent_before)
+        for way in self._ways.open:
+            if way.peer is peer and way.share_number in answer.numbers:
+                way.last_sign = self._clock.seconds()
+                if way.share_number in there:
+                    way.close(ShareState.STORED)
+                # No room, or an unfinished upload: perhaps our own, which the writes then resume.
+                way.granted = way.share_number in allocation.allocated
+
+    def _ended(self, way: ShareUpload) -> None:
+        peer, number = way.peer, way.share_number
+        if way.state is ShareState.STORED:
+            self._where.stored(peer, number)
+        elif way.state is ShareState.LOST:
+            # Whoever stores the same with the same secrets may have ended it, as after a failure of theirs.
+            self._aborted = self._aborted or isinstance(way.error, NoSuchShare)
+            self._plan.lost(number, peer)
+        elif way.state is ShareState.REFUSED:
+            if isinstance(way.error, WrongSecret):
+                self._others_uploading = True
+            elif is_unexplained(way.state, way.error) or isinstance(way.error, NoSpace):
+                self._refusals.note(peer, number, way.error)
+            self._plan.refused(number, peer)
+        elif way.state is ShareState.FAILED:
+            self._plan.failed(peer)
+
+
+# Putting one file on a grid, in one round trip where reality allows it.
+#
+# The way of the data: source -> coding line (workers) -> ways (one a share) -> pipelines (one a
+# server). Allocation and writes leave together, to the servers where the plan's optimistic first
+# placement wants them; answers are compared with the plan as they come, and only the difference
+# costs another round trip. A share that finds a new home late joins at the current segment, and
+# what it missed is coded again from the source, never kept. So is what was lost with a connection.
+#
+# Nothing waits for the slowest server without need: a way may cost the others at most the grace
+# (``UploadSettings``), and is dropped after it if happiness holds without its share.
 
 _NONE: Mapping[int, Peer] = {}
 
@@ -49,7 +255,7 @@ class Upload:
     """
 
     def __init__(
-        self, means: PutMeans, file: KeyedFile, reports: PutReports, begun: Begun | None
+        self, means: PutContext, file: KeyedFile, reports: PutReports, begun: Handover | None
     ) -> None:
         clock = self._clock = means.grid.clock
         self._means = means
@@ -63,13 +269,13 @@ class Upload:
         self._plan, self._ways, self._where = parts.plan, parts.ways, parts.where
         self._allocations, self._refusals = parts.allocations, parts.refusals
         self._asking = parts.asking
-        self._news = News(clock, parts)
+        self._news = UploadEvents(clock, parts)
         self._segments = Segments(file, means.grid, self._ways)
-        self._pace: Pace[ShareWay] = Pace(
+        self._pace: StragglerPolicy[ShareUpload] = StragglerPolicy(
             means.settings, self._started, None if begun is None else begun.happy_since
         )
         self._superfluous = False
-        self._held: list[ShareWay] = []  # those whose last bytes wait
+        self._held: list[ShareUpload] = []  # those whose last bytes wait
         self._dropped: set[str] = set()
 
     @property
@@ -147,14 +353,14 @@ class Upload:
             await self._changed.wait(max(TICK_S, left_s))
             self._news.take_answers()
 
-    def _take_over(self, begun: Begun) -> None:
+    def _take_over(self, begun: Handover) -> None:
         """Go on with what was sent already, as if it had been sent here."""
         for peer, there in begun.found.items():
             self._where.found_at(peer, there)
         for number, peer in begun.stored.items():
             self._where.stored(peer, number)
         for peer, (numbers, call) in begun.calls.items():
-            allocation, writes = take_apart(call, numbers)
+            allocation, writes = split_call(call, numbers)
             secrets = self._file.shares.secrets_for(peer)
             for number, write in writes.items():
                 way = self._way(peer, number, secrets)
@@ -199,7 +405,7 @@ class Upload:
                     continue
                 break
             now = self._clock.seconds()
-            patience = self._pace.until_over(now, self._ways.open, self._plan.is_enough)
+            patience = self._pace.final_wait_s(now, self._ways.open, self._plan.is_enough)
             if patience is None:
                 for way in self._ways.open:
                     self._drop(way)
@@ -255,8 +461,8 @@ class Upload:
                 self._ways.add(self._way(peer, number, secrets))
             self._allocations.ask(peer, frozenset(numbers), secrets)
 
-    def _way(self, peer: Peer, number: int, secrets: UploadSecrets) -> ShareWay:
-        return ShareWay(
+    def _way(self, peer: Peer, number: int, secrets: UploadSecrets) -> ShareUpload:
+        return ShareUpload(
             peer,
             number,
             self._file.shares,
@@ -274,7 +480,7 @@ class Upload:
         while True:
             if self._take_stock() or not self._ways.open:
                 self._give_up_if_hopeless()
-            patience = self._pace.until_room(
+            patience = self._pace.window_wait_s(
                 self._clock.seconds(), self._ways.open, self._can_spare
             )
             if patience is None:
@@ -289,22 +495,22 @@ class Upload:
         if hopeless and not self._allocations.waiting and not self._refusals.ask():
             raise self._unhappy(self._plan.hoped_happiness())
 
-    def _can_spare(self, way: ShareWay) -> bool:
+    def _can_spare(self, way: ShareUpload) -> bool:
         return self._plan.will_be_enough([way.share_number])
 
-    def _drop(self, way: ShareWay) -> None:
+    def _drop(self, way: ShareUpload) -> None:
         """Take a share back, unless happiness needs it, or whoever gets the file."""
         if self._can_spare(way):
             self._dropped.add(way.peer.name)
             self._take_back(way)
 
-    def _take_back(self, way: ShareWay) -> None:
+    def _take_back(self, way: ShareUpload) -> None:
         self._plan.dropped(way.share_number, way.peer)
         if way.is_held:
             # All else is sent: to break that off would cost the connection.
-            way.close(State.DROPPED)
+            way.close(ShareState.DROPPED)
         else:
-            way.cancel(State.DROPPED)
+            way.cancel(ShareState.DROPPED)
         self._ways.forget(way)
         self._changed.fire()  # one whose last byte was held may have had no call to end
 

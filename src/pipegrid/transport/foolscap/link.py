@@ -1,23 +1,25 @@
-"""
-The connection to one Foolscap server: made when it is needed, watched while answers are owed, and given up.
-
-Foolscap's errors end here: what comes out of ``call`` is an answer, or an error of the contract.
-"""
+"""Foolscap connection: connect, supervise, throttle."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from foolscap import eventual
 from foolscap.api import DeadReferenceError, Referenceable, Violation
 from foolscap.call import CopiedFailure
+from foolscap.connections import tcp
+from foolscap.ipb import IConnectionHintHandler, IRemoteReference
 from foolscap.tokens import BananaError
+from OpenSSL.crypto import FILETYPE_ASN1, dump_certificate
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError, fail, succeed
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IReactorTime, ISSLTransport
+from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
+from zope.interface import alsoProvides, implementer
 
 from pipegrid.errors import (
     ConflictingWrite,
@@ -28,15 +30,27 @@ from pipegrid.errors import (
     ServerRefused,
     ServerTimeout,
     ServerUnreachable,
+    UsageError,
     WrongSecret,
 )
-from pipegrid.reactor.alarm import Alarm
-from pipegrid.reactor.together import Waiters
-from pipegrid.transport.interface import disconnected
-from pipegrid.transport.sentences import excerpt, nonsense, wrong_swissnum
-from pipegrid.wire.allowance import TooMuch
-from pipegrid.wire.calling import call_remote
-from pipegrid.wire.foolscap import RIStorageServer
+from pipegrid.http11.pinned_key import problem_of
+from pipegrid.reactor.bulktls import upgrade_started_tls
+from pipegrid.reactor.deferreds import Timer, Waiters
+from pipegrid.reactor.sockets import be_prompt, set_bulk_buffers
+from pipegrid.transport.interface import disconnected, excerpt, nonsense, wrong_swissnum
+from pipegrid.transport.throttle import Throttle, Throttled
+from pipegrid.wire.foolscap_broker import KEEPALIVE_S, call_remote, make_tub
+from pipegrid.wire.foolscap_interfaces import ALLOCATED, RIStorageServer, answer_cost
+from pipegrid.wire.foolscap_receiver import Bounds, LimitExceeded
+from pipegrid.wire.server_address import Furl
+
+if TYPE_CHECKING:
+    from pipegrid.transport.throttle import Throttle
+
+
+# The connection to one Foolscap server: made when it is needed, watched while answers are owed, and given up.
+#
+# Foolscap's errors end here: what comes out of ``call`` is an answer, or an error of the contract.
 
 MAX_SHARE_NUMBER = 255
 
@@ -63,7 +77,7 @@ _MEANINGS: dict[str, type[ServerRefused]] = {
 
 
 class Connector(Protocol):
-    """Makes connections to one server; ``tub.TubConnector`` is the real one."""
+    """Makes connections to one server; ``link.TubConnector`` is the real one."""
 
     def connect(self) -> Deferred[Any]:
         """Fire with a remote reference to the storage server, over a connection that may be new."""
@@ -106,7 +120,7 @@ class FoolscapLink:
         self._waiting: Waiters[Any] = Waiters()
         self._owed = self._owed_bytes = 0
         self.heard_s = -math.inf
-        self._timer = Alarm(clock, self._look)
+        self._timer = Timer(clock, self._look)
         self._closed = False
         self._reason: ServerError | None = None  # for which we ended the last connection, if we did
 
@@ -191,7 +205,7 @@ class FoolscapLink:
         why = _excerpt(str(failure.value)).removesuffix(".") or type(failure.value).__name__
         if failure.check(TimeoutError):  # which says how it came about, to nobody's use
             why = f"it was not usable after {self._connect_timeout_s:g} s"
-        elif failure.check(BananaError) and not failure.check(TooMuch):
+        elif failure.check(BananaError) and not failure.check(LimitExceeded):
             why = "what answers there does not speak Foolscap"  # Python's words have its classes
         return ServerUnreachable(
             f"cannot connect to {server} over Foolscap: {why}; is it running, and is this its fURL?",
@@ -306,3 +320,221 @@ def in_pieces(offset: int, length: int) -> list[tuple[int, int]]:
     """Return what is to be read as the pieces that are asked for, (offset, length); at least one."""
     ends = range(offset, offset + max(1, length), READ_PIECE_BYTES)
     return [(at, min(READ_PIECE_BYTES, offset + length - at)) for at in ends]
+
+
+# Connections to Foolscap servers over TCP: a tub for each, which lives as long as it does.
+
+MAX_HINTS = 16
+"""Addresses of one server. Foolscap connects to all at once, and anybody may announce hundreds."""
+
+RECEIVE_BYTES = 256 * 1024
+"""Asked of the socket at a time."""
+
+LONGEST_WORD_BYTES = 1024
+"""No word that is abbreviated is nearly as long."""
+
+BOUNDS = Bounds(answer_cost=answer_cost, allocated=ALLOCATED)
+"""
+An answer is as large as its question wants it at most; a server calls nothing of ours but the tub itself.
+"""
+
+LOST_AFTER_S = 2 * KEEPALIVE_S
+"""Silence after which a server is taken to be gone."""
+
+
+class TubConnector:
+    """
+    Implements ``Connector``.
+
+    Args:
+        throttle: bounds the rate of the connection, with those of all others.
+        pin: of the key that the server's certificate has to be for, besides being the fURL's, as NURLs have
+            it; None: the fURL is enough.
+
+    Raises:
+        UsageError: the fURL leads nowhere over TCP.
+    """
+
+    def __init__(
+        self, furl: Furl, throttle: Throttle | None = None, pin: bytes | None = None
+    ) -> None:
+        hints = furl.tcp_hints[:MAX_HINTS]
+        if not hints:
+            raise UsageError(
+                "the fURL names no TCP port to connect to, which is all that works yet"
+            )
+        self._furl = str(Furl(furl.tub_id, hints, furl.swissnum))
+        self._throttle = throttle
+        self._pin = pin
+        self._tub: Any = None
+        self._closed = False
+
+    def connect(self) -> Deferred[Any]:
+        """Connect, unless there is a connection, and ask for the storage server."""
+        if self._closed:
+            return fail(UsageError("this connector was closed; make another"))
+        if self._tub is None:
+            self._tub = make_tub(LOST_AFTER_S, BOUNDS)
+            if self._throttle is not None:
+                limit(self._tub, self._throttle)
+            self._tub.startService()
+        found: Deferred[Any] = self._tub.getReference(self._furl)
+        return found.addCallback(self._found)
+
+    def _found(self, storage: Any) -> Any:
+        if not IRemoteReference.providedBy(storage):
+            return storage  # by the name of an object it gave something else, which the link says
+        self._check(storage.tracker.broker)
+        return _hurry(storage)
+
+    def _check(self, broker: Any) -> None:
+        """Let nobody else stand for the owner of a key: what is stored here would be looked for there."""
+        if self._pin is not None:
+            der = dump_certificate(FILETYPE_ASN1, broker.transport.getPeerCertificate())
+            problem = problem_of(der, self._pin, "the server")
+            if problem is not None:
+                broker.shutdown(Failure(ConnectionDone()))
+                raise problem
+
+    def close(self) -> Deferred[Any]:
+        self._closed = True
+        tub, self._tub = self._tub, None
+        closed: Deferred[Any] = succeed(None) if tub is None else tub.stopService()
+        return closed
+
+
+class ShortWords(dict[bytes, int]):
+    """
+    What Foolscap abbreviates.
+
+    It looks up every string that it sends, and Python hashes all of it for that: a tenth of a put, since
+    share data are strings, too.
+    """
+
+    def __contains__(self, word: object) -> bool:
+        return len(cast(bytes, word)) <= LONGEST_WORD_BYTES and super().__contains__(word)
+
+
+def _hurry(storage: Any) -> Any:
+    """Let no message wait for the acknowledgement of the one before, and move much at a time."""
+    broker = storage.tracker.broker
+    transport = broker.transport
+    if broker.stalls is None:
+        broker.stalls = be_prompt(transport, eventual.reactor)
+    set_bulk_buffers(transport, RECEIVE_BYTES)
+    upgrade_started_tls(transport)
+    if type(getattr(broker, "outgoingVocabulary", None)) is dict:
+        broker.outgoingVocabulary = ShortWords(broker.outgoingVocabulary)
+    return storage
+
+
+# Foolscap connections that share the rate of all others: see ``transport.throttle``.
+#
+# Foolscap starts TLS on a connection that it has spoken on already (``startTLS``). So the connection that
+# it is given is the bounded one, and TLS comes to lie between that and Foolscap: every byte counts, as
+# with HTTPS.
+
+
+def limit(tub: Any, throttle: Throttle) -> None:
+    """Let all connections that a tub makes from now on share a rate."""
+    tub.removeAllConnectionHintHandlers()
+    tub.addConnectionHintHandler("tcp", _ThrottledTcp(throttle))
+
+
+@implementer(IConnectionHintHandler)
+class _ThrottledTcp:
+    """Connects over TCP, as Foolscap's own does."""
+
+    def __init__(self, throttle: Throttle) -> None:
+        self._throttle = throttle
+        self._inner = tcp.default()
+
+    def hint_to_endpoint(self, hint: str, reactor: Any, update_status: Any) -> tuple[Any, str]:
+        """Return the endpoint of an address, and its host."""
+        endpoint, host = self._inner.hint_to_endpoint(hint, reactor, update_status)
+        return self._throttle.endpoint(endpoint, _StartsTls), host
+
+    def describe(self) -> str:
+        """What it is, for Foolscap's reports."""
+        return "tcp"
+
+
+class _StartsTls(Throttled):
+    """
+    A bounded connection on which TLS can be started; what is written goes through it from then on.
+
+    Attributes:
+        TLS: whether it was.
+    """
+
+    TLS = False
+
+    def startTLS(self, context: Any, normal: bool = True) -> None:
+        """Begin, as the client unless ``normal`` is False."""
+        nothing: Any = None  # there is no factory to wrap, only a protocol
+        factory = TLSMemoryBIOFactory(context, normal, nothing)
+        tls: Any = factory.protocol(factory, self.protocol, False)
+        self.protocol = tls
+        self.getHandle = tls.getHandle
+        self.getPeerCertificate = tls.getPeerCertificate
+        alsoProvides(self, ISSLTransport)
+        self.TLS = True
+        tls.makeConnection(_Beneath(self))
+
+    def write(self, data: bytes) -> None:
+        """Send it, encrypted if that has begun."""
+        if self.TLS:
+            self.protocol.write(data)
+        else:
+            super().write(data)
+
+    def writeSequence(self, data: Any) -> None:
+        self.write(b"".join(data))
+
+    def loseConnection(self, *arguments: Any) -> None:
+        """Close it behind what waits, with a goodbye."""
+        if self.TLS:
+            self.protocol.loseConnection()
+        else:
+            super().loseConnection(*arguments)
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        """Somebody writes, and may be asked to pause."""
+        if self.TLS:
+            self.protocol.registerProducer(producer, streaming)
+        else:
+            super().registerProducer(producer, streaming)
+
+    def unregisterProducer(self) -> None:
+        if self.TLS:
+            self.protocol.unregisterProducer()
+        else:
+            super().unregisterProducer()
+
+
+class _Beneath:
+    """The connection as its TLS sees it: what is written is sent as it is."""
+
+    def __init__(self, connection: _StartsTls) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def write(self, data: bytes) -> None:
+        """Send it when it may leave."""
+        Throttled.write(self._connection, data)
+
+    def writeSequence(self, data: Any) -> None:
+        self.write(b"".join(data))
+
+    def loseConnection(self, *arguments: Any) -> None:
+        """Close it behind what waits."""
+        Throttled.loseConnection(self._connection, *arguments)
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        """TLS writes, and may be asked to pause."""
+        Throttled.registerProducer(self._connection, producer, streaming)
+
+    def unregisterProducer(self) -> None:
+        Throttled.unregisterProducer(self._connection)

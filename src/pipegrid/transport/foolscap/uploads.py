@@ -21,9 +21,9 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import ServerError, ServerRefused, WrongSecret
-from pipegrid.reactor.together import Waiters
+from pipegrid.reactor.deferreds import Waiters
 from pipegrid.transport.foolscap.link import FoolscapLink
-from pipegrid.transport.sentences import no_upload
+from pipegrid.transport.interface import no_upload
 from pipegrid.wire.messages import Pieces, WriteAnswer
 
 

@@ -21,17 +21,17 @@ from pipegrid.errors import (
     ServerRefused,
     WrongSecret,
 )
-from pipegrid.http11.raw import RawResponse
-from pipegrid.transport.interface import fits_reads
-from pipegrid.transport.sentences import (
+from pipegrid.http11.exchange import RawResponse
+from pipegrid.transport.interface import (
     excerpt,
+    fits_reads,
     no_share,
     no_upload,
     nonsense,
     nothing_to_lease,
     wrong_swissnum,
 )
-from pipegrid.wire import gbs, gbs_bundles, gbs_http
+from pipegrid.wire import gbs_bundles, gbs_messages
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.messages import Allocation, Reads, ServerVersion, SlotResult, WriteAnswer
 
@@ -66,13 +66,13 @@ class GbsAnswers:
         """What the server says of itself."""
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a question for its version")
-        return self._unpack(gbs.unpack_version, answer, "a question for its version")
+        return self._unpack(gbs_messages.unpack_version, answer, "a question for its version")
 
     def allocation(self, answer: RawResponse) -> Allocation:
         """Which shares the server has, and for which it has made room."""
         if answer.status != 200:
             raise self.refused_allocation(answer.status, answer.body)
-        return self._unpack(gbs.unpack_allocation, answer, "an allocation")
+        return self._unpack(gbs_messages.unpack_allocation, answer, "an allocation")
 
     def refused_allocation(self, status: int, body: bytes = b"") -> ServerError:
         """The error for the status of an allocation that was refused."""
@@ -84,7 +84,7 @@ class GbsAnswers:
         """How a write, up to byte ``upto`` of the share, has ended."""
         status = answer.status
         if status == 201 or status == 200:
-            return self._unpack(gbs.unpack_required, answer, "a write", status == 201)
+            return self._unpack(gbs_messages.unpack_required, answer, "a write", status == 201)
         raise self.refused_write(status, share_number, upto, answer.body)
 
     def refused_write(
@@ -154,7 +154,7 @@ class GbsAnswers:
         """The numbers of the shares that the server has."""
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a question for shares")
-        return self._unpack(gbs.unpack_shares, answer, "a question for shares")
+        return self._unpack(gbs_messages.unpack_shares, answer, "a question for shares")
 
     def data(self, answer: RawResponse, share_number: int, offset: int, length: int) -> bytes:
         """The bytes of a read that was collected."""
@@ -174,7 +174,7 @@ class GbsAnswers:
             if value == b"bytes %d-%d/*" % (offset, offset + length - 1):
                 return offset + length
             try:
-                begin, end = gbs_http.parse_content_range(value)
+                begin, end = gbs_messages.parse_content_range(value)
             except ValueError as error:
                 raise nonsense(self._server, "a read", str(error)) from error
             if begin != offset or not offset < end <= offset + length:

@@ -1,28 +1,9 @@
-"""
-Small shares to a server that takes bundles (``wire.gbs_bundles``): gathered, sent together, answered apart.
-
-An allocation of small shares is held back until the reactor's present turn is over, and a write that brings
-one of its shares whole joins it. A hundred small files begun at once thus become some bundles a server
-instead of two hundred requests. Who calls notices nothing: each call has a Deferred of its own, with the
-result or the error that requests of its own would have brought, and its own way to be cancelled.
-
-As a rule nothing waits longer than that turn: at ``SEND_BYTES`` what is complete leaves at once, so that
-servers begin while the client goes on, and any other request for the uploads' connection sends what is held
-before it.
-
-A server that has a bundle before it gains little from having the next one soon, and much from having more in
-it: what a bundle costs beside its shares (waking up, TLS, the threads that sync, the answer) is as much as
-five of them, and the client pays as well. So while ``BUSY`` are unanswered one is held for as long as each
-turn brings more, up to ``BUSY_BYTES`` or ``BUSY_SHARES``; the first turn that brings nothing sends it. No
-clock is waited for.
-
-A server that says no to a bundle (it was replaced by another that knows none) is not sent one again before it
-offers it again, and the refused uploads go as ordinary requests.
-"""
+"""Small shares gathered into bundles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -30,11 +11,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import ServerError
-from pipegrid.http11.raw import RawRequest, RawResponse
-from pipegrid.http11.replaying import Answered
-from pipegrid.reactor.alarm import Alarm
+from pipegrid.http11.exchange import RawRequest, RawResponse
+from pipegrid.http11.upload_connection import Answered
+from pipegrid.reactor.deferreds import Timer
 from pipegrid.transport.gbs.answers import GbsAnswers
-from pipegrid.transport.gbs.held import HeldAllocation, SentBundle, UploadPart, Whole
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
@@ -47,6 +27,146 @@ from pipegrid.wire.messages import (
     UploadSecrets,
     WriteAnswer,
 )
+
+# What is held back until the turn is over, and what was sent together: who waits for which part of a bundle.
+
+T = TypeVar("T")
+
+
+class UploadPart(Generic[T]):
+    """
+    One call's part of an upload.
+
+    Attributes:
+        result: what the caller has got.
+        wanted: whether the caller still waits.
+    """
+
+    __slots__ = ("_cancelled", "_instead", "result", "wanted")
+
+    def __init__(self, cancelled: Callable[[], None]) -> None:
+        self.wanted = True
+        self.result: Deferred[T] = Deferred(self._cancel)
+        self._cancelled: Callable[[], None] | None = cancelled
+        self._instead: Deferred[T] | None = None
+
+    def fire(self, value: T) -> None:
+        """Tell the caller, if it still waits."""
+        if self.wanted:
+            self._end()
+            self.result.callback(value)
+
+    def fail(self, error: Exception | Failure) -> None:
+        """Tell the caller, if it still waits."""
+        if self.wanted:
+            self._end()
+            self.result.errback(error)
+
+    def follow(self, request: Deferred[T]) -> None:
+        """Have the result of an ordinary request, which was made after all."""
+        self._instead = request if self.wanted else None
+        request.addCallbacks(self.fire, self.fail)
+
+    def _end(self) -> None:
+        self.wanted = False
+        self._cancelled = self._instead = None  # both lead back to here
+
+    def _cancel(self, _: Deferred[T]) -> None:
+        cancelled, instead = self._cancelled, self._instead
+        self._end()
+        if instead is not None:
+            instead.cancel()
+        elif cancelled is not None:
+            cancelled()
+
+
+class HeldAllocation:
+    """
+    One allocation, and the whole shares that have joined it.
+
+    Attributes:
+        bundle: what it was sent in, if it was.
+    """
+
+    __slots__ = ("allocation", "bundle", "upload", "writes")
+
+    def __init__(self, upload: BundledUpload, cancelled: Callable[[], None]) -> None:
+        self.upload = upload
+        self.allocation: UploadPart[Allocation] = UploadPart(cancelled)
+        self.writes: dict[int, UploadPart[WriteAnswer]] = {}
+        self.bundle: SentBundle | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.upload.shares) == len(self.upload.share_numbers)
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.allocation.wanted or any(write.wanted for write in self.writes.values())
+
+    def fail(self, error: Exception | Failure) -> None:
+        self.allocation.fail(error)
+        for write in self.writes.values():
+            write.fail(error)
+
+
+class WholeCall(UploadPart[Stored]):
+    """
+    One call that allocates shares and writes all of them whole; what it waits for is its answer.
+
+    Attributes:
+        upload: what it asks for.
+        bundle: what it was sent in, if it was.
+    """
+
+    __slots__ = ("bundle", "upload")
+
+    is_complete = True
+
+    def __init__(self, upload: BundledUpload, cancelled: Callable[[], None]) -> None:
+        super().__init__(cancelled)
+        self.upload = upload
+        self.bundle: SentBundle | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.wanted
+
+
+class SentBundle:
+    """What was sent together in one bundle, and the request that it went in."""
+
+    __slots__ = ("held", "request")
+
+    def __init__(self, held: Sequence[HeldAllocation | WholeCall]) -> None:
+        self.held = held
+        self.request: Deferred[Answered] | None = None
+
+    def take_apart(self) -> Sequence[HeldAllocation | WholeCall]:
+        """Return what was sent; it forgets that, since each would keep the other, and share data."""
+        held, self.held, self.request = self.held, (), None
+        return held
+
+
+# Small shares to a server that takes bundles (``wire.gbs_bundles``): gathered, sent together, answered apart.
+#
+# An allocation of small shares is held back until the reactor's present turn is over, and a write that brings
+# one of its shares whole joins it. A hundred small files begun at once thus become some bundles a server
+# instead of two hundred requests. Who calls notices nothing: each call has a Deferred of its own, with the
+# result or the error that requests of its own would have brought, and its own way to be cancelled.
+#
+# As a rule nothing waits longer than that turn: at ``SEND_BYTES`` what is complete leaves at once, so that
+# servers begin while the client goes on, and any other request for the uploads' connection sends what is held
+# before it.
+#
+# A server that has a bundle before it gains little from having the next one soon, and much from having
+# more in it: what a bundle costs beside its shares (waking up, TLS, the threads that sync, the answer) is
+# as much as five of them, and the client pays as well. So while ``BUSY`` are unanswered one is held for
+# as long as each turn brings more, up to ``BUSY_BYTES`` or ``BUSY_SHARES``; the first turn that brings
+# nothing sends it. No clock is waited for.
+#
+# A server that says no to a bundle (it was replaced by another that knows none) is not sent one again
+# before it offers it again, and the refused uploads go as ordinary requests.
 
 MAX_SHARE_BYTES = 64 * 1024
 """
@@ -118,11 +238,11 @@ class GbsBundles:
         self._answers = answers
         self._send = send
         self._ordinary = ordinary
-        self._held: dict[bytes, HeldAllocation | Whole] = {}
+        self._held: dict[bytes, HeldAllocation | WholeCall] = {}
         self._complete_bytes = self._complete_shares = 0
         self._unanswered = 0
         self._held_before = 0  # how many were held when the last turn was over
-        self._turn = Alarm(clock, self._turn_over)
+        self._turn = Timer(clock, self._turn_over)
 
     def __repr__(self) -> str:
         return f"<GbsBundles of up to {self.max_bytes} bytes, {len(self._held)} held>"
@@ -141,7 +261,7 @@ class GbsBundles:
         if not self._may_hold(storage_index, len(shares), share_bytes):
             return None
         upload = BundledUpload(storage_index, secrets, share_bytes, shares.keys(), dict(shares))
-        held = self._held[storage_index] = Whole(upload, lambda: self._cancelled(held))
+        held = self._held[storage_index] = WholeCall(upload, lambda: self._cancelled(held))
         self._turn.set(0)
         self._is_complete(upload)
         return held.result
@@ -170,7 +290,7 @@ class GbsBundles:
     ) -> Deferred[WriteAnswer] | None:
         """Let a write from a share's beginning on join the allocation that is held, if it is all of it."""
         held = self._held.get(storage_index)
-        if held is None or isinstance(held, Whole):
+        if held is None or isinstance(held, WholeCall):
             return None
         upload = held.upload
         if (
@@ -218,12 +338,12 @@ class GbsBundles:
         for one in held:
             one.fail(reason())
 
-    def _send_held(self, chosen: Sequence[HeldAllocation | Whole]) -> None:
+    def _send_held(self, chosen: Sequence[HeldAllocation | WholeCall]) -> None:
         for one in chosen:
             del self._held[one.upload.storage_index]
         self._complete_bytes = self._complete_shares = self._held_before = 0
         self._end_turn_if_empty()
-        bundled: list[HeldAllocation | Whole] = []
+        bundled: list[HeldAllocation | WholeCall] = []
         size = shares = numbers = 0
         limit_bytes = min(self.max_bytes, gbs_bundles.MAX_BUNDLE_BYTES)
         for one in chosen:
@@ -245,7 +365,7 @@ class GbsBundles:
         if bundled:
             self._send_bundle(bundled)
 
-    def _send_bundle(self, held: Sequence[HeldAllocation | Whole]) -> None:
+    def _send_bundle(self, held: Sequence[HeldAllocation | WholeCall]) -> None:
         uploads = [one.upload for one in held]
         bundle = SentBundle(held)
         for one in held:
@@ -278,12 +398,12 @@ class GbsBundles:
                 one.fail(error)
             return
         for one, result in zip(held, results, strict=True):
-            if isinstance(one, Whole):
+            if isinstance(one, WholeCall):
                 self._settle_whole(one, result, repeated)
             else:
                 self._settle(one, result, repeated)
 
-    def _settle_whole(self, whole: Whole, result: BundledAnswer, repeated: bool) -> None:
+    def _settle_whole(self, whole: WholeCall, result: BundledAnswer, repeated: bool) -> None:
         allocation = result.allocation
         if isinstance(allocation, int):
             whole.fail(self._answers.refused_allocation(allocation))
@@ -350,7 +470,7 @@ class GbsBundles:
         for one in bundle.take_apart():
             one.fail(failure)
 
-    def _send_apart(self, held: HeldAllocation | Whole, repeated: bool = False) -> None:
+    def _send_apart(self, held: HeldAllocation | WholeCall, repeated: bool = False) -> None:
         """
         Make ordinary requests for what somebody still waits for.
 
@@ -360,7 +480,7 @@ class GbsBundles:
         if not held.is_wanted:
             return
         upload = held.upload
-        if isinstance(held, Whole):
+        if isinstance(held, WholeCall):
             held.follow(self._ordinary.store(upload, repeated))
             return
         index, secrets = upload.storage_index, upload.secrets
@@ -373,7 +493,7 @@ class GbsBundles:
                 data = [upload.shares[number]]
                 write.follow(self._ordinary.write(index, number, 0, data, secrets.upload, repeated))
 
-    def _cancelled(self, held: HeldAllocation | Whole, share_number: int | None = None) -> None:
+    def _cancelled(self, held: HeldAllocation | WholeCall, share_number: int | None = None) -> None:
         """Take back what nobody waits for any more: a share that is held, all of an upload, or a bundle."""
         bundle, storage_index = held.bundle, held.upload.storage_index
         if bundle is None:

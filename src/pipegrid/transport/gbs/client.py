@@ -1,52 +1,46 @@
-"""
-A storage server across the network: the contract over HTTPS, as servers really behave.
-
-Which connection carries what:
-
-=============================  ===================================================================
-allocate, write, abort         one connection, in order, none waiting for another (``replaying``)
-read-test-writes               the same one; those that only read take the pool
-lists, short reads, leases,    a pool of a few (``http11.pool``), each with at most 60 KB of answers
-complaints, the version        outstanding, or one long answer behind such
-streams                        the same pool, each the last on its connection, which is paused with its
-                               consumer; ``streams`` sees to it that others are left
-=============================  ===================================================================
-
-So the first burst of a get, a list and the predicted share behind it, goes out on one connection.
-
-Between connections the contract's order is kept by ``order``; ``requests`` and ``answers`` know the
-protocol, ``uploads`` what changes shares, ``http11`` HTTP. Connections are made when they are first needed,
-and close when they idle.
-"""
+"""The server contract over HTTPS (GBS), spread over several connections."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
+from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail
-from twisted.internet.interfaces import IConsumer, IReactorTime
+from twisted.internet.error import NoProtocol
+from twisted.internet.interfaces import (
+    IConnector,
+    IConsumer,
+    IProtocol,
+    IProtocolFactory,
+    IReactorTCP,
+    IReactorTime,
+    IStreamClientEndpoint,
+)
+from twisted.internet.protocol import ClientFactory, connectionDone
+from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
 
-from pipegrid.errors import ServerError
-from pipegrid.flow.depth import Appetite
-from pipegrid.http11.dialer import Endpoints
-from pipegrid.http11.pool import HostPool
-from pipegrid.http11.raw import RawRequest, RawResponse
+from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, UsageError
+from pipegrid.flow.concurrency import SmallFileCapacity
+from pipegrid.http11.dialer import Alternatives, Endpoints
+from pipegrid.http11.exchange import RawRequest, RawResponse, ResponseError
+from pipegrid.http11.host_pool import HostPool
+from pipegrid.http11.pinned_key import pin_endpoint
+from pipegrid.reactor.deferreds import gather
+from pipegrid.reactor.tls_context import http_context
 from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
-from pipegrid.transport.gbs.foolscapbeside import FoolscapBeside, StoresBeside
-from pipegrid.transport.gbs.openquestions import OpenQuestions, until_whole
-from pipegrid.transport.gbs.order import GbsOrder
-from pipegrid.transport.gbs.requests import GbsRequests
-from pipegrid.transport.gbs.settings import GbsSettings
-from pipegrid.transport.gbs.slotreads import read_slot
+from pipegrid.transport.gbs.connection_order import GbsOrder
+from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, StoresBeside
+from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
 from pipegrid.transport.gbs.streams import GbsStreams
-from pipegrid.transport.gbs.surveys import GbsSurveys
 from pipegrid.transport.gbs.uploads import GbsUploads
-from pipegrid.transport.interface import nothing_to_write
+from pipegrid.transport.interface import disconnected, nothing_to_write
 from pipegrid.wire.messages import (
     Allocation,
     Changes,
@@ -64,12 +58,184 @@ from pipegrid.wire.messages import (
     UploadSecrets,
     WriteAnswer,
 )
-from pipegrid.wire.nurl import Nurl
+from pipegrid.wire.server_address import Nurl
 
 if TYPE_CHECKING:
+    from pipegrid.reactor.preconnect import Preconnector
     from pipegrid.transport.surveys import Question, Surveyed
+    from pipegrid.transport.throttle import Throttle
+
+
+# What one server was asked and has not answered, as far as disconnecting has to cancel each by itself.
+#
+# Those are questions. Changes stand with the connection that carries them, or with what they wait for.
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+CUT_OFF_ATTEMPTS = 3
+"""A short answer that was cut off (or is nonsense, who knows) is asked for so many times."""
+
+
+class PendingQuestions:
+    """
+    Of one server.
+
+    Attributes:
+        disconnected: nothing is asked any more.
+    """
+
+    def __init__(self, server: str) -> None:
+        self.disconnected = False
+        self._server = server
+        self._leaving = False
+        self._waiting: set[Deferred[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def track(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
+        """Ask, and know of it until it has fired, been cancelled or failed; not when it is disconnected."""
+        if self.disconnected:
+            return fail(self.gone())
+        waiting = start()
+        self._waiting.add(waiting)
+        return waiting.addBoth(self._answered, waiting)
+
+    def give_up(self) -> None:
+        """Cancel everything; who waits for it hears why."""
+        self.disconnected = self._leaving = True
+        for waiting in list(self._waiting):
+            waiting.cancel()
+        self._leaving = False
+
+    def gone(self) -> ServerUnreachable:
+        """Return what everybody is told."""
+        return disconnected(self._server)
+
+    def _answered(self, result: R, waiting: Deferred[Any]) -> R | Failure:
+        self._waiting.discard(waiting)
+        if self._leaving and isinstance(result, Failure) and result.check(CancelledError):
+            return Failure(self.gone())
+        return result
+
+
+def until_whole(
+    ask: Callable[[], Deferred[RawResponse]], attempts: int = CUT_OFF_ATTEMPTS
+) -> Deferred[RawResponse]:
+    """Ask, and again if the answer was cut off."""
+
+    def again(failure: Failure) -> Any:
+        # Not ``trap``, which raises: each get cancels a question, and frames would keep all of it.
+        return until_whole(ask, attempts - 1) if failure.check(ResponseError) else failure
+
+    answer: Deferred[Any] = ask()
+    return answer.addErrback(again) if attempts > 1 else answer
+
+
+# Reading from every share of a slot over HTTPS, where each read is a request: the expected ones at once.
+
+
+class SlotReader(Protocol):
+    """A server that can be asked about one share at a time."""
+
+    def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+        """Ask for the numbers of all mutable shares."""
+
+    def read_slot_share(
+        self, storage_index: bytes, share_number: int, offset: int, length: int
+    ) -> Deferred[bytes]:
+        """Read from one mutable share; see the contract."""
+
+
+async def read_slot(
+    server: SlotReader, storage_index: bytes, reads: Reads, expected: Numbers
+) -> SlotData:
+    """Read from every share of a slot; see the contract."""
+    found: SlotData = {}
+
+    async def read(number: int) -> None:
+        try:
+            found[number] = tuple(
+                await gather(
+                    [server.read_slot_share(storage_index, number, *each) for each in reads]
+                )
+            )
+        except NoSuchShare:
+            return
+
+    async def list_shares() -> frozenset[int]:
+        return await server.list_slot(storage_index)
+
+    listing = Deferred.fromCoroutine(list_shares())
+    guesses = [Deferred.fromCoroutine(read(number)) for number in sorted(expected)]
+    waiting: list[Deferred[Any]] = [listing, *guesses]
+    numbers = (await gather(waiting))[0]
+    others = sorted(numbers - expected)
+    await gather([Deferred.fromCoroutine(read(number)) for number in others])
+    return found
+
+
+# Asking one server about many files in one message, as long as it takes that; see ``transport.surveys``.
+
+NO_SURVEYS = (404, 405)
+"""What a server says to a survey that knows none."""
+
+
+class GbsSurveys:
+    """
+    Of one server.
+
+    Attributes:
+        taken: it has not refused one yet.
+    """
+
+    def __init__(self, requests: GbsRequests, answers: GbsAnswers) -> None:
+        self._requests = requests
+        self._answers = answers
+        self.taken = True
+        self._asked = False
+
+    def may_offer(self) -> bool:
+        """Whether to ask what the server takes: once, for the next time."""
+        if self._asked or not self.taken:
+            return False
+        self._asked = True
+        return True
+
+    def ask(
+        self, send: Callable[[RawRequest], Deferred[RawResponse]], questions: Sequence[Question]
+    ) -> Deferred[list[Surveyed | ServerError] | None]:
+        """Ask; fires with None if the server takes none after all."""
+
+        def unpack(answer: RawResponse) -> list[Surveyed | ServerError] | None:
+            if answer.status in NO_SURVEYS:
+                self.taken = False
+                return None
+            return self._answers.survey(answer, questions)
+
+        return send(self._requests.survey(questions)).addCallback(unpack)
+
+
+# A storage server across the network: the contract over HTTPS, as servers really behave.
+#
+# Which connection carries what:
+#
+# =============================  ===================================================================
+# allocate, write, abort         one connection, in order, none waiting for another (``replaying``)
+# read-test-writes               the same one; those that only read take the pool
+# lists, short reads, leases,    a pool of a few (``http11.host_pool``), each with at most 60 KB of answers
+# complaints, the version        outstanding, or one long answer behind such
+# streams                        the same pool, each the last on its connection, which is paused with its
+#                                consumer; ``streams`` sees to it that others are left
+# =============================  ===================================================================
+#
+# So the first burst of a get, a list and the predicted share behind it, goes out on one connection.
+#
+# Between connections the contract's order is kept by ``order``; ``requests`` and ``answers`` know the
+# protocol, ``uploads`` what changes shares, ``http11`` HTTP. Connections are made when they are first needed,
+# and close when they idle.
+
 
 BEHIND_BYTES = 64 * 1024
 """Up to here a read may stand behind a change on the uploads' connection; a longer one waits for it."""
@@ -107,7 +273,7 @@ class GbsServer:
         self._requests = GbsRequests(nurl, settings.timeout_s)
         self._answers = GbsAnswers(name)
         self._order = GbsOrder()
-        self._asked = OpenQuestions(name)
+        self._asked = PendingQuestions(name)
         talk = self._requests, self._answers
         self._uploads = GbsUploads(
             clock, endpoints, name, settings, *talk, self._asked.track, bundle_bytes
@@ -116,7 +282,7 @@ class GbsServer:
         self._reads = HostPool(clock, endpoints, name, limits)
         self._streams = GbsStreams(self._reads, *talk, settings.max_streams)
         self._surveys = GbsSurveys(*talk)
-        self._beside = None if open_beside is None else FoolscapBeside(clock, open_beside)
+        self._beside = None if open_beside is None else FoolscapOffload(clock, open_beside)
 
     def __repr__(self) -> str:
         return (
@@ -187,11 +353,11 @@ class GbsServer:
         return 0 if self._beside is None else self._beside.whole_bytes
 
     @property
-    def appetite(self) -> Appetite:
+    def appetite(self) -> SmallFileCapacity:
         """Any number, if they go in bundles; few, while another way is being made."""
         if self.takes_bundles:
-            return Appetite.ANY
-        return Appetite.COUNTED if self._beside is None else self._beside.appetite
+            return SmallFileCapacity.ANY
+        return SmallFileCapacity.COUNTED if self._beside is None else self._beside.appetite
 
     def expect(self, objects: int) -> None:
         """Many small objects will be stored; see the contract."""
@@ -398,3 +564,145 @@ class GbsServer:
         beside = [] if self._beside is None else [self._beside.disconnect()]
         gone = [self._uploads.close(self._asked.gone), self._reads.close(), *beside]
         return DeferredList(gone).addCallback(lambda _: None)
+
+
+# TCP to a host of which only a name or only an address is known.
+#
+# A name needs Twisted's ``HostnameEndpoint``, which looks it up and tries what it finds. Its module imports
+# plugins, archives and processes, a tenth of what a short command imports: an address has no need of that.
+
+TIMEOUT_S = 30
+"""As Twisted's endpoints have it; whoever has less patience cancels."""
+
+
+def endpoint_for(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
+    """Return an endpoint for a host's name or address."""
+    if isIPAddress(host) or isIPv6Address(host):
+        return AddressEndpoint(reactor, host, port)
+    from twisted.internet.endpoints import HostnameEndpoint
+
+    endpoint: IStreamClientEndpoint = HostnameEndpoint(reactor, host, port)
+    return endpoint
+
+
+@implementer(IStreamClientEndpoint)
+class AddressEndpoint:
+    """
+    TCP to an address, IPv4 or IPv6.
+
+    Args:
+        reactor: makes the connection.
+    """
+
+    def __init__(self, reactor: IReactorTCP, host: str, port: int) -> None:
+        self._reactor = reactor
+        self._host = host
+        self._port = port
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        """Connect; fires with the protocol once it has its transport. Cancelling gives up."""
+        attempt = _Attempt(protocolFactory)
+        attempt.connector = self._reactor.connectTCP(self._host, self._port, attempt, TIMEOUT_S)
+        return attempt.made
+
+
+class _Attempt(ClientFactory):
+    """One connection until it is made; the factory that it is for never hears of it otherwise."""
+
+    noisy = False
+
+    def __init__(self, factory: IProtocolFactory) -> None:
+        self.connector: IConnector | None = None
+        self.made: Deferred[IProtocol] = Deferred(self._cancelled)
+        self._factory = factory
+
+    def buildProtocol(self, addr: Any) -> TwistedProtocol | None:
+        protocol: Any = self._factory.buildProtocol(addr)
+        if protocol is None:
+            self.made.errback(NoProtocol())
+            return None
+        return _Introduction(protocol, self.made)
+
+    def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
+        if not self.made.called:
+            self.made.errback(reason)
+
+    def _cancelled(self, _made: object) -> None:
+        assert self.connector is not None
+        self.connector.stopConnecting()
+
+
+class _Introduction(TwistedProtocol):
+    """
+    Gives a new transport its protocol, and says so afterwards.
+
+    What stands between the two, such as a wrapper that counts bytes, may go on telling this one, which
+    tells it on.
+    """
+
+    def __init__(self, protocol: Any, made: Deferred[IProtocol]) -> None:
+        self._protocol = protocol
+        self._made = made
+
+    def makeConnection(self, transport: Any) -> None:
+        transport.protocol = self._protocol
+        self._protocol.makeConnection(transport)
+        if not self._made.called:
+            self._made.callback(self._protocol)
+
+    def dataReceived(self, data: bytes) -> None:
+        self._protocol.dataReceived(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._protocol.connectionLost(reason)
+
+
+# The way to a server over HTTPS: TCP, and TLS to the owner of its NURL's key and nobody else.
+
+
+def endpoints_for_all(
+    reactor: Any,
+    nurls: Sequence[Nurl],
+    server: str,
+    throttle: Throttle | None = None,
+    ahead: Preconnector | None = None,
+) -> Callable[[], IStreamClientEndpoint]:
+    """Return the same for a server with several NURLs: all are tried, the first one first."""
+    ways = [endpoints_for(reactor, each, server, throttle, ahead) for each in nurls]
+    return ways[0] if len(ways) == 1 else Alternatives(ways)
+
+
+def endpoints_for(
+    reactor: Any,
+    nurl: Nurl,
+    server: str,
+    throttle: Throttle | None = None,
+    ahead: Preconnector | None = None,
+) -> Callable[[], IStreamClientEndpoint]:
+    """
+    Return what makes endpoints to the owner of a NURL's key: TCP, and TLS pinned to that key.
+
+    Args:
+        ahead: has connections that may be made already; they are not used where there is a throttle.
+
+    Raises:
+        UsageError: the way leads through Tor.
+    """
+    if nurl.leads_through_tor:
+        raise UsageError(f"{server} is reached through Tor only, which is not supported yet")
+
+    adopt = None
+    if ahead is not None and throttle is None:
+        from pipegrid.reactor.client_tls import PreconnectedEndpoint
+
+        adopt = partial(
+            PreconnectedEndpoint, reactor, ahead, (nurl.host, nurl.port), http_context()
+        )
+
+    def make() -> IStreamClientEndpoint:
+        endpoint = endpoint_for(reactor, nurl.host, nurl.port)
+        if throttle is not None:
+            endpoint = throttle.endpoint(endpoint)
+        return pin_endpoint(endpoint, nurl.spki_hash, server, adopt)
+
+    return make

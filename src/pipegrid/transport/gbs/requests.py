@@ -1,14 +1,4 @@
-"""
-GBS requests as bytes, ready to be sent.
-
-A small put is two requests of half a kilobyte around a share of the same size, so what is the same in all of
-them (host, authorisation) or in many (the storage index, the secrets of a file) is made once.
-
-Nothing is said that a server takes for granted: messages are CBOR unless a header says otherwise, and an
-``Accept`` that is not literally what the server has is refused.
-
-Source: the format reference, storage protocols, sections 1.4 to 1.7.
-"""
+"""GBS requests as bytes; settings."""
 
 from __future__ import annotations
 
@@ -17,9 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import attrs
+
 from pipegrid.core import base32
-from pipegrid.http11.raw import ConsumerChoice, RawRequest
-from pipegrid.wire import gbs, gbs_bundles, gbs_http
+from pipegrid.http11.exchange import ConsumerChoice, RawRequest
+from pipegrid.http11.limits import Limits
+from pipegrid.wire import gbs_bundles, gbs_messages
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.messages import (
     Changes,
@@ -30,10 +23,21 @@ from pipegrid.wire.messages import (
     SlotSecrets,
     UploadSecrets,
 )
-from pipegrid.wire.nurl import Nurl
+from pipegrid.wire.server_address import Nurl
 
 if TYPE_CHECKING:
     from pipegrid.wire.gbs_surveys import Question
+
+
+# GBS requests as bytes, ready to be sent.
+#
+# A small put is two requests of half a kilobyte around a share of the same size, so what is the same in
+# all of them (host, authorisation) or in many (the storage index, the secrets of a file) is made once.
+#
+# Nothing is said that a server takes for granted: messages are CBOR unless a header says otherwise, and an
+# ``Accept`` that is not literally what the server has is refused.
+#
+# Source: the format reference, storage protocols, sections 1.4 to 1.7.
 
 ANSWER_BYTES = 280
 """
@@ -51,20 +55,20 @@ MAX_SLOT_ANSWER_BYTES = 64 << 20
 """Of a read-test-write: what servers read at once, at most."""
 ANSWER_QUESTION_BYTES = 12
 """Of a survey's answer, for each file of which there are a few shares, without samples."""
-MAX_MESSAGE_BYTES = gbs.MAX_ANSWER_BYTES
+MAX_MESSAGE_BYTES = gbs_messages.MAX_ANSWER_BYTES
 MAX_REFUSAL_BYTES = 16 * 1024
 """What a refusal may say, of which the beginning is repeated to the user."""
 
-_SECRET = gbs_http.SECRET.encode("ascii") + b": "
-_UPLOAD = _SECRET + gbs_http.UPLOAD_SECRET.encode("ascii") + b" "
-_RENEW = _SECRET + gbs_http.RENEW_SECRET.encode("ascii") + b" "
-_ENABLER = _SECRET + gbs_http.WRITE_ENABLER.encode("ascii") + b" "
-_CANCEL = _SECRET + gbs_http.CANCEL_SECRET.encode("ascii") + b" "
+_SECRET = gbs_messages.SECRET.encode("ascii") + b": "
+_UPLOAD = _SECRET + gbs_messages.UPLOAD_SECRET.encode("ascii") + b" "
+_RENEW = _SECRET + gbs_messages.RENEW_SECRET.encode("ascii") + b" "
+_ENABLER = _SECRET + gbs_messages.WRITE_ENABLER.encode("ascii") + b" "
+_CANCEL = _SECRET + gbs_messages.CANCEL_SECRET.encode("ascii") + b" "
 _IMMUTABLE = b"/storage/v1/immutable/"
 _MUTABLE = b"/storage/v1/mutable/"
 _LEASE = b"/storage/v1/lease/"
-_BUNDLE = b"POST " + gbs_http.BUNDLE_PATH.encode("ascii")
-_SURVEY = b"POST " + gbs_http.SURVEY_PATH.encode("ascii")
+_BUNDLE = b"POST " + gbs_messages.BUNDLE_PATH.encode("ascii")
+_SURVEY = b"POST " + gbs_messages.SURVEY_PATH.encode("ascii")
 
 
 @lru_cache(maxsize=4096)
@@ -100,11 +104,11 @@ class GbsRequests:
         self._common = b" HTTP/1.1\r\nHost: %s:%d\r\n" % (
             host.encode("ascii"),
             nurl.port,
-        ) + b"Authorization: %s\r\n" % gbs_http.authorization(nurl.swissnum)
+        ) + b"Authorization: %s\r\n" % gbs_messages.authorization(nurl.swissnum)
 
     def version(self) -> RawRequest:
         """Ask what the server says of itself."""
-        return self._message(b"GET " + gbs_http.VERSION_PATH.encode("ascii"))
+        return self._message(b"GET " + gbs_messages.VERSION_PATH.encode("ascii"))
 
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
@@ -113,7 +117,7 @@ class GbsRequests:
         return self._message(
             b"POST " + _IMMUTABLE + _index_text(storage_index),
             _lease_lines(secrets.lease) + _upload_line(secrets.upload),
-            gbs.pack_allocate(share_numbers, share_bytes),
+            gbs_messages.pack_allocate(share_numbers, share_bytes),
         )
 
     def write(
@@ -199,7 +203,7 @@ class GbsRequests:
     def slot_answer_bytes(reads: Reads) -> int:
         """Return what an answer to read-test-write may have, at most."""
         each = sum(length + 16 for _, length in reads) + 16
-        return min(MAX_MESSAGE_BYTES + gbs.MAX_SHARE_NUMBERS * each, MAX_SLOT_ANSWER_BYTES)
+        return min(MAX_MESSAGE_BYTES + gbs_messages.MAX_SHARE_NUMBERS * each, MAX_SLOT_ANSWER_BYTES)
 
     def read(
         self,
@@ -249,7 +253,7 @@ class GbsRequests:
         return self._message(
             b"POST %s%s/%d/corrupt" % (_kind(mutable), _index_text(storage_index), share_number),
             b"",
-            gbs.pack_corrupt(reason),
+            gbs_messages.pack_corrupt(reason),
         )
 
     def _message(self, start: bytes, lines: bytes = b"", body: bytes | None = None) -> RawRequest:
@@ -263,4 +267,50 @@ class GbsRequests:
             ANSWER_BYTES,
             self._timeout_s,
             MAX_MESSAGE_BYTES,
+        )
+
+
+# Bounds and patience towards one server that is spoken to over HTTPS.
+
+
+@attrs.frozen(kw_only=True)
+class GbsSettings:
+    """
+    Bounds and patience towards one server.
+
+    Attributes:
+        connect_timeout_s: until a connection can be used, TLS included; see ``http11.dialer``.
+        timeout_s: silence of the server, while it owes an answer and nobody paused it.
+        patience_s: how long uploads that were begun wait for a lost server to come back. A server's
+            restart takes a few seconds; a put has its own patience and does not wait without need.
+        max_read_connections: beside those that streams take. One does nearly always; others are
+            opened when a burst asks for more than one may owe.
+        max_streams: at the same time, each with a connection.
+        max_waiting: requests that may wait for the uploads' connection, and for the others;
+            more fail at once.
+        max_upload_bytes_in_flight: written and unanswered. It is the callers' windows that
+            should decide, so this is more than any of them; the rest waits here, unsent.
+    """
+
+    connect_timeout_s: float = 15.0
+    timeout_s: float = 60.0
+    patience_s: float = 20.0
+    max_read_connections: int = 4
+    max_streams: int = 6
+    max_waiting: int = 10_000
+    max_upload_bytes_in_flight: int = 128 << 20
+
+    def limits(self, max_connections: int) -> Limits:
+        """Return the same for ``http11``."""
+        return Limits(
+            max_connections=max_connections,
+            # Bytes are what servers bound, and we with them: of requests there may be many.
+            max_requests_in_flight=1000,
+            max_request_bytes_in_flight=self.max_upload_bytes_in_flight,
+            max_waiting=self.max_waiting,
+            # Tahoe-LAFS's servers are built on Twisted: what is owed must fit into their transport.
+            max_response_budget_bytes=0,
+            timeout_s=self.timeout_s,
+            connect_timeout_s=self.connect_timeout_s,
+            close_timeout_s=1.0,
         )

@@ -24,9 +24,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.errors import ServerError, ServerUnreachable
-from pipegrid.http11.errors import ResponseError
-from pipegrid.http11.pool import HostPool
-from pipegrid.http11.raw import RawResponse
+from pipegrid.http11.exchange import RawResponse, ResponseError
+from pipegrid.http11.host_pool import HostPool
 from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.requests import GbsRequests
 

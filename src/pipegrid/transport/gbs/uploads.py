@@ -23,14 +23,12 @@ from twisted.internet.task import deferLater
 
 from pipegrid.errors import PipegridError
 from pipegrid.http11.dialer import Endpoints
-from pipegrid.http11.raw import RawRequest, RawResponse
-from pipegrid.http11.replaying import Answered, UploadConnection
-from pipegrid.transport.apart import store_apart
+from pipegrid.http11.exchange import RawRequest, RawResponse
+from pipegrid.http11.upload_connection import Answered, UploadConnection
 from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.bundles import GbsBundles, OrdinaryRequests
-from pipegrid.transport.gbs.requests import GbsRequests
-from pipegrid.transport.gbs.settings import GbsSettings
-from pipegrid.transport.sentences import no_upload
+from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
+from pipegrid.transport.interface import no_upload, store_by_writes
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.messages import (
     Allocation,
@@ -48,7 +46,8 @@ CROWD_BYTES = 256 << 10
 CROWD_BYTES_PER_S = 2.5e6
 """
 Of requests of small shares that a server without bundles has before it, and for each second of the round
-trip: such a server takes a hundred or two of them a second, of some ten kilobytes. See ``http11.lane``.
+trip: such a server takes a hundred or two of them a second, of some ten kilobytes. See
+``http11.request_queue``.
 """
 LIST_AGAIN_S = (0.1, 0.4, 1.5)
 """
@@ -202,7 +201,7 @@ class GbsUploads:
     def _store_apart(self, upload: BundledUpload, maybe_done: bool = False) -> Deferred[Stored]:
         write = partial(self._write, maybe_done=maybe_done)
         return self._track(
-            lambda: store_apart(
+            lambda: store_by_writes(
                 self._allocate,
                 write,
                 upload.storage_index,

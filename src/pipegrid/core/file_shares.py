@@ -1,0 +1,472 @@
+"""Known shares of one file; next bytes to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+from pipegrid.core import layout, ueb
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.hash_tree import GROUP_LEAVES, VerifiedTree, group_end, is_small, nodes_to_read
+from pipegrid.core.hashes import HASH_BYTES, Buffer
+from pipegrid.core.layout import ShareLayout
+from pipegrid.core.params import Geometry, Params, check_segment_bytes
+from pipegrid.core.share_parts import BadPart, ForeignUeb, ShareParts, ShareTree, blamed_offset
+from pipegrid.core.ueb import Ueb, contradiction
+from pipegrid.errors import CorruptionError, PipegridError, SegmentTooLarge
+
+# Where in a share the bytes are that its reader needs next.
+#
+# Pure arithmetic over a geometry and an offset table, real or guessed. What was asked before, and
+# what has come, is ``sharebytes``' knowledge.
+#
+# Source: the format reference, sections 6 and 7.2.
+
+
+@attrs.frozen
+class ReadPlan:
+    """
+    The segments that are to be read.
+
+    Attributes:
+        geometry: real, or a guess.
+        first: the first segment whose plaintext has not left.
+        end: the end of the range of segments that is wanted at all.
+        ahead_bytes: how much to read of the blocks from ``first`` on; at least one block.
+        most_bytes: however long a block is, not more; None for whatever there is.
+        part: of the blocks, only those of these segments [first, end); None for all.
+    """
+
+    geometry: Geometry
+    first: int
+    end: int
+    ahead_bytes: int
+    most_bytes: int | None
+    part: tuple[int, int] | None = None
+
+    @property
+    def until(self) -> int:
+        """The end of the segments that are to be read now."""
+        return min(self.end, self.first + max(1, self.ahead_bytes // self.geometry.block_bytes))
+
+    def blocks(self, where: ShareLayout) -> tuple[int, int]:
+        """Return the range [start, end) of the blocks to read."""
+        first, until = self.first, self.until
+        if self.part is not None:
+            first = max(first, self.part[0])
+            until = max(first, min(until, self.part[1]))
+        start, end = block_range(where, self.geometry, first, until)
+        return start, end if self.most_bytes is None else min(end, start + self.most_bytes)
+
+    def header(self, share: ShareParts) -> Iterator[tuple[int, int]]:
+        """Yield where the header is, if it is not known."""
+        if share.layout is None:
+            yield 0, share.header_bytes()
+
+    def chain(self, share: ShareParts, where: ShareLayout) -> Iterator[tuple[int, int]]:
+        """Yield where the share hash chain is, if it is not known."""
+        if share.leaf is None:
+            yield where.share_hashes, where.uri_extension
+
+    def ueb(self, share: ShareParts, where: ShareLayout) -> tuple[int, int]:
+        """Return where the UEB is, as far as can be told."""
+        return where.uri_extension, share.ueb_end(ueb.packed_length(self.geometry), where)
+
+    def tree(self, tree: ShareTree | None, offset: int) -> Iterator[tuple[int, int]]:
+        """Yield where the nodes for the next segments are, in a stored tree that begins there."""
+        if tree is not None:
+            # Tiny blocks must not make the trees' part of what is read ahead large.
+            tree.need(self.first, min(self.until, self.first + GROUP_LEAVES), self.end)
+            yield from tree.awaited()
+            return
+        leaves = self.geometry.num_segments
+        for a, b in nodes_to_read(leaves, self.first, min(group_end(leaves, self.first), self.end)):
+            yield offset + a * HASH_BYTES, offset + b * HASH_BYTES
+
+
+def block_range(where: ShareLayout, geometry: Geometry, first: int, end: int) -> tuple[int, int]:
+    """Return where in a share the blocks of segments [first, end) are."""
+    stop = end * geometry.block_bytes
+    if end == geometry.num_segments:
+        stop = geometry.share_data_bytes
+    return where.data + first * geometry.block_bytes, where.data + stop
+
+
+# Which segments are to be tried, which are being tried, and in what order their plaintext leaves.
+
+
+class SegmentQueue:
+    """
+    Segments [first, end): each starts in order, may fail and be tried again, and leaves in order.
+
+    Attributes:
+        next_delivery: the first segment whose plaintext has not left.
+        end: the end of the range.
+    """
+
+    def __init__(self, first: int, end: int) -> None:
+        self.next_delivery = first
+        self.end = end
+        self._next_start = first
+        self._retry: set[int] = set()
+        self._results: dict[int, list[Buffer]] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether all plaintext has left."""
+        return self.next_delivery >= self.end
+
+    @property
+    def failing(self) -> list[int]:
+        """The segments that failed and were not started again."""
+        return sorted(self._retry)
+
+    def candidates(self) -> Iterator[int]:
+        """Yield the segments that may be started now, best first."""
+        yield from self.failing
+        if self._next_start < self.end:
+            yield self._next_start
+
+    def started(self, segment: int) -> None:
+        """One of the candidates is being tried."""
+        self._retry.discard(segment)
+        if segment == self._next_start:
+            self._next_start += 1
+
+    def failed(self, segment: int) -> None:
+        """It must be tried again."""
+        self._retry.add(segment)
+
+    def succeeded(self, segment: int, plaintext: list[Buffer]) -> list[Buffer]:
+        """Hold a segment's plaintext until it is its turn; return all whose turn it is."""
+        self._results[segment] = plaintext
+        leaving: list[Buffer] = []
+        while self.next_delivery in self._results:
+            leaving += self._results.pop(self.next_delivery)
+            self.next_delivery += 1
+        return leaving
+
+
+# What all shares of one file have told: which there are, what their metadata proves, what is wrong.
+#
+# The shares' bytes come in here, in any order and pieces, and are kept until they are needed no more. As
+# soon as the parts in front of and behind the blocks are here they are proven: trust runs from the cap to
+# the UEB (by its hash), from there to the share's chain and its tree of block hashes, and to the tree of
+# segment hashes. k, n and the size are the cap's.
+#
+# A share of which something is wrong is named in ``corrupt``, and from then on it is used no more, or only
+# for its other parts. What to read, and what to make of proven blocks, is ``decoder``'s business.
+#
+# What one share has told is kept by ``shareparts``.
+#
+# Source: the format reference, sections 6 and 7.1.
+
+_CRYPTTEXT_SOURCES = 2
+"""A large tree of segment hashes is read from so many shares; a slow one then stops nobody."""
+
+
+class FileShares:
+    """
+    The shares of one file, as far as they are known, for whoever wants one range of it.
+
+    Attributes:
+        guessed_geometry: what the file is taken for until its UEB is known.
+        guessed_layout: where its sections are, then.
+        guessed_share_bytes: the length of a share, then: what to read to have all of it.
+        geometry: the real one, once a good UEB has come.
+        corrupt: what was found to be wrong so far, with share number and offset.
+        foreign_uebs: share number to its UEB, where it is not the one that the cap names.
+    """
+
+    # The decoder's base class rather than a part of it: every piece that comes goes through ``received``,
+    # and to be handed on by the decoder would cost it one more call. Nothing here knows the decoder.
+
+    def __init__(
+        self,
+        cap: ChkCap | ChkVerifierCap,
+        start: int,
+        length: int | None,
+        guess_segment_bytes: int,
+        max_segment_bytes: int,
+    ) -> None:
+        """
+        Know nothing yet of the file.
+
+        Args:
+            start, length: the range of plaintext that is wanted, clipped to the file; None for all the rest.
+            guess_segment_bytes: the maximum segment size that the writer is thought to have used.
+            max_segment_bytes: a file with larger segments is not restored.
+        """
+        self._cap = cap
+        self._max_segment_bytes = max_segment_bytes
+        self._start = min(max(start, 0), cap.size)
+        self._end = cap.size if length is None else min(self._start + max(length, 0), cap.size)
+        params = Params(cap.required_shares, cap.total_shares, guess_segment_bytes)
+        self.guessed_geometry = params.geometry(cap.size)
+        self.guessed_layout = layout.for_geometry(self.guessed_geometry)
+        self.guessed_share_bytes = layout.share_length(self.guessed_geometry, self.guessed_layout)
+        self.geometry: Geometry | None = None
+        self.corrupt: list[CorruptionError] = []
+        self._ueb: Ueb | None = None
+        self._shares: dict[int, ShareParts] = {}
+        self.foreign_uebs: dict[int, bytes] = {}
+        self._failure: PipegridError | None = None
+        self._queue: SegmentQueue | None = None  # once the geometry is known
+        self._uses_damaged_shares = False
+
+    # Which there are.
+
+    @property
+    def shares_in_use(self) -> list[int]:
+        """The shares that can be asked and have not proven bad."""
+        return [n for n, share in self._shares.items() if share.available and not share.bad]
+
+    @property
+    def bad_shares(self) -> list[int]:
+        """The shares whose blocks are not used any more because something in them was wrong."""
+        return [number for number, share in self._shares.items() if share.bad]
+
+    @property
+    def has_told_ueb(self) -> bool:
+        """Whether some share has told its UEB, right or wrong."""
+        return self._ueb is not None or any(share.bad_ueb for share in self._shares.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Share bytes that have come and wait for their turn; proven tree nodes are apart."""
+        return sum(share.store.held_bytes for share in self._shares.values())
+
+    def held_of(self, share_number: int) -> int:
+        """How much of one share waits for its turn; whoever streams it pauses by this."""
+        share = self._shares.get(share_number)
+        return 0 if share is None else share.store.held_bytes
+
+    # What the caller tells.
+
+    def add_share(self, share_number: int) -> None:
+        """
+        A share can be asked.
+
+        One that was dropped, or is bad, begins anew: do that only if another server has it.
+        """
+        known = self._shares.get(share_number)
+        if known is not None and known.available and not known.bad:
+            return
+        assert 0 <= share_number < self._cap.total_shares, "no such share"
+        self._shares[share_number] = ShareParts(share_number, self.guessed_geometry)
+        self._shares = dict(sorted(self._shares.items()))
+
+    def use_damaged_shares(self) -> list[int]:
+        """
+        The last resort, when good shares are lacking and no more can be found.
+
+        From now on a share with bad blocks is used for its other segments: each block is proven by
+        itself, so nothing wrong can come of it. Returns the bad shares that are in use again.
+        """
+        self._uses_damaged_shares = True
+        revived = [s for s in self._shares.values() if s.bad and s.bad_segments]
+        for share in revived:
+            share.bad = False
+        return [share.number for share in revived]
+
+    def drop_share(self, share_number: int) -> None:
+        """A share can be asked no more; what has come of it remains in use."""
+        share = self._shares.get(share_number)
+        if share is not None:
+            share.available = False
+            share.store.forget_asked()
+
+    def unasked(self, share_number: int) -> None:
+        """What was asked of a share and has not come will not come: ask for it again."""
+        share = self._shares.get(share_number)
+        if share is not None:
+            share.store.forget_asked()
+
+    def received(self, share_number: int, offset: int, data: Buffer) -> None:
+        """
+        Bytes of a share have come, in any split and order; what was not asked is ignored.
+
+        Args:
+            data: kept by reference; it must not change any more.
+        """
+        share = self._shares.get(share_number)
+        if share is not None and not share.bad:
+            share.store.put(offset, data)
+            self._read_parts(share)
+
+    def ended(self, share_number: int, offset: int) -> None:
+        """A share has no bytes at or after offset; if some were needed, it is bad."""
+        share = self._shares.get(share_number)
+        if share is not None and not share.bad:
+            share.store.set_end(offset)
+            self._read_parts(share)
+
+    def raise_failure(self) -> None:
+        """Raise what makes all shares useless, if anything has: see ``next_job``."""
+        if self._failure is not None:
+            raise self._failure
+
+    # What is still needed of them.
+
+    @property
+    def done(self) -> bool:
+        """Whether all plaintext of the range has been returned by ``finish``."""
+        if self._start == self._end:
+            return True
+        return self._queue is not None and self._queue.done
+
+    def _segment_range(self, geometry: Geometry) -> tuple[int, int]:
+        return self._start // geometry.segment_bytes, -(-self._end // geometry.segment_bytes)
+
+    def _release_delivered(self, share: ShareParts) -> None:
+        """Drop the blocks whose plaintext has left."""
+        if share.layout is not None and self.geometry is not None and self._queue is not None:
+            # From the first block on: a wrong guess may have asked for some before the range.
+            until = self._queue.next_delivery
+            share.store.release(*block_range(share.layout, self.geometry, 0, until))
+
+    # Metadata.
+
+    def _read_parts(self, share: ShareParts) -> None:
+        try:
+            was_known = share.layout is not None
+            share.read_header()
+            if share.layout is None:
+                self._check_end(share)
+                return
+            if not was_known and self.geometry is not None:
+                self._release_delivered(share)
+            if self._ueb is None and not share.bad_ueb:
+                self._read_ueb(share)
+            if self._ueb is not None and self.geometry is not None:
+                share.read_leaf(self._ueb.share_root_hash, self.geometry)
+            self._check_end(share)
+        except BadPart as bad:
+            self._condemn(share, bad)
+
+    def _read_ueb(self, share: ShareParts) -> None:
+        try:
+            packed = share.read_ueb(self._cap.ueb_hash)
+        except BadPart as bad:
+            share.bad_ueb = True
+            if isinstance(bad, ForeignUeb):
+                self.foreign_uebs[share.number] = bad.packed
+            self._report(share, bad)
+            return
+        if packed is None:
+            return
+        k, n, size = self._cap.required_shares, self._cap.total_shares, self._cap.size
+        try:
+            parsed = ueb.parse(packed)
+            self._failure = contradiction(self._cap, parsed)
+            if self._failure is not None:
+                share.bad_ueb = True  # it is read once
+                return
+            if not parsed.segment_bytes or parsed.segment_bytes % k:
+                raise ValueError(f"a segment size of {parsed.segment_bytes} for {k} shares")
+        except ValueError as error:
+            self._fail(f"its UEB is the one that the cap names, but useless: {error}")
+            return
+        try:
+            check_segment_bytes(parsed.segment_bytes, size, self._max_segment_bytes)
+        except SegmentTooLarge as error:
+            self._failure = error
+            share.bad_ueb = True  # it is read once
+            return
+        self._ueb = parsed
+        self.geometry = Geometry(size, k, n, parsed.segment_bytes)
+        self._queue = SegmentQueue(*self._segment_range(self.geometry))
+        for other in self._shares.values():
+            self._release_delivered(other)
+            if other is not share and not other.bad:
+                self._read_parts(other)
+
+    def _crypttext_tree(self, share: ShareParts) -> ShareTree | None:
+        """Return the share's tree of segment hashes, if it is known or worth reading."""
+        if self._ueb is None or self.geometry is None or share.layout is None:
+            return None
+        if share.crypttext_tree is None and not share.bad_crypttext_tree:
+            others = [s for s in self._shares.values() if s.crypttext_tree and not s.bad]
+            sources = sum(other.available for other in others)
+            if sources < _CRYPTTEXT_SOURCES or is_small(self.geometry.num_segments):
+                at = share.layout.crypttext_hash_tree
+                tree = VerifiedTree(self.geometry.num_segments, self._ueb.crypttext_root_hash)
+                share.crypttext_tree = ShareTree(share.store, "crypttext_hash_tree", at, tree)
+        return share.crypttext_tree
+
+    def _check_end(self, share: ShareParts) -> None:
+        """Raise ``BadPart`` if a part that is needed lies past the end of the share."""
+        end = share.store.end
+        if end is None:
+            return
+        if share.layout is None:
+            if end < share.header_bytes():
+                raise BadPart("header", 0, f"it ends at byte {end}, within its header")
+            return
+        where = share.layout
+        if share.leaf is None and end < where.uri_extension:
+            raise _ends(end, "share_hashes", where.share_hashes)
+        if self.geometry is None or self._queue is None:
+            needed = where.uri_extension + where.ueb_length_bytes
+            if not share.bad_ueb and (end < needed or end < share.ueb_end(0, where)):
+                share.bad_ueb = True
+                self._report(share, _ends(end, "uri_extension", where.uri_extension))
+            return
+        for start, stop in share.block_tree.awaited() if share.block_tree else ():
+            if stop > end:
+                raise _ends(end, "block_hashes", start)
+        for start, stop in share.crypttext_tree.awaited() if share.crypttext_tree else ():
+            if stop > end:
+                self._distrust_tree(share, _ends(end, "crypttext_hash_tree", start))
+                break
+        first, last = self._queue.next_delivery, self._queue.end
+        start, stop = block_range(where, self.geometry, first, last)
+        if stop > end and not self.done:
+            within = max(0, end - start) // self.geometry.block_bytes
+            raise _ends(end, "data", start + within * self.geometry.block_bytes)
+
+    # Blame.
+
+    def _condemn(self, share: ShareParts, bad: BadPart) -> None:
+        """The share is not to be used any more, not even as a last resort."""
+        if not share.bad:
+            share.bad = True
+            share.bad_segments.clear()
+            self._report(share, bad)
+            share.store.clear()
+
+    def _bad_block(self, share: ShareParts, segment: int, geometry: Geometry) -> None:
+        """The share is not to be used any more, unless nothing better can be had."""
+        share.bad_segments.add(segment)
+        if share.bad:
+            return
+        where = share.layout or self.guessed_layout
+        what = f"its block of segment {segment} does not match its hash"
+        self._report(share, BadPart("data", where.data + segment * geometry.block_bytes, what))
+        if not self._uses_damaged_shares:
+            share.bad = True
+            share.store.forget_asked()
+
+    def _distrust_tree(self, share: ShareParts, bad: BadPart) -> None:
+        if not share.bad_crypttext_tree:
+            share.bad_crypttext_tree = True
+            share.crypttext_tree = None
+            self._report(share, bad)
+
+    def _report(self, share: ShareParts, bad: BadPart) -> None:
+        geometries = [self.geometry] if self.geometry else [share.hint, self.guessed_geometry]
+        offset = blamed_offset(bad, share.layout, geometries)
+        where = f"at byte {offset}" if offset == bad.offset else f"at byte {bad.offset}, or header"
+        text = f"share {share.number} is damaged {where}: {bad.what}; repair the file to replace it"
+        self.corrupt.append(CorruptionError(text, share.number, offset))
+
+    def _fail(self, what: str) -> None:
+        self._failure = CorruptionError(
+            f"this file was stored damaged, by a faulty or malicious writer: {what}; "
+            "store it again from the original"
+        )
+
+
+def _ends(end: int, section: str, offset: int) -> BadPart:
+    return BadPart(section, offset, f"it ends at byte {end}, within what is needed of it")

@@ -1,0 +1,296 @@
+"""Plaintext to the shares of one version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+import attrs
+
+from pipegrid.core import erasure, hash_tree
+from pipegrid.core.crypto import StreamCipher
+from pipegrid.core.encoder import ShareWrite
+from pipegrid.core.hashes import BLOCK, Buffer
+from pipegrid.core.isal import uninitialised
+from pipegrid.core.mutable.keys import SigningKey, data_key
+from pipegrid.core.mutable.layout import Header, new_sections
+from pipegrid.core.mutable.versions import SALT_BYTES, Format, MutableGeometry, Version
+from pipegrid.core.segment_job import Block, SegmentResult, cut, joined
+
+# The heavy work on one segment of a version, as values with one pure method: any thread will do.
+#
+# There is no hash of the whole segment as immutable files have it: k good blocks make what the signature
+# vouches for, as far as it goes. A writer who signs shares that do not belong together is not found out,
+# unless the salts differ.
+#
+# Source: the format reference for mutable files, sections 2 and 5.
+
+
+@attrs.frozen(eq=False)
+class MutableSegment:
+    """
+    One segment after encryption and erasure coding.
+
+    Attributes:
+        index: its number in the file.
+        block_hashes: 32 bytes for each of the n blocks (with their salts, for MDMF).
+        blocks: for each share asked for, what is stored: the salt (MDMF) and the block, in pieces.
+    """
+
+    index: int
+    block_hashes: tuple[bytes, ...] = attrs.field(repr=False)
+    blocks: dict[int, tuple[Buffer, ...]] = attrs.field(repr=False)
+
+
+def code_segment(
+    geometry: MutableGeometry,
+    index: int,
+    plaintext: Buffer | Sequence[Buffer],
+    salt: bytes,
+    readkey: bytes,
+    shares: Set[int] | None = None,
+) -> MutableSegment:
+    """
+    Encrypt, erasure-code and hash one segment; pure, any thread, any order.
+
+    Args:
+        plaintext: exactly ``geometry.segment_length(index)`` bytes, whole or in pieces; not kept.
+        salt: 16 fresh random bytes; the whole version's own for SDMF.
+        shares: those whose blocks are kept, by default all; all hashes are computed in any case.
+    """
+    k, n = geometry.required_shares, geometry.total_shares
+    length, block_bytes = geometry.segment_length(index), geometry.block_length(index)
+    pieces = (plaintext,) if isinstance(plaintext, (bytes, bytearray, memoryview)) else plaintext
+    assert sum(map(len, pieces)) == length, "a segment of another length"
+    padded = memoryview(uninitialised(k * block_bytes))
+    padded[length:] = bytes(len(padded) - length)
+    cipher = StreamCipher(data_key(salt, readkey))
+    position = 0
+    for piece in pieces:
+        cipher.apply(piece, padded[position : position + len(piece)])
+        position += len(piece)
+    padded = padded.toreadonly()
+    primary = [padded[j * block_bytes : (j + 1) * block_bytes] for j in range(k)]
+    stored = (salt,) if geometry.salt_bytes else ()
+    blocks: dict[int, list[Buffer]] = {number: [*stored] for number in range(n)}
+    for number in range(k):
+        blocks[number].append(primary[number])
+    parity = tuple(range(k, n))
+    for start, end in erasure.stripes(block_bytes) if parity else ():
+        stripe = tuple(block[start:end] for block in primary)
+        made = erasure.encode_stripe(stripe, parity, k, n)
+        for number, piece in zip(parity, made, strict=True):
+            blocks[number].append(piece)
+    return MutableSegment(
+        index,
+        tuple(BLOCK.hash_pieces(blocks[number]) for number in range(n)),
+        {
+            number: tuple(pieces)
+            for number, pieces in blocks.items()
+            if shares is None or number in shares
+        },
+    )
+
+
+@attrs.frozen(eq=False)
+class MutableSegmentJob:
+    """
+    Everything that is needed to turn k stored blocks into plaintext.
+
+    Attributes:
+        readkey: None for the ciphertext as it is.
+        salt: the version's, for SDMF; b"" for MDMF, where the stored blocks begin with it.
+        blocks: exactly k, of different shares, each with its salt if there is one, and its proven hash.
+        start, end: which plaintext bytes of the segment are wanted.
+    """
+
+    segment: int
+    geometry: MutableGeometry
+    readkey: bytes | None = attrs.field(repr=False)
+    salt: bytes
+    blocks: tuple[Block, ...]
+    start: int
+    end: int
+
+    def run(self) -> SegmentResult:
+        """Do the work; any thread will do, and the same job may run more than once."""
+        bad = tuple(block.share_number for block in self.blocks if not block.is_good())
+        if bad:
+            return SegmentResult(self.segment, bad_shares=bad)
+        skip = self.geometry.salt_bytes
+        salts = {self.salt}
+        if skip:
+            salts = {b"".join(cut(block.pieces, 0, skip)) for block in self.blocks}
+        if len(salts) > 1:
+            return SegmentResult(self.segment, consistent=False)
+        ciphertext = cut(self._decode(skip), self.start, self.end)
+        if self.readkey is None:
+            return SegmentResult(self.segment, plaintext=ciphertext)
+        cipher = StreamCipher(data_key(salts.pop(), self.readkey), self.start)
+        plaintext: list[Buffer] = []
+        for piece in ciphertext:
+            output = uninitialised(len(piece))
+            cipher.apply(piece, output)
+            plaintext.append(output)
+        return SegmentResult(self.segment, plaintext=plaintext)
+
+    def _decode(self, skip: int) -> list[Buffer]:
+        geometry = self.geometry
+        k, length = geometry.required_shares, geometry.segment_length(self.segment)
+        stored_bytes = skip + geometry.block_length(self.segment)
+        pieces = {
+            block.share_number: cut(block.pieces, skip, stored_bytes) for block in self.blocks
+        }
+        return joined(pieces, k, geometry.total_shares, length)
+
+
+# From plaintext to the shares of a new version.
+#
+# ``encode`` does all of it in one call, for a worker thread. Whoever has many segments codes them where it
+# likes (``segments.code_segment``) and then calls ``assemble``, which hashes, signs and lays out.
+#
+# Blocks are never joined or copied: a share's write is a list of buffers.
+#
+# Source: the format reference for mutable files, sections 2 to 4.
+
+
+@attrs.frozen(eq=False)
+class EncodedVersion:
+    """
+    A version that is ready to be written.
+
+    Attributes:
+        version: with its root hash.
+        writes: for each share asked for, what to write, in ascending order of offsets, disjoint. Of a whole
+            share (``encode``) this is everything from byte 0 on, but for MDMF's gap in front of the blocks.
+            Of an update only what changes. All belong into one read-test-write.
+        share_bytes: where each share ends; older bytes behind that are of no consequence.
+    """
+
+    version: Version
+    writes: dict[int, tuple[ShareWrite, ...]] = attrs.field(repr=False)
+    share_bytes: int
+
+    def share(self, share_number: int) -> bytes:
+        """Return a whole share, joined; for small ones and tests."""
+        data = bytearray(self.share_bytes)
+        for write in self.writes[share_number]:
+            at = write.offset
+            for piece in write.pieces:
+                data[at : at + len(piece)] = piece
+                at += len(piece)
+        return bytes(data)
+
+
+def encode(
+    content: Buffer | Sequence[Buffer],
+    geometry: MutableGeometry,
+    sequence_number: int,
+    key: SigningKey,
+    salts: Sequence[bytes],
+    shares: Set[int] | None = None,
+) -> EncodedVersion:
+    """
+    Encrypt, code, hash and sign a whole file; pure but for the signature, which is different each time.
+
+    Args:
+        content: exactly ``geometry.size`` bytes, whole or in pieces; read, never changed.
+        sequence_number: 1 for a new file, else ``versions.next_sequence_number(highest seen)``.
+        salts: ``geometry.num_salts`` fresh random values of 16 bytes.
+        shares: those that are to be written, by default all n.
+    """
+    pieces = [content] if isinstance(content, (bytes, bytearray, memoryview)) else list(content)
+    assert sum(map(len, pieces)) == geometry.size, "content of another size"
+    assert len(salts) == geometry.num_salts, "a salt too many or too few"
+    coded = []
+    for index in range(geometry.num_segments):
+        start = index * geometry.segment_bytes
+        plaintext = cut(pieces, start, start + geometry.segment_length(index))
+        coded.append(code_segment(geometry, index, plaintext, salts[index], key.readkey, shares))
+    salt = salts[0] if geometry.format is Format.SDMF else b""
+    return assemble(coded, geometry, sequence_number, key, salt, shares)
+
+
+def assemble(
+    coded: Sequence[MutableSegment],
+    geometry: MutableGeometry,
+    sequence_number: int,
+    key: SigningKey,
+    salt: bytes,
+    shares: Set[int] | None = None,
+) -> EncodedVersion:
+    """
+    Hash, sign and lay out segments that were coded, all of them and in order.
+
+    Args:
+        salt: the version's own for SDMF, b"" for MDMF.
+        shares: as for ``encode``; blocks of these are in the coded segments.
+    """
+    n = geometry.total_shares
+    assert [segment.index for segment in coded] == list(range(geometry.num_segments))
+    assert len(salt) == (SALT_BYTES if geometry.format is Format.SDMF else 0)
+    trees: dict[int, bytes] = {}
+    roots = []
+    for number in range(n):
+        tree = hash_tree.build([segment.block_hashes[number] for segment in coded])
+        roots.append(hash_tree.root(tree))
+        if shares is None or number in shares:
+            trees[number] = tree
+    version, signature, chains = sign_version(roots, geometry, sequence_number, key, salt)
+    sections = new_sections(geometry, len(key.public_der), len(key.encrypted))
+    header = Header(version, sections).pack()
+    writes = {}
+    for number, tree in trees.items():
+        parts: list[tuple[int, Sequence[Buffer]]] = [
+            (0, [header]),
+            (sections.public_key[0], [key.public_der]),
+            (sections.signature[0], [signature]),
+            (sections.chain[0], [chains[number]]),
+            (sections.tree[0], [tree]),
+            (sections.data[0], [p for segment in coded for p in segment.blocks[number]]),
+            (sections.private_key[0], [key.encrypted]),
+        ]
+        writes[number] = joined_writes(number, parts)
+    return EncodedVersion(version, writes, sections.end)
+
+
+def sign_version(
+    block_roots: Sequence[bytes],
+    geometry: MutableGeometry,
+    sequence_number: int,
+    key: SigningKey,
+    salt: bytes,
+) -> tuple[Version, bytes, list[bytes]]:
+    """
+    Return the version whose n shares have these roots of their block hash trees, its signature, and the
+    share hash chain of each share.
+    """
+    n = geometry.total_shares
+    share_tree = hash_tree.build(block_roots)
+    counts = geometry.required_shares, n, geometry.segment_bytes, geometry.size
+    version = Version(geometry.format, sequence_number, hash_tree.root(share_tree), salt, *counts)
+    chains = [
+        b"".join(
+            node.to_bytes(2, "big") + hash_tree.node(share_tree, node)
+            for node in sorted(hash_tree.sibling_path(n, number))
+        )
+        for number in range(n)
+    ]
+    return version, key.sign(version.signed_prefix), chains
+
+
+def joined_writes(
+    number: int, parts: Sequence[tuple[int, Sequence[Buffer]]]
+) -> tuple[ShareWrite, ...]:
+    """Return writes of these parts, (offset, pieces), in order, those that touch each other joined."""
+    joined: list[tuple[int, list[Buffer]]] = []
+    end = -1
+    for offset, pieces in sorted(parts, key=lambda part: part[0]):
+        kept = [piece for piece in pieces if len(piece)]
+        if not kept:
+            continue
+        if offset == end:
+            joined[-1][1].extend(kept)
+        else:
+            joined.append((offset, kept))
+        end = offset + sum(map(len, kept))
+    return tuple(ShareWrite(number, offset, tuple(pieces)) for offset, pieces in joined)

@@ -1,0 +1,458 @@
+"""Received bytes of one share, verified part by part."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from pipegrid.core import hash_tree, layout, ueb
+from pipegrid.core.hash_tree import BadNode, VerifiedTree, group_end, nodes_to_read
+from pipegrid.core.hashes import HASH_BYTES, MERKLE_NODE, UEB, Buffer
+from pipegrid.core.layout import CHAIN_ENTRY_BYTES, ShareLayout
+from pipegrid.core.params import Geometry
+from pipegrid.core.spans import Spans
+
+# The bytes of one share that were asked for: what is under way, what has come.
+#
+# Only bytes that were asked for are kept, each once, until they are released: so no server can
+# make a reader hold more than it chose to ask. Large pieces are kept by reference and never joined;
+# small ones are copied together, since a thousand tiny buffers cost far more than their bytes.
+
+_SMALL_BYTES = 4096
+"""Below this, a piece is copied: a reference to it might pin a much larger buffer."""
+
+_GATHERED_BYTES = 1 << 16
+"""Small pieces are copied together up to this size."""
+
+
+class ShareBytes:
+    """
+    Part of a share's data, addressed by offset.
+
+    Attributes:
+        end: no byte at or after this offset exists, as far as the server says; None if unknown.
+        keeps: nothing is released; for whoever needs a part twice, and little of the share.
+    """
+
+    __slots__ = ("_asked", "_have", "_pieces", "_starts", "_under_way", "end", "keeps")
+
+    def __init__(self) -> None:
+        self.end: int | None = None
+        self.keeps = False
+        self._asked = Spans()
+        self._under_way = Spans()
+        self._have = Spans()
+        # Sorted and disjoint; piece i begins at share offset _starts[i].
+        self._starts: list[int] = []
+        self._pieces: list[memoryview | bytearray] = []
+
+    def ask(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Mark [start, end) as asked for; return the parts that were not before."""
+        if self.end is not None:
+            end = min(end, self.end)
+        fresh = self._asked.gaps(start, end)
+        for a, b in fresh:
+            self._asked.add(a, b)
+            self._under_way.add(a, b)
+        return fresh
+
+    def forget_asked(self) -> None:
+        """What is under way will not come: it may be asked for again."""
+        for a, b in self._under_way:
+            self._asked.remove(a, b)
+        self._under_way = Spans()
+
+    def put(self, offset: int, data: Buffer) -> None:
+        """
+        Keep those bytes of data that were asked for and did not come before.
+
+        The buffer is kept by reference and must not change any more.
+        """
+        view = memoryview(data).cast("B")
+        if not len(view):
+            return  # a piece without bytes would stand before the one that begins there
+        for start, end in self._under_way.overlap(offset, offset + len(view)):
+            self._under_way.remove(start, end)
+            self._have.add(start, end)
+            self._insert(start, view[start - offset : end - offset])
+
+    def _insert(self, start: int, view: memoryview) -> None:
+        i = bisect_left(self._starts, start)
+        if len(view) >= _SMALL_BYTES:
+            self._starts.insert(i, start)
+            self._pieces.insert(i, view)
+            return
+        if i:
+            before = self._pieces[i - 1]
+            if (
+                isinstance(before, bytearray)
+                and self._starts[i - 1] + len(before) == start
+                and len(before) < _GATHERED_BYTES
+            ):
+                try:
+                    before.extend(view)
+                except BufferError:
+                    pass  # somebody reads it at this moment, so it cannot move
+                else:
+                    return
+        self._starts.insert(i, start)
+        self._pieces.insert(i, bytearray(view))
+
+    def set_end(self, offset: int) -> None:
+        """The share has no bytes at or after offset; do not wait for them."""
+        self.end = offset if self.end is None else min(self.end, offset)
+        for start, end in self._under_way:
+            self._under_way.remove(max(start, self.end), end)
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes have come and were not released."""
+        return self._have.total
+
+    def has(self, start: int, end: int) -> bool:
+        """Say whether all of [start, end) has come and was not released."""
+        return self._have.contains(start, end)
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the parts of [start, end) that have not come, or were released."""
+        return self._have.gaps(start, end)
+
+    def pieces(self, start: int, end: int) -> list[memoryview]:
+        """Return [start, end), all of which must be here, as the pieces it came in."""
+        views = []
+        i = max(0, bisect_right(self._starts, start) - 1)
+        while start < end:
+            at = start - self._starts[i]
+            view = memoryview(self._pieces[i])[at : at + end - start]
+            assert len(view) > 0, "pieces() of bytes that are not here"
+            views.append(view)
+            start += len(view)
+            i += 1
+        return views
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return [start, end), all of which must be here, as one copy: for small parts."""
+        return b"".join(self.pieces(start, end))
+
+    def release(self, start: int, end: int) -> None:
+        """
+        Whoever needed [start, end) is done with it: drop it, also what of it is still to come.
+
+        Another part may claim the same bytes, if a header lies; it can ask for them again.
+        """
+        if self.keeps:
+            return
+        self._asked.remove(start, end)
+        self._under_way.remove(start, end)
+        for a, b in self._have.overlap(start, end):
+            self._have.remove(a, b)
+            self._cut_out(a, b)
+
+    def _cut_out(self, start: int, end: int) -> None:
+        first = max(0, bisect_right(self._starts, start) - 1)
+        last = bisect_left(self._starts, end)
+        starts: list[int] = []
+        pieces: list[memoryview | bytearray] = []
+        for i in range(first, last):
+            piece_start, piece = self._starts[i], self._pieces[i]
+            piece_end = piece_start + len(piece)
+            for a, b in ((piece_start, min(piece_end, start)), (max(piece_start, end), piece_end)):
+                if a < b:
+                    starts.append(a)
+                    pieces.append(memoryview(piece)[a - piece_start : b - piece_start])
+        self._starts[first:last] = starts
+        self._pieces[first:last] = pieces
+
+    def clear(self) -> None:
+        """Drop everything, and take nothing more."""
+        self._under_way = Spans()
+        self._have = Spans()
+        self._starts = []
+        self._pieces = []
+
+
+# What one share has told: its header, its UEB, its leaf of the share hash tree, its two trees.
+#
+# Nothing here is believed before it is proven against hashes that the caller gives. A part that
+# is wrong raises ``BadPart``; what that means for the share is ``fileshares``' business.
+#
+# Source: the format reference, sections 6 and 7.1.
+
+
+class BadPart(Exception):
+    """
+    A part of a share is not what it has to be.
+
+    Attributes:
+        section: the header's name for the part, or ``header``.
+        offset: where in the share data it begins.
+        what: says what is wrong; goes on from "share 3 is damaged: ".
+    """
+
+    def __init__(self, section: str, offset: int, what: str) -> None:
+        super().__init__(what)
+        self.section = section
+        self.offset = offset
+        self.what = what
+
+
+class ForeignUeb(BadPart):
+    """
+    A share's UEB is not the one that the cap names.
+
+    Attributes:
+        packed: what it is.
+    """
+
+    def __init__(self, offset: int, packed: bytes) -> None:
+        super().__init__("uri_extension", offset, "its UEB is not the one that the cap names")
+        self.packed = packed
+
+
+class ShareTree:
+    """One of the trees stored in a share: reads what is needed, proves it on demand."""
+
+    def __init__(self, store: ShareBytes, section: str, offset: int, tree: VerifiedTree) -> None:
+        self._store = store
+        self._section = section
+        self._offset = offset
+        self._tree = tree
+        self._needed_until = 0
+        self._wanted_nodes = Spans()
+        self._awaited: list[tuple[int, int]] = []
+
+    def need(self, first_leaf: int, end_leaf: int, last_leaf: int) -> None:
+        """
+        Leaves [first_leaf, end_leaf) will be asked for, and none before; cheap to repeat.
+
+        Args:
+            last_leaf: no leaf from here on is ever needed.
+        """
+        leaves = self._tree.num_leaves
+        while self._needed_until < end_leaf:
+            start = max(self._needed_until, first_leaf)
+            self._needed_until = min(group_end(leaves, start), last_leaf)
+            self._tree.forget_before(first_leaf)
+            for a, b in nodes_to_read(leaves, start, self._needed_until):
+                self._awaited.extend(self._wanted_nodes.gaps(a, b))
+                self._wanted_nodes.add(a, b)
+
+    def awaited(self) -> list[tuple[int, int]]:
+        """Return the ranges [start, end) of share data that are needed and not here yet."""
+        if self._awaited:
+            self._load()
+        base = self._offset
+        return [(base + a * HASH_BYTES, base + b * HASH_BYTES) for a, b in self._awaited]
+
+    def _load(self) -> None:
+        awaited = []
+        for first, end in self._awaited:
+            a, b = self._offset + first * HASH_BYTES, self._offset + end * HASH_BYTES
+            if self._store.has(a, b):
+                self._tree.offer(first, self._store.read(a, b))
+                self._store.release(a, b)
+            else:
+                awaited.append((first, end))
+        self._awaited = awaited
+
+    def leaf(self, leaf: int) -> bytes | None:
+        """
+        Return a proven leaf, or None if it cannot be proven yet.
+
+        Raises:
+            BadPart: the stored nodes contradict the root.
+        """
+        if self._awaited:
+            self._load()
+        try:
+            return self._tree.leaf(leaf)
+        except BadNode as bad:
+            offset = self._offset + bad.node * HASH_BYTES
+            what = f"its {_TREE_NAMES[self._section]} contradicts its root"
+            raise BadPart(self._section, offset, what) from None
+
+
+_TREE_NAMES = {
+    "block_hashes": "tree of block hashes",
+    "crypttext_hash_tree": "tree of segment hashes",
+}
+
+
+class ShareParts:
+    """
+    One share, as far as it is known.
+
+    Attributes:
+        store: its bytes.
+        layout: its offset table, once the header has come; not authenticated.
+        hint: the geometry that the header suggests; not authenticated either.
+        leaf: its proven leaf of the share hash tree.
+        block_tree: once leaf is known.
+        crypttext_tree: once the UEB is known to the caller, who sets it.
+        available: a server is there to be asked.
+        bad: its blocks are not to be used.
+        bad_segments: those of which its block is wrong.
+        bad_ueb: its copy of the UEB is wrong; its blocks may be right.
+        bad_crypttext_tree: so is its copy of that tree.
+    """
+
+    def __init__(self, share_number: int, guess: Geometry) -> None:
+        self.number = share_number
+        self.store = ShareBytes()
+        self.layout: ShareLayout | None = None
+        self.hint: Geometry = guess
+        self.leaf: bytes | None = None
+        self.block_tree: ShareTree | None = None
+        self.crypttext_tree: ShareTree | None = None
+        self.available = True
+        self.bad = False
+        self.bad_segments: set[int] = set()
+        self.bad_ueb = False
+        self.bad_crypttext_tree = False
+
+    def read_header(self) -> None:
+        """Parse the header if it has come; raises ``BadPart``."""
+        if self.layout is not None or not self.store.has(0, 4):
+            return
+        length = self.header_bytes()
+        if not self.store.has(0, length):
+            return
+        try:
+            self.layout = read_layout(self.store.read(0, length), self.hint.total_shares)
+        except ValueError as error:
+            raise BadPart("header", 0, f"it is {error}") from None
+        self.store.release(0, length)
+        self.hint = suggested_geometry(self.layout, self.hint)
+
+    def header_bytes(self) -> int:
+        """Return how long the header is, as far as can be told."""
+        if self.store.has(0, 4) and self.store.read(0, 4) == b"\0\0\0\2":
+            return layout.MAX_HEADER_BYTES
+        return layout.for_geometry(self.hint).header_bytes
+
+    def ueb_end(self, expected_bytes: int, where: ShareLayout) -> int:
+        """Return where the UEB ends: exactly if its length has come, else as expected."""
+        start = where.uri_extension
+        body = start + where.ueb_length_bytes
+        if self.layout is None or not self.store.has(start, body):
+            return body + expected_bytes
+        return body + parse_ueb_length(self.store.read(start, body), start)
+
+    def read_ueb(self, ueb_hash: bytes) -> bytes | None:
+        """Return the UEB if it has come, checked against its hash; raises ``BadPart``."""
+        if self.layout is None:
+            return None
+        start = self.layout.uri_extension
+        body = start + self.layout.ueb_length_bytes
+        if not self.store.has(start, body):
+            return None
+        end = self.ueb_end(0, self.layout)
+        if not self.store.has(body, end):
+            return None
+        packed = self.store.read(body, end)
+        if UEB.hash(packed) != ueb_hash:
+            raise ForeignUeb(start, packed)
+        return packed
+
+    def read_leaf(self, share_root_hash: bytes, geometry: Geometry) -> None:
+        """Prove the share's leaf if its chain has come, the UEB being known; raises ``BadPart``."""
+        if self.leaf is not None or self.layout is None:
+            return
+        start, end = self.layout.share_hashes, self.layout.uri_extension
+        if not self.store.has(start, end):
+            return
+        chain = self.store.read(start, end)
+        self.leaf = prove_leaf(chain, self.number, self.hint.total_shares, share_root_hash, start)
+        ueb_end = end + self.layout.ueb_length_bytes + ueb.packed_length(geometry)
+        self.store.release(start, ueb_end)
+        tree = VerifiedTree(geometry.num_segments, self.leaf)
+        self.block_tree = ShareTree(self.store, "block_hashes", self.layout.block_hashes, tree)
+
+
+def read_layout(header: bytes, total_shares: int) -> ShareLayout:
+    """
+    Return the offset table, with sane bounds.
+
+    Raises:
+        ValueError: it is not a header, or its offsets are absurd.
+    """
+    parsed = layout.parse_header(header)
+    chain_bytes = parsed.uri_extension - parsed.share_hashes
+    # A cap may speak of fewer shares than there are, by a wrong digit: its own UEB is to tell so.
+    most_entries = max(hash_tree.num_nodes(total_shares), hash_tree.chain_entries(256))
+    if chain_bytes > most_entries * CHAIN_ENTRY_BYTES:
+        raise ValueError("a share whose hash chain has more entries than the tree has nodes")
+    offsets = (parsed.data, parsed.crypttext_hash_tree, parsed.block_hashes, parsed.uri_extension)
+    if max(offsets) > layout.MAX_OFFSET:
+        raise ValueError("a share whose header points past the end of any share")
+    return parsed
+
+
+def suggested_geometry(parsed: ShareLayout, guess: Geometry) -> Geometry:
+    """Return the geometry that a header speaks of, or the guess if it speaks of none."""
+    segment_bytes = parsed.block_bytes * guess.required_shares
+    if not segment_bytes:
+        return guess
+    return Geometry(guess.size, guess.required_shares, guess.total_shares, segment_bytes)
+
+
+def parse_ueb_length(prefix: bytes, offset: int) -> int:
+    """Return the length of the UEB; raises ``BadPart`` if no UEB is so long."""
+    length = int.from_bytes(prefix, "big")
+    if length > ueb.MAX_UEB_BYTES:
+        raise BadPart("uri_extension", offset, f"its UEB claims to be {length} bytes long")
+    return length
+
+
+def prove_leaf(
+    chain: bytes, share_number: int, total_shares: int, share_root_hash: bytes, offset: int
+) -> bytes:
+    """
+    Return the share's own leaf of the share hash tree, proven by its chain.
+
+    Args:
+        chain: the stored entries, in any order: 2 bytes node number, 32 bytes hash.
+        offset: where the chain begins, for the error.
+
+    Raises:
+        BadPart: the leaf or a node on its path is missing, or they do not give the root.
+    """
+    nodes: dict[int, bytes] = {}
+    for at in range(0, len(chain), CHAIN_ENTRY_BYTES):
+        number = int.from_bytes(chain[at : at + 2], "big")
+        if number >= hash_tree.num_nodes(total_shares):
+            what = f"its hash chain names node {number}, which is outside the tree"
+            raise BadPart("share_hashes", offset + at, what)
+        value = chain[at + 2 : at + CHAIN_ENTRY_BYTES]
+        if nodes.setdefault(number, value) != value:
+            what = f"its hash chain gives node {number} twice, differently"
+            raise BadPart("share_hashes", offset + at, what)
+    number = hash_tree.leaf_node(total_shares, share_number)
+    leaf = nodes.get(number)
+    if leaf is None:
+        raise BadPart("share_hashes", offset, "its hash chain lacks its own leaf")
+    value = leaf
+    for sibling in hash_tree.sibling_path(total_shares, share_number):
+        other = nodes.get(sibling)
+        if other is None:
+            raise BadPart("share_hashes", offset, f"its hash chain lacks node {sibling}")
+        pair = (other, value) if sibling & 1 else (value, other)
+        value = MERKLE_NODE.hash_pair(*pair)
+    if value != share_root_hash:
+        raise BadPart("share_hashes", offset, "its hash chain does not lead to the file's root")
+    return leaf
+
+
+def blamed_offset(bad: BadPart, parsed: ShareLayout | None, geometries: list[Geometry]) -> int:
+    """
+    Return the offset of what is most likely damaged: the bad part, or the header that names it.
+
+    Nothing authenticates a header, so if it places a part where no writer would, and the part is
+    not there, it is the header that is wrong.
+    """
+    if parsed is None or bad.section == "header":
+        return bad.offset
+    place = getattr(parsed, bad.section)
+    for geometry in geometries:
+        if getattr(layout.for_geometry(geometry, parsed.version), bad.section) == place:
+            return bad.offset
+    return 0

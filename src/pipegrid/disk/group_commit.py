@@ -1,0 +1,313 @@
+"""
+When a complete share becomes visible: at once, or with others that come at about the same time.
+
+What each policy does, and promises, is said in ``commit``.
+
+**Groups.** A disk takes about as long to sync a hundred small files as one, so ``batch`` commits in groups.
+While one is being committed the next one gathers, and starts when it has finished: under load the groups grow
+by themselves until they match the disk. An idle disk lets the first share wait a few milliseconds for
+company. Size bounds close a group early, so that neither open files nor the wait for one huge share grow
+without end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from twisted.internet.defer import Deferred, execute, maybeDeferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.disk.commit import Commit, CommitOutcome, Committable, Disk, Policy, commit_group
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Ending = CommitOutcome | Failure
+"""How the commit of one share has ended: None if it is as durable as the policy demands."""
+
+BEGIN_BYTES = 2 << 20
+"""
+So much of a share is written before the disk is asked to begin with it. Otherwise it would begin when the
+last byte has come, and the client would wait for all of it: an eighth of a put of 100 MB, measured.
+"""
+
+MAX_BEGINNING = 16
+"""Threads that do so wait for a disk that is busy. What is left out is written when it is synced."""
+
+LINGER_S = 0.003
+MAX_GROUP_SHARES = 64
+MAX_GROUP_BYTES = 64 << 20
+
+
+class ThreadRunner(Protocol):
+    """As much of ``reactor.workers`` as is needed here."""
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        """Fire with what the function returns, or fail with what it raises."""
+
+
+class Written(Protocol):
+    """A share that is being written; ``storage.uploads.incoming_share.IncomingShare`` is one."""
+
+    unsent_bytes: int
+
+    def begin_writing(self) -> None:
+        """Have the disk begin with what was written so far. May take a while, never fails."""
+
+
+class Storable(Committable, Protocol):
+    """
+    A share that several may want to have committed, one after the other.
+
+    Attributes:
+        stored: whether it has been.
+    """
+
+    stored: bool
+
+
+class Grouping(Generic[T]):
+    """
+    Decides when waiting things become a group. Pure: it is told the time, in seconds.
+
+    Invariant: while nothing runs, whatever waits either may be taken now or has a time when it may.
+    """
+
+    def __init__(
+        self,
+        linger_s: float = LINGER_S,
+        max_items: int = MAX_GROUP_SHARES,
+        max_bytes: int = MAX_GROUP_BYTES,
+    ) -> None:
+        self._linger_s = linger_s
+        self._max_items = max_items
+        self._max_bytes = max_bytes
+        self._waiting: deque[tuple[T, int]] = deque()
+        self._waiting_bytes = 0
+        self._since_s = 0.0
+        self._hurry = False
+        self._running = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, item: T, size_bytes: int, now_s: float) -> None:
+        """Let one more wait, of ``size_bytes``; ``now_s`` starts the lingering if it is the first."""
+        if not self._waiting:
+            self._since_s = now_s
+        self._waiting.append((item, size_bytes))
+        self._waiting_bytes += size_bytes
+
+    def hurry(self) -> None:
+        """Close the group that gathers now, as soon as nothing runs."""
+        self._hurry = bool(self._waiting)
+
+    def finished(self) -> None:
+        """The group that ran has come to its end; who waited for it waits no longer."""
+        self._running = False
+        self.hurry()
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Return how long until ``take`` gives something without further events; None for never."""
+        if self._running or not self._waiting:
+            return None
+        full = len(self._waiting) >= self._max_items or self._waiting_bytes >= self._max_bytes
+        if self._hurry or full:
+            return 0.0
+        return max(0.0, self._since_s + self._linger_s - now_s)
+
+    def take(self, now_s: float) -> list[T]:
+        """Return the group to run now, in the order of arrival; nothing if it is not yet time."""
+        if self.wait_s(now_s) != 0.0:
+            return []
+        group: list[T] = []
+        size_bytes = 0
+        while self._waiting and len(group) < self._max_items and size_bytes < self._max_bytes:
+            item, item_bytes = self._waiting.popleft()
+            group.append(item)
+            size_bytes += item_bytes
+        self._waiting_bytes -= size_bytes
+        self._hurry = False
+        self._running = True
+        return group
+
+
+class GroupCommit:
+    """
+    Commits complete shares as a policy demands. Several stores may share one, if their loads come together.
+
+    Args:
+        workers: where blocking calls run; ``none`` renames at once, in the calling thread, since
+            one rename takes less than the way to a thread and back.
+        clock: for the wait for company.
+    """
+
+    def __init__(
+        self,
+        workers: ThreadRunner,
+        clock: IReactorTime,
+        policy: Policy = "batch",
+        disk_calls: Disk | None = None,
+        grouping: Grouping[Storable] | None = None,
+    ) -> None:
+        self.policy = policy
+        self._workers = workers
+        self._clock = clock
+        self._disk = disk_calls
+        self._grouping = Grouping[Storable]() if grouping is None else grouping
+        self._waiters: dict[Storable, list[Callable[[Storable, Ending], None]]] = {}
+        self._beginning: set[Written] = set()
+        self._timer: IDelayedCall | None = None
+        self._idle: list[Deferred[None]] = []
+
+    @property
+    def syncs_unnamed(self) -> bool:
+        """
+        Whether what a file holds that has no name is as durable, once it gets one, as the policy demands.
+
+        One call for the whole file system makes it so. But ``fsync`` of such a file writes nothing to the log
+        of a btrfs, in most kernels: the name, synced next, would come back with an empty file behind it.
+        """
+        if self.policy == "batch":
+            return self._disk_calls().has_one_call
+        return self.policy == "none"
+
+    def commit(self, share: Storable) -> Deferred[None]:
+        """
+        Make a complete share durable and visible; fires when that may be acknowledged.
+
+        Cancelling it gives up waiting; the share is committed all the same. Committing a share that
+        is being committed only waits for it, too.
+
+        Raises:
+            ServerRefused: the disk failed, and the share is not to be counted on.
+            NoSpace: the disk turned out to be full.
+            NoSuchShare: the upload is gone.
+        """
+
+        def ended(_: Storable, outcome: Ending) -> None:
+            if outcome is None:
+                waiting.callback(None)
+            else:
+                waiting.errback(outcome)
+
+        waiting: Deferred[None] = Deferred(lambda _: self._waiters[share].remove(ended))
+        self.commit_each([share], ended)
+        return waiting
+
+    def commit_each(
+        self, shares: Sequence[Storable], ended: Callable[[Storable, Ending], None]
+    ) -> None:
+        """
+        The same for many shares, without a Deferred for each.
+
+        One that has been committed is not done again: somebody else had the same upload, and came first.
+
+        Args:
+            ended: called for each, perhaps before this returns.
+        """
+        new: list[Storable] = []
+        for share in shares:
+            waiting = self._waiters.get(share)
+            if share.stored:
+                ended(share, None)
+            elif waiting is None:
+                self._waiters[share] = [ended]
+                new.append(share)
+            else:
+                waiting.append(ended)
+        if self.policy == "batch":
+            now_s = self._clock.seconds()
+            for share in new:
+                self._grouping.add(share, share.share_bytes, now_s)
+            self._advance()
+        elif self.policy == "strict":
+            for share in new:
+                self._run([share])
+        else:
+            self._settle(new, commit_group(new, "none", self._disk_calls()))
+
+    def written(self, share: Written) -> None:
+        """Note that more of a share has been written, which the disk may begin with."""
+        if share.unsent_bytes < BEGIN_BYTES or self.policy == "none":
+            return
+        if share in self._beginning or len(self._beginning) >= MAX_BEGINNING:
+            return
+        share.unsent_bytes = 0
+        self._beginning.add(share)
+        began = self._workers.run(share.begin_writing)
+        began.addBoth(lambda _: self._beginning.discard(share))
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        """Call a function that syncs what it writes, in a thread; here and now if nothing is synced."""
+        if self.policy == "none":
+            return execute(function, *args, **kwargs)
+        return self._workers.run(function, *args, **kwargs)
+
+    def flush(self) -> Deferred[None]:
+        """Close the group that gathers; fires when everything is committed or has failed."""
+        waiting: Deferred[None] = Deferred(self._idle_remove)
+        self._idle.append(waiting)
+        self._grouping.hurry()
+        self._advance()
+        self._look_idle()
+        return waiting
+
+    def _idle_remove(self, waiting: Deferred[None]) -> None:
+        self._idle.remove(waiting)
+
+    def _disk_calls(self) -> Disk:
+        if self._disk is None:
+            self._disk = Disk()
+        return self._disk
+
+    def _advance(self) -> None:
+        now_s = self._clock.seconds()
+        group = self._grouping.take(now_s)
+        if group:
+            self._run(group)
+            return
+        wait_s = self._grouping.wait_s(now_s)
+        if wait_s is not None and self._timer is None:
+            self._timer = self._clock.callLater(wait_s, self._lingered)
+
+    def _lingered(self) -> None:
+        self._timer = None
+        self._advance()
+
+    def _run(self, group: list[Storable]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        commit = Commit(group, self.policy, self._disk_calls())
+        # They may have been stopped, with the reactor: whoever waits for this group is to hear of it.
+        done: Deferred[Any] = maybeDeferred(self._workers.run, commit.sync_data)
+        done.addCallback(lambda _: commit.publish())
+        done.addCallback(lambda _: self._workers.run(commit.sync_names))
+        done.addCallback(lambda _: commit.outcomes)
+        done.addBoth(self._finished, group)
+
+    def _finished(self, result: list[CommitOutcome] | Failure, group: list[Storable]) -> None:
+        if self.policy == "batch":
+            self._grouping.finished()
+        self._settle(group, result)
+        self._advance()
+        self._look_idle()
+
+    def _settle(self, group: Sequence[Storable], result: list[CommitOutcome] | Failure) -> None:
+        outcomes: Sequence[Ending] = (
+            [result] * len(group) if isinstance(result, Failure) else result
+        )
+        for share, outcome in zip(group, outcomes, strict=True):
+            share.stored = outcome is None
+            for ended in self._waiters.pop(share):
+                ended(share, outcome)
+
+    def _look_idle(self) -> None:
+        if not self._waiters:
+            idle, self._idle = self._idle, []
+            for waiting in idle:
+                waiting.callback(None)

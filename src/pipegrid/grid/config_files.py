@@ -1,0 +1,405 @@
+"""Strict YAML and INI: limits, unknown names."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipegrid.core.text import decode_text
+from pipegrid.disk.safe_open import read_file
+from pipegrid.errors import UsageError
+from pipegrid.grid.client_paths import CONFIG_NAME, TAHOE_CONFIG_NAME
+
+# Whether a configuration says only what somebody reads: a setting with a slip in it would go unnoticed.
+#
+# A name that nobody knows is refused with its file and line, and the name that was probably meant.
+
+KNOWN: Mapping[str, Collection[str] | None] = {
+    "client": {
+        "shares.needed",
+        "shares.total",
+        "shares.happy",
+        "segment_size",
+        "peers.preferred",
+        "force_foolscap",
+        "foolscap_beside",
+        "ask_first",
+        "introducer.furl",
+        "mutable.format",
+    },
+    "grid_managers": None,
+    "local": {"directory", "servers", "durability", "keep_unfinished"},
+    "node": {"nickname", "tub.port", "tub.location"},
+    "storage": {
+        "enabled",
+        "anonymous",
+        "storage_dir",
+        "reserved_space",
+        "readonly",
+        "force_foolscap",
+        "keep_unfinished",
+        "expire.enabled",
+        "expire.mode",
+        "expire.override_lease_duration",
+        "expire.cutoff_date",
+        "expire.immutable",
+        "expire.mutable",
+        "grid_management",
+        "plugins",
+    },
+    "grid_manager_certificates": None,
+}
+"""What ``pipegrid.cfg`` may say: sections, and their settings; None: these have names of the user's own."""
+
+KNOWN_OF_SERVERS = (
+    "nickname",
+    "anonymous-storage-FURL",
+    "anonymous-storage-NURLs",
+    "permutation-seed-base32",
+    "grid-manager-certificates",
+)
+"""What is read of an announcement in ``servers.yaml``, which may say more: other programs read it too."""
+
+_MAX_CONFIG_BYTES = 1 << 20
+_SECTION = re.compile(r"\[(?P<name>[^\]]+)\]")
+_SETTING = re.compile(r"(?P<name>[^\s:=#;\[][^:=]*)[:=]")
+
+
+class SettingsFile(configparser.ConfigParser):
+    """
+    What a configuration says, and in which line.
+
+    Args:
+        path: what it is called in errors.
+        text: all of it.
+        strict: nothing may be said twice.
+
+    Raises:
+        configparser.Error: it makes no sense.
+    """
+
+    def __init__(self, path: Path, text: str, strict: bool) -> None:
+        super().__init__(interpolation=None, strict=strict)
+        self._called = str(path)
+        self.read_string(text, self._called)
+        self._said_in: dict[tuple[str, str], int] = {}
+        self._section_lines: dict[str, int] = {}
+        for number, section, setting in settings_in(text):
+            if setting is None:
+                self._section_lines.setdefault(section, number)
+            else:
+                self._said_in[section, self.optionxform(setting)] = number
+
+    def at(self, section: str, option: str) -> str:
+        """Return how an error about a setting begins: file, line, section and name."""
+        number = self._said_in.get((section, self.optionxform(option)))
+        return f"{self._called}{_line(number)}: [{section}] {option}"
+
+    def at_section(self, section: str) -> str:
+        """Return how an error about a section begins: file and line."""
+        return f"{self._called}{_line(self._section_lines.get(section))}"
+
+
+def _line(number: int | None) -> str:
+    return "" if number is None else f":{number}"
+
+
+def read_config(directory: Path) -> tuple[Path, SettingsFile]:
+    """
+    Return the directory's configuration file, and what is in it.
+
+    Raises:
+        UsageError: there is none, or it cannot be understood.
+    """
+    path = directory / CONFIG_NAME
+    is_tahoe = not path.exists() and (directory / TAHOE_CONFIG_NAME).is_file()
+    if is_tahoe:
+        path = directory / TAHOE_CONFIG_NAME
+    # Tahoe-LAFS lets an option be given twice.
+    try:
+        data = read_file(path, _MAX_CONFIG_BYTES + 1)
+        if len(data) > _MAX_CONFIG_BYTES:
+            raise UsageError(
+                f"{path} is larger than {_MAX_CONFIG_BYTES} bytes; is it the right file?"
+            )
+        text = decode_text(data, str(path))
+        parser = SettingsFile(path, text, strict=not is_tahoe)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"{directory} is not a grid directory: it has no {CONFIG_NAME}; make one with "
+            f"'pipegrid -d {directory} init'"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except configparser.Error as error:
+        raise UsageError(
+            f"cannot understand {path}: {ini_problem(error)}; correct it by hand"
+        ) from error
+    if not is_tahoe:  # of which ``tahoe_settings`` knows
+        check_settings(path, parser, text)
+    return path, parser
+
+
+def check_settings(path: Path, parser: configparser.ConfigParser, text: str) -> None:
+    """
+    Look at every name in a ``pipegrid.cfg``.
+
+    Args:
+        text: the file's, in which lines are counted.
+
+    Raises:
+        UsageError: nobody reads one of them.
+    """
+    for number, section, setting in settings_in(text):
+        where = f"{path}:{number}: "
+        if section not in KNOWN:
+            raise UsageError(
+                f"{where}there is no section [{section}]{closest_name(section, KNOWN)}; correct it by hand"
+            )
+        settings = KNOWN[section]
+        if setting is None or settings is None:
+            continue
+        name = parser.optionxform(setting)
+        if name not in settings:
+            elsewhere = [other for other, names in KNOWN.items() if names and name in names]
+            hint = (
+                f" (it belongs into [{elsewhere[0]}])"
+                if elsewhere
+                else closest_name(name, settings)
+            )
+            raise UsageError(
+                f"{where}[{section}] has no setting {setting}{hint}; correct it by hand"
+            )
+
+
+def settings_in(text: str) -> Iterator[tuple[int, str, str | None]]:
+    """Yield the lines of a configuration that say something: number, section, and setting if it is one."""
+    section = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line[:1].isspace() or line[:1] in ("#", ";"):
+            continue  # it goes on with the value of the setting before, or is a comment
+        if found := _SECTION.match(line):
+            section = found["name"]
+            yield number, section, None
+        elif found := _SETTING.match(line):
+            yield number, section, found["name"].rstrip()
+
+
+def closest_name(name: str, known: Collection[str]) -> str:
+    """Return a hint at the name that was probably meant, in brackets; perhaps nothing."""
+    from difflib import get_close_matches  # only mistakes need it
+
+    lower = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    return f" (did you mean {lower[close[0]]}?)" if close else ""
+
+
+def check_top_level(document: Any, expected: str, data: bytes, name: str) -> None:
+    """
+    Look at the names at the top of a YAML file, of which one is read.
+
+    Raises:
+        UsageError: there is another.
+    """
+    for key in document if isinstance(document, dict) else ():
+        if key != expected:
+            line = line_of(str(key), data)
+            where = f"{name}:{line}" if line else name
+            raise UsageError(
+                f"{where}: {str(key)[:60]!r} is not read (did you mean {expected}?); correct it by hand"
+            )
+
+
+def line_of(key: str, data: bytes) -> int | None:
+    """Return the first line of a YAML file that has this key at its very beginning."""
+    pattern = re.compile(rb"""["']?%b["']?\s*:""" % re.escape(key.encode("utf-8", "replace")))
+    for number, line in enumerate(data.splitlines(), 1):
+        if pattern.match(line):
+            return number
+    return None
+
+
+def near_misses(announcement: Mapping[Any, Any]) -> list[str]:
+    """Return hints at names in a server's announcement that differ from those that are read by a slip."""
+    found = []
+    for key in announcement:
+        if key not in KNOWN_OF_SERVERS:
+            from difflib import get_close_matches
+
+            lower = {known.lower(): known for known in KNOWN_OF_SERVERS}
+            close = get_close_matches(str(key)[:60].lower(), lower, n=1, cutoff=0.9)
+            if close:
+                found.append(f"{str(key)[:60]!r} is not read (did you mean {lower[close[0]]}?)")
+    return found
+
+
+def yaml_problem(error: Exception) -> str:
+    """Return where and what is wrong in a YAML file, as its parser tells it, on one line."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None)
+    if mark is None or not problem:
+        return (str(error).splitlines() or ["no YAML"])[0]
+    hint = " (is it a tab? YAML wants blanks)" if "cannot start any token" in problem else ""
+    return f"line {mark.line + 1}: {problem}{hint}"
+
+
+def ini_problem(error: Exception) -> str:
+    """Return where and what is wrong in an INI file, on one line."""
+    first_line = (str(error).splitlines() or ["no text"])[0].rstrip(".")
+    number = getattr(error, "lineno", None)
+    if number is None and getattr(error, "errors", None):
+        number = error.errors[0][0]  # type: ignore[attr-defined]
+    if number is None:
+        return first_line
+    if isinstance(error, configparser.MissingSectionHeaderError):
+        return f"line {number}: it stands in no [section]"
+    if isinstance(error, configparser.ParsingError):
+        return f"line {number}: it is no setting, which has a name, '=' and a value"
+    if isinstance(error, configparser.DuplicateOptionError):
+        return f"line {number}: [{error.section}] {error.option} is said twice"
+    if isinstance(error, configparser.DuplicateSectionError):
+        return f"line {number}: [{error.section}] is there twice"
+    return f"line {number}: {first_line}"
+
+
+# What a YAML file of the user's says: read by libyaml where PyYAML was built with it, an eighth of the time.
+#
+# **Bounds.** The caller bounds the bytes. Aliases let a few of them stand for more than there is memory for,
+# as soon as somebody copies or prints what they stand for (merge keys, ``<<``, copy at once); so what a file
+# with aliases says is counted as it would be without them. And what is nested some 30 000 deep makes libyaml
+# run out of stack, which ends the process; so where there are brackets or indentation enough for anything
+# like it, the depth is found out first (which takes as long as reading it all).
+
+MAX_NODES = 1_000_000
+"""Of a file with aliases; a server takes a dozen."""
+
+MAX_DEPTH = 100
+"""A servers.yaml has five levels."""
+
+_BRACKETS = 5000
+_INDENTATION = re.compile(rb"[ \t?:-]{1000}")
+
+
+def parse_yaml(data: bytes, name: str) -> Any:
+    """
+    Return what a YAML file of the user's says.
+
+    Args:
+        name: of the file, for errors.
+
+    Raises:
+        UsageError: it is no text, see ``decode_text``, or no YAML, or its aliases stand for too much.
+    """
+    import yaml  # takes long to import
+
+    data = decode_text(data, name).encode("utf-8")
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        if loader is not yaml.SafeLoader and _may_be_deep(data):
+            _check_depth(loader(data))
+        has_aliases = b"*" in data
+        document = yaml.load(data, _bounded(loader) if has_aliases else loader)
+        if has_aliases and _nodes(document, {}) > MAX_NODES:
+            raise ValueError(_TOO_MUCH)
+        if _is_deep(document):
+            raise ValueError(_TOO_DEEP)
+        return document
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise UsageError(
+            f"cannot understand {name}: {yaml_problem(error)}; correct it by hand"
+        ) from error
+
+
+def repeated_keys(data: bytes, key: str) -> list[tuple[str, int]]:
+    """
+    Return what the map under a key at the top has twice, each with the line of the later one, which counts.
+
+    Args:
+        data: of a file that ``parse_yaml`` has read.
+    """
+    import yaml
+
+    repeated = []
+    root: Any = yaml.compose(data, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    for name, entries in root.value if isinstance(root, yaml.MappingNode) else ():
+        if name.value != key or not isinstance(entries, yaml.MappingNode):
+            continue
+        seen: set[str] = set()
+        for each, _ in entries.value:
+            if isinstance(each, yaml.ScalarNode):
+                if each.value in seen:
+                    repeated.append((each.value, each.start_mark.line + 1))
+                seen.add(each.value)
+    return repeated
+
+
+_TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
+_TOO_MUCH = f"its aliases stand for more than {MAX_NODES} values"
+
+
+def _may_be_deep(data: bytes) -> bool:
+    """Whether collections may be nested too deeply."""
+    return data.count(b"[") + data.count(b"{") > _BRACKETS or _INDENTATION.search(data) is not None
+
+
+def _check_depth(parser: Any) -> None:
+    """Read a file's structure alone. Raises ValueError if it is too deep."""
+    from yaml.events import CollectionEndEvent, CollectionStartEvent
+
+    depth = 0
+    while parser.check_event():
+        event = parser.get_event()
+        if isinstance(event, CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise ValueError(_TOO_DEEP)
+        elif isinstance(event, CollectionEndEvent):
+            depth -= 1
+
+
+def _is_deep(document: Any) -> bool:
+    level = [document]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for each in level
+            if isinstance(each, (dict, list))
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return any(isinstance(each, (dict, list)) for each in level)
+
+
+def _bounded(loader: Any) -> Any:
+    """Return a loader that counts what merge keys copy."""
+    from yaml.constructor import ConstructorError
+
+    class Bounded(loader):  # type: ignore[misc]
+        merged = 0
+
+        def flatten_mapping(self, node: Any) -> None:
+            super().flatten_mapping(node)
+            self.merged += len(node.value)
+            if self.merged > MAX_NODES:
+                raise ConstructorError(None, None, _TOO_MUCH, node.start_mark)
+
+    return Bounded
+
+
+def _nodes(value: Any, known: dict[int, int]) -> int:
+    """Return how many values there are, each as often as it is referred to; of a circle, too many."""
+    children: list[Any] = []
+    if isinstance(value, dict):
+        children = [*value.keys(), *value.values()]
+    elif isinstance(value, (list, set)):
+        children = list(value)
+    if not children:
+        return 1
+    if id(value) not in known:
+        known[id(value)] = MAX_NODES + 1  # until it is known: who meets it meanwhile is within it
+        known[id(value)] = 1 + sum(_nodes(each, known) for each in children)
+    return known[id(value)]

@@ -1,0 +1,482 @@
+"""The servers and introducers that a person names: ``servers.yaml`` and ``introducers.yaml``."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.core import base32
+from pipegrid.disk.safe_open import read_file
+from pipegrid.errors import UsageError
+from pipegrid.flow.pipeline import Pipeline
+from pipegrid.flow.window import AutoWindow
+from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
+from pipegrid.grid.config_files import check_top_level, near_misses, parse_yaml, repeated_keys
+from pipegrid.grid.tahoe_settings import CONNECTIONS, RefusedSetting, check_entry
+from pipegrid.transfer.peers import Peer
+from pipegrid.wire import server_address
+from pipegrid.wire.announcements import FURL, NURLS, KnownServer, describe, printable
+from pipegrid.wire.messages import ServerIdentity
+from pipegrid.wire.server_address import Furl, Nurl
+
+if TYPE_CHECKING:
+    from pipegrid.reactor.preconnect import Preconnector
+    from pipegrid.transport.foolscap.client import FoolscapServer
+    from pipegrid.transport.gbs.client import GbsServer
+    from pipegrid.transport.throttle import Throttle
+
+
+# Servers that a client's directory names: ``private/servers.yaml``, in Tahoe-LAFS's own format.
+#
+#     storage:
+#       v0-...:                                  # the server's id; any text
+#         ann:
+#           nickname: some name                  # optional
+#           anonymous-storage-NURLs: [ "pb://...#v=1" ]     # HTTPS; without, Foolscap is spoken
+#           anonymous-storage-FURL: pb://...     # of Tahoe's servers: leases depend on it
+#           permutation-seed-base32: ...         # optional
+#
+# An entry that cannot be used is skipped, and a warning says which and why: one bad line must not take
+# all the others away. The file is the user's; that it is no YAML at all is an error.
+#
+# Source: the format reference, storage protocols, sections 4.3, 5.1 and 6.
+
+WINDOW_MEMORY_BYTES = 40 << 20
+"""
+What is held of messages, towards all servers that a file has shares on. With what coding and TLS hold
+besides, a client stays under 64 MiB (``misc/speedtest/memory.py --rtt-ms 200``). Ten servers get 4 MiB
+each: the limit, and an eighth of it for the message that may go beyond.
+"""
+
+FLIGHT_BYTES = 128 << 20
+"""
+What is unacknowledged, over connections that let go of what the kernel has taken: at 200 ms this carries
+600 MB/s. More brought nothing where ten servers took 300 MB/s; with 44 MiB a put of 100 MB over 100 ms took
+1.9 s instead of 1.4.
+"""
+_LEAST_WINDOW_BYTES = 256 << 10
+_MAX_FILE_BYTES = 16 << 20
+_ENTRY = re.compile(rb"""\bann["']?\s*:""")
+
+
+@attrs.frozen
+class StaticServers:
+    """
+    What ``servers.yaml`` says.
+
+    Attributes:
+        servers: in the order of the file.
+        warnings: a sentence for each entry that was skipped.
+    """
+
+    servers: tuple[KnownServer, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def load_static_servers(directory: Path) -> StaticServers:
+    """
+    Return the servers that a client's directory names; none if it has no such file.
+
+    Raises:
+        UsageError: the file cannot be read, or is not what it should be as a whole.
+    """
+    path = directory / SERVERS_NAME
+    data = read_bounded(path)
+    if data is None:
+        return StaticServers()
+    try:
+        return parse_static_servers(data, str(path))
+    except RefusedSetting:
+        raise
+    except UsageError as error:
+        if CONNECTIONS.encode() not in data:
+            raise
+        # The servers may be announced, too, and then be reached in a way that this forbids.
+        raise RefusedSetting(
+            f"{error}; it may say how servers are to be reached, so nothing was sent"
+        ) from error
+
+
+def parse_static_servers(data: bytes, name: str) -> StaticServers:
+    """
+    Return what the bytes of a ``servers.yaml`` say.
+
+    Args:
+        name: of the file, for errors.
+    """
+    document = parse_yaml(data, name)
+    check_top_level(document, "storage", data, name)
+    storage = {} if document is None else member_of(document, "storage", {})
+    if not isinstance(storage, dict):
+        raise UsageError(f"{name} has no map of servers under 'storage'; correct it by hand")
+    remarks = [
+        remark
+        for server_id, entry in storage.items()  # also of those that are skipped: they may be announced
+        for remark in check_entry(server_id, entry, name)
+    ]
+    seen: dict[Nurl | Furl, str] = {}
+    found = [
+        _server_or_warning(server_id, entry, name, seen) for server_id, entry in storage.items()
+    ]
+    misspelt = [
+        f"{name}: server {str(server_id)[:60]!r}: {hint}"
+        for server_id, entry in storage.items()
+        for hint in near_misses(_announcement(entry))
+    ]
+    # Looking for them takes as long as reading it all: only where more is written than was read.
+    repeated = [
+        f"{name}:{line}: server {server_id[:60]!r} is there twice, and only this one counts; name them apart"
+        for server_id, line in (
+            repeated_keys(data, "storage") if len(_ENTRY.findall(data)) > len(storage) else ()
+        )
+    ]
+    return StaticServers(
+        tuple(each for each in found if isinstance(each, KnownServer)),
+        (*(each for each in found if isinstance(each, str)), *remarks, *misspelt, *repeated),
+    )
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is meant to be a NURL or a fURL."""
+    return text.startswith(("pb://", "pb+tor://"))
+
+
+def addresses_of(text: str, name: str) -> list[tuple[str, str]] | None:
+    """
+    Return the addresses of a file that has one a line, each with where it is; None: it is no such file.
+
+    What ``serve`` prints is such a text. Blank lines, and lines that begin with #, say nothing.
+    """
+    found = [
+        (f"{name}:{number}", line.strip())
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    return found if found and is_address(found[0][1]) else None
+
+
+def servers_of(addresses: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """
+    Return what a ``servers.yaml`` says of servers of which only the addresses are known.
+
+    Addresses with the same secret are one server's: its NURLs, which have one key, and its fURL.
+
+    Args:
+        addresses: each with where it is, for errors.
+
+    Raises:
+        UsageError: one of them is none.
+    """
+    nurls: dict[tuple[bytes, str], list[Nurl]] = {}
+    furls: dict[Furl, None] = {}
+    for where, text in addresses:
+        found = _address(where, text)
+        if isinstance(found, Furl):
+            furls[found] = None
+        else:
+            nurls.setdefault((found.spki_hash, found.swissnum), []).append(found)
+    storage: dict[str, Any] = {}
+    for (spki_hash, swissnum), known in nurls.items():
+        spki = base64.urlsafe_b64encode(spki_hash).rstrip(b"=").decode("ascii")
+        fields: dict[str, Any] = {"nickname": f"{known[0].host}:{known[0].port}"}
+        fields[NURLS] = list(dict.fromkeys(map(str, known)))
+        its = [each for each in furls if each.swissnum == swissnum]
+        if len(its) == 1 and sum(secret == swissnum for _, secret in nurls) == 1:
+            fields[FURL] = str(its[0])
+            del furls[its[0]]
+        storage[f"spki-{spki}"] = {"ann": fields}
+    for each in furls:
+        fields = {"nickname": each.address, FURL: str(each)}
+        storage[f"tub-{base32.encode(each.tub_id)}"] = {"ann": fields}
+    return {"storage": storage}
+
+
+def _address(where: str, text: str) -> Nurl | Furl:
+    try:
+        return (
+            server_address.parse_furl(text)
+            if server_address.is_furl(text)
+            else server_address.parse_nurl(text)
+        )
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _announcement(entry: Any) -> dict[Any, Any]:
+    fields = member_of(entry, "ann", None)
+    return fields if isinstance(fields, dict) else {}
+
+
+@attrs.frozen
+class Windows:
+    """
+    The bounds of the pipeline to one server.
+
+    Attributes:
+        held_bytes: of messages that are still in memory.
+        flight_bytes: unacknowledged, where messages need not stay in memory until they are acknowledged.
+    """
+
+    held_bytes: int
+    flight_bytes: int
+
+    @classmethod
+    def shared_by(cls, servers: int, memory_bytes: int | None = None) -> Windows:
+        """
+        Return the bounds where a file has shares on so many servers.
+
+        Args:
+            memory_bytes: that all data may take here, of which windows get half; None: the usual.
+        """
+        held = WINDOW_MEMORY_BYTES
+        flight = FLIGHT_BYTES
+        if memory_bytes is not None:
+            held = min(held, memory_bytes // 2)
+            flight = min(flight, memory_bytes * 2)
+        held_bytes, flight_bytes = (
+            max(_LEAST_WINDOW_BYTES, total // servers * 8 // 9) for total in (held, flight)
+        )
+        return cls(held_bytes, flight_bytes)
+
+    def pipeline(
+        self, clock: IReactorTime, transport_rtt_s: Callable[[], float | None]
+    ) -> Pipeline:
+        """Return a pipeline to a server whose transport lets go of messages."""
+        window = AutoWindow(maximum_bytes=self.flight_bytes, transport_rtt_s=transport_rtt_s)
+        return Pipeline(window, clock, self.held_bytes)
+
+
+def open_server(
+    reactor: IReactorTime,
+    known: KnownServer,
+    windows: Windows,
+    *,
+    force_foolscap: bool = False,
+    foolscap_beside: bool = False,
+    throttle: Throttle | None = None,
+    ahead: Preconnector | None = None,
+) -> Peer:
+    """
+    Return a peer for a server; nothing is connected yet.
+
+    Args:
+        windows: bounds of its pipeline.
+        force_foolscap: speak Foolscap, whatever else it speaks.
+        foolscap_beside: speak it beside HTTPS where that is better, if it speaks both.
+        throttle: bounds the rate of all bytes to and from all servers.
+        ahead: makes connections already; the server's may be among them.
+
+    Raises:
+        ValueError: no protocol that it speaks is spoken here; the text says why.
+    """
+    if known.nurl is not None and not force_foolscap:
+        beside = known.furl if foolscap_beside else None
+        gbs = _open_gbs(reactor, known, known.nurl, beside, throttle, ahead)
+        address = f"{known.nurl.host}:{known.nurl.port}"
+        return Peer(gbs, windows.pipeline(reactor, lambda: gbs.round_trip_s), "https", address)
+    if known.furl is None:
+        raise ValueError("it speaks HTTPS only, but [client] force_foolscap wants Foolscap")
+    server = _open_foolscap(reactor, known.identity, known.furl, throttle)
+    pipeline = Pipeline(AutoWindow(maximum_bytes=windows.held_bytes), reactor)
+    return Peer(server, pipeline, "foolscap", known.furl.address)
+
+
+# HTTP, TLS and Foolscap take long to import, and an embedded grid needs none of them.
+
+
+def _open_gbs(
+    reactor: IReactorTime,
+    known: KnownServer,
+    address: Nurl,
+    furl: Furl | None,
+    throttle: Throttle | None,
+    ahead: Preconnector | None,
+) -> GbsServer:
+    from pipegrid.transport.gbs.client import GbsServer, endpoints_for_all
+
+    identity = known.identity
+    nurls = (address, *known.other_nurls)
+    endpoints = endpoints_for_all(reactor, nurls, identity.nickname, throttle, ahead)
+    beside = None
+    if furl is not None and furl.leads_to_tcp:
+        beside = partial(_open_foolscap, reactor, identity, furl, throttle, address)
+    return GbsServer(
+        identity,
+        address,
+        endpoints,
+        reactor,
+        bundle_bytes=known.bundle_bytes,
+        open_beside=beside,
+    )
+
+
+def _open_foolscap(
+    reactor: IReactorTime,
+    identity: ServerIdentity,
+    address: Furl,
+    throttle: Throttle | None,
+    beside: Nurl | None = None,
+) -> FoolscapServer:
+    """Return a server that speaks Foolscap; beside HTTPS it is whose key the NURL names, and careful."""
+    from pipegrid.transport.foolscap.client import FoolscapServer, FoolscapSettings
+    from pipegrid.transport.foolscap.link import TubConnector
+
+    settings = FoolscapSettings(close_behind=beside is None)
+    pin = None if beside is None else beside.spki_hash
+    try:
+        return FoolscapServer(identity, TubConnector(address, throttle, pin), reactor, settings)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+
+
+def read_bounded(path: Path) -> bytes | None:
+    """
+    Return a configuration file's bytes, or None if there is none.
+
+    Raises:
+        UsageError: it cannot be read, or is absurdly large.
+    """
+    try:
+        data = read_file(path, _MAX_FILE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise UsageError(f"{path} is larger than {_MAX_FILE_BYTES} bytes; is it the right file?")
+    return data
+
+
+def _server_or_warning(
+    server_id: Any, entry: Any, name: str, seen: dict[Nurl | Furl, str]
+) -> KnownServer | str:
+    """
+    Return what an entry says, or why it is skipped.
+
+    Args:
+        seen: addresses of earlier entries, with their ids; its own are added.
+    """
+    try:
+        fields = member_of(entry, "ann", None)
+        if not isinstance(fields, dict):
+            raise ValueError("it has no map under 'ann'")
+        server = describe(server_id, fields)
+        for address in server.addresses:
+            if address in seen:
+                raise ValueError(same_address(seen[address]))
+        seen.update(dict.fromkeys(server.addresses, server.identity.server_id))
+        return server
+    except ValueError as error:
+        return f"{name}: server {str(server_id)[:60]!r} is skipped: {error}"
+
+
+def same_address(server_id: str) -> str:
+    """Return why a server is skipped that is there already: shares on both would be on one disk."""
+    return f"it has the address of server {server_id[:60]!r}, which counts once"
+
+
+def member_of(value: Any, key: str, default: Any) -> Any:
+    """Return what a map has under a key, or the default; None if it is no map."""
+    return value.get(key, default) if isinstance(value, dict) else None
+
+
+# Introducers that a client's directory names: ``private/introducers.yaml``, in Tahoe-LAFS's own format.
+#
+#     introducers:
+#       my grid:                  # any name of one's own
+#         furl: pb://...
+#
+# A ``tahoe.cfg`` of old has one in ``[client] introducer.furl`` instead. An entry that cannot be used is
+# skipped, and a warning says which and why.
+#
+# Source: the format reference, storage protocols, section 4.3.
+
+MAX_INTRODUCERS = 32
+
+
+@attrs.frozen
+class IntroducerAddress:
+    """An introducer, and what its user calls it."""
+
+    name: str
+    furl: Furl
+
+
+@attrs.frozen
+class Introducers:
+    """
+    Attributes:
+        addresses: in the order of the file.
+        warnings: a sentence for each entry that was skipped.
+    """
+
+    addresses: tuple[IntroducerAddress, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def as_text(self) -> str:
+        """Return the text of a file that names them; JSON is YAML."""
+        entries = {each.name: {"furl": str(each.furl)} for each in self.addresses}
+        return json.dumps({"introducers": entries}, indent=2) + "\n"
+
+
+def load_introducers(directory: Path, old_furl: str | None = None) -> Introducers:
+    """
+    Return the introducers that a directory names; none if there is no such file.
+
+    Args:
+        old_furl: of a configuration of old; it is called ``default``, unless the file has one.
+
+    Raises:
+        UsageError: the file cannot be read, or is not what it should be as a whole.
+    """
+    path = directory / INTRODUCERS_NAME
+    data = read_bounded(path)
+    found = Introducers() if data is None else parse_introducers(data, str(path))
+    if old_furl is None or any(each.name == "default" for each in found.addresses):
+        return found
+    old = _entries({"default": {"furl": old_furl}}, "[client] introducer.furl")
+    return Introducers(found.addresses + old.addresses, found.warnings + old.warnings)
+
+
+def parse_introducers(data: bytes, name: str) -> Introducers:
+    """Return what the bytes of an ``introducers.yaml`` say; ``name`` is the file's, for errors."""
+    document = parse_yaml(data, name)
+    check_top_level(document, "introducers", data, name)
+    introducers = {} if document is None else member_of(document, "introducers", {})
+    if introducers is None and isinstance(document, dict):
+        introducers = {}
+    if not isinstance(introducers, dict):
+        raise UsageError(f"{name} has no map under 'introducers'; correct it by hand")
+    return _entries(introducers, name)
+
+
+def _entries(introducers: Mapping[Any, Any], name: str) -> Introducers:
+    addresses, warnings = [], []
+    for number, (petname, entry) in enumerate(introducers.items()):
+        shown = printable(str(petname))
+        try:
+            if number >= MAX_INTRODUCERS:
+                raise UsageError(f"more than {MAX_INTRODUCERS} are not listened to")
+            text = member_of(entry, "furl", None)
+            if not isinstance(text, str):
+                raise UsageError("it has no text under 'furl'")
+            address = server_address.parse_furl(text.strip())
+            if not address.leads_to_tcp:
+                raise UsageError("its fURL leads to no TCP address, and PipeGrid uses no others")
+            addresses.append(IntroducerAddress(shown, address))
+        except UsageError as error:
+            warnings.append(f"{name}: introducer {shown!r} is skipped: {error}")
+        others = [key for key in entry if key != "furl"] if isinstance(entry, dict) else []
+        warnings += [
+            f"{name}: introducer {shown!r}: {printable(str(key))!r} is not read"
+            for key in others[:8]
+        ]
+    return Introducers(tuple(addresses), tuple(warnings))

@@ -1,0 +1,109 @@
+"""The embedded grid: storage directories served in process, one server each."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+
+from pipegrid.core.hashes import tagged_hash
+from pipegrid.core.placement import permutation_seed
+from pipegrid.disk.group_commit import GroupCommit
+from pipegrid.disk.private_output import keep_private, others_may
+from pipegrid.flow.pipeline import Pipeline
+from pipegrid.grid.client_config import GridConfig, LocalGrid
+from pipegrid.grid.client_paths import CONFIG_NAME
+from pipegrid.reactor.workers import Workers
+from pipegrid.storage.storage_paths import Paths
+from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
+from pipegrid.transfer.peers import Peer
+from pipegrid.transport.local_server import LocalServer
+from pipegrid.wire.messages import ServerIdentity
+
+_WINDOW_BYTES = 1 << 20
+"""A disk has no round trip to fill: one batch in flight while the next is made."""
+
+_DISK_THREADS = 4
+
+_WAITING_JOBS = 1 << 18
+"""
+Reads and writes that may wait for a thread, as requests to servers wait on their connections. Whoever begins
+them has bounds: of 1024 objects that are looked after at once, every one of 256 shares may be read.
+"""
+
+
+@attrs.frozen
+class OpenLocalGrid:
+    """An embedded grid's servers, their stores, the threads that do their disk work, and what is wrong."""
+
+    peers: list[Peer]
+    stores: list[ShareStore]
+    disk_workers: Workers
+    warnings: tuple[str, ...] = ()
+
+    def close(self) -> Deferred[None]:
+        """Stop the threads, let go of all files, and clear away uploads that nobody went on with."""
+        return self.disk_workers.stop().addCallback(lambda _: self._let_go())
+
+    def _let_go(self) -> None:
+        for store in self.stores:
+            store.expire_uploads()  # no server runs all the time and could do it
+            store.close()
+
+
+def lacks(config: GridConfig, storage_index: bytes) -> bool:
+    """Return whether a grid on this machine, which knows no other servers, has no share of a file."""
+    if config.local is None or not config.is_on_this_machine:
+        return False
+    places = (config.local.directory / f"{n:02d}" for n in range(config.local.servers))
+    return not any(os.path.isdir(Paths(each).directory(storage_index)) for each in places)
+
+
+def local_identity(number: int) -> ServerIdentity:
+    """Return who the server of the embedded grid's directory ``number`` is."""
+    server_id = f"local-{number:02d}"
+    lease_seed = tagged_hash(b"pipegrid_local_lease_seed_v1", server_id.encode("ascii"))[:20]
+    return ServerIdentity(server_id, server_id, permutation_seed(server_id), lease_seed)
+
+
+def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
+    """
+    Return servers for every storage directory; nothing on disk is made yet.
+
+    If their directory is in a client's, what others than its owner may do with it is taken from them: the
+    shares of mutable files have in them the secrets that change those.
+    """
+    workers = Workers(reactor, threads=_DISK_THREADS, waiting_limit=_WAITING_JOBS)
+    # One for all, since the shares of a file are complete at the same time: one sync makes the
+    # group durable on every directory of the disk.
+    durability = GroupCommit(workers, IReactorTime(reactor), grid.durability)
+    peers, stores = [], []
+    for number in range(grid.servers):
+        directory = grid.directory / f"{number:02d}"
+        store = ShareStore(
+            directory,
+            clock=time.time,
+            keep_unfinished_s=grid.keep_unfinished_s or KEEP_UNFINISHED_S,
+        )
+        stores.append(store)
+        server = LocalServer(store, local_identity(number), workers, durability)
+        peers.append(Peer(server, Pipeline(_WINDOW_BYTES), "local", str(directory)))
+    return OpenLocalGrid(peers, stores, workers, _made_private(grid.directory))
+
+
+def _made_private(directory: Path) -> tuple[str, ...]:
+    """Return what is to be said of who may read the shares."""
+    if (directory.parent / CONFIG_NAME).exists():
+        why = keep_private(str(directory))
+    else:  # somebody has chosen the place, and perhaps a group
+        why = others_may(str(directory))
+    if why is None:
+        return ()
+    return (
+        f"others may read {directory}, with the secrets that change what is stored there ({why}); "
+        f"run 'chmod go= {directory}', or move it where that works",
+    )

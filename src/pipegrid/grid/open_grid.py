@@ -1,0 +1,315 @@
+"""
+Opening a grid: from what a directory says to servers with their windows, workers, and discovery.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+
+from pipegrid.arguments import check_has, check_kind, check_whole, shown
+from pipegrid.errors import UsageError
+from pipegrid.flow.pipeline import Pipeline
+from pipegrid.flow.window import FixedWindow
+from pipegrid.grid import client_config as configuration
+from pipegrid.grid.client_config import GridConfig, LocalGrid
+from pipegrid.grid.client_paths import (
+    ALIASES_NAME,
+    CATALOGUE_NAME,
+    CONFIG_NAME,
+    INTRODUCERS_NAME,
+    SERVERS_NAME,
+    default_directory,
+    is_configured,
+)
+from pipegrid.grid.configured_servers import Windows, open_server
+from pipegrid.grid.server_registry import ServerRegistry, Warnings
+from pipegrid.reactor.trace import Tracing
+from pipegrid.reactor.workers import CpuWorkers, Workers
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.settings import Limits
+from pipegrid.wire.announcements import KnownServer
+from pipegrid.wire.grid_manager import Certification, certified_by
+
+if TYPE_CHECKING:
+    from pipegrid.grid.discovery import Discovery
+    from pipegrid.grid.embedded_grid import OpenLocalGrid
+    from pipegrid.reactor.preconnect import Preconnector
+
+
+_JOINING = "'pipegrid init NURL...' or 'pipegrid init --introducer FURL'"
+
+
+@attrs.frozen(kw_only=True)
+class Opened:
+    """
+    What a grid works with.
+
+    Attributes:
+        peers: the servers; the list changes as servers are found.
+        created: what to tell the user if an embedded grid was just made, or None.
+        on_close: lets go of what nobody else knows of.
+        members: knows of the servers that cannot be used.
+        discovery: asks introducers; None if there are none.
+    """
+
+    config: GridConfig
+    peers: list[Peer]
+    workers: CpuWorkers
+    created: str | None
+    on_close: Callable[[], Deferred[None]]
+    members: ServerRegistry
+    discovery: Discovery | None
+    warnings: Warnings
+
+
+def open_grid(
+    reactor: IReactorTime,
+    directory: str | os.PathLike[str] | None,
+    tracer: Tracing | None,
+    fixed_window_bytes: int | None,
+    limits: Limits | None = None,
+    ahead: Preconnector | None = None,
+    make: bool = True,
+) -> Opened:
+    """
+    Prepare what a directory configures; nothing is waited for. See ``Grid.open``.
+
+    Raises:
+        UsageError: the directory is not configured, or says something impossible.
+    """
+    if fixed_window_bytes is not None:
+        check_whole(fixed_window_bytes, "window_bytes", least=1)
+    if tracer is not None:
+        check_has(tracer, ("span",), "a tracer", "a Tracer")
+    path, created = _directory_of(directory, make)
+    config = configuration.load(path)
+    introducers = config.introducers.addresses
+    _check_names_servers(config)
+    if not IReactorFromThreads.providedBy(reactor):
+        raise UsageError(f"a grid needs the running reactor, not {shown(reactor)}")
+    opener = _Opener(reactor, config, tracer, fixed_window_bytes, limits or Limits(), ahead)
+    warnings = Warnings(config.warnings)
+    members = ServerRegistry([], opener.open, config.preferred, warnings, opener.certify)
+    for server in config.static.servers:
+        members.add_static(server)
+    local = _open_local(reactor, config.local, members, opener, warnings)
+    if local is not None and limits is not None and limits.bytes_per_s is not None:
+        warnings.add(
+            "an embedded grid sends nothing over a network, so a limit of the rate bounds no disk of it"
+        )
+    if not members.peers and not introducers:
+        raise UsageError(
+            f"{path} names no servers that can be used; "
+            + "".join(f" ({warning})" for warning in warnings()[:1]).strip()
+        )
+    discovery, tub = _discover(reactor, config, members, warnings) if introducers else (None, None)
+
+    async def close() -> None:
+        if ahead is not None:
+            ahead.close()
+        if tub is not None:
+            await tub.stopService()
+        if local is not None:
+            await local.close()
+
+    return Opened(
+        config=config,
+        peers=members.peers,
+        workers=_workers(reactor, tracer),
+        created=created,
+        on_close=lambda: Deferred.fromCoroutine(close()),
+        members=members,
+        discovery=discovery,
+        warnings=warnings,
+    )
+
+
+def _check_names_servers(config: GridConfig) -> None:
+    """
+    Raises:
+        UsageError: a directory names neither servers nor where to hear of them.
+    """
+    if config.local is None and not config.static.servers and not config.introducers.addresses:
+        raise UsageError(
+            f"{config.directory} names no servers that can be used; list some in {SERVERS_NAME},"
+            f" or introducers in {INTRODUCERS_NAME}, or add a [local] section to {CONFIG_NAME}"
+            + "".join(f" ({warning})" for warning in config.warnings[:1])
+        )
+
+
+def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple[Path, str | None]:
+    """
+    Return the client's directory, and what to tell the user if a grid was just made in it.
+
+    Args:
+        directory: None for the user's own.
+
+    Raises:
+        UsageError: nothing is configured there, and no grid may be made, or what is there is another grid's.
+    """
+    if directory is not None:
+        check_kind(directory, (str, os.PathLike), "a client's directory", "a path")
+        return Path(directory), None
+    path = default_directory()
+    if is_configured(path):
+        return path, None
+    _check_is_nobodys(path)
+    if not make:
+        raise UsageError(
+            f"no grid is configured in {path}, so there are no servers to ask; join the grid that has "
+            f"what you look for with {_JOINING}, or name a client's directory with 'pipegrid -d DIR'"
+        )
+    from pipegrid.grid.creation import create_local
+
+    create_local(path, automatic=True)
+    return path, (
+        f"no grid is configured, so an embedded one of {configuration.DEFAULT_SERVERS} "
+        f"storage directories was made in {path}; it is as safe as that disk"
+    )
+
+
+def _check_is_nobodys(path: Path) -> None:
+    """
+    Check that nothing in a directory without a configuration comes from a client of some grid.
+
+    Storage directories beside the servers that it names would take shares that belong on these, all on one
+    disk; and a grid without them would have nothing of what its caps name.
+
+    Raises:
+        UsageError: something does.
+    """
+    if os.path.lexists(path / CONFIG_NAME):  # and is no file, which is said when it is to be made
+        return
+    for name in (SERVERS_NAME, INTRODUCERS_NAME, CATALOGUE_NAME, ALIASES_NAME):
+        if os.path.lexists(path / name):
+            tells = name in (SERVERS_NAME, INTRODUCERS_NAME)
+            how = "'pipegrid init'" if tells else _JOINING
+            raise UsageError(
+                f"no grid is configured in {path}, but its {name} comes from one; join that with "
+                f"{how}, or make a new one on this machine with 'pipegrid init --local'"
+            )
+
+
+class _Opener:
+    """Makes the peers of one grid, each with a window of its own and what watches it."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        config: GridConfig,
+        tracer: Tracing | None,
+        fixed_window_bytes: int | None,
+        limits: Limits,
+        ahead: Preconnector | None,
+    ) -> None:
+        self._reactor = reactor
+        self._tracer = tracer
+        self._fixed_window_bytes = fixed_window_bytes
+        self._force_foolscap = config.force_foolscap
+        self._foolscap_beside = config.foolscap_beside
+        self._ahead = ahead
+        self._managers = config.managers
+        total_shares = config.params.total_shares
+        known = total_shares if config.introducers.addresses else len(config.static.servers) or 1
+        self._windows = Windows.shared_by(min(known, total_shares), limits.memory_bytes)
+        self._throttle = None
+        if limits.bytes_per_s is not None:
+            from pipegrid.transport.throttle import Throttle
+
+            self._throttle = Throttle(reactor, limits.bytes_per_s)
+
+    def open(self, known: KnownServer) -> Peer:
+        """
+        Return a peer for a server; nothing is connected yet.
+
+        Raises:
+            ValueError: no protocol that it speaks is spoken here; the text says why.
+        """
+        peer = open_server(
+            self._reactor,
+            known,
+            self._windows,
+            force_foolscap=self._force_foolscap,
+            foolscap_beside=self._foolscap_beside,
+            throttle=self._throttle,
+            ahead=self._ahead,
+        )
+        self.certify(peer, known)
+        return self.finished(peer)
+
+    def certify(self, peer: Peer, known: KnownServer | None) -> None:
+        """Have a peer be given shares only as long as a grid manager certifies it, if there are managers."""
+        if self._managers:
+            certificates = () if known is None else known.certificates
+            certified = certified_by(peer.identity.server_id, certificates, self._managers)
+            peer.no_uploads = Certification(certified)
+
+    def finished(self, peer: Peer) -> Peer:
+        """Return a peer with what all of them have."""
+        if self._tracer is not None:
+            from pipegrid.grid.request_trace import TracedServer
+
+            peer.server = TracedServer(peer.server, self._tracer)
+        if self._fixed_window_bytes is not None:
+            peer.pipeline = Pipeline(FixedWindow(self._fixed_window_bytes), self._reactor)
+        return peer
+
+
+def _open_local(
+    reactor: Any,
+    grid: LocalGrid | None,
+    members: ServerRegistry,
+    opener: _Opener,
+    warnings: Warnings,
+) -> OpenLocalGrid | None:
+    if grid is None:
+        return None
+    from pipegrid.grid.embedded_grid import open_local  # with all that keeps shares on a disk
+
+    local = open_local(reactor, grid)
+    for peer in local.peers:
+        opener.certify(peer, None)
+    for warning in local.warnings:
+        warnings.add(warning)
+    members.peers += map(opener.finished, local.peers)
+    return local
+
+
+def _discover(
+    reactor: IReactorTime, config: GridConfig, members: ServerRegistry, warnings: Warnings
+) -> tuple[Discovery, Any]:
+    """Begin to ask introducers; returns who does, and the tub that is to be stopped."""
+    # Foolscap takes long to import.
+    from pipegrid.grid.discovery import Discovery
+    from pipegrid.wire.foolscap_broker import make_tub
+    from pipegrid.wire.introducer_protocol import BOUNDS, LOST_AFTER_S
+
+    tub = make_tub(LOST_AFTER_S, BOUNDS)
+    tub.startService()
+    discovery = Discovery(
+        config.introducers.addresses,
+        tub.getReference,
+        reactor,
+        caches=config.caches,
+        found=members.found,
+        warn=warnings.add,
+        nickname=config.nickname,
+        managers=config.managers,
+    )
+    discovery.start()
+    return discovery, tub
+
+
+def _workers(reactor: Any, tracer: Tracing | None) -> CpuWorkers:
+    if tracer is None:
+        return Workers(reactor)
+    from pipegrid.grid.request_trace import TracedWorkers
+
+    return TracedWorkers(Workers(reactor), tracer)

@@ -1,0 +1,303 @@
+"""TLS with a pinned public key."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import attrs
+from twisted.internet.interfaces import IStreamClientEndpoint
+
+from pipegrid.errors import UsageError
+from pipegrid.http11.exchange import WrongServerKey
+from pipegrid.reactor.client_tls import CheckCertificate, ClientTLSEndpoint
+from pipegrid.reactor.tls_context import http_context
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+
+# The usual certificate of a storage server, read without a library.
+#
+# It is in DER, as X.509 wants it, holds an RSA key, and that key has signed it with SHA-2: so Tahoe-LAFS and
+# PipeGrid make them. What is found to be so here is so. Of all other certificates this says nothing
+# (``UnusualCertificate``), and ``cryptography`` has to look: importing that takes longer than the handshake.
+#
+# **Why it is safe to read it twice**, once here and once in OpenSSL, which takes the key for the
+# handshake out of it: DER has one way to write each thing. Only lengths in their shortest form are taken
+# here, each element ends where the one around it does, and the fields come in the order, and with the
+# tags, of RFC 5280; so no two readers can find the key in two places.
+#
+# Source: RFC 5280, section 4.1; RFC 8017, sections 8.2.2 and A.2.4; X.690, section 10.1.
+
+_SEQUENCE, _INTEGER, _BIT_STRING, _VERSION = 0x30, 0x02, 0x03, 0xA0
+_RSA = bytes.fromhex("300d06092a864886f70d0101010500")
+_SIGNED_WITH = {
+    bytes.fromhex("300d06092a864886f70d01010b0500"): "sha256",
+    bytes.fromhex("300d06092a864886f70d01010c0500"): "sha384",
+    bytes.fromhex("300d06092a864886f70d01010d0500"): "sha512",
+}
+_DIGEST_INFO = {
+    "sha256": bytes.fromhex("3031300d060960864801650304020105000420"),
+    "sha384": bytes.fromhex("3041300d060960864801650304020205000430"),
+    "sha512": bytes.fromhex("3051300d060960864801650304020305000440"),
+}
+_KEY_BYTES = range(2048 // 8, 8192 // 8 + 1)  # checking a signature of the largest takes 3 ms
+_LARGEST_EXPONENT = 1 << 32
+
+
+class UnusualCertificate(ValueError):
+    """The certificate is none of those; the text says why."""
+
+
+@attrs.frozen(eq=False)
+class Certificate:
+    """
+    What a certificate says.
+
+    Attributes:
+        signed: the bytes that its signature is for.
+        algorithm: how it was signed, as both places say.
+        key: the SubjectPublicKeyInfo, DER.
+        signature: big-endian.
+        own_issuer: issuer and subject are the same name.
+    """
+
+    signed: bytes
+    algorithm: bytes
+    key: bytes
+    signature: bytes
+    own_issuer: bool
+
+
+def read(der: bytes) -> Certificate:
+    """
+    Return what a certificate says.
+
+    Raises:
+        Unusual: it is not written as usual.
+    """
+    whole = _Elements(der)
+    outer = whole.inside(_SEQUENCE)
+    whole.end()
+    signed = outer.element(_SEQUENCE)
+    algorithm = outer.element(_SEQUENCE)
+    signature = _bits(outer)
+    outer.end()
+    fields = _Elements(signed).inside(_SEQUENCE)
+    if fields.tag() == _VERSION:
+        version = fields.inside(_VERSION)
+        version.element(_INTEGER)
+        version.end()
+    fields.element(_INTEGER)
+    if fields.element(_SEQUENCE) != algorithm:
+        raise UnusualCertificate("it says in two ways how it was signed")
+    issuer = fields.element(_SEQUENCE)
+    fields.element(_SEQUENCE)
+    subject = fields.element(_SEQUENCE)
+    key = fields.element(_SEQUENCE)
+    return Certificate(signed, algorithm, key, signature, issuer == subject)
+
+
+def check_signed_by_itself(certificate: Certificate) -> None:
+    """
+    Return if the key of a certificate has signed it, in the usual way.
+
+    Raises:
+        Unusual: it has not, or in another way.
+    """
+    name = _SIGNED_WITH.get(certificate.algorithm)
+    if name is None or not certificate.own_issuer:
+        raise UnusualCertificate("it is not signed with RSA and SHA-2 by whom it is about")
+    modulus, exponent = _rsa_key(certificate.key)
+    size = (modulus.bit_length() + 7) // 8
+    signature = int.from_bytes(certificate.signature, "big")
+    if (
+        size not in _KEY_BYTES
+        or not modulus & 1
+        or not 3 <= exponent < _LARGEST_EXPONENT
+        or not exponent & 1
+        or len(certificate.signature) != size
+        or signature >= modulus
+    ):
+        raise UnusualCertificate("its key or its signature is of another size than usual")
+    digest = _DIGEST_INFO[name] + hashlib.new(name, certificate.signed).digest()
+    padding = b"\xff" * (size - len(digest) - 3)
+    if (
+        pow(signature, exponent, modulus).to_bytes(size, "big")
+        != b"\0\1" + padding + b"\0" + digest
+    ):
+        raise UnusualCertificate("its signature is not that of its key")
+
+
+def _rsa_key(key: bytes) -> tuple[int, int]:
+    """Return modulus and exponent of a SubjectPublicKeyInfo. Raises Unusual: the key is no RSA key."""
+    info = _Elements(key).inside(_SEQUENCE)
+    if info.element(_SEQUENCE) != _RSA:
+        raise UnusualCertificate("its key is no RSA key")
+    numbers = _Elements(_bits(info))
+    info.end()
+    pair = numbers.inside(_SEQUENCE)
+    numbers.end()
+    modulus, exponent = pair.number(), pair.number()
+    pair.end()
+    return modulus, exponent
+
+
+def _bits(elements: _Elements) -> bytes:
+    """Return the next element's bits, which have to be whole bytes."""
+    inner = elements.content(_BIT_STRING)
+    if inner[:1] != b"\0":
+        raise UnusualCertificate("it has bits that are no bytes")
+    return inner[1:]
+
+
+class _Elements:
+    """Elements of DER, one behind the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def tag(self) -> int:
+        """Return the next element's tag; -1 if there is none."""
+        return self._data[self._at] if self._at < len(self._data) else -1
+
+    def element(self, tag: int) -> bytes:
+        """Take an element, with its tag and length."""
+        return self._take(tag)[0]
+
+    def content(self, tag: int) -> bytes:
+        """Take an element, without its tag and length."""
+        return self._take(tag)[1]
+
+    def inside(self, tag: int) -> _Elements:
+        """Take an element that is made of others."""
+        return _Elements(self.content(tag))
+
+    def number(self) -> int:
+        """Take an integer that is not negative."""
+        data = self.content(_INTEGER)
+        if not data or data[0] & 0x80 or (data[0] == 0 and len(data) > 1 and not data[1] & 0x80):
+            raise UnusualCertificate("it has a number that is not in its shortest form")
+        return int.from_bytes(data, "big")
+
+    def end(self) -> None:
+        """There must be nothing more."""
+        if self._at != len(self._data):
+            raise UnusualCertificate("something stands behind its end")
+
+    def _take(self, tag: int) -> tuple[bytes, bytes]:
+        data, start = self._data, self._at
+        if self.tag() != tag or start + 2 > len(data):
+            raise UnusualCertificate("its fields are not in the usual order")
+        size, at = data[start + 1], start + 2
+        if size & 0x80:
+            digits = data[at : at + (size & 0x7F)]
+            size, at = int.from_bytes(digits, "big"), at + len(digits)
+            # The shortest form, and none so long that it is no certificate.
+            if not 1 <= len(digits) <= 3 or not digits[0] or size < 0x80:
+                raise UnusualCertificate("it has a length that is not in its shortest form")
+        self._at = at + size
+        if self._at > len(data):
+            raise UnusualCertificate("it is cut off")
+        return data[start : self._at], data[at : self._at]
+
+
+# TLS to the owner of one key: who a storage server is.
+#
+# It proves that by owning the key whose hash its address names; its certificate carries no other truth. So
+# nobody's signature but its own is asked for, and neither name nor dates are looked at (they are normally
+# wrong). The check is part of the handshake: with the wrong key it fails before a byte of any request is
+# written.
+#
+# The usual certificate is checked by ``certificates``; ``cryptography`` is imported for others only, and for
+# those that are refused.
+
+PIN_BYTES = 32
+
+
+def pin_endpoint(
+    endpoint: IStreamClientEndpoint,
+    pin: bytes,
+    server: str = "the server",
+    adopt: Callable[[CheckCertificate, IStreamClientEndpoint], IStreamClientEndpoint] | None = None,
+) -> IStreamClientEndpoint:
+    """
+    Put TLS around an endpoint, for whoever owns one key.
+
+    Args:
+        pin: SHA-256 of the DER form of the public key (SubjectPublicKeyInfo), 32 bytes.
+        server: name for the error message.
+        adopt: puts TLS around it instead, given what checks certificates.
+
+    The connection is lost with ``WrongServerKey`` if the key is another one.
+    """
+    if len(pin) != PIN_BYTES:
+        raise UsageError(f"The pin of {server} has {len(pin)} bytes instead of {PIN_BYTES}.")
+
+    def check(der: bytes) -> WrongServerKey | None:
+        return problem_of(der, pin, server)
+
+    if adopt is not None:
+        return adopt(check, endpoint)
+    return ClientTLSEndpoint(http_context(), check, endpoint)
+
+
+def public_key_pin(certificate: x509.Certificate) -> bytes:
+    """The pin of a certificate's key."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    spki = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return sha256(spki).digest()
+
+
+def problem_of(der: bytes, pin: bytes, server: str) -> WrongServerKey | None:
+    """
+    Return why a certificate is not that of a key's owner; None if it is.
+
+    Args:
+        der: the certificate.
+        pin, server: as ``pin_endpoint`` is given them.
+    """
+    try:
+        certificate = read(der)
+        check_signed_by_itself(certificate)
+    except UnusualCertificate:
+        return _second_look(der, pin, server)
+    if hmac.compare_digest(sha256(certificate.key).digest(), pin):
+        return None
+    return _second_look(der, pin, server)
+
+
+def _second_look(der: bytes, pin: bytes, server: str) -> WrongServerKey | None:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        found = x509.load_der_x509_certificate(der)
+        its = public_key_pin(found)
+    except Exception as error:  # whatever a library says of what a server may send
+        why = str(error) or type(error).__name__
+        return _wrong(server, f"The certificate of {server} cannot be understood ({why})")
+    if not hmac.compare_digest(its, pin):
+        what = f"its key hashes to {_text(its)}, not to {_text(pin)}"
+        return _wrong(server, f"{server} is not the server it should be: {what}")
+    try:
+        found.verify_directly_issued_by(found)
+    except (InvalidSignature, ValueError, TypeError):
+        return _wrong(server, f"The certificate of {server} is not signed by its own key")
+    return None
+
+
+def _wrong(server: str, what: str) -> WrongServerKey:
+    return WrongServerKey(f"{what}; nothing was sent to it, check its address.", server)
+
+
+def _text(pin: bytes) -> str:
+    """As addresses of storage servers write it."""
+    return urlsafe_b64encode(pin).decode("ascii").rstrip("=")

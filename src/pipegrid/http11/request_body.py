@@ -1,0 +1,137 @@
+"""
+A request body that an ``IBodyProducer`` writes while it is sent, at the pace of the transport.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.interfaces import IConsumer
+from twisted.python.failure import Failure
+from twisted.web.iweb import UNKNOWN_LENGTH, IBodyProducer
+from zope.interface import implementer
+
+from pipegrid.errors import PipegridError
+from pipegrid.http11.exchange import Exchange, RequestBodyError
+
+
+class BodyWriter(Protocol):
+    """What puts the body on the wire, and has to know how it ended."""
+
+    def write_body(self, pieces: list[bytes]) -> None:
+        """Some more of the body."""
+
+    def body_sent(self, exchange: Exchange) -> None:
+        """All of the exchange's body was given to ``write_body``."""
+
+    def body_failed(self, exchange: Exchange, error: PipegridError) -> None:
+        """The body will never be complete."""
+
+
+@implementer(IConsumer)
+class BodySender:
+    """
+    Stands between a body producer and the writer while that body is sent.
+
+    Holds the producer to the length it named, or frames what it writes as chunks.
+    """
+
+    def __init__(self, writer: BodyWriter, exchange: Exchange, server: str) -> None:
+        producer = exchange.producer
+        assert producer is not None
+        self._writer = writer
+        self._exchange = exchange
+        self._server = server
+        self._producer: IBodyProducer = producer
+        self._chunked = exchange.chunked
+        self._left: int = 0 if self._chunked else int(producer.length)
+        self._working: Deferred[None] | None = None
+        self._over = False
+        self._paused = False
+
+    def start(self) -> None:
+        """Have the body produced; not before the head is written."""
+        if self._over or self._exchange.producer_started:
+            return
+        self._exchange.producer_started = True
+        working = maybeDeferred(self._producer.startProducing, self)
+        self._working = working
+        working.addCallbacks(self._finished, self._failed)
+
+    def write(self, data: bytes) -> None:
+        """For the producer. What it writes beyond its length is not sent."""
+        if self._over or not data:
+            return
+        if self._chunked:
+            self._writer.write_body([b"%x\r\n" % len(data), data, b"\r\n"])
+            return
+        if len(data) > self._left:
+            self._stop_producer()
+            self._give_up(f"it gave more bytes than the {self._producer.length} it named")
+            return
+        self._left -= len(data)
+        self._writer.write_body([data])
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        """Body producers are driven without that."""
+
+    def unregisterProducer(self) -> None:
+        """Do nothing: the Deferred of ``startProducing`` tells when the body has ended."""
+
+    def pause(self) -> None:
+        """The transport is full: pause the producer, if it has started and not ended."""
+        self._paused = True
+        if not self._over and self._exchange.producer_started:
+            self._producer.pauseProducing()
+
+    def resume(self) -> None:
+        """The transport has room: let the producer go on, if it was paused and has not ended."""
+        was_paused, self._paused = self._paused, False
+        if was_paused and not self._over and self._exchange.producer_started:
+            self._producer.resumeProducing()
+
+    def stop(self) -> None:
+        """The rest of the body is of no use."""
+        if not self._over:
+            self._stop_producer()
+
+    def _stop_producer(self) -> None:
+        self._over = True
+        if self._exchange.producer_started:
+            self._producer.stopProducing()
+
+    def _finished(self, _: None) -> None:
+        if self._over:
+            return
+        if self._left:
+            self._give_up(
+                f"it gave {self._left} bytes less than the {self._producer.length} it named"
+            )
+            return
+        self._over = True
+        if self._chunked:
+            self._writer.write_body([b"0\r\n\r\n"])
+        self._writer.body_sent(self._exchange)
+
+    def _failed(self, failure: Failure) -> None:
+        if not self._over:
+            self._give_up(failure.getErrorMessage().rstrip("."))
+
+    def _give_up(self, why: str) -> None:
+        self._over = True
+        self._writer.body_failed(
+            self._exchange,
+            RequestBodyError(
+                f"The source of the body of a {self._exchange.method.decode('latin-1')} to"
+                f" {self._server} failed ({why}); the request was broken off.",
+                self._server,
+            ),
+        )
+
+
+def framing_of(producer: IBodyProducer) -> tuple[bytes, bool]:
+    """Return the header line that says how a body is framed, and whether that is in chunks."""
+    if producer.length is UNKNOWN_LENGTH or producer.length == UNKNOWN_LENGTH:
+        return b"Transfer-Encoding: chunked\r\n", True
+    return b"Content-Length: %d\r\n" % producer.length, False

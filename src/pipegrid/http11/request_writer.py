@@ -1,0 +1,277 @@
+"""
+Puts the requests of a lane on the wire, one behind the other.
+
+**Few segments.** Requests submitted in one turn of the reactor leave in one write: in a call
+made at the end of the turn, or at the end of the read that caused them.
+
+**Back-pressure.** While the transport is full nothing is written: no request begins, a body in memory
+stops after a piece of 112 KiB, a body producer is paused. So nothing piles up, large buffers are
+never joined, and each drain of the transport is a sign of life.
+
+**One at a time.** While a body is being written, nothing else is: bytes of two requests must not mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from zope.interface import implementer
+
+from pipegrid.errors import PipegridError
+from pipegrid.http11.exchange import Exchange
+from pipegrid.http11.request_queue import RequestQueue
+from pipegrid.http11.response_parser import ResponseParser
+from pipegrid.reactor.sockets import Buffer, send_now, socket_of
+
+if TYPE_CHECKING:
+    from pipegrid.http11.request_body import BodySender
+
+PIECE_BYTES = 112 * 1024
+"""Handed to the transport at a time: whole TLS records, and with a request's head not above 128 KiB."""
+
+LARGEST_PIECE_BYTES = 120 * 1024
+"""What is not longer is not cut."""
+
+LIGHT_REQUEST_BYTES = 4096
+"""The answer to a request that is no longer, and has none before it, shows how long the round trip is."""
+
+
+@implementer(IPushProducer)
+class RequestWriter:
+    """
+    The sending half of a connection, and the push producer of its transport.
+
+    Args:
+        progress: called when a request begins to wait for its answer, and whenever bytes were taken.
+        body_failed: called when the rest of a request cannot be had.
+
+    Attributes:
+        enabled: may write; set once the connection is ready, unset when it takes no more.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        lane: RequestQueue,
+        parser: ResponseParser,
+        server: str,
+        continue_timeout_s: float,
+        progress: Callable[[], None],
+        body_failed: Callable[[Exchange, PipegridError], None],
+    ) -> None:
+        self._clock = clock
+        self._lane = lane
+        self._parser = parser
+        self._server = server
+        self._continue_timeout_s = continue_timeout_s
+        self._progress = progress
+        self._body_failed = body_failed
+        self._transport: Any = None
+        self._write_pieces: Callable[[list[Buffer]], None] | None = None
+        self._socket: Any = None
+        self.enabled = False
+        self._full = False
+        self._pumping = False
+        self._call: IDelayedCall | None = None
+        self._pieces: Iterator[Buffer] | None = None
+        self._sender: BodySender | None = None
+        self._continue_call: IDelayedCall | None = None
+
+    def __repr__(self) -> str:
+        body = "producer" if self._sender else "pieces" if self._pieces else "no"
+        return f"<RequestWriter {'full' if self._full else 'free'}, {body} body>"
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether ``pump`` will be called at the end of this turn."""
+        return self._call is not None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the transport has taken all that was begun."""
+        return not (self._full or self._pieces or self._sender)
+
+    def attach(self, transport: Any) -> None:
+        """The connection is made; it is written to once ``enabled``."""
+        self._transport = transport
+        self._write_pieces = getattr(transport, "write_pieces", None)
+        self._socket = socket_of(transport)
+        transport.registerProducer(self, True)
+
+    def detach(self) -> None:
+        """The connection is about to be closed, and is still there."""
+        self._transport.unregisterProducer()
+
+    def schedule(self) -> None:
+        """Write at the end of this turn of the reactor."""
+        if self._call is None and self.enabled:
+            self._call = self._clock.callLater(0, self._scheduled)
+
+    def _scheduled(self) -> None:
+        self._call = None
+        self.pump()
+
+    def pump(self) -> None:
+        """Write all that may be written now, in as few calls as that takes."""
+        if self._pumping:
+            return
+        self._pumping = True
+        now_s = self._clock.seconds()
+        out: list[Buffer] = []
+        size = 0
+        ended: list[Exchange] = []  # long bodies; who is told of it may submit, or cancel, the next
+        try:
+            while self.enabled and not self._full:
+                if self._pieces is not None:
+                    piece = next(self._pieces, None)
+                    if piece is None:
+                        self._pieces = None
+                        ended.append(self._lane.written[-1])
+                        ended[-1].sent = True
+                        continue
+                    out.append(piece)
+                    size += len(piece)
+                elif self._sender is not None:
+                    break  # the producer writes; ``body_sent`` goes on
+                else:
+                    exchange = self._lane.start_next()
+                    if exchange is None:
+                        break
+                    self._begin(exchange, now_s)
+                    out.append(exchange.head)
+                    if exchange.producer is not None:
+                        self._write(out)
+                        out, size = [], 0
+                        self._begin_body(exchange)
+                        continue
+                    if exchange.sent:
+                        out.extend(exchange.body)
+                        size += exchange.request_bytes
+                    else:
+                        size += len(exchange.head)
+                if size >= PIECE_BYTES:
+                    self._write(out)
+                    out, size = [], 0
+            if out:
+                self._write(out)
+        finally:
+            self._pumping = False
+        for exchange in ended:
+            if not exchange.abandoned:
+                exchange.handed_over()
+
+    def _write(self, pieces: list[Buffer]) -> None:
+        if self._write_pieces is not None:
+            self._write_pieces(pieces)
+        elif self._socket is not None:
+            # Now rather than when the reactor has asked the kernel whether it may: three calls less a write.
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            sent = send_now(self._socket, data)
+            if sent < len(data):
+                self._transport.write(bytes(memoryview(data)[sent:]))
+        else:
+            self._transport.writeSequence(
+                [piece if isinstance(piece, bytes) else bytes(piece) for piece in pieces]
+            )
+
+    def _begin(self, exchange: Exchange, now_s: float) -> None:
+        alone = len(self._lane.written) == 1
+        light = alone and exchange.request_bytes <= LIGHT_REQUEST_BYTES
+        exchange.written_s = now_s if light else None
+        if alone:
+            self._progress()
+        self._lane.asked(exchange, now_s)
+        self._parser.expect(exchange.is_head)
+        if exchange.producer is None:
+            if exchange.request_bytes > PIECE_BYTES:
+                self._pieces = _in_pieces(exchange)
+            else:
+                exchange.sent = True  # in a moment, all in one
+
+    def _begin_body(self, exchange: Exchange) -> None:
+        # Storage servers are sent none of these, and what they are needs more of Twisted.
+        from pipegrid.http11.request_body import BodySender
+
+        self._sender = BodySender(self, exchange, self._server)
+        if exchange.expects_continue:
+            self._continue_call = self._clock.callLater(self._continue_timeout_s, self.send_body)
+        else:
+            self._sender.start()
+
+    def send_body(self) -> None:
+        """The body that waits for "100 Continue", if one does, need not wait any longer."""
+        self._stop_waiting()
+        if self._sender is not None:
+            self._sender.start()
+
+    def break_off(self) -> None:
+        """The body that is being written, if one is, will stay incomplete."""
+        self._pieces = None
+        sender, self._sender = self._sender, None
+        self._stop_waiting()
+        if sender is not None:
+            sender.stop()
+
+    def stop(self) -> None:
+        """Nothing will be written any more."""
+        self.enabled = False
+        self.break_off()
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    def _stop_waiting(self) -> None:
+        call, self._continue_call = self._continue_call, None
+        if call is not None and call.active():
+            call.cancel()
+
+    # For the body sender.
+
+    def write_body(self, pieces: list[bytes]) -> None:
+        """Some more of the body."""
+        self._progress()
+        self._transport.writeSequence(pieces)
+
+    def body_sent(self, exchange: Exchange) -> None:
+        """The body is complete: the next request may follow."""
+        exchange.sent = True
+        self._sender = None
+        self.pump()
+
+    def body_failed(self, exchange: Exchange, error: PipegridError) -> None:
+        """The body will never be complete."""
+        self._body_failed(exchange, error)
+
+    # For the transport.
+
+    def pauseProducing(self) -> None:
+        self._full = True
+        if self._sender is not None:
+            self._sender.pause()
+
+    def resumeProducing(self) -> None:
+        self._progress()
+        self._full = False
+        if self._sender is not None:
+            self._sender.resume()
+        self.pump()
+
+    def stopProducing(self) -> None:
+        """connectionLost follows, and says more."""
+
+
+def _in_pieces(exchange: Exchange) -> Iterator[Buffer]:
+    """Yield a body by the piece; no part ends in a crumb, which would be a record, and a call, of its own."""
+    for part in exchange.body:
+        length = len(part)
+        if length <= LARGEST_PIECE_BYTES:
+            yield part
+            continue
+        view = memoryview(part)
+        start = 0
+        while length - start > LARGEST_PIECE_BYTES:
+            yield view[start : start + PIECE_BYTES]
+            start += PIECE_BYTES
+        yield view[start:]

@@ -1,0 +1,389 @@
+"""
+The one connection on which uploads go to a server: in order, without waiting, and once more after a loss.
+
+Allocations and writes leave in the order of the calls, each right behind the one before: that order is what
+makes a put one round trip. Everything sent here can be repeated without harm, because upload secrets are
+derived: the same secret continues what it began, whatever connection it comes on.
+
+**After a loss** all that is unanswered is sent again on a new connection, in its old order. Answers to
+repeated requests can differ from those that were lost (a write that completed its share is "no such upload"
+now), so each answer comes with whether the request may have been carried out before.
+
+**Patience.** It is tried again while the server gets on: it may be lost ``max_losses`` times in a row without
+one answer in between, and be unreachable for ``patience_s`` from the first loss on, with waits that double
+from ``FIRST_WAIT_S``. A server that cannot be reached when nothing was sent yet fails at once: others
+are there to take its place. So does one that is silent for too long, or talks nonsense.
+
+**Bytes that were let go of** cannot be sent again from here. Where the others are, these requests fail with
+``WriteLost`` instead.
+
+**Order.** A connection that takes no more requests (it is closing, or broke off a body that was cancelled)
+keeps its unanswered ones until it is lost. Whatever comes meanwhile waits for that, and goes with them.
+
+**One book.** What is on a connection stands in that one's lane and nowhere else; here stands only what is on
+none, and how many there are in all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.errors import PipegridError, ServerUnreachable, WriteLost
+from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.connection_loss import Loss, Unanswered
+from pipegrid.http11.dialer import Dialer, Endpoints, why_not
+from pipegrid.http11.exchange import (
+    Exchange,
+    RawExchange,
+    RawRequest,
+    RawResponse,
+    RequestNotSent,
+    WrongServerKey,
+    no_connection,
+    not_connected,
+    too_many_waiting,
+)
+from pipegrid.http11.limits import Limits
+from pipegrid.reactor.deferreds import Timer
+
+FIRST_WAIT_S = 0.25
+MAX_WAIT_S = 4.0
+
+Answered = tuple[RawResponse, bool]
+"""An answer, and whether the request may have been carried out before the attempt it answers."""
+
+
+class _Upload:
+    """
+    A request that has no answer yet.
+
+    Attributes:
+        attempt: on a connection, or None.
+        ended: there is an answer, or nobody waits for one any more.
+        maybe_done: an earlier attempt may have reached the server.
+    """
+
+    __slots__ = ("attempt", "ended", "maybe_done", "request", "result")
+
+    def __init__(self, request: RawRequest, cancelled: Callable[[_Upload], None]) -> None:
+        self.request = request
+        self.attempt: _Attempt | None = None
+        self.ended = False
+        self.maybe_done = False
+        self.result: Deferred[Answered] = Deferred(lambda _: cancelled(self))
+
+
+class _Attempt(RawExchange):
+    """A request on one connection; a new one is made for the next."""
+
+    __slots__ = ("_ended", "upload")
+
+    def __init__(
+        self,
+        upload: _Upload,
+        server: str,
+        ended: Callable[[_Upload, RawResponse | PipegridError], None],
+    ) -> None:
+        super().__init__(upload.request, server)
+        self.upload = upload
+        self._ended = ended
+
+    def answered(self, answer: RawResponse) -> None:
+        self._ended(self.upload, answer)
+
+    def gave_up(self, error: PipegridError) -> None:
+        self._ended(self.upload, error)
+
+
+class UploadConnection:
+    """
+    Sends requests to one server in order, over one connection at a time. Also that connection's owner.
+
+    Args:
+        connect: makes the endpoint for one more connection.
+        server: what a person calls it.
+        patience_s, max_losses: see above.
+        crowd_bytes: of many small requests that the server may have before it at once; see ``lane``.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        connect: Endpoints,
+        server: str,
+        limits: Limits,
+        patience_s: float,
+        max_losses: int = 4,
+        crowd_bytes: Callable[[], float] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._crowd_bytes = crowd_bytes
+        self._dialer = Dialer(clock, limits, server, connect)
+        self._server = server
+        self._limits = limits
+        self._patience_s = patience_s
+        self._max_losses = max_losses
+        # On no connection, in order, and behind all that are.
+        self._waiting: dict[_Upload, None] = {}
+        self._unanswered = 0
+        self._connection: PipelinedConnection | None = None
+        self._connecting: Deferred[PipelinedConnection] | None = None
+        self._retry = Timer(clock, self._try_again)
+        self._losses = 0
+        self._lost_at_s: float | None = None
+        self._wait_s = FIRST_WAIT_S
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<UploadConnection {self._unanswered} unanswered on {self._connection}>"
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """The shortest round trip that the present connection has seen, None if it has seen none."""
+        return None if self._connection is None else self._connection.round_trip_s
+
+    @property
+    def last_sign_s(self) -> float:
+        """When the present connection's bytes last came or went, by the clock."""
+        return -math.inf if self._connection is None else self._connection.last_sign_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits for an answer, be it sent or not."""
+        return not self._unanswered
+
+    def request(self, request: RawRequest) -> Deferred[Answered]:
+        """
+        Send a request behind all those before it, as often as it takes; fires with its answer.
+
+        Cancelling takes it back; its buffers are not looked at any more.
+
+        Raises (through the Deferred):
+            ServerUnreachable, ServerTimeout: ``may_have_happened`` says what is known.
+            WriteLost: the connection was lost, and the request's body was let go of.
+            ServerProtocolError: what came is no answer.
+        """
+        upload = _Upload(request, self._cancelled)
+        if self._closed:
+            upload.result.errback(no_connection(self._server, "it was disconnected here"))
+        elif self._unanswered >= self._limits.max_waiting:
+            upload.result.errback(too_many_waiting(self._unanswered, self._server))
+        else:
+            self._unanswered += 1
+            connection = self._connection
+            if connection is not None and connection.open:
+                self._send(upload, connection)
+            else:
+                self._waiting[upload] = None
+                if connection is None and self._connecting is None and not self._retry.is_set:
+                    self._open()
+        return upload.result
+
+    def close(self, reason: Callable[[], PipegridError] | None = None) -> Deferred[None]:
+        """
+        Fail what is unanswered and let the connection go; fires when it is gone.
+
+        Args:
+            reason: makes the error for each; without, it says that it was disconnected here.
+        """
+        self._closed = True
+        self._retry.stop()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        uploads = self._take_waiting()
+        gone = self._dialer.when_gone()
+        connection = self._connection
+        if connection is not None:
+            lost = connection.when_lost()
+            gone.addCallback(lambda _: lost)
+            for exchange in (*connection.lane.written, *connection.lane.queued):
+                if isinstance(exchange, _Attempt) and not exchange.abandoned:
+                    uploads.append(exchange.upload)
+                    exchange.withdraw()
+            self._waiting.clear()  # it may have given some back
+            connection.close()
+        self._fail(
+            uploads, reason or (lambda: no_connection(self._server, "it was disconnected here"))
+        )
+        return gone
+
+    # Connecting.
+
+    def _open(self) -> None:
+        self._connecting = self._dialer.dial(self)
+        self._connecting.addBoth(self._connected)
+
+    def _connected(self, result: PipelinedConnection | Failure) -> None:
+        self._connecting = None
+        if isinstance(result, Failure):
+            self._no_connection(why_not(result))
+        elif self._closed:
+            result.abort("it was disconnected here")
+        else:
+            self._connection = result
+            result.lane.crowd_bytes = self._crowd_bytes
+            for upload in self._take_waiting():
+                self._send(upload, result)
+
+    def _no_connection(self, error: BaseException) -> None:
+        if self._closed or not self._unanswered:
+            return
+        if not isinstance(error, WrongServerKey) and self._retry_later():
+            return
+        self._give_up({}, not_connected(self._server, error))
+
+    def _retry_later(self) -> bool:
+        """Try once more after a while, unless nothing was lost or patience is over."""
+        if self._lost_at_s is None:
+            return False
+        wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, MAX_WAIT_S)
+        if self._clock.seconds() + wait_s - self._lost_at_s > self._patience_s:
+            return False
+        self._retry.set(wait_s)
+        return True
+
+    def _try_again(self) -> None:
+        if self._unanswered:
+            self._open()
+
+    def _send(self, upload: _Upload, connection: PipelinedConnection) -> None:
+        attempt = upload.attempt = _Attempt(upload, self._server, self._ended)
+        connection.submit(attempt)
+
+    # Ends of requests.
+
+    def _ended(self, upload: _Upload, outcome: RawResponse | PipegridError) -> None:
+        upload.attempt = None  # or each would keep the other, and a megabyte of share data
+        if upload.ended:
+            return
+        self._end(upload)
+        if isinstance(outcome, RawResponse):
+            upload.result.callback((outcome, upload.maybe_done))
+        else:
+            upload.result.errback(outcome)
+
+    def _end(self, upload: _Upload) -> None:
+        upload.ended = True
+        self._unanswered -= 1
+
+    def _cancelled(self, upload: _Upload) -> None:
+        if upload.ended:
+            return
+        self._end(upload)
+        self._waiting.pop(upload, None)
+        attempt, upload.attempt = upload.attempt, None
+        if attempt is not None:
+            attempt.withdraw()
+        if not self._unanswered:
+            self._retry.stop()
+
+    def _take_waiting(self) -> list[_Upload]:
+        waiting, self._waiting = list(self._waiting), {}
+        return waiting
+
+    def _put_back(self, unanswered: list[Unanswered]) -> dict[_Upload, PipegridError]:
+        """Take from a connection what it gives back, in front of what waits; returns why for each."""
+        errors: dict[_Upload, PipegridError] = {}
+        for each in unanswered:
+            assert isinstance(each.exchange, _Attempt)
+            upload = each.exchange.upload
+            upload.attempt = None
+            errors[upload] = each.error
+            if not isinstance(each.error, RequestNotSent):
+                upload.maybe_done = True
+        self._waiting = {**dict.fromkeys(errors), **self._waiting}
+        return errors
+
+    def _fail(self, uploads: list[_Upload], error: Callable[[], PipegridError]) -> None:
+        for upload in uploads:
+            self._end(upload)
+            upload.attempt = None
+        for upload in uploads:
+            if not upload.result.called:  # by what the one before has caused
+                upload.result.errback(error())
+
+    def _error_for(self, upload: _Upload, error: PipegridError) -> PipegridError:
+        if not upload.maybe_done or getattr(error, "may_have_happened", False):
+            return error
+        return ServerUnreachable(
+            f"{error} What was sent before may have been carried out.", self._server, True
+        )
+
+    def _reset(self) -> None:
+        self._losses, self._lost_at_s, self._wait_s = 0, None, FIRST_WAIT_S
+
+    # Owner of the connection; see ``http11.connection_loss``.
+
+    def has_room(self, connection: PipelinedConnection) -> None:
+        """The lane's own queue is all there is."""
+
+    def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
+        self._reset()
+
+    def held_up(self, connection: PipelinedConnection) -> None:
+        """Nobody reads these answers slowly."""
+
+    def gave_back(self, unsent: list[Unanswered]) -> None:
+        """They go with all others when the connection is lost; a new one now would overtake it."""
+        self._put_back(unsent)
+
+    def lost(
+        self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
+    ) -> None:
+        """Send what is unanswered once more, or give up."""
+        errors = self._put_back(unanswered)
+        if connection is not self._connection:
+            return  # it came when this was closed
+        self._connection = None
+        if self._closed or not self._unanswered:
+            self._reset()
+        elif loss.garbage or loss.timed_out:
+            self._give_up(errors, no_connection(self._server, loss.reason))
+        else:
+            self._losses += not loss.announced
+            if self._lost_at_s is None:
+                self._lost_at_s = self._clock.seconds()
+            at_once = self._losses <= 1
+            if self._losses > self._max_losses or not (at_once or self._retry_later()):
+                self._give_up(errors, no_connection(self._server, loss.reason))
+                return
+            gone = [upload for upload in self._waiting if upload.request.is_gone]
+            for upload in gone:
+                del self._waiting[upload]
+            if at_once:
+                self._open()
+            self._fail(gone, lambda: self._lost_error(loss.reason))
+
+    def _lost_error(self, why: str) -> WriteLost:
+        return WriteLost(
+            f"The connection to {self._server} was lost under a write ({why}); it may have been carried"
+            " out, and has to be made again.",
+            self._server,
+            True,
+        )
+
+    def _give_up(self, errors: dict[_Upload, PipegridError], otherwise: PipegridError) -> None:
+        uploads = self._take_waiting()
+        self._reset()
+        for upload in uploads:
+            self._end(upload)
+        for upload in uploads:
+            if not upload.result.called:
+                upload.result.errback(self._error_for(upload, errors.get(upload, otherwise)))
+
+    def _check_invariants(self) -> None:
+        """For tests: every unanswered request stands in one place."""
+        lane = () if self._connection is None else self._connection.lane
+        on_it = [
+            each.upload
+            for each in ((*lane.written, *lane.queued) if lane else ())
+            if isinstance(each, _Attempt) and not each.abandoned
+        ]
+        assert len(on_it) + len(self._waiting) == self._unanswered, self
+        assert not set(on_it) & self._waiting.keys(), self
+        assert not any(upload.ended for upload in (*on_it, *self._waiting)), self

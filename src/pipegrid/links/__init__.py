@@ -1,1 +1,0 @@
-"""Emulated links for real connections: latency, bandwidth, loss."""

@@ -1,0 +1,408 @@
+"""One wanted file, checked; list format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from io import BytesIO
+
+from pipegrid.core.text import decode_text
+from pipegrid.errors import PipegridError, UsageError
+from pipegrid.mirror import HIDDEN as HIDDEN
+
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import IO
+
+
+# What is nothing but what is in it, as a named tuple is.
+#
+# Those of ``typing`` take three milliseconds to load, for which a mirror's first request would wait.
+
+
+if TYPE_CHECKING:
+    from typing import Any, ClassVar, TypeVar
+
+    V = TypeVar("V", bound="Value")
+
+
+class Value:
+    """Equal to another of its kind with the same in it. ``__slots__`` names what ``__init__`` takes."""
+
+    __slots__: ClassVar[tuple[str, ...]] = ()
+
+    def _all(self) -> tuple[Any, ...]:
+        return tuple([getattr(self, name) for name in self.__slots__])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self._all() == other._all()
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        said = zip(self.__slots__, self._all(), strict=True)
+        return f"{type(self).__name__}({', '.join(f'{name}={each!r}' for name, each in said)})"
+
+    def replaced(self: V, **changed: Any) -> V:
+        """Return the same, with some of it changed."""
+        said = dict(zip(self.__slots__, self._all(), strict=True))
+        return type(self)(**{**said, **changed})
+
+
+# What a mirror is to hold: paths, sizes, hashes; and which of them are refused before anything is asked.
+#
+# An index is written by strangers. A path that could lead out of the destination, a hash that proves
+# nothing and a size that is none are refused here, once, for every kind of index.
+
+# as ``typing`` has it, which is not to be waited for
+
+
+DIGEST_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64}
+"""The hashes that prove a file, and their lengths; in the order in which they are preferred."""
+
+MAX_PATH_BYTES = 1024
+MAX_NAME_BYTES = 255
+"""Of a part of a path: what file systems hold."""
+
+MAX_DEPTH = 32
+
+MAX_SIZE_BYTES = 1 << 44
+"""16 TiB: no archive has a larger file, and sums of sizes stay far from any limit."""
+
+MAX_UNTOLD_BYTES = 4 << 30
+"""Of a file whose size no index tells."""
+
+_PLAIN_PATH = r"(?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/)*[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*"
+"""What nearly all paths are; they need no closer look, unless they are long."""
+
+
+class BadEntry(PipegridError):
+    """An index asks for something that is not done; the text says what and where."""
+
+
+Skip = Callable[[BadEntry], None]
+"""What is called with the reason for each entry of an index that cannot be used, while the others are."""
+
+
+class MirrorError(PipegridError):
+    """The mirror could not be brought up to date; what is there is still what it was, or better."""
+
+
+class ArchiveFile(Value):
+    """
+    One file.
+
+    Attributes:
+        path: below every mirror's URL and below the destination; parts with ``/`` between them.
+        size: bytes; None if the index does not say, which only those of RPM repositories may.
+        algorithm: of the hash, one of ``DIGEST_BYTES``.
+        digest: of the whole file.
+        remote: where mirrors have it, if that is another path (below one named by its hash, for one).
+    """
+
+    __slots__ = ("algorithm", "digest", "path", "remote", "size")
+
+    def __init__(
+        self, path: str, size: int | None, algorithm: str, digest: bytes, remote: str | None = None
+    ) -> None:
+        self.path = path
+        self.size = size
+        self.algorithm = algorithm
+        self.digest = digest
+        self.remote = remote
+
+
+def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> ArchiveFile:
+    """
+    Check one entry of an index.
+
+    Args:
+        hashes: by name in lower case; bytes, or hex.
+
+    Raises:
+        BadEntry: the path is not one below the destination, the size none, or no hash proves anything.
+    """
+    check_path(path)
+    if size is not None and not 0 <= size <= MAX_SIZE_BYTES:
+        raise BadEntry(f"{quoted(path)} is said to have {size} bytes, which no file has")
+    for algorithm, length in DIGEST_BYTES.items():
+        value = hashes.get(algorithm)
+        if value is None:
+            continue
+        digest = _from_hex(value) if isinstance(value, str) else value
+        if digest is None or len(digest) != length:
+            raise BadEntry(f"the {algorithm} of {quoted(path)} is not one: {quoted(str(value))}")
+        return ArchiveFile(path, size, algorithm, digest)
+    if not hashes:
+        raise BadEntry(f"{quoted(path)} has no hash, so nobody could tell whether it is right")
+    weak = ", ".join(sorted(quoted(name) for name in hashes))
+    raise BadEntry(
+        f"{quoted(path)} has only weaker hashes ({weak}); SHA-256 or better is needed, ask the archive for it"
+    )
+
+
+def most_bytes(file: ArchiveFile) -> int:
+    """Return how many bytes of a file are received at most."""
+    return MAX_UNTOLD_BYTES if file.size is None else file.size
+
+
+def wanted_or_why(
+    path: str, size: int | None, hashes: Mapping[str, bytes | str]
+) -> ArchiveFile | BadEntry:
+    """Return one entry of an index as ``wanted`` does, or why it cannot be one."""
+    try:
+        return wanted(path, size, hashes)
+    except BadEntry as error:
+        return error
+
+
+def check_path(path: str) -> None:
+    """
+    Refuse a path that is not plainly one below a directory.
+
+    Raises: BadEntry: it is empty, absolute, too long or deep, has empty parts, ``.``, ``..``, a NUL or
+        another control character, a backslash, what UTF-8 cannot encode, begins with a blank, or is one of
+        a mirror's own.
+    """
+    plain = len(path) <= MAX_NAME_BYTES and path.count("/") < MAX_DEPTH
+    if plain and _plain_path().fullmatch(path):
+        return
+    try:
+        encoded = path.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadEntry(f"the path {quoted(path)} is not text") from None
+    parts = path.split("/")
+    wrong = None
+    if not path:
+        wrong = "is empty"
+    elif path[0] == "/":
+        wrong = "is absolute"
+    elif len(encoded) > MAX_PATH_BYTES or any(
+        len(part.encode("utf-8")) > MAX_NAME_BYTES for part in parts
+    ):
+        wrong = "is too long"
+    elif len(parts) > MAX_DEPTH:
+        wrong = "is too deep"
+    elif ".." in parts:
+        wrong = "leads out of the mirror"
+    elif "" in parts or "." in parts:
+        wrong = "has an empty part"
+    elif "\\" in path or any(ord(char) < 32 or ord(char) == 127 for char in path):
+        wrong = "has a character that no archive uses"
+    elif path[0].isspace():
+        wrong = "begins with a blank"  # which no list can say
+    elif HIDDEN in map(casefold_path, parts):
+        wrong = "is one of the mirror's own"
+    if wrong is not None:
+        raise BadEntry(f"the path {quoted(path)} {wrong}; the index is not to be trusted")
+
+
+def simplified(path: str) -> str:
+    """Return a path without parts that lead nowhere; all servers take ``pool//./a`` for ``pool/a``."""
+    if "//" not in path and "./" not in path:
+        return path
+    absolute = "/" if path.startswith("/") else ""
+    return absolute + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def casefold_path(path: str) -> str:
+    """
+    Return a path so that two are equal if some file system takes them for one.
+
+    There are some that do not tell upper case from lower, letters from the same composed in another way, or
+    names from such with dots, blanks or characters that nobody sees behind them.
+    """
+    return "/".join(map(_place_of_name, path.split("/")))
+
+
+@lru_cache(maxsize=1024)
+def _place_of_name(name: str) -> str:
+    if not name.isascii():
+        import unicodedata
+
+        composed = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+        name = "".join(each for each in composed if unicodedata.category(each) != "Cf")
+    return name.lower().rstrip(". ")
+
+
+@lru_cache(maxsize=1)
+def _plain_path() -> re.Pattern[str]:
+    import re  # which not all who look need
+
+    return re.compile(_PLAIN_PATH)
+
+
+def quoted(text: str, limit: int = 120) -> str:
+    """Return text of strangers as it may stand in a sentence: quoted, escaped, bounded."""
+    if len(text) > limit:
+        text = text[:limit] + "..."  # in ASCII, or it would be escaped as well
+    return ascii(text)
+
+
+def _from_hex(value: str) -> bytes | None:
+    if len(value) > 2 * max(DIGEST_BYTES.values()) or not value.isascii() or not value.isalnum():
+        return None
+    try:
+        return bytes.fromhex(value)
+    except ValueError:
+        return None
+
+
+# Paths that are one file where the mirror is: on file systems that fold cases, or take names for one
+# otherwise.
+#
+# Two files of an index that are one there cannot both be kept: the second would be given the first one's
+# name. So the second is not fetched, which is said of it, and all else goes on. And what is there may be
+# called in other letters than the index calls it; it is the same file, and no deletion takes it for
+# another one.
+
+# as ``typing`` has it, which is not to be waited for
+
+
+class PathCollisions:
+    """
+    What the files of an index become in one mirror.
+
+    Args:
+        folds: the file system takes some names for one.
+    """
+
+    def __init__(self, folds: bool) -> None:
+        self._folds = folds
+        self._taken: dict[str, ArchiveFile] = {}
+
+    def refusal(self, wanted: ArchiveFile) -> str | None:
+        """Return why a file cannot be kept beside those that were asked about before; None: it can."""
+        if not self._folds:
+            return None
+        other = self._taken.setdefault(casefold_path(wanted.path), wanted)
+        if other.path == wanted.path or other.digest == wanted.digest:
+            return None
+        return (
+            f"where the mirror is, it would be the same file as {quoted(other.path)}, which has other bytes;"
+            " mirror to a file system that tells such names apart"
+        )
+
+
+def kept_first(
+    files: Iterable[ArchiveFile], folds: bool, is_there: Callable[[ArchiveFile], bool]
+) -> Iterator[ArchiveFile]:
+    """
+    Return an iterator of files; of those that are one in a mirror the one that is there comes first.
+
+    An index that is seen may name it.
+
+    Args:
+        is_there: whether a file is there, and right; asked as the files are.
+    """
+    return _kept_first(files, is_there) if folds else iter(files)
+
+
+def _kept_first(
+    files: Iterable[ArchiveFile], is_there: Callable[[ArchiveFile], bool]
+) -> Iterator[ArchiveFile]:
+    together: dict[str, list[ArchiveFile]] = {}
+    for each in files:
+        together.setdefault(casefold_path(each.path), []).append(each)
+    for group in together.values():
+        if len(group) > 1:
+            group.sort(key=lambda each: not is_there(each))
+        yield from group
+
+
+def holder(paths: Iterable[str], folds: bool) -> Callable[[str], bool]:
+    """Return what tells whether a path is one of these, in whatever letters if the file system ``folds``."""
+    if not folds:
+        return frozenset(paths).__contains__
+    places = frozenset(map(casefold_path, paths))
+    return lambda path: casefold_path(path) in places
+
+
+# ``mirror list``: what is wanted, a line a file.
+#
+#     hash in hex, blanks, size in bytes, blanks, path
+#
+# The path is last, relative to each URL and to the destination, and may hold blanks. Empty lines, and lines
+# that begin with ``#``, say nothing. The hash is SHA-256, or by its length SHA-384 or SHA-512.
+
+# as ``typing`` has it, which is not to be waited for
+
+
+MAX_LINE_BYTES = 4096
+_PLAIN_LINE = (
+    rb"([0-9A-Fa-f]{64})[ \t]+([0-9]{1,12})[ \t]+"
+    rb"((?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/){0,30}[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*)\r?\n?"
+)
+"""What nearly all lines are; their paths need no closer look, unless they are long."""
+
+_LINE = r"([0-9A-Fa-f]{64,128})[ \t]+([0-9]{1,16})[ \t]+(\S.*)"
+
+
+def read_list(lines: Iterable[bytes], name: str) -> Iterator[ArchiveFile]:
+    """
+    Yield what the lines of a list name.
+
+    Args:
+        lines: each at most ``MAX_LINE_BYTES`` long, with or without its end.
+        name: of the list, for errors.
+
+    Raises:
+        BadEntry: a line is none of those above, or names a path that is refused.
+    """
+    plain_line, any_line = _patterns()
+    for number, line in enumerate(lines, 1):
+        plain = plain_line.fullmatch(line)
+        if plain is not None and len(plain[3]) <= MAX_NAME_BYTES:
+            digest = bytes.fromhex(plain[1].decode("ascii"))
+            yield ArchiveFile(plain[3].decode("ascii"), int(plain[2]), "sha256", digest)
+            continue
+        if len(line) > MAX_LINE_BYTES:
+            raise BadEntry(f"{name}, line {number}: it is longer than {MAX_LINE_BYTES} bytes")
+        try:
+            text = decode_text(line, name, first_line=number).removesuffix("\n")
+        except UsageError as error:
+            why = str(error).removeprefix(f"{name}:{number}: ")
+            raise BadEntry(f"{name}, line {number}: {why}") from None
+        if not text.strip() or text[0] == "#":
+            continue
+        match = any_line.fullmatch(text)
+        if match is None:
+            raise BadEntry(
+                f"{name}, line {number}: {quoted(text)} is not SHA-256, size and path; give a file a line"
+            )
+        try:
+            algorithm = f"sha{4 * len(match[1])}"
+            yield wanted(match[3], int(match[2]), {algorithm: match[1]})
+        except BadEntry as error:
+            raise BadEntry(f"{name}, line {number}: {error}") from None
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> tuple[re.Pattern[bytes], re.Pattern[str]]:
+    import re  # which takes four milliseconds with these, and not all who look need it
+
+    return re.compile(_PLAIN_LINE), re.compile(_LINE)
+
+
+def list_line(entry: ArchiveFile) -> bytes:
+    """Return the line of a file whose size is known."""
+    return b"%s %d %s\n" % (
+        entry.digest.hex().encode("ascii"),
+        entry.size or 0,
+        entry.path.encode("utf-8"),
+    )
+
+
+def lines_of(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of an open file; one that is too long comes in parts that are."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        yield line
+
+
+def lines_in(text: bytes) -> list[bytes]:
+    """Return the lines of some text, each with its end, but for a last one that has none."""
+    return BytesIO(text).readlines()  # splitlines would take a carriage return for an end, too

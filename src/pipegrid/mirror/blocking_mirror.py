@@ -1,0 +1,329 @@
+"""Archive coroutine without a reactor."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from _socket import SO_ERROR, SOL_SOCKET, socket
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
+
+from pipegrid.disk.commit import Policy
+from pipegrid.mirror.archive_file import MirrorError
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
+from pipegrid.mirror.mirror_http import (
+    LF_ALONE,
+    MAX_HEAD_BYTES,
+    Address,
+    SmallAnswers,
+    SocketCache,
+    UnsupportedResponse,
+    may_be,
+    parse_head,
+    securing,
+    small_request,
+)
+from pipegrid.mirror.mirror_run import MirrorRun
+from pipegrid.mirror.preconnect_mirrors import begin, place_of
+from pipegrid.mirror.scheduler import Report
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.mirror import Mirror, SmallFiles
+
+
+# Small files whose hash nobody knows beforehand, without a reactor: all asked for at once, on one connection.
+#
+# They are what everything begins with, so nothing else is done meanwhile. A mirror that does anything but
+# give them, or say that it has none, is for ``mirror.mirror`` to ask again, which says what is wrong with
+# it; and so is one from which next to nothing comes. One that is merely slow is waited for: asked again,
+# it would begin anew.
+
+STALL_S = 5.0
+PACE_BYTES = 4 << 10
+"""At least so many are to come in any ``STALL_S``; who gives less gives next to nothing."""
+
+MOST_S = 120.0
+"""For all of it, however it comes."""
+
+LOOK_S = 0.1
+"""How often it is looked, while waiting, whether all is to end."""
+
+READ_BYTES = 64 << 10
+MISSING_BYTES = 64 << 10
+"""Of what is said instead of a file that is not there."""
+
+
+REFUSING = frozenset({400, 401, 403, 404, 405, 406, 410, 451})
+"""How servers say that they do not have a file, or do not give it; S3 that may not be listed answers 403."""
+
+
+def fetch_small(
+    address: Address,
+    asked: Sequence[tuple[str, int]],
+    ahead: SocketCache,
+    stopped: Callable[[], bool],
+) -> SmallAnswers:
+    """
+    Return of some files, each with the most bytes that it may have, those that the mirror has.
+
+    Args:
+        ahead: has begun to connect, and is given the connection that was used.
+
+    Raises:
+        OSError, Odd: it does anything else, or takes long; or all is to end.
+    """
+    sock, count = ahead.take(address) or (begin(place_of(*address.place)), 0)
+    asking = _Asking(sock, stopped)
+    try:
+        asking.connect(address)
+        asking.send(b"".join(small_request(address, path) for path, _ in asked))
+        found = asking.answers(asked)
+        for path, answer in found.refused.items():
+            found.refused[path] = f"{address.url} {answer} for {path}"
+    except BaseException:
+        asking.sock.close()
+        raise
+    if asking.closes:
+        asking.sock.close()
+    else:
+        asking.sock.setblocking(False)
+        ahead.give(address, asking.sock, count + len(asked))
+    return found
+
+
+class _Asking:
+    """One connection, for as long as it is waited for."""
+
+    def __init__(self, sock: socket, stopped: Callable[[], bool]) -> None:
+        self.sock: Any = sock
+        self.closes = False
+        self._stopped = stopped
+        self._data = bytearray()
+        self._since_s = time.monotonic()
+        self._until_s = self._since_s + MOST_S
+        self._came_bytes = 0  # since then
+
+    def _check(self, came_bytes: int = 0) -> None:
+        now_s = time.monotonic()
+        self._came_bytes += came_bytes
+        if self._came_bytes >= PACE_BYTES:
+            self._since_s, self._came_bytes = now_s, 0
+        if self._stopped() or now_s > min(self._until_s, self._since_s + STALL_S):
+            raise UnsupportedResponse("it took too long")
+
+    def _wait(self, do: Callable[[], Any]) -> Any:
+        while True:
+            with suppress(TimeoutError):
+                return do()
+            self._check()
+
+    def connect(self, address: Address) -> None:
+        poll = select.poll()
+        poll.register(self.sock, select.POLLOUT)
+        while not poll.poll(LOOK_S * 1000):
+            self._check()
+        failed = self.sock.getsockopt(SOL_SOCKET, SO_ERROR)
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        if address.scheme == "https" and not hasattr(self.sock, "do_handshake"):
+            self.sock = securing(address)(self.sock)
+        self.sock.settimeout(LOOK_S)
+        if address.scheme == "https":
+            self._wait(self.sock.do_handshake)
+
+    def send(self, data: bytes) -> None:
+        if self._wait(lambda: self.sock.send(data)) < len(data):
+            raise UnsupportedResponse("it does not take requests")
+
+    def answers(self, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
+        found = SmallAnswers()
+        for path, most_bytes in asked:
+            if self.closes:
+                raise UnsupportedResponse("it closes after an answer")
+            status, body = self._answer(most_bytes)
+            if status == 200:
+                if not may_be(path, body):
+                    raise UnsupportedResponse("its answers may be mixed up")
+                found[path] = body
+            else:
+                found.refused[path] = f"answers {status}"
+        if self._data:
+            raise UnsupportedResponse("it answers what nobody asked")
+        return found
+
+    def _answer(self, most_bytes: int) -> tuple[int, bytes]:
+        data = self._data
+        while (end := data.find(b"\r\n\r\n")) < 0:
+            if len(data) > MAX_HEAD_BYTES:
+                raise UnsupportedResponse("its heads are too long")
+            if b"\n\n" in data:
+                raise UnsupportedResponse(LF_ALONE)
+            self._read()
+        if end > MAX_HEAD_BYTES:
+            raise UnsupportedResponse("its heads are too long")
+        head = parse_head(bytes(data[:end]))
+        if head.status != 200 and head.status not in REFUSING:
+            raise UnsupportedResponse(f"it answers {head.status}")
+        if head.length > (most_bytes if head.status == 200 else MISSING_BYTES):
+            raise UnsupportedResponse("its answer is too long")
+        after = end + 4 + head.length
+        while len(data) < after:
+            self._read()
+        body = bytes(data[end + 4 : after])
+        del data[:after]
+        self.closes = head.closes
+        return head.status, body
+
+    def _read(self) -> None:
+        got = self._wait(lambda: self.sock.recv(READ_BYTES))
+        if not got:
+            raise UnsupportedResponse("it closed the connection")
+        self._data += got
+        self._check(len(got))
+
+
+# A mirror without a reactor, until one is needed: what is over before a reactor could be loaded needs none.
+#
+# An archive is brought up to date by a coroutine that waits for its mirror. This one does what it is asked
+# before it answers, so that nobody waits, and the coroutine runs from its beginning to its end; if all goes
+# well. What cannot be done so is ``mirror.Mirror``'s, and so is everything from there on: the coroutine
+# stands still until there is one, and never learns of it.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Later:
+    """Awaited by what has to wait for a reactor."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+class BlockingMirror:
+    """
+    As ``mirror.Mirror``, whose methods these are.
+
+    Args:
+        addresses: without proxies.
+        ahead: has begun to connect to them.
+        stopped: whether all of it is to end.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        destination: Destination,
+        doubt: VerifyPolicy,
+        policy: Policy,
+        connections: int,
+        ahead: SocketCache,
+        stopped: Callable[[], bool],
+        progress: Callable[[Report], None] | None = None,
+    ) -> None:
+        self._addresses = addresses
+        self.destination = destination
+        self._doubt = doubt
+        self._policy = policy
+        self._connections = connections
+        self._ahead = ahead
+        self._stopped = stopped
+        self._progress = progress
+        self._mirror: Mirror | None = None
+
+    def go_on(self, mirror: Mirror) -> None:
+        """There is a reactor now, and a mirror on it, with the same destination."""
+        self._mirror = mirror
+
+    async def _late(self) -> Mirror:
+        if self._mirror is None:
+            self._check()
+            await _Later()
+        assert self._mirror is not None
+        return self._mirror
+
+    def _check(self) -> None:
+        if self._stopped():
+            raise MirrorError(
+                f"{self.destination.path}: stopped; the same command can be run again"
+            )
+
+    def is_stopped(self) -> bool:
+        """Return whether all is to end."""
+        return self._stopped() if self._mirror is None else self._mirror.is_stopped()
+
+    @property
+    def count(self) -> int:
+        """How many mirrors there are."""
+        return len(self._addresses)
+
+    def url(self, number: int) -> str:
+        """Return that of a mirror."""
+        return self._addresses[number].url
+
+    def small_files(self, number: int) -> _EarlySmallFiles:
+        return _EarlySmallFiles(lambda asked: self._small(number, asked))
+
+    async def _small(self, number: int, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
+        if self._mirror is None:
+            self._check()
+            try:
+                return fetch_small(self._addresses[number], asked, self._ahead, self._stopped)
+            except (OSError, UnsupportedResponse):
+                pass
+        files: SmallFiles = (await self._late()).small_files(number)
+        return await files.fetch_all(asked)
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._mirror is not None:
+            return await self._mirror.run(function, *args, **kwargs)
+        self._check()
+        return function(*args, **kwargs)
+
+    async def sync(
+        self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
+    ) -> Report:
+        """See ``Mirror``; nothing here is a dry run."""
+        if self._mirror is not None:
+            return await self._mirror.sync(files, staged=staged, always=always)
+        self._check()
+        work = MirrorRun(self.destination, self._addresses, self._doubt, staged)
+        if work.sprint(
+            files,
+            self._policy,
+            self._connections,
+            self._stopped,
+            self._progress,
+            ahead=self._ahead,
+        ):
+            work.finish()
+            return work.sum_up()
+        return await (await self._late()).finish(work)
+
+    async def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> list[str]:
+        return await self.run(self.destination.delete_others, paths, dry_run)
+
+
+class _EarlySmallFiles:
+    """Stands for ``mirror.SmallFiles``, of which archives use ``fetch_all`` alone."""
+
+    def __init__(
+        self, fetch_all: Callable[[Sequence[tuple[str, int]]], Awaitable[SmallAnswers]]
+    ) -> None:
+        self.fetch_all = fetch_all
+
+
+def begin_early(work: Coroutine[Any, Any, T]) -> list[T] | None:
+    """Run what stands on an ``BlockingMirror``; returns its result, or None: it needs a reactor to go on."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return [done.value]
+    return None
+
+
+AnyMirror: TypeAlias = "Mirror | BlockingMirror"
+"""What an archive stands on."""

@@ -1,0 +1,258 @@
+"""Decompression of indexes (gzip, xz, zstd, bzip2) within a bound of bytes and memory."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from io import SEEK_END, FileIO
+from typing import Any
+
+from pipegrid.errors import PipegridError
+from pipegrid.mirror.archive_file import BadEntry
+
+# What is in a packed file, by the piece, and in bounded memory.
+
+CHUNK_BYTES = 1 << 20
+MAX_XZ_MEMORY_BYTES = 128 << 20
+MAX_ZSTD_WINDOW_BYTES = 128 << 20
+_RUN = 1  # a kind of block: one byte, so many times
+_HAS_CHECKSUM = 4
+_LEAST_BYTES = 8  # of a frame
+
+
+class PatchError(PipegridError):
+    """A patch is damaged, or not for this index; the text says which and where. The full index is needed."""
+
+
+def unpacked(path: str) -> Iterator[bytes]:
+    """
+    Yield the bytes of a file, unpacked if it is packed (gzip, xz, bzip2, zstandard), by the piece.
+
+    Raises:
+        PatchError: it is damaged, or cut off.
+    """
+    with open(path, "rb", buffering=0) as file, _reading(path):
+        parts = _parts(file, path)
+        if parts is not None:
+            yield from parts
+            return
+        while data := file.read(CHUNK_BYTES):
+            yield data
+
+
+class Unpacking:
+    """
+    The same, read into memory of the caller's.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = FileIO(path, "rb")
+        with _reading(path):
+            self._parts = _parts(self._file, path)
+
+    def read_into(self, page: bytearray) -> int:
+        """
+        Fill a page of ``CHUNK_BYTES``, or some of it; returns how many bytes, 0 at the end.
+
+        Raises:
+            PatchError: the file is damaged, or cut off.
+            OSError: it cannot be read; the error has its name.
+        """
+        if self._parts is None:
+            with _reading(self._path):
+                return self._file.readinto(page)
+        part = next(self._parts, b"")
+        page[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Give errors of the disk the name of what was read, so that they are not taken for others."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
+
+
+def _parts(file: FileIO, path: str) -> Iterator[bytes] | None:
+    """Return what is in a packed file; None: it is not packed, and stands at its beginning."""
+    head = file.read(6) or b""
+    file.seek(0)
+    if head[:4] == b"\x28\xb5\x2f\xfd" or _is_skippable(head):  # pzstd begins with such a frame
+        return _unpacked_zstandard(file, path)
+    kind = _kind(head)
+    return None if kind is None else _unpacked(file, path, kind)
+
+
+def _unpacked(file: FileIO, path: str, kind: Callable[[], Any]) -> Iterator[bytes]:
+    """
+    Yield what is in one packed file or several, one behind the other: gzip, xz and bzip2 take that for one.
+
+    Programs that pack with several processors, as pbzip2, make such files. Zeros may stand between and after.
+    """
+    unpacker, between, rest = kind(), False, b""
+    try:
+        while data := rest or file.read(64 << 10):
+            rest = b""
+            if between:
+                data = data.lstrip(b"\0")
+                if not data:
+                    continue
+                unpacker, between = kind(), False
+            while True:
+                part = unpacker.decompress(data, CHUNK_BYTES)
+                if part:
+                    yield part
+                if unpacker.eof or unpacker.needs_input:
+                    break
+                data = b""
+            if unpacker.eof:
+                rest, between = unpacker.unused_data, True
+    except (OSError, lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
+        raise PatchError(f"{path} is damaged: {error}") from error
+    if not between:
+        raise PatchError(f"{path} is cut off")
+
+
+def _unpacked_zstandard(file: FileIO, path: str) -> Iterator[bytes]:
+    import zstandard
+
+    # Its objects unpack all that they are given at once, however much that is; its reader does not.
+    unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
+    reader = unpacker.stream_reader(file, read_across_frames=True)
+    try:
+        while data := reader.read(CHUNK_BYTES):
+            yield data
+    except zstandard.ZstdError as error:
+        raise PatchError(f"{path} is damaged: {error}") from error
+    if not _ends_whole(file):  # of which its reader says nothing
+        raise PatchError(f"{path} is cut off")
+
+
+def _ends_whole(file: FileIO) -> bool:
+    """
+    Return whether the last frame of a file of zstandard, whose frames are frames, has its end.
+
+    Source: RFC 8878, 3.1.
+    """
+    size = file.seek(0, SEEK_END)
+    at = file.seek(0)
+    with open(file.fileno(), "rb", closefd=False) as buffered:
+        while at < size:
+            head = buffered.read(_LEAST_BYTES)
+            if len(head) < _LEAST_BYTES:
+                return False
+            is_skippable = _is_skippable(head)
+            at += 8 + int.from_bytes(head[4:8], "little") if is_skippable else _header_bytes(head)
+            is_last = is_skippable
+            while not is_last and at < size:
+                buffered.seek(at)
+                block = int.from_bytes(buffered.read(3), "little")
+                is_last = bool(block & 1)
+                at += 3 + (1 if block >> 1 & 3 == _RUN else block >> 3)
+            if not is_last:
+                return False
+            if not is_skippable and head[4] & _HAS_CHECKSUM:
+                at += 4
+            buffered.seek(at)
+    return at == size
+
+
+def _is_skippable(head: bytes) -> bool:
+    return head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5
+
+
+def _header_bytes(head: bytes) -> int:
+    """Return how long the header of a frame is, with what tells that it is one."""
+    flags = head[4]
+    is_single = flags >> 5 & 1
+    content = (is_single, 2, 4, 8)[flags >> 6]
+    return 5 + (1 - is_single) + (0, 1, 2, 4)[flags & 3] + content
+
+
+class _Gzip:
+    """zlib's decompressor with the others' manners."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(31)
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        part = self._zlib.decompress(self._zlib.unconsumed_tail + data, most)
+        self.needs_input = not self._zlib.unconsumed_tail
+        return part
+
+
+def _kind(head: bytes) -> Callable[[], Any] | None:
+    """Return what makes an unpacker for a file that begins so; None: it is not packed."""
+    if head[:2] == b"\x1f\x8b":
+        return _Gzip
+    if head[:6] == b"\xfd7zXZ\0":
+        return partial(lzma.LZMADecompressor, memlimit=MAX_XZ_MEMORY_BYTES)
+    if head[:3] == b"BZh":
+        return bz2.BZ2Decompressor
+    return None
+
+
+# How much an index may hold, be it a Debian archive's or an RPM repository's, and what is in it.
+
+MAX_INDEX_BYTES = 4 << 30
+"""Packed or unpacked; the largest known has a quarter of a gigabyte."""
+
+
+def check_index_bytes(name: str, size: int) -> None:
+    """
+    Make sure that a size which is said of an index is one that an index may have.
+
+    Raises:
+        BadEntry: it is not.
+    """
+    if size > MAX_INDEX_BYTES:
+        raise BadEntry(f"{name} is said to have {size} bytes, which no index has")
+
+
+def index_blocks(path: str, name: str, size: int | None) -> Iterator[bytes]:
+    """
+    Yield what is in an index, unpacked, and no more than it should have.
+
+    Args:
+        path: of the file.
+        name: of the index, for errors.
+        size: unpacked, in bytes, as it is told; None: it is not.
+
+    Raises:
+        BadEntry: it has more, or cannot be read.
+    """
+    most = MAX_INDEX_BYTES if size is None else size
+    found = 0
+    try:
+        for block in unpacked(path):
+            found += len(block)
+            if found > most:
+                raise BadEntry(f"{name} has more than {most} bytes, unpacked; it is not used")
+            yield block
+    except PatchError as error:
+        raise BadEntry(f"the index {name} cannot be read: {error}") from error

@@ -1,0 +1,391 @@
+"""
+One connection of a sprint: requests written behind one another, answers taken where they were received.
+
+Only what goes well is understood here: ``HTTP/1.1``, a length that is told, a connection that stays open. All
+else is an ``UnsupportedResponse`` answer, or a refusal, and somebody else's business. That an answer was
+cut out wrongly would show in its hash.
+
+Answers are cut out of the pages into which the socket is read, and are not copied, unless they end in another
+page than they began in.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+from _socket import SO_ERROR, SOL_SOCKET, socket
+from collections import deque
+from collections.abc import Callable
+
+from pipegrid.mirror.archive_file import MAX_UNTOLD_BYTES
+from pipegrid.mirror.file_store import PAGE_BYTES, Page
+from pipegrid.mirror.mirror_http import (
+    LF_ALONE,
+    MAX_HEAD_BYTES,
+    USUAL_HEAD,
+    Head,
+    UnsupportedResponse,
+    judge,
+    parse_head,
+)
+from pipegrid.mirror.scheduler import FetchJob
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    from pipegrid.mirror.file_store import IncomingFile, SprintStore
+
+    class SprintRunner(Protocol):
+        """What a connection tells whoever runs it."""
+
+        @property
+        def store(self) -> SprintStore:
+            """Where what comes is stored."""
+
+        def refused(
+            self, connection: Connection, errand: FetchJob, reason: str, wrong: bool
+        ) -> None:
+            """
+            The mirror lacks the file, or has it wrong.
+
+            Raises:
+                Lost: nothing more on this connection can be believed.
+            """
+
+        def not_now(self, connection: Connection, errand: FetchJob, reason: str) -> None:
+            """The mirror is not to be asked for a while."""
+
+        def unwanted(self, connection: Connection, errand: FetchJob) -> None:
+            """Another mirror was quicker, so nothing of the answer is stored."""
+
+
+SKIPPED_BYTES = 64 << 10
+"""Of an answer that is not wanted are read, to save the connection."""
+
+GATHERED_BYTES = 128 << 10
+"""A file that is no longer is gathered, and stored at once; a longer one by the page, in a thread."""
+
+_BLOCKED = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS, errno.EINTR})
+
+
+class Lost(Exception):
+    """
+    The connection is over; the text is a clause.
+
+    Attributes:
+        announced: the server had said so.
+        ours: it was ended here; neither counts against the mirror.
+    """
+
+    def __init__(self, reason: str, announced: bool = False, ours: bool = False) -> None:
+        super().__init__(reason)
+        self.announced = announced
+        self.ours = ours
+
+
+class Connection:
+    """
+    Args:
+        mirror: its number in the plan.
+        sock: not blocking; it may be connecting still.
+        secure: makes TLS of a socket that is connected; None: it is not wanted, or was done.
+        count: how many files were asked for on it, and given, before.
+
+    Attributes:
+        asked: what is to be answered, in this order.
+        owed_bytes: of the files among them, and of the one that is being received.
+        count: how many were asked for in all; ``answered``: and were answered.
+        last_s: when something was received, or asked while nothing was owed.
+        received_bytes: of files, in all.
+        pipelined: it has had two requests at a time.
+    """
+
+    def __init__(
+        self,
+        runner: SprintRunner,
+        mirror: int,
+        sock: socket,
+        secure: Callable[[Any], Any] | None = None,
+        count: int = 0,
+    ) -> None:
+        self.mirror = mirror
+        self.sock: Any = sock
+        self.asked: deque[FetchJob] = deque()
+        self.owed_bytes = self.received_bytes = 0
+        self.count = self.answered = count
+        self.last_s = 0.0
+        self.pipelined = False
+        self.wants_to_write = True  # until it is known to be connected
+        self._runner = runner
+        self._secure = secure
+        self._tls = secure is not None or hasattr(sock, "do_handshake")
+        self._connected = False
+        self._out = b""
+        self._requests: list[bytes] = []
+        self._head = b""  # the beginning of one
+        self._errand: FetchJob | None = None  # whose body is being received
+        self._left = 0  # of that
+        self._gathered: bytearray | None = None
+        self._part: IncomingFile | None = None
+        self._closes = False
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether an answer is to come, or to be gone on with."""
+        return self._errand is not None or bool(self.asked)
+
+    @property
+    def mask(self) -> int:
+        """What of its socket is waited for, as ``epoll`` has it."""
+        return select.EPOLLIN | (select.EPOLLOUT if self.wants_to_write else 0)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether somebody else may ask on it: nothing is owed, and no handshake was left half done."""
+        return not (self.is_owed or self._closes or self._head) and (
+            self._connected or not self._tls
+        )
+
+    @property
+    def unanswered(self) -> list[FetchJob]:
+        """What was asked and has not wholly come, the one that is being received first."""
+        return [self._errand, *self.asked] if self._errand is not None else list(self.asked)
+
+    def ask(self, errand: FetchJob, request: bytes) -> None:
+        """Ask for one more file; ``write`` sends the request."""
+        bit = 1 << self.mirror
+        if not self.pipelined and self.is_owed:
+            self.pipelined = True
+            for each in self.unanswered:
+                if each is not _NOBODY:
+                    each.company |= bit
+        if self.pipelined:
+            errand.company |= bit
+        self.asked.append(errand)
+        self.owed_bytes += errand.size_bytes
+        self.count += 1
+        self._requests.append(request)
+
+    def write(self) -> None:
+        """
+        Send what is to be sent, as far as the socket takes it.
+
+        Raises:
+            Lost: the connection is over, or never came about.
+        """
+        try:
+            if not self._connected:
+                self._connect()
+            if self._requests:
+                self._out += b"".join(self._requests)
+                self._requests.clear()
+            while self._out:
+                sent = self.sock.send(self._out)
+                self._out = self._out[sent:]
+            self.wants_to_write = False
+        except OSError as error:
+            self._look_blocked(error)
+
+    def _connect(self) -> None:
+        if not self._tls or self._secure is not None:
+            failed = self.sock.getsockopt(SOL_SOCKET, SO_ERROR)
+            if failed:
+                raise Lost(OSError(failed, "").strerror or str(OSError(failed)))
+        if self._secure is not None:
+            try:
+                self.sock.getpeername()
+            except OSError as error:  # it is connecting, and nothing can be made of it yet
+                raise BlockingIOError(errno.EINPROGRESS, "") from error
+            self.sock, self._secure = self._secure(self.sock), None
+        if self._tls:
+            self.sock.do_handshake()
+        self._connected = True
+
+    def _look_blocked(self, error: OSError) -> None:
+        """Raise what it means, unless it only means "later"."""
+        name = type(error).__name__  # of ``ssl``, which is not imported without need
+        if name == "SSLWantReadError":
+            self.wants_to_write = False
+        elif name == "SSLWantWriteError" or error.errno in _BLOCKED:
+            self.wants_to_write = True
+        else:
+            raise Lost((error.strerror or str(error)).rstrip("."))
+
+    def read(self, now_s: float) -> None:
+        """
+        Take what has come.
+
+        Raises:
+            Lost: the connection is over.
+            Odd: see there.
+        """
+        if not self._connected or (self._tls and self._out):
+            self.write()
+            if not self._connected:
+                return
+        store = self._runner.store
+        more = True
+        while more:
+            page = store.take_page()
+            try:
+                size = self._receive(page)
+                if size:
+                    self.last_s = now_s
+                    self._parse(page, size)
+            finally:
+                store.give_page(page)
+            # What is decrypted already, nobody would tell of.
+            more = self._tls and size > 0 and self.sock.fileno() >= 0 and self.sock.pending() > 0
+
+    def _receive(self, page: Page) -> int:
+        """Fill a page as far as can be done now; returns the number of bytes."""
+        size = 0
+        try:
+            while size < PAGE_BYTES:
+                got = self.sock.recv_into(page.view[size:] if size else page.data)
+                if not got:
+                    if size:
+                        break  # it will say so again
+                    cut = self._errand is not None and self._errand is not _NOBODY
+                    raise Lost("the server closed it", self._closes and not cut)
+                size += got
+                if not self._tls:  # a record at a time
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            try:
+                self._look_blocked(error)
+            except Lost:
+                if not size:
+                    raise
+        return size
+
+    def _parse(self, page: Page, size: int) -> None:
+        at = 0
+        while at < size:
+            take = self._take_head if self._errand is None else self._take_body
+            at = take(page, at, size)
+
+    def _take_head(self, page: Page, at: int, size: int) -> int:
+        if self._head:
+            joined = self._head + bytes(page.view[at : min(size, at + MAX_HEAD_BYTES)])
+            end = joined.find(b"\r\n\r\n")
+            after = at + end + 4 - len(self._head)
+            head = joined[:end] if end >= 0 else joined
+        else:
+            usual = USUAL_HEAD.match(page.view, at, size)
+            if usual is not None and self.asked and not self._closes:
+                self._begin(Head(200, int(usual[1]), False))
+                return usual.end()
+            end = page.data.find(b"\r\n\r\n", at, size)
+            after = end + 4
+            head = bytes(page.view[at : end if end >= 0 else size])
+        if len(head) > MAX_HEAD_BYTES:
+            raise UnsupportedResponse("its heads are too long")
+        if end < 0:
+            if b"\n\n" in head:
+                raise UnsupportedResponse(LF_ALONE)
+            self._head = head
+            return size
+        self._head = b""
+        if not self.asked or self._closes:
+            raise UnsupportedResponse("it answers what nobody asked")
+        self._begin(parse_head(head))
+        return after
+
+    def _begin(self, head: Head) -> None:
+        errand = self.asked.popleft()
+        self.owed_bytes -= errand.size_bytes
+        self._closes = head.closes
+        self.answered += 1
+        wanted = errand.wanted
+        runner = self._runner
+        if head.status != 200:
+            transient, reason = judge(head.status)
+            if transient:
+                runner.not_now(self, errand, reason)
+            else:
+                runner.refused(self, errand, reason, False)
+        elif wanted.size is None and head.length > MAX_UNTOLD_BYTES:
+            reason = f"it has {head.length} bytes, more than any whose size is not told"
+            runner.refused(self, errand, reason, True)
+        elif wanted.size is not None and head.length != wanted.size:
+            reason = f"it has {head.length} bytes, and {wanted.size} by the index"
+            runner.refused(self, errand, reason, True)
+        elif not errand.is_over:
+            self._errand, self._left = errand, head.length
+            self.owed_bytes += head.length
+            if not head.length:
+                self._store_whole(memoryview(b""))
+            return
+        else:  # another mirror was quicker
+            runner.unwanted(self, errand)
+        self._skip(head.length)
+
+    def _skip(self, length: int) -> None:
+        if length > SKIPPED_BYTES:
+            raise Lost("more of an unwanted answer was to come", ours=True)
+        if length:
+            self._errand, self._left, self._gathered = _NOBODY, length, None
+
+    def _take_body(self, page: Page, at: int, size: int) -> int:
+        end = min(size, at + self._left)
+        length = end - at
+        self._left -= length
+        errand = self._errand
+        if errand is _NOBODY:
+            if not self._left:
+                self._done()
+            return end
+        self.owed_bytes -= length
+        self.received_bytes += length
+        if self._part is not None:
+            self._part.add(page, at, end)
+            if not self._left:
+                part, self._part = self._part, None
+                part.end()
+                self._done()
+        elif self._gathered is not None:
+            self._gathered += page.view[at:end]
+            if not self._left:
+                self._store_whole(memoryview(self._gathered))
+        elif not self._left:
+            self._store_whole(page.view[at:end])
+        elif length + self._left <= GATHERED_BYTES:
+            self._gathered = bytearray(page.view[at:end])
+        else:
+            assert errand is not None
+            self._part = self._runner.store.begin(errand, self.mirror)
+            self._part.add(page, at, end)
+        return end
+
+    def _store_whole(self, data: memoryview) -> None:
+        errand = self._errand
+        assert errand is not None
+        wrong = self._runner.store.whole(errand, self.mirror, data)
+        self._errand = self._gathered = None
+        if wrong is not None:
+            self._runner.refused(self, errand, wrong, True)
+        self._done()
+
+    def _done(self) -> None:
+        self._errand = self._gathered = None
+        if self._closes:
+            raise Lost("it closes after its last answer", announced=True)
+
+    def close(self) -> list[FetchJob]:
+        """Let go of it; returns what was not answered, the first being the one that was due."""
+        left = [errand for errand in self.unanswered if errand is not _NOBODY]
+        self.asked.clear()
+        self._errand = None
+        self.owed_bytes = 0
+        part, self._part = self._part, None
+        if part is not None:
+            part.drop()
+        self.sock.close()
+        return left
+
+
+_NOBODY: Any = object()

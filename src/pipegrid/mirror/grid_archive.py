@@ -1,0 +1,636 @@
+"""Mirror stored in and restored from a grid."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryFile, gettempdir
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
+from pipegrid.core.packed_directory import (
+    PackedChild,
+    directory_cap,
+    pack_immutable,
+    unpack_immutable,
+)
+from pipegrid.disk.atomic_write import replace_file
+from pipegrid.disk.safe_open import read_file
+from pipegrid.errors import CapError, PipegridError
+from pipegrid.mirror.archive_file import (
+    HIDDEN,
+    ArchiveFile,
+    BadEntry,
+    MirrorError,
+    PathCollisions,
+    kept_first,
+    lines_of,
+    list_line,
+    quoted,
+    read_list,
+)
+from pipegrid.mirror.destination import Destination, hash_file
+from pipegrid.mirror.manifest import begin_manifest, read_manifest
+from pipegrid.mirror.mirror import Mirror
+from pipegrid.mirror.scheduler import Report
+from pipegrid.mirror.suites import OWN, base_of, remove_in_order
+from pipegrid.mirror.twisted_driver import LOOKED_AT_ONCE
+from pipegrid.reactor.deferreds import gather
+
+# A mirror's files in a storage grid: one cap from which all of it comes back.
+#
+# What is stored is a tree of immutable directories, as DEST has them, which any client of the grid can walk.
+# In the root stands also ``HIDDEN``: the list of what belongs to the mirror, with hashes, indexes last,
+# so that whoever brings it back can prove every file and show them in this order.
+#
+# Caps of what was stored are noted beside the mirror, by hash: the next run stores only what is new. A
+# note is written when its group is stored, and is good for the grid that it names, as long as that has
+# the root which was stored last: a client may be led to other servers, and servers may lose everything.
+
+STORED_AT_ONCE = 512
+"""Files that are given to the grid together, and noted together."""
+
+NOTES = f"{HIDDEN}/caps"
+GRID_CAP = f"{HIDDEN}/grid-cap"
+MAX_NOTE_BYTES = 4096
+_NOTE = re.compile(rb"([0-9a-f]{64,128}) (URI:[!-~]+)\n")
+
+
+class StoresArchives(Protocol):
+    """What stores files: a ``Grid``."""
+
+    def put_many(self, sources: Sequence[Any]) -> Deferred[list[Any]]:
+        """Store paths or bytes; fires with what has a ``cap`` each, or is a ``Failure``."""
+
+    def check(self, cap: Cap) -> Deferred[Any]:
+        """Count the shares of a file; fires with what says whether it is ``recoverable``."""
+
+
+class GridStore:
+    """
+    Args:
+        mirror: what is stored; a run to it must have been complete.
+        grid: where to.
+        grid_name: of the grid; caps noted for another one are not used.
+        again: store what was stored before, too, which renews its leases.
+    """
+
+    def __init__(
+        self, mirror: Mirror, grid: StoresArchives, grid_name: str, again: bool = False
+    ) -> None:
+        self._mirror = mirror
+        self._grid = grid
+        self._root = mirror.destination.path
+        self._notes = Notes(os.path.join(self._root, NOTES), grid_name)
+        self._again = again
+        self.stored_files = 0
+
+    async def store(self) -> DirectoryCap:
+        """
+        Store all that the last complete run wanted; fires with the root's cap, which is also in ``GRID_CAP``.
+
+        Raises:
+            MirrorError: a file cannot be stored, or notes cannot be written; what was stored is noted.
+        """
+        run = self._mirror.run
+        await run(self._notes.open, self._again or not await self._is_kept())
+        try:
+            tree: dict[str, Any] = {}
+            lines: list[bytes] = []
+            entries = read_manifest(self._mirror.destination)
+            while chunk := await run(list, islice(entries, STORED_AT_ONCE)):
+                lines.extend(map(list_line, chunk))
+                for each, cap in zip(chunk, await self._files(chunk), strict=True):
+                    _hang(tree, each.path, cap)
+            (listed,) = await self._put([b"".join(lines)], ["its list"])
+            tree[HIDDEN] = listed
+            root = await self._directories(tree)
+            await run(replace_file, Path(self._root, GRID_CAP), f"{root}\n".encode("ascii"))
+        except OSError as error:
+            raise self._mirror.destination.error(error, "note what is in the grid") from error
+        finally:
+            await run(self._notes.close)
+        return root
+
+    async def _is_kept(self) -> bool:
+        """Whether the grid has the root that was stored last; also if it is not known which that was."""
+        path = os.path.join(self._root, GRID_CAP)
+        try:
+            text = await self._mirror.run(read_file, path, MAX_NOTE_BYTES)
+            cap = parse_cap(text.decode("ascii").strip())
+        except (OSError, ValueError, CapError):
+            return True
+        if not isinstance(cap, DirectoryCap):
+            return True
+        found = await self._grid.check(cap)
+        return bool(found.recoverable)
+
+    async def _files(self, chunk: Sequence[ArchiveFile]) -> list[Cap]:
+        """Return the cap of each, stored now or before."""
+        digests = [each.digest.hex() for each in chunk]
+        missing: dict[str, ArchiveFile] = {
+            digest: each
+            for digest, each in zip(digests, chunk, strict=True)
+            if self._notes.find(digest) is None
+        }
+        paths = [os.path.join(self._root, each.path) for each in missing.values()]
+        caps = await self._put(paths, [each.path for each in missing.values()])
+        self.stored_files += len(caps)
+        await self._mirror.run(self._notes.add, zip(missing, caps, strict=True))
+        return [self._known(digest) for digest in digests]
+
+    def _known(self, digest: str) -> Cap:
+        cap = self._notes.find(digest)
+        assert cap is not None
+        return cap
+
+    async def _put(self, sources: Sequence[Any], names: Sequence[str]) -> list[Cap]:
+        if not sources:
+            return []
+        outcomes = await self._grid.put_many(sources)
+        for outcome, name in zip(outcomes, names, strict=True):
+            if isinstance(outcome, Failure):
+                raise MirrorError(
+                    f"{quoted(name)} could not be stored in the grid: {outcome.value};"
+                    " run it again, it goes on"
+                ) from outcome.value
+        return [outcome.cap for outcome in outcomes]
+
+    async def _directories(self, tree: dict[str, Any]) -> DirectoryCap:
+        """Store directories, the deepest first, all of a depth together; returns the root's cap."""
+        levels: list[list[tuple[dict[str, Any], str, dict[str, Any]]]] = []
+        level = [({"": tree}, "", tree)]
+        while level:
+            levels.append(level)
+            level = [
+                (directory, name, child)
+                for _, _, directory in level
+                for name, child in directory.items()
+                if isinstance(child, dict)
+            ]
+        holder = levels[0][0][0]
+        for level in reversed(levels):
+            for start in range(0, len(level), STORED_AT_ONCE):
+                part = level[start : start + STORED_AT_ONCE]
+                packed = [
+                    pack_immutable(PackedChild(name, cap) for name, cap in directory.items())
+                    for _, _, directory in part
+                ]
+                caps = await self._packed(packed)
+                for (parent, name, _), cap in zip(part, caps, strict=True):
+                    parent[name] = directory_cap(cap)
+        root: DirectoryCap = holder[""]
+        return root
+
+    async def _packed(self, packed: Sequence[bytes]) -> list[Cap]:
+        digests = [sha256(each).hexdigest() for each in packed]
+        missing = {
+            digest: data
+            for digest, data in zip(digests, packed, strict=True)
+            if self._notes.find(digest) is None
+        }
+        caps = await self._put(list(missing.values()), ["a directory"] * len(missing))
+        await self._mirror.run(self._notes.add, zip(missing, caps, strict=True))
+        return [self._known(digest) for digest in digests]
+
+
+class Notes:
+    """
+    Which cap each hash has, a line each, added as it is known; of the mirror's thread, but for ``find``.
+
+    Args:
+        grid_name: notes that are of another grid are forgotten.
+    """
+
+    def __init__(self, path: str, grid_name: str) -> None:
+        self._path = path
+        self._first = b"# %s\n" % grid_name.encode("utf-8", "backslashreplace").replace(b"\n", b" ")
+        self._caps: dict[str, str] = {}
+        self._fd = -1
+
+    def open(self, anew: bool = False) -> None:
+        """Read what is there; a line that is damaged, as the last may be, says nothing."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(self._path, flags, 0o600)
+        with open(os.dup(self._fd), "rb") as file:
+            file.seek(0)
+            if not anew and file.readline(MAX_NOTE_BYTES) == self._first:
+                for line in iter(lambda: file.readline(MAX_NOTE_BYTES), b""):
+                    match = _NOTE.fullmatch(line)
+                    if match is not None:
+                        self._caps[match[1].decode("ascii")] = match[2].decode("ascii")
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    os.write(self._fd, b"\n")
+                return
+        os.ftruncate(self._fd, 0)
+        os.write(self._fd, self._first)
+
+    def find(self, digest: str) -> Cap | None:
+        """Return the cap of what has this hash."""
+        text = self._caps.get(digest)
+        if text is not None:
+            with suppress(CapError):
+                return parse_cap(text)
+        return None
+
+    def add(self, caps: Iterable[tuple[str, Cap]]) -> None:
+        """Note the caps of some hashes; they are durable when this returns. OSError if they cannot be."""
+        new = {digest: str(cap) for digest, cap in caps}
+        self._caps.update(new)
+        data = "".join(f"{digest} {cap}\n" for digest, cap in new.items()).encode("ascii")
+        while data:
+            data = data[os.write(self._fd, data) :]
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _hang(tree: dict[str, Any], path: str, cap: Cap) -> None:
+    *above, name = path.split("/")
+    for part in above:
+        tree = tree.setdefault(part, {})
+    tree[name] = cap
+
+
+# A mirror brought back from a storage grid, from the one cap that ``gridstore`` gave.
+#
+# The list in the root says what there should be, with hashes; directories say only where a file is. Paths of
+# the list are checked like those of any index, and directories are looked into only on the way to one of
+# them, so whatever else stands in the tree is not seen. Indexes get their names when all else is there,
+# in the order of the list.
+
+FETCHED_AT_ONCE = 16
+MAX_LIST_BYTES = 256 << 20
+MAX_DIRECTORY_BYTES = 64 << 20
+
+_INDEXES = ("dists/", "repodata/")
+
+
+def is_index(path: str) -> bool:
+    """Return whether this is not to be seen before the files that it names."""
+    name = path.rpartition("/")[2]  # those of flat suites are anywhere
+    return path.startswith(_INDEXES) or name in OWN or base_of(name) in ("Packages", "Sources")
+
+
+T = TypeVar("T")
+
+
+def _stored_as(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
+_LIST = "the list of the mirror"
+_CHECKED_AT_ONCE = 100_000
+
+
+def _check_bytes(cap: ChkCap | LitCap, most_bytes: int, what: str) -> None:
+    if cap.size > most_bytes:
+        raise MirrorError(f"{what} has {cap.size} bytes, more than {most_bytes}; no mirror's has")
+
+
+class FileOfEntries:
+    """
+    A list in a file, which may be read again and again, from its beginning; never all of it is in memory.
+
+    Args:
+        file: in the form of ``lists``; nobody else reads it meanwhile.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def __iter__(self) -> Iterator[ArchiveFile]:
+        return read_list(self._lines(), _LIST)
+
+    def _lines(self) -> Iterator[bytes]:
+        at = 0
+        while True:
+            self._file.seek(at)  # others may have read it since
+            lines = list(islice(lines_of(self._file), LOOKED_AT_ONCE))
+            at = self._file.tell()
+            if not lines:
+                return
+            yield from lines
+
+    def check(self) -> None:
+        """
+        Look at all lines.
+
+        Raises:
+            BadEntry: one makes no sense, or names a path once more.
+        """
+        # Eight bytes of each path, of which as many are compared at once as memory is to be had for.
+        keys = array("q", (hash(each.path) for each in self))
+        parts = len(keys) // _CHECKED_AT_ONCE + 1
+        for part in range(parts):
+            seen: set[int] = set()
+            for place, key in enumerate(keys):
+                if key % parts != part:
+                    continue
+                if key in seen:
+                    (again,) = islice(self, place, place + 1)
+                    raise BadEntry(f"{_LIST} names {quoted(again.path)} twice")
+                seen.add(key)
+
+
+class HasFiles(Protocol):
+    """What has files: a ``Grid``."""
+
+    def get(self, cap: Any, sink: Any) -> Deferred[Any]:
+        """Write a file to a binary file object."""
+
+    def read(self, cap: Any) -> Deferred[bytes]:
+        """Fetch a whole file; fires with its bytes."""
+
+
+FurtherNames = Callable[[Destination, Iterable[ArchiveFile]], Iterable[tuple[str, str]]]
+
+
+class GridFetch:
+    """
+    Args:
+        mirror: what is brought back; it needs no URL.
+        grid: where from.
+        cap: of the root.
+        further_names: returns paths of indexes and the further name of each; called in the thread.
+
+    Raises:
+        CapError: it is not the cap of an immutable directory.
+    """
+
+    def __init__(
+        self, mirror: Mirror, grid: HasFiles, cap: str, further_names: FurtherNames | None = None
+    ) -> None:
+        parsed = parse_cap(cap)
+        if not isinstance(parsed, DirectoryCap) or not isinstance(parsed.file, (ChkCap, LitCap)):
+            raise CapError("this is not the cap of a mirror; give the one that --to-grid printed")
+        self._mirror = mirror
+        self._destination = mirror.destination
+        self._grid = grid
+        self._root = parsed
+        self._further_names = further_names
+        self.report = Report()
+
+    async def fetch(
+        self,
+        delete: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[Report], None] | None = None,
+    ) -> list[str]:
+        """
+        Bring all of it back that is not there; returns what was removed, or would be.
+
+        Files that could not be had are in ``report``, and then indexes stay as they were.
+
+        Args:
+            delete: remove what does not belong to it, if nothing failed.
+            progress: called with the report as files come.
+
+        Raises:
+            MirrorError: the cap is not a mirror's, or the disk takes no more.
+            BadEntry: its list names what may not be.
+        """
+        top = await self._children(self._root)
+        with TemporaryFile("w+b") as file:
+            entries = await self._list(top.get(HIDDEN), file)
+            return await self._bring(top, entries, delete, dry_run, progress)
+
+    async def _bring(
+        self,
+        top: dict[str, Cap],
+        entries: FileOfEntries,
+        delete: bool,
+        dry_run: bool,
+        progress: Callable[[Report], None] | None,
+    ) -> list[str]:
+        missing: list[ArchiveFile] = []
+        report = self.report
+        async for chunk in self._missing(entries):
+            if dry_run:
+                report.fetched_files += len(chunk)
+                report.fetched_bytes += sum(each.size or 0 for each in chunk)
+            else:
+                missing += chunk
+        if not dry_run:
+            caps = await self._find(top, missing)
+            await self._mirror.run(begin_manifest, self._destination)
+            for staged in (False, True):
+                part = [each for each in missing if is_index(each.path) == staged]
+                await self._each(part, lambda each, s=staged: self._keep(each, caps, s, progress))  # type: ignore[misc]
+                if report.failed_files:
+                    return []
+            await self._mirror.run(self._publish, entries)
+            await self._mirror.complete(entries)
+        if not delete:
+            return []
+        kept = {each.path for each in entries}
+        if not dry_run:
+            kept.update(other for _, other in await self._mirror.run(self._others, entries))
+        others = await self._mirror.delete_others(kept, dry_run=True)
+        if not dry_run:
+            await self._mirror.run(remove_in_order, self._destination, others)
+        return others
+
+    def _others(self, entries: Iterable[ArchiveFile]) -> list[tuple[str, str]]:
+        """Ask ``further_names`` for those of some files that are there now; in the thread."""
+        names = self._further_names
+        return [] if names is None else list(names(self._destination, entries))
+
+    def _publish(self, entries: Iterable[ArchiveFile]) -> None:
+        """In the thread: show the indexes; by further names first."""
+        for path, other in self._others(entries):
+            self._destination.link(path, other)
+        indexes = [each.path for each in entries if is_index(each.path)]
+        self._destination.release(indexes)
+
+    # What there should be, and what is there.
+
+    async def _list(self, cap: Cap | None, file: BinaryIO) -> FileOfEntries:
+        if not isinstance(cap, (ChkCap, LitCap)):
+            raise MirrorError(
+                "the directory of this cap is not a mirror; give the cap that --to-grid printed"
+            )
+        _check_bytes(cap, MAX_LIST_BYTES, _LIST)
+        entries = FileOfEntries(file)
+        try:
+            await self._grid.get(cap, file)
+            await self._mirror.run(entries.check)
+        except OSError as error:
+            raise MirrorError(
+                f"{_LIST} could not be kept in {gettempdir()} ({os.strerror(error.errno or 0)}); make room,"
+                " or name another directory in TMPDIR"
+            ) from error
+        return entries
+
+    async def _missing(self, entries: Iterable[ArchiveFile]) -> AsyncIterator[list[ArchiveFile]]:
+        """Yield what is not there, by the piece."""
+        report = self.report
+        folds, is_right = self._destination.folds, self._destination.is_there
+        ahead = kept_first(entries, folds, is_right)
+        places = PathCollisions(folds)
+        while chunk := await self._mirror.run(lambda: list(islice(ahead, LOOKED_AT_ONCE))):
+            missing = []
+            for each, is_there in zip(
+                chunk, await self._mirror.run(self._look, chunk), strict=True
+            ):
+                report.wanted_files += 1
+                report.wanted_bytes += each.size or 0
+                why = places.refusal(each)
+                if why is not None:
+                    report.fail(each.path, why)
+                elif is_there:
+                    report.present_files += 1
+                    report.present_bytes += each.size or 0
+                else:
+                    missing.append(each)
+            yield missing
+
+    def _look(self, chunk: Sequence[ArchiveFile]) -> list[bool]:
+        """Return for each whether it is there; in the thread."""
+        return [self._destination.is_there(each) for each in chunk]
+
+    # Directories.
+
+    async def _find(self, top: dict[str, Cap], missing: Iterable[ArchiveFile]) -> dict[str, Cap]:
+        """Return the caps of files by path, of those that the directories have."""
+        tree: dict[str, Any] = {}
+        for each in missing:
+            *above, name = each.path.split("/")
+            at = tree
+            for part in above:
+                found = at.setdefault(part, {})
+                if not isinstance(found, dict):
+                    raise BadEntry(f"the list of the mirror has files below {quoted(each.path)}")
+                at = found
+            at[name] = None
+        caps: dict[str, Cap] = {}
+        level = [("", tree, top)]
+        while level:
+            ahead: dict[Cap, list[tuple[str, dict[str, Any]]]] = {}
+            for path, wanted, children in level:
+                for name, below in wanted.items():
+                    cap = children.get(_stored_as(name))
+                    if cap is not None and below is None:
+                        caps[path + name] = cap
+                    elif cap is not None:
+                        ahead.setdefault(cap, []).append((f"{path}{name}/", below))
+            read = await self._each(list(ahead.items()), lambda each: self._below(*each))
+            level = [place for places in read for place in places]
+        return caps
+
+    async def _below(
+        self, cap: Cap, places: Sequence[tuple[str, dict[str, Any]]]
+    ) -> list[tuple[str, dict[str, Any], dict[str, Cap]]]:
+        """
+        Read a directory once, in however many places it is, and keep of it what is wanted there.
+
+        A tree of strangers may have one long directory under a thousand names.
+        """
+        children = await self._children(cap)
+        return [
+            (
+                path,
+                wanted,
+                {key: children[key] for key in map(_stored_as, wanted) if key in children},
+            )
+            for path, wanted in places
+        ]
+
+    async def _children(self, cap: Cap) -> dict[str, Cap]:
+        if not isinstance(cap, DirectoryCap) or not isinstance(cap.file, (ChkCap, LitCap)):
+            raise MirrorError(
+                "a directory of the mirror is a file; the tree in the grid is not one"
+            )
+        data = await self._read(cap.file, MAX_DIRECTORY_BYTES, "a directory of the mirror")
+        return {child.name: child.cap for child in unpack_immutable(data)}
+
+    async def _read(self, cap: ChkCap | LitCap, most_bytes: int, what: str) -> bytes:
+        _check_bytes(cap, most_bytes, what)
+        return await self._grid.read(cap)
+
+    # Files.
+
+    async def _keep(
+        self,
+        each: ArchiveFile,
+        caps: dict[str, Cap],
+        staged: bool,
+        progress: Callable[[Report], None] | None,
+    ) -> None:
+        cap = caps.get(each.path)
+        report = self.report
+        if not isinstance(cap, (ChkCap, LitCap)):
+            report.fail(each.path, "no directory in the grid has it")
+            return
+        if cap.size != each.size:
+            report.fail(each.path, f"it has {cap.size} bytes, and {each.size} by the list")
+            return
+        try:
+            fd, name = await self._mirror.run(self._destination.open_incoming, each)
+        except OSError as error:
+            raise self._destination.error(error, "hold the files") from error
+        file = os.fdopen(fd, "r+b")
+        try:
+            await self._grid.get(cap, file)
+            right = await self._mirror.run(self._finish, each, file, name, staged)
+        except PipegridError as error:
+            if isinstance(error, (MirrorError, BadEntry)):
+                raise
+            report.fail(each.path, str(error))
+        else:
+            if right:
+                report.fetched_files += 1
+                report.fetched_bytes += each.size
+            else:
+                report.fail(each.path, f"its {each.algorithm} is another one")
+        finally:
+            await self._mirror.run(self._let_go, file, name)
+        if progress is not None:
+            progress(report)
+
+    def _finish(self, each: ArchiveFile, file: BinaryIO, name: str, staged: bool) -> bool:
+        """In the thread: give it its name, if it is right."""
+        try:
+            file.flush()
+            if hash_file(file.fileno(), each.algorithm) != each.digest:
+                return False
+            os.fsync(file.fileno())
+            self._destination.note(file.fileno(), each)
+            self._destination.publish(name, each.path, staged)
+        except OSError as error:
+            raise self._destination.error(error, "hold the files") from error
+        return True
+
+    def _let_go(self, file: BinaryIO, name: str) -> None:
+        """In the thread: nothing is left that has no name."""
+        file.close()
+        self._destination.discard(name)
+
+    async def _each(self, items: Sequence[Any], work: Callable[[Any], Awaitable[T]]) -> list[T]:
+        """Do something for all, ``FETCHED_AT_ONCE`` at a time; the first error ends the others."""
+
+        found: dict[int, T] = {}
+        ahead = iter(enumerate(items))
+
+        async def take() -> None:
+            for number, item in ahead:
+                found[number] = await work(item)
+
+        running = [Deferred.fromCoroutine(take()) for _ in items[:FETCHED_AT_ONCE]]
+        await gather(running)
+        return [found[number] for number in range(len(items))]

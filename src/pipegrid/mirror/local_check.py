@@ -1,0 +1,183 @@
+"""
+What is there already: known to be right, hashed now, or left by a run that was killed.
+
+Synchronous, for the thread that has the destination.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator, Mapping
+
+from pipegrid.errors import UsageError
+from pipegrid.mirror.archive_file import (
+    ArchiveFile,
+    BadEntry,
+    MirrorError,
+    PathCollisions,
+    quoted,
+    wanted,
+)
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.scheduler import Report
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from random import Random
+
+_NOT_GIVEN_BACK = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+"""How disks and file systems say that what was written is lost."""
+
+MirrorEntry = ArchiveFile | tuple[str, int | None, Mapping[str, bytes | str]]
+"""A file that the mirror is to hold: path, size in bytes, hashes by name."""
+
+
+class VerifyPolicy:
+    """
+    What is hashed again though it is known to be right.
+
+    Args:
+        paranoid: all of it.
+        sample: such a share, 0.0 to 1.0.
+        drawn: draws it; None: by chance.
+    """
+
+    def __init__(
+        self, paranoid: bool = False, sample: float = 0.0, drawn: Random | None = None
+    ) -> None:
+        self._paranoid = paranoid
+        self._sample = sample
+        if sample > 0 and drawn is None:
+            from random import Random  # which few need here
+
+            drawn = Random()
+        self._drawn = drawn
+
+    @property
+    def is_none(self) -> bool:
+        """Whether all that is known to be right is left as it is."""
+        return not self._paranoid and self._drawn is None
+
+    def next(self) -> bool:
+        """Return whether the next file is doubted."""
+        if self._paranoid or self._drawn is None:
+            return self._paranoid
+        return self._drawn.random() < self._sample
+
+
+def checked(files: Iterable[MirrorEntry]) -> Iterator[ArchiveFile]:
+    """
+    Yield each entry once.
+
+    Raises:
+        BadEntry: one makes no sense, or names a path once more with another hash.
+        UsageError: one is none.
+    """
+    seen: dict[str, bytes] = {}
+    for entry in files:
+        each = entry if isinstance(entry, ArchiveFile) else _given(entry)
+        known = seen.get(each.path)
+        if known is None:
+            seen[each.path] = each.digest
+            yield each
+        elif known != each.digest:
+            raise BadEntry(
+                f"{quoted(each.path)} is named twice, with different hashes; the index is wrong"
+            )
+
+
+def _given(entry: tuple[str, int | None, Mapping[str, bytes | str]]) -> ArchiveFile:
+    """Return what a caller's own list names."""
+    if isinstance(entry, (tuple, list)) and len(entry) == 3:
+        path, size, hashes = entry
+        sized = size is None or (isinstance(size, int) and not isinstance(size, bool))
+        if isinstance(path, str) and sized and isinstance(hashes, Mapping):
+            return wanted(path, size, hashes)
+    from pipegrid.arguments import shown  # with ``typing``
+
+    raise UsageError(
+        "a file of a mirror is a path as text, a size in bytes and a dict of hashes by name, "
+        f"not {shown(entry)}"
+    )
+
+
+class LocalCheck:
+    """
+    Finds what is missing, and counts.
+
+    Args:
+        takes_up: what an earlier run left gets its name if it is whole; else it is only looked at.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        report: Report,
+        doubt: VerifyPolicy,
+        staged: bool = False,
+        takes_up: bool = True,
+    ) -> None:
+        self._destination = destination
+        self._report = report
+        self._doubt = doubt
+        self._staged = staged
+        self._takes_up = takes_up
+        self._places = PathCollisions(destination.folds)
+        self._leftovers = destination.leftovers()
+
+    def missing(self, chunk: list[ArchiveFile]) -> list[ArchiveFile]:
+        """Return what is not there, or not right, and can be kept."""
+        doubt, leftovers = self._doubt, self._leftovers
+        report = self._report
+        missing = []
+        named: dict[str, None] = {}
+        for each in chunk:
+            size = each.size or 0
+            report.wanted_files += 1
+            report.wanted_bytes += size
+            why = self._places.refusal(each)
+            if why is not None:
+                report.fail(each.path, why)
+                continue
+            there = self._is_there(each, doubt.next())
+            if not there and leftovers and self._takes_up:
+                left = leftovers.pop(each.digest, None)
+                there = left is not None and self._take_up(left, each)
+                if there and not self._staged:
+                    named[each.path.rpartition("/")[0]] = None
+            if there:
+                report.present_files += 1
+                report.present_bytes += size
+            else:
+                missing.append(each)
+        # As of what is fetched, before indexes that name it are seen.
+        self._destination.sync_names(named)
+        return missing
+
+    def _is_there(self, each: ArchiveFile, doubted: bool) -> bool:
+        try:
+            return self._destination.is_there(each, doubted, self._staged)
+        except MirrorError as error:
+            why = error.__cause__
+            if isinstance(why, OSError) and why.errno in _NOT_GIVEN_BACK:
+                return False  # what is fetched takes its place
+            raise
+
+    def _take_up(self, name: str, each: ArchiveFile) -> bool:
+        destination = self._destination
+        try:
+            try:
+                return destination.take_up(name, each, self._staged)
+            except OSError as error:
+                if error.errno not in _NOT_GIVEN_BACK:
+                    raise
+                destination.discard(name)
+                return False
+        except OSError as error:
+            raise destination.error(error, "hold the files") from error
+
+    def drop_leftovers(self) -> None:
+        """Remove the files that an earlier run left and that were not taken up."""
+        for name in self._leftovers.values():
+            self._destination.discard(name)
+        self._leftovers.clear()

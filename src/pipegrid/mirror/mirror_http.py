@@ -1,0 +1,355 @@
+"""Mirror URL, request and response heads, open sockets."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from pipegrid.errors import UsageError
+from pipegrid.mirror.archive_file import Value, quoted
+from pipegrid.mirror.preconnect_mirrors import EarlySockets, begin, place_of, plain_url
+from pipegrid.version import __version__
+
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+
+if TYPE_CHECKING:
+    from _socket import socket
+    from typing import Any
+
+    from pipegrid.http11.proxy_settings import Proxy
+
+
+# Where a mirror is, how it is asked, and what stands in a request for one of its files. Pure.
+
+
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._~+:@!$&'()*,;=-]+")
+_SAFE = "/~+:@!$&'()*,;="
+
+
+class Address(Value):
+    """
+    Where a mirror is.
+
+    Attributes:
+        prefix: of every request's target, ending in ``/``.
+        proxy: who is asked in its place.
+        headers: further lines of every request, each with its end.
+    """
+
+    __slots__ = ("headers", "host", "netloc", "port", "prefix", "proxy", "scheme", "url")
+
+    def __init__(
+        self,
+        url: str,
+        scheme: str,
+        host: str,
+        port: int,
+        prefix: bytes,
+        netloc: bytes,
+        proxy: Proxy | None = None,
+        headers: bytes = b"",
+    ) -> None:
+        self.url = url
+        self.scheme = scheme
+        self.host = host
+        self.port = port
+        self.prefix = prefix
+        self.netloc = netloc
+        self.proxy = proxy
+        self.headers = headers
+
+    @property
+    def place(self) -> tuple[bytes, int]:
+        """Host and port, as they are looked up; text would be looked at for IDNA, with tables for that."""
+        return self.host.encode("ascii"), self.port
+
+
+def parse_url(url: str) -> Address:
+    """
+    Take a mirror's URL apart.
+
+    Raises:
+        UsageError: it is none of http or https, has no host, or a user, a query, or a fragment.
+    """
+    plain = plain_url(url)
+    if plain is not None:
+        scheme, host, known_port, path = plain
+        netloc = url.split("/", 3)[2].encode("ascii")
+        prefix = f"/{path}".rstrip("/") + "/"
+        return Address(url, scheme, host, known_port, prefix.encode("ascii"), netloc)
+    return _look_closely(url)
+
+
+def _look_closely(url: str) -> Address:
+    from urllib.parse import (
+        quote,
+        urlsplit,
+    )  # a millisecond and a half, which plain ones need not spend
+
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"{quoted(url)} is not the URL of a mirror ({error})") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"{quoted(url)} is not the URL of a mirror; give http://HOST/PATH or https://"
+        )
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise UsageError(
+            f"{quoted(url)}: the URL of a mirror has no user, query or fragment; give http://HOST/PATH"
+        )
+    path = quote(parts.path.rstrip("/") + "/", safe=_SAFE + "%")
+    if port is None:
+        port = 443 if parts.scheme == "https" else 80
+    try:
+        netloc = parts.netloc.encode("ascii")
+    except UnicodeEncodeError:
+        raise UsageError(f"{quoted(url)}: give the host's name in ASCII (xn--…)") from None
+    return Address(url, parts.scheme, parts.hostname, port, path.encode("ascii"), netloc)
+
+
+def through(address: Address, environment: Mapping[str, str]) -> Address:
+    """
+    Return how a mirror is asked: by the proxy of the environment, if there is one for it.
+
+    Of a mirror over http a proxy is asked for the whole URL; to one over https it makes a way, and sees
+    nothing.
+
+    Raises:
+        UsageError: the environment names something else than a proxy.
+    """
+    if not any(name.lower().endswith("_proxy") for name in environment):
+        return address
+    from pipegrid.http11.proxy_settings import proxy_for  # which few need
+
+    proxy = proxy_for(address.scheme, address.host, address.port, environment)
+    if proxy is None or address.scheme == "https":
+        return address.replaced(proxy=proxy)
+    prefix = b"http://%s%s" % (address.netloc, address.prefix)
+    return address.replaced(proxy=proxy, prefix=prefix, headers=proxy.authorization)
+
+
+def target_of(address: Address, path: str) -> bytes:
+    """
+    Return what stands in a request for a path below a mirror.
+
+    A plus sign is escaped, as apt and dnf do it: stores such as S3 take one that is not for a blank.
+    """
+    if _PLAIN_PATH.fullmatch(path) is None:
+        from urllib.parse import quote
+
+        path = quote(path, safe=_SAFE)
+    if "+" in path:
+        path = path.replace("+", "%2B")
+    return address.prefix + path.encode("ascii")
+
+
+def small_request(address: Address, path: str) -> bytes:
+    """Return a request for a small file that everything begins with, and that no cache is to answer."""
+    return (
+        b"GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nCache-Control: max-age=0\r\n%s\r\n"
+        % (
+            target_of(address, path),
+            address.netloc,
+            __version__.encode("ascii"),
+            address.headers,
+        )
+    )
+
+
+def head_tail(address: Address) -> bytes:
+    """Return what stands behind the target in every request, with the empty line at its end."""
+    return (
+        b" HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nAccept-Encoding: identity\r\n%s\r\n"
+        % (address.netloc, __version__.encode("ascii"), address.headers)
+    )
+
+
+# The heads of answers, as far as a sprint understands them: what goes well. Pure.
+
+MAX_HEAD_BYTES = 64 << 10
+LF_ALONE = "it ends lines with LF alone"
+
+
+class SmallAnswers(dict[str, bytes]):
+    """
+    Files by path, as far as a mirror gives them.
+
+    Attributes:
+        refused: by path, what it answers in place of the others, in words.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, str] = {}
+
+
+def may_be(path: str, data: bytes) -> bool:
+    """Return whether a file looks like what its name says: pipelined answers may have been mixed up."""
+    begins = data.lstrip()[:30]
+    if path.endswith("InRelease"):
+        return begins.startswith(b"-----BEGIN PGP SIGNED")
+    if path.endswith((".gpg", ".asc")):
+        return begins.startswith(b"-----BEGIN PGP SIGNATURE") or data[:1] >= b"\x80"
+    return not begins.startswith(b"-----BEGIN PGP")
+
+
+class UnsupportedResponse(Exception):
+    """The server does something that a sprint does not understand; the text is a clause."""
+
+
+BUSY = frozenset({429, 503})
+"""Statuses that say "not so much": of the mirror, and of no file in particular."""
+
+TRANSIENT = BUSY | {408, 425, 500, 502, 504}
+"""Statuses that say "not now"; the others say "not this"."""
+
+
+def judge(status: int) -> tuple[bool, str]:
+    """Return whether a status other than 200 is one of the moment, and what it means, as a clause."""
+    if 300 <= status < 400:
+        return False, "it redirects elsewhere, where nobody said that it may be fetched from"
+    return status in TRANSIENT, f"it answers {status}"
+
+
+class Head:
+    """
+    What a sprint wants to know of an answer.
+
+    Attributes:
+        length: of the body, in bytes.
+        closes: it is the last on its connection.
+    """
+
+    __slots__ = ("closes", "length", "status")
+
+    def __init__(self, status: int, length: int, closes: bool) -> None:
+        self.status = status
+        self.length = length
+        self.closes = closes
+
+
+USUAL_HEAD = re.compile(
+    rb"HTTP/1\.1 200 OK\r\nServer: [^\r\n:]*\r\nDate: [^\r\n]*\r\n(?:Content-Type: [^\r\n]*\r\n)?"
+    rb"Content-Length: ([0-9]{1,16})\r\nLast-Modified: [^\r\n]*\r\nConnection: keep-alive\r\n"
+    rb"ETag: [^\r\n]*\r\n(?:Accept-Ranges: bytes\r\n)?\r\n"
+)
+"""As nginx says it of nearly every file: one look instead of a dozen."""
+
+
+def parse_head(head: bytes) -> Head:
+    """
+    Take a head apart, that comes without the empty line at its end.
+
+    Raises:
+        Odd: it is none, or says what a sprint does not understand.
+    """
+    head = head.lower()
+    if not head.startswith(b"http/1.1 ") or not head[9:12].isdigit():
+        raise UnsupportedResponse("it does not speak HTTP/1.1")
+    status = int(head[9:12])
+    if status < 200 or status in (204, 304) or b"\r\ntransfer-encoding:" in head:
+        raise UnsupportedResponse("its answers have no length")
+    told, again = _field(head, b"\r\ncontent-length:")
+    if again or not told.isdigit() or len(told) > 16:
+        raise UnsupportedResponse("its answers have no length")
+    options, again = _field(head, b"\r\nconnection:")
+    return Head(status, int(told), again or b"close" in options)
+
+
+def _field(head: bytes, name: bytes) -> tuple[bytes, bool]:
+    """Return the first field of a name (with the end of the line before it); is there another?"""
+    start = head.find(name)
+    if start < 0:
+        return b"", False
+    end = head.find(b"\r\n", start + 2)
+    value = head[start + len(name) : end if end >= 0 else len(head)]
+    return value.strip(), end >= 0 and head.find(name, end) >= 0
+
+
+# Beginning to connect, which nobody waits for: a mirror is a round trip away, or ten imports.
+#
+# The first connections to each mirror are begun before the modules are loaded that will use them, and for
+# most command lines by ``headstart`` already. What cannot be begun here is begun again by whoever needs
+# it, who knows what to make of the error.
+
+# as ``typing`` has it, which is not to be waited for
+
+
+def can_sprint(addresses: Sequence[Address]) -> bool:
+    """Return whether there is a point in trying: no proxies, and a system with what it takes."""
+    return (
+        hasattr(select, "epoll")
+        and hasattr(os, "eventfd")
+        and bool(addresses)
+        and all(address.proxy is None for address in addresses)
+    )
+
+
+def securing(address: Address) -> Callable[[Any], Any]:
+    """Return what makes TLS of a socket that is connected, and has not shaken hands yet."""
+    import ssl  # which few need here
+
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+
+    def secure(sock: Any) -> Any:
+        return context.wrap_socket(
+            sock, server_hostname=address.host, do_handshake_on_connect=False
+        )
+
+    return secure
+
+
+class SocketCache:
+    """
+    Connections to mirrors, begun already, or left by who has no use for them any more; to be closed.
+
+    Args:
+        addresses: each asked directly, without a proxy.
+        each: how many to each of them.
+        head_start: has begun some of these, and gives them here.
+    """
+
+    def __init__(
+        self, addresses: Sequence[Address], each: int = 1, head_start: EarlySockets | None = None
+    ) -> None:
+        self._begun: dict[str, list[tuple[socket, int]]] = {}
+        for address in addresses:
+            sockets = head_start.take(address.url) if head_start is not None else []
+            begun = self._begun[address.url] = [(sock, 0) for sock in sockets]
+            with suppress(OSError):
+                place = place_of(*address.place) if len(begun) < each else None
+                while place is not None and len(begun) < each:
+                    begun.append((begin(place), 0))
+
+    def take(self, address: Address) -> tuple[socket, int] | None:
+        """Return one to a mirror, and how many files were asked for on it, if there is one more."""
+        begun = self._begun.get(address.url)
+        while begun:
+            sock, count = begun.pop(0)
+            if not _has_something(sock):
+                return sock, count
+            sock.close()
+        return None
+
+    def give(self, address: Address, sock: socket, count: int) -> None:
+        """Leave one for others, on which so many files were asked for, and came."""
+        self._begun[address.url].append((sock, count))
+
+    def close(self) -> None:
+        """Let go of what nobody took."""
+        for begun in self._begun.values():
+            while begun:
+                begun.pop()[0].close()
+
+
+def _has_something(sock: socket) -> bool:
+    """Whether a server said something unasked: nearly always that it has ended the connection."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))

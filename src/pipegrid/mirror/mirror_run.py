@@ -1,0 +1,392 @@
+"""State of one run; worker processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Any, NoReturn
+
+from pipegrid.errors import PipegridError
+from pipegrid.mirror.archive_file import ArchiveFile, MirrorError, kept_first
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.epoll_driver import EpollDriver
+from pipegrid.mirror.local_check import LocalCheck, MirrorEntry, VerifyPolicy, checked
+from pipegrid.mirror.mirror_http import Address
+from pipegrid.mirror.scheduler import Report, Scheduler, Tally
+
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+
+if TYPE_CHECKING:
+    from pipegrid.disk.commit import Policy
+    from pipegrid.mirror.mirror_http import SocketCache
+
+
+# One bringing up to date, as far as it has come: what is wanted, what waits, what there is to tell.
+#
+# It is begun by a sprint, where that can be, and brought to its end by ``mirror.Mirror``, if anything is
+# left.
+
+
+LOOKED_AT_ONCE = 256
+
+
+class MirrorRun:
+    """
+    Args:
+        staged, takes_up: as of ``local_check.LocalCheck``.
+
+    Attributes:
+        would_files, would_bytes: what would be fetched, if anything were.
+        all_read: nothing more is wanted.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        addresses: Sequence[Address],
+        doubt: VerifyPolicy,
+        staged: bool = False,
+        takes_up: bool = True,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.destination = destination
+        self.addresses = addresses
+        self.staged = staged
+        urls = [address.url for address in addresses]
+        self.plan = Scheduler(len(urls), urls, destination.serial_urls)
+        self.report = Report(tallies=[Tally(url) for url in urls])
+        self.would_files = self.would_bytes = 0
+        self.all_read = False
+        self._doubt = doubt
+        self._takes_up = takes_up
+        self._look: LocalCheck | None = None
+        self._told = 0
+        self._now = now
+        self._began_s = now()
+
+    @property
+    def look(self) -> LocalCheck:
+        """What finds out what is missing. In the destination's thread."""
+        if self._look is None:
+            self._look = LocalCheck(
+                self.destination, self.report, self._doubt, self.staged, self._takes_up
+            )
+        return self._look
+
+    def sprint(
+        self,
+        files: Iterable[MirrorEntry],
+        policy: Policy,
+        connections: int,
+        stopped: Callable[[], bool] = lambda: False,
+        progress: Callable[[Report], None] | None = None,
+        jobs: int = 1,
+        ahead: SocketCache | None = None,
+    ) -> bool:
+        """
+        Fetch what can be fetched without ado, in this thread, which has the destination meanwhile.
+
+        Args:
+            jobs: processes that share it; for a process without other threads. All is read before they begin.
+            ahead: has begun to connect to some of the mirrors.
+
+        Returns:
+            Whether that was all.
+
+        Raises:
+            BadEntry, MirrorError: as ``EpollDriver.run``.
+        """
+
+        def told() -> None:
+            if progress is not None:
+                progress(self.sum_up())
+
+        def run(
+            plan: Scheduler,
+            tallies: Sequence[Tally],
+            stops: Callable[[], bool],
+            entries: Iterable[ArchiveFile] = (),
+            processes: int = 1,
+        ) -> None:
+            own = plan is self.plan
+            if ahead is not None and not own:
+                ahead.close()  # this is another process, which has connections of its own
+            EpollDriver(
+                plan,
+                self.addresses,
+                tallies,
+                self.destination,
+                policy,
+                max(1, connections // processes),
+                self.look.missing,
+                self.staged,
+                stops,
+                told if own else lambda: None,  # other processes show nothing
+                ahead if own else None,
+            ).run(entries)
+
+        if jobs > 1:
+            self._share(files, jobs, run, stopped)
+        else:
+            run(self.plan, self.report.tallies, stopped, self._entries(files))
+        self.all_read = True
+        return self.plan.is_idle and not stopped()
+
+    def _entries(self, files: Iterable[MirrorEntry]) -> Iterator[ArchiveFile]:
+        destination = self.destination
+        return kept_first(checked(files), destination.folds, destination.is_there)
+
+    def _share(
+        self,
+        files: Iterable[MirrorEntry],
+        jobs: int,
+        run: Callable[..., None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        """Read all, and have several processes fetch it, of which this is one."""
+        # which few need
+
+        missing: list[ArchiveFile] = []
+        entries = self._entries(files)
+        while chunk := list(islice(entries, LOOKED_AT_ONCE)):
+            missing += self.look.missing(chunk)
+            if stopped():
+                return
+        own, *others = parts_of(missing, jobs)
+        del missing
+        run = partial(run, processes=1 + len(others))
+        helpers = WorkerProcesses(self.destination, self.report, run, stopped)
+        try:
+            for part in others:
+                helpers.start(part)
+            for each in own:
+                self.plan.add(each)
+            run(self.plan, self.report.tallies, stopped)
+            helpers.join(self.plan)
+        finally:
+            helpers.stop()
+
+    def finish(self) -> None:
+        """All is there, or has failed. In the destination's thread."""
+        if self._takes_up and not self.staged:  # what indexes name comes later
+            self.look.drop_leftovers()
+
+    def sum_up(self) -> Report:
+        """Return the report, brought up to date."""
+        report, plan = self.report, self.plan
+        report.fetched_files = plan.done_files + self.would_files
+        report.fetched_bytes = plan.done_bytes + self.would_bytes
+        report.retries = plan.retries
+        report.elapsed_s = self._now() - self._began_s
+        failed = plan.failed[self._told :]
+        self._told += len(failed)
+        for errand in failed:
+            reasons = errand.reasons or {}
+            why = "; ".join(
+                f"{self.addresses[number].url}: {reason}" for number, reason in reasons.items()
+            )
+            report.fail(errand.wanted.path, why or "no mirror could be used")
+        return report
+
+
+# One sprint by several processes, where one processor limits.
+#
+# Each has a part of the files, of about as many bytes and files as the others', connections of its own, and
+# the same directory. They are forked when it is known what is missing, before there are threads; each tells
+# through a pipe what it has done, and what it left waits in the plan of the process that began them, as if it
+# had left that itself. A process that ends without a word has its part looked at, and fetched again.
+#
+# Whoever is forked ends when its parent has: it looks each time that it would look for signals.
+
+FILE_BYTES = 32 << 10
+"""What a file costs whatever its size, in bytes that could be fetched meanwhile."""
+
+WORTHWHILE_FILES = 64
+"""A process more for fewer costs more than it saves."""
+
+LOOK_S = 0.1
+"""How often it is looked, while waiting for others, whether all is to end."""
+
+END_S = 5.0
+"""How long others have to end when they are told to; they look whenever bytes come, or none do."""
+
+Sprinting = Callable[[Scheduler, Sequence[Tally], Callable[[], bool]], None]
+"""Fetches what waits in a plan, as far as all goes well, until it is told to stop."""
+
+
+def parts_of(files: Sequence[ArchiveFile], jobs: int) -> list[list[ArchiveFile]]:
+    """Deal files to so many processes, or fewer if they are not worth it; each part takes as long."""
+    count = max(1, min(jobs, len(files) // WORTHWHILE_FILES))
+    parts: list[list[ArchiveFile]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for each in sorted(files, key=lambda one: -(one.size or 0)):
+        least = loads.index(min(loads))
+        parts[least].append(each)
+        loads[least] += (each.size or 0) + FILE_BYTES
+    return parts
+
+
+class WorkerProcesses:
+    """
+    Processes that fetch parts of what is wanted.
+
+    Args:
+        report: has the tallies of the mirrors, in the order of the plan.
+        sprint: what each process does.
+        stopped: whether all of it is to end.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        report: Report,
+        sprint: Sprinting,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._destination = destination
+        self._report = report
+        self._sprint = sprint
+        self._stopped = stopped
+        self._running: list[tuple[int, int, list[ArchiveFile]]] = []
+
+    def start(self, files: list[ArchiveFile]) -> None:
+        """Have one more process fetch these. Raises: MirrorError: there can be no more processes."""
+        ours, theirs = os.pipe()
+        parent = os.getpid()
+        try:
+            child = os.fork()
+        except OSError as error:
+            os.close(ours)
+            os.close(theirs)
+            raise MirrorError(
+                f"no further process can be started ({error.strerror}); ask for fewer --jobs"
+            ) from error
+        if not child:
+            os.close(ours)
+            self._work(files, theirs, lambda: self._stopped() or os.getppid() != parent)
+        os.close(theirs)
+        self._running.append((child, ours, files))
+
+    def _work(self, files: list[ArchiveFile], told: int, stopped: Callable[[], bool]) -> NoReturn:
+        """In the process: fetch, tell, and end without any of the parent's ceremony."""
+        status = 1
+        try:
+            self._destination.forked()
+            tallies = [Tally(each.url) for each in self._report.tallies]
+            urls = [each.url for each in tallies]
+            plan = Scheduler(len(urls), urls, self._destination.serial_urls)
+            for each in files:
+                plan.add(each)
+            try:
+                self._sprint(plan, tallies, stopped)
+                result = _result(plan, tallies, files)
+            except PipegridError as error:
+                result = {"error": str(error)}
+            with open(told, "w", encoding="ascii") as pipe:
+                json.dump(result, pipe)
+            status = 0
+        finally:
+            os._exit(status)
+
+    def join(self, plan: Scheduler) -> None:
+        """
+        Wait until all have ended, and put into a plan what they have done and what they have left.
+
+        If all of it is to end meanwhile, they are told.
+
+        Raises:
+            MirrorError: one could not go on: the destination can take nothing any more.
+        """
+        failed = None
+        self._destination.has_changed()
+        while self._running:
+            self._wait()
+            child, ours, files = self._running.pop(0)
+            with open(ours, encoding="ascii") as pipe:
+                text = pipe.read()
+            _, status = os.waitpid(child, 0)
+            if status:
+                self._look(plan, files)
+                continue
+            result = json.loads(text)
+            failed = failed or result.get("error")
+            if "error" not in result:
+                self._take_over(plan, files, result)
+        if failed:
+            raise MirrorError(failed)
+
+    def _wait(self) -> None:
+        """Until the first has something to tell: it tells all of it at once, in the end."""
+        looks = 0
+        while not select.select([self._running[0][1]], [], [], LOOK_S)[0]:
+            if self._stopped():
+                if looks in (0, round(END_S / LOOK_S)):
+                    self._tell(signal.SIGKILL if looks else signal.SIGTERM)
+                looks += 1
+
+    def _tell(self, number: signal.Signals) -> None:
+        for child, _, _ in self._running:
+            os.kill(child, number)
+
+    def _look(self, plan: Scheduler, files: list[ArchiveFile]) -> None:
+        """A process ended in the middle: what it has done is done."""
+        for each in files:
+            if self._destination.is_there(each):
+                plan.add_done(1, each.size or 0, 0)
+            else:
+                plan.add(each)
+
+    def _take_over(self, plan: Scheduler, files: list[ArchiveFile], result: dict[str, Any]) -> None:
+        plan.serial_urls.update(result["serial"])
+        plan.add_done(result["files"], result["bytes"], result["retries"])
+        for tally, counts in zip(self._report.tallies, result["tallies"], strict=True):
+            tally.files += counts[0]
+            tally.received_bytes += counts[1]
+            tally.refused += counts[2]
+            tally.broken += counts[3]
+            tally.connections += counts[4]
+            tally.busy_s = max(tally.busy_s, counts[5])  # it was busy at the same time
+        for number, refused_by, reasons in result["left"]:
+            plan.take_over(files[number], refused_by, {int(key): reasons[key] for key in reasons})
+
+    def stop(self) -> None:
+        """Have those that still run end at once."""
+        for child, ours, _ in self._running:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(ours)
+        self._running.clear()
+
+
+def _result(plan: Scheduler, tallies: Sequence[Tally], files: list[ArchiveFile]) -> dict[str, Any]:
+    """Return what a process has to tell; its files are named by where they stand in its part."""
+    numbers = {each.path: number for number, each in enumerate(files)}
+    return {
+        "files": plan.done_files,
+        "bytes": plan.done_bytes,
+        "retries": plan.retries,
+        "serial": sorted(plan.serial_urls),
+        "left": [
+            (numbers[each.wanted.path], each.refused_by & ~each.unproven, each.reasons or {})
+            for each in (*plan.waiting(), *plan.failed)
+        ],
+        "tallies": [
+            (
+                each.files,
+                each.received_bytes,
+                each.refused,
+                each.broken,
+                each.connections,
+                each.busy_s,
+            )
+            for each in tallies
+        ],
+    }

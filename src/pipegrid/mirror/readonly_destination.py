@@ -1,0 +1,177 @@
+"""
+A mirror's directory in which nothing is changed: that of a dry run, and of who may only read.
+
+Nothing is made there, not even the directory, and nothing is noted: no attribute, no row, no lock of its own.
+The lock of those who write is shared, if it is there and can be opened: so nobody writes during a look, and
+many may look. Without it a look still harms nobody.
+
+What a dry run has to fetch, to read it, lies in a directory for temporary files, in the place of ``HIDDEN``.
+It is locked as long as the run lasts; so the next one removes what one that was killed has left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pipegrid.disk import files as disk
+from pipegrid.mirror import HIDDEN
+from pipegrid.mirror.archive_file import MirrorError
+from pipegrid.mirror.destination import Destination, Directories, make_directory
+from pipegrid.mirror.hash_cache import HashCache
+from pipegrid.mirror.quick_check import StatCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pipegrid.mirror.archive_file import ArchiveFile
+
+_SCRATCH = "pipegrid-mirror-"
+"""What directories for temporary files begin with."""
+
+_LEFT_S = 3600.0
+"""So old is one that nobody has locked before it goes: just after it was made it is not locked yet."""
+
+_COPIED = "compressed"
+"""Of ``HIDDEN``: it is read, and added to (``compressed``)."""
+
+
+class ReadOnlyDestination(Destination):
+    """
+    As ``Destination``, but there need be none.
+
+    Attributes:
+        unnoted_files: of so many files it was found by hashing what could have been noted.
+    """
+
+    def _open(self, hidden: str) -> None:
+        self._scratch: str | None = None
+        self._directories = _Directories(
+            self.path, lambda: self._hidden, lambda: self._scratch or "TMPDIR"
+        )
+        seen = _Seen(os.path.join(hidden, "seen"), self.manifest)
+        self._verified = self._unnoted = _Verified(os.path.join(hidden, "verified.sqlite"), seen)
+
+    def _begin(self, lock: str) -> bool:
+        self.folds = self._directories.folds(HIDDEN)
+        try:
+            self._lock = disk.open_locked(lock, os.O_RDONLY, shared=True)
+        except OSError:
+            return True  # nobody mirrors to it yet, or it is not for everybody to open
+        return self._lock is not None
+
+    @property
+    def unnoted_files(self) -> int:  # type: ignore[override]
+        """Counted by all who would have noted something."""
+        return self._unnoted.files
+
+    @cached_property
+    def _hidden(self) -> int:  # type: ignore[override]
+        from shutil import copyfile  # which a look does not need
+        from tempfile import gettempdir, mkdtemp
+
+        remove_left(gettempdir())
+        self._scratch = mkdtemp(prefix=_SCRATCH)
+        fd = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with suppress(OSError):  # without locks none is ever taken for left
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        self.device = os.fstat(fd).st_dev
+        with suppress(OSError):
+            copyfile(f"{self.path}/{HIDDEN}/{_COPIED}", f"{self._scratch}/{_COPIED}")
+        return fd
+
+    @cached_property
+    def _incoming(self) -> int:  # type: ignore[override]
+        return make_directory(self._hidden, "incoming")
+
+    def close(self) -> None:
+        """Let go of everything; what was fetched to be read goes."""
+        super().close()
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            from shutil import rmtree
+
+            rmtree(scratch, ignore_errors=True)
+
+    def where(self, path: str) -> str:
+        if self._scratch is not None and path.startswith(f"{HIDDEN}/"):
+            return self._scratch + path[len(HIDDEN) :]
+        return super().where(path)
+
+    def leftovers(self) -> dict[bytes, str]:
+        """See ``Destination``; what an earlier run left is for the next one that fetches."""
+        return {}
+
+
+def remove_left(directory: str) -> None:
+    """Remove what dry runs of this user have left in a directory for temporary files, and nobody uses."""
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(_SCRATCH):
+                _remove_if_left(entry.path)
+
+
+def _remove_if_left(path: str) -> None:
+    with suppress(OSError):
+        fd = disk.open_locked(path, os.O_RDONLY | os.O_DIRECTORY)
+        if fd is None:
+            return
+        try:
+            found = os.fstat(fd)
+            if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _LEFT_S:
+                from shutil import rmtree
+
+                rmtree(path, ignore_errors=True)
+        finally:
+            os.close(fd)
+
+
+class _Directories(Directories):
+    """Those below one, none of which is made but in ``scratch``, which is in the place of ``HIDDEN``."""
+
+    def __init__(self, path: str, hidden: Callable[[], int], scratch: Callable[[], str]) -> None:
+        super().__init__(path, make=False)
+        self._hidden = hidden
+        self._scratch = scratch
+
+    def full(self, what: str) -> MirrorError:
+        """See ``Directories``; only in the directory for temporary files there can be no room."""
+        return MirrorError(
+            f"{self._scratch()} cannot {what}: the disk is full; make room, or name another directory with "
+            "TMPDIR"
+        )
+
+    def directory(self, path: str, make: bool) -> int | None:
+        if path == HIDDEN:
+            return self._hidden()
+        return super().directory(path, make and path.startswith(f"{HIDDEN}/"))
+
+
+class _Seen(StatCache):
+    """Rows that are only read."""
+
+    def _begin_anew(self) -> None:
+        pass
+
+    def keep(self) -> None:
+        self._new = []
+
+
+class _Verified(HashCache):
+    """What is known, and stays so."""
+
+    files = 0
+
+    def note(self, fd: int, wanted: ArchiveFile) -> None:
+        self.files += 1
+
+    def withdraw(self, fd: int, wanted: ArchiveFile, status: os.stat_result) -> bool:
+        self.files += 1
+        return self.seen.withdraw(wanted.digest, status)
+
+    def forget(self, path: str) -> None:
+        """Nothing was noted here, so there is nothing to forget."""

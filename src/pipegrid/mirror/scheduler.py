@@ -1,0 +1,569 @@
+"""Fetch scheduler (pure): queue, stalls, stealing, tallies."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from pipegrid.mirror.archive_file import ArchiveFile, Value
+
+# Which file is asked of which mirror next: decisions, without a connection, a clock or a file.
+#
+# **Goal.** Every mirror's line is full until the last file; no file is lost because one mirror failed;
+# nobody waits for the slowest.
+#
+# **Queue.** Files go out largest first. The first request on a connection is then a large one, so that TCP
+# opens its window; the many small ones fill the pipes at the end, when every line is fast.
+#
+# **Failures.** A file that a mirror could not give is put back for *another* mirror. What mirrors lack or
+# have wrong (``refused``) they are not asked for again, and when all have refused a file, it has failed.
+# What broke on its way (``broken``: lost connections, silence, answers cut short) is nobody's verdict:
+# others are asked first, then the same again, ``MAX_BREAKS`` times in all for each mirror. What was never
+# looked at (``unasked``) is no failure, and what a mirror put off that is ``busy`` is not the file's.
+#
+# **Pipelining.** Some servers and proxies mix up, drop or join the answers to pipelined requests. So what is
+# said of a file counts only if its request was alone on a connection that never had two. A *wrong* file in
+# ``company`` is a doubt: that mirror is asked for it again, alone, and until it has answered gets one request
+# at a time (``is_serial``). If the file is then right, the mirror is serial for the rest of the run; if not,
+# the fault is the mirror's own, and it is pipelined again. What a mirror refuses in company is asked of
+# others first.
+#
+# **The last word.** The mirror that served the index knows what it names. While others could still give a
+# file it does not have to; but what it refuses only counts as refused by all when all others did, too.
+#
+# **Invariant.** Each file is in exactly one of: waiting, on its way (once or, when the end is near, twice),
+# done, failed.
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Failure = Literal["refused", "wrong", "broken", "busy"]
+
+MAX_BREAKS = 3
+"""Times that a file may break on its way from one mirror. Each costs a connection at least."""
+
+UNKNOWN_BYTES = 1 << 20
+"""What a file of unknown size counts as: an index, which others wait for."""
+
+
+class FetchJob:
+    """
+    One file and what became of asking for it. There may be hundreds of thousands: it is kept small.
+
+    Attributes: refused_by, under_way: bits, one a mirror: those that lack it or have it wrong, those that
+        are asked now. company: bits, too: those with further requests on the connection on which it is
+        asked. unproven: those that refused it in company. in_doubt: those to be asked again, alone. breaks:
+        how often it broke on its way from each; None: never. reasons: the last reason of each mirror, for
+        people. is_over: done, or failed.
+    """
+
+    __slots__ = (
+        "breaks",
+        "company",
+        "in_doubt",
+        "is_over",
+        "reasons",
+        "refused_by",
+        "under_way",
+        "unproven",
+        "wanted",
+    )
+
+    def __init__(self, wanted: ArchiveFile) -> None:
+        self.wanted = wanted
+        self.refused_by = 0
+        self.under_way = 0
+        self.company = 0
+        self.unproven = 0
+        self.in_doubt = 0
+        self.is_over = False
+        self.breaks: dict[int, int] | None = None
+        self.reasons: dict[int, str] | None = None
+
+    def __repr__(self) -> str:
+        state = "over" if self.is_over else "under way" if self.under_way else "waiting"
+        return f"<Errand {self.wanted.path!r} {state}>"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it counts as: ``UNKNOWN_BYTES`` if nobody has said its size."""
+        return _size_of(self.wanted)
+
+    def breaks_at(self, mirror: int) -> int:
+        """How often it broke on its way from a mirror."""
+        return 0 if self.breaks is None else self.breaks.get(mirror, 0)
+
+    def note(self, mirror: int, reason: str) -> None:
+        """Keep why a mirror could not give it."""
+        if self.reasons is None:
+            self.reasons = {}
+        self.reasons[mirror] = reason
+
+
+def _size_of(wanted: ArchiveFile) -> int:
+    return UNKNOWN_BYTES if wanted.size is None else wanted.size
+
+
+def _errand(each: FetchJob | ArchiveFile) -> FetchJob:
+    return each if isinstance(each, FetchJob) else FetchJob(each)
+
+
+class Scheduler:
+    """
+    The files of one mirroring.
+
+    Args:
+        mirrors: how many there are; they are numbered from 0.
+        urls: of the mirrors.
+        serial_urls: of those that this run has found unable to pipeline; what is learnt here is added.
+
+    Attributes:
+        failed: what no mirror could give.
+        done_files, done_bytes: what has come.
+        retries: how often a file was put back.
+    """
+
+    def __init__(
+        self, mirrors: int, urls: Sequence[str] = (), serial_urls: set[str] | None = None
+    ) -> None:
+        self.failed: list[FetchJob] = []
+        self.done_files = self.done_bytes = self.retries = 0
+        self.serial_urls: set[str] = set() if serial_urls is None else serial_urls
+        self._mirrors = mirrors
+        self._urls = urls or [str(number) for number in range(mirrors)]
+        # By mirror: what it is to be asked for alone, and how much of that it has not answered yet.
+        self._doubted: list[list[FetchJob]] = [[] for _ in range(mirrors)]
+        self._doubts = [0] * mirrors
+        self._gone: set[int] = set()
+        self._resting: set[int] = set()
+        # Largest first; the count keeps equal sizes in the order in which they came. Both are one number, and
+        # what was not asked for yet has no errand: of a list of 300,000 files that is 50 MB less.
+        self._waiting: list[tuple[int, FetchJob | ArchiveFile]] = []
+        self._count = 0
+        # Not for every mirror: few, so they are looked through.
+        self._again: list[FetchJob] = []
+        self._open = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan {len(self._waiting)} waiting, {len(self._again)} again, {self._open} open,"
+            f" {self.done_files} done, {len(self.failed)} failed>"
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every file is done or has failed."""
+        return not self._open
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits to be asked for."""
+        return bool(self._waiting or self._again) or any(self._doubted)
+
+    def is_serial(self, mirror: int) -> bool:
+        """Whether it gets one request at a time, on connections that never had two."""
+        return bool(self._doubts[mirror]) or self._urls[mirror] in self.serial_urls
+
+    def becomes_serial(self, mirror: int) -> None:
+        """It cannot pipeline: it gets one request at a time for the rest of the run."""
+        self.serial_urls.add(self._urls[mirror])
+
+    def add(self, wanted: ArchiveFile) -> None:
+        """One more file is wanted."""
+        self._open += 1
+        self._put(wanted, _size_of(wanted))
+
+    def add_done(self, files: int, size_bytes: int, retries: int) -> None:
+        """So many files that were never added here have come; others fetched them."""
+        self.done_files += files
+        self.done_bytes += size_bytes
+        self.retries += retries
+
+    def take_over(self, wanted: ArchiveFile, refused_by: int, reasons: dict[int, str]) -> None:
+        """One more file is wanted, for which others have asked in vain; as attributes of ``FetchJob``."""
+        errand = FetchJob(wanted)
+        errand.refused_by = refused_by
+        errand.reasons = reasons or None
+        self._open += 1
+        self._put_back(errand)
+
+    def next(self, mirror: int) -> FetchJob | None:
+        """Return what to ask this mirror for now; None: nothing that it may be asked for waits."""
+        if mirror in self._gone:
+            return None
+        errand = self._take_doubted(mirror, mirror) or self._take_again(mirror)
+        if errand is None and self._waiting:
+            errand = _errand(heapq.heappop(self._waiting)[1])
+        if errand is None:
+            for other in range(self._mirrors):
+                errand = errand or self._take_doubted(other, mirror)
+        if errand is None:
+            return None
+        errand.under_way |= 1 << mirror
+        return errand
+
+    def copy(self, errand: FetchJob, mirror: int) -> bool:
+        """Ask another mirror, too, for what one is slow to give; returns whether it may be asked."""
+        if errand.is_over or errand.under_way >> mirror & 1 or not self._may_ask(errand, mirror):
+            return False
+        errand.under_way |= 1 << mirror
+        return True
+
+    def done(self, errand: FetchJob, mirror: int, size_bytes: int) -> bool:
+        """Note that it has come and is right; returns False if another mirror was quicker."""
+        self._arrived(errand, mirror)
+        if errand.is_over:
+            return False
+        if errand.in_doubt >> mirror & 1:
+            self.retries += 1
+            self.becomes_serial(mirror)
+        self._settle(errand, errand.in_doubt)
+        errand.is_over = True
+        self._open -= 1
+        self.done_files += 1
+        self.done_bytes += size_bytes
+        return True
+
+    def unasked(self, errand: FetchJob, mirror: int) -> None:
+        """The mirror never looked at the request, or it was taken back: that is no failure."""
+        self._arrived(errand, mirror)
+        self._put_back(errand)
+
+    def failed_at(self, errand: FetchJob, mirror: int, kind: Failure, reason: str) -> bool:
+        """
+        Note that this mirror could not give it; it is put back for another one, or has failed.
+
+        Returns:
+            False if that is only a doubt: the file is wrong, and other requests were on the connection.
+        """
+        bit = 1 << mirror
+        in_company = errand.company & bit
+        self._arrived(errand, mirror)
+        if errand.is_over:
+            return True
+        errand.note(mirror, reason)
+        if kind == "wrong" and in_company:
+            self._doubt(errand, bit)
+            self._put_back(errand)
+            return False
+        if kind in ("refused", "wrong"):
+            errand.refused_by |= bit
+            errand.unproven |= in_company
+            if not in_company:
+                self._settle(errand, errand.in_doubt & bit)
+        elif kind == "broken":
+            breaks = errand.breaks = errand.breaks or {}
+            breaks[mirror] = breaks.get(mirror, 0) + 1
+        self.retries += 1
+        self._put_back(errand)
+        return True
+
+    def _doubt(self, errand: FetchJob, mirrors: int) -> None:
+        """Have these mirrors asked for it again, alone."""
+        errand.refused_by &= ~mirrors
+        errand.unproven &= ~mirrors
+        for mirror in range(self._mirrors):
+            self._doubts[mirror] += (mirrors & ~errand.in_doubt) >> mirror & 1
+        errand.in_doubt |= mirrors
+
+    def _settle(self, errand: FetchJob, mirrors: int) -> None:
+        """These mirrors, of those that were to be asked for it alone, are not any more."""
+        errand.in_doubt &= ~mirrors
+        if mirrors:
+            for mirror in range(self._mirrors):
+                self._doubts[mirror] -= mirrors >> mirror & 1
+
+    def rests(self, mirror: int, resting: bool = True) -> None:
+        """This mirror is left alone for a while (or no longer): nothing waits for it in particular."""
+        if resting:
+            self._resting.add(mirror)
+        else:
+            self._resting.discard(mirror)
+
+    def gave_up(self, mirror: int, reason: str) -> None:
+        """This mirror is asked for nothing any more; what was asked of it has been told already."""
+        self._gone.add(mirror)
+        again, self._again = self._again + self._doubted[mirror], []
+        self._doubted[mirror] = []
+        for errand in again:
+            if len(self._gone) == self._mirrors:
+                errand.note(mirror, reason)
+            self._put_back(errand)
+        if len(self._gone) < self._mirrors:
+            return  # others may be asked for all that waits
+        waiting, self._waiting = self._waiting, []
+        common = {mirror: reason}
+        for _, each in waiting:
+            errand = _errand(each)
+            if errand.reasons is None:
+                errand.reasons = common
+            else:
+                errand.note(mirror, reason)
+            self._put_back(errand)
+
+    def _put(self, each: FetchJob | ArchiveFile, size_bytes: int) -> None:
+        self._count += 1
+        heapq.heappush(self._waiting, (self._count - (size_bytes << 32), each))
+
+    def _put_back(self, errand: FetchJob) -> None:
+        if errand.is_over or errand.under_way:
+            return
+        if errand.in_doubt:
+            able = self._able(errand)
+            self._settle(errand, errand.in_doubt & ~able)
+        elif errand.unproven and not self._able(errand):
+            self._doubt(errand, errand.unproven)
+            self._settle(errand, errand.in_doubt & ~self._able(errand))
+        if errand.in_doubt:
+            first = (errand.in_doubt & -errand.in_doubt).bit_length() - 1
+            self._doubted[first].append(errand)
+        elif not any(self._may_ask(errand, mirror) for mirror in range(self._mirrors)):
+            errand.is_over = True
+            self._open -= 1
+            self.failed.append(errand)
+        elif errand.refused_by or errand.breaks:
+            self._again.append(errand)
+        else:
+            self._put(errand, errand.size_bytes)
+
+    def _arrived(self, errand: FetchJob, mirror: int) -> None:
+        assert errand.under_way >> mirror & 1, errand
+        errand.under_way &= ~(1 << mirror)
+        errand.company &= ~(1 << mirror)
+
+    def _able(self, errand: FetchJob) -> int:
+        """Return the bits of those that may be asked for it."""
+        return sum(1 << each for each in range(self._mirrors) if self._may_ask(errand, each))
+
+    def _may_ask(self, errand: FetchJob, mirror: int) -> bool:
+        return (
+            mirror not in self._gone
+            and not errand.refused_by >> mirror & 1
+            and errand.breaks_at(mirror) < MAX_BREAKS
+        )
+
+    def _take_doubted(self, of: int, mirror: int) -> FetchJob | None:
+        """What one mirror is to be asked for alone goes out first, and to others only in the end."""
+        for index, errand in enumerate(self._doubted[of]):
+            if self._may_ask(errand, mirror):
+                return self._doubted[of].pop(index)
+        return None
+
+    def _take_again(self, mirror: int) -> FetchJob | None:
+        """What came back goes out first, to a mirror where it did not break yet, if there is one."""
+        for index, errand in enumerate(self._again):
+            if not self._may_ask(errand, mirror):
+                continue
+            breaks = errand.breaks_at(mirror)
+            others = (
+                errand.breaks_at(other)
+                for other in range(self._mirrors)
+                if other not in self._resting and self._may_ask(errand, other)
+            )
+            if breaks <= min(others, default=breaks):
+                return self._again.pop(index)
+        return None
+
+    def waiting(self) -> Iterator[FetchJob]:
+        """Yield what waits, in no order."""
+        for entry in self._waiting:
+            yield _errand(entry[1])
+        yield from self._again
+        for doubted in self._doubted:
+            yield from doubted
+
+    def _check_invariants(self) -> None:
+        for errand in self.waiting():
+            assert not errand.is_over, errand
+            assert not errand.under_way, errand
+        assert self._open >= 0, self
+        assert all(count >= 0 for count in self._doubts), self._doubts
+
+
+# Which mirror is too slow, and what of its work others should do: numbers in, moves out.
+#
+# Called a few times a second, with what each mirror owes and how long ago its last byte came.
+#
+# **Stalls.** A connection from which no byte has come for a second, though it owes some, loses what it was
+# asked for, if there is another mirror; if there is none, after ``LONE_STALL_S``, or ``PIPELINED_STALL_S``.
+# While our own disk holds reading up nobody stalls.
+#
+# **The tail.** When nothing waits any more, a mirror that has finished takes over from the one that would
+# finish last as much as evens out their times. What it takes is asked twice, and whoever is first has given
+# it.
+
+STALL_S = 1.0
+LONE_STALL_S = 15.0
+PIPELINED_STALL_S = 3.0
+"""Of a connection that has had several requests at a time, and may be silent because of that."""
+
+WORTH_STEALING_S = 0.5
+"""What would come within this time anyway is left where it is."""
+
+RATE_MEMORY_S = 2.0
+
+
+class ReceiveRate:
+    """How fast one mirror gives, lately."""
+
+    __slots__ = ("_at_s", "_received_bytes", "bytes_per_s")
+
+    def __init__(self) -> None:
+        self.bytes_per_s = 0.0
+        self._received_bytes = 0
+        self._at_s: float | None = None
+
+    def note(self, now_s: float, received_bytes: int, owes: bool) -> None:
+        """So many bytes have come in all. Time in which nothing was owed does not count."""
+        if self._at_s is not None and now_s > self._at_s:
+            elapsed_s = now_s - self._at_s
+            rate = (received_bytes - self._received_bytes) / elapsed_s
+            if owes or rate > 0:
+                weight = min(1.0, elapsed_s / RATE_MEMORY_S) if self.bytes_per_s else 1.0
+                self.bytes_per_s += weight * (rate - self.bytes_per_s)
+        self._at_s, self._received_bytes = now_s, received_bytes
+
+
+class MirrorStanding(Value):
+    """
+    How one mirror stands.
+
+    Attributes:
+        mirror: its number.
+        owed_bytes: asked and not come.
+        bytes_per_s: lately; 0.0 while unknown.
+        can_work: is neither resting nor given up.
+    """
+
+    __slots__ = ("bytes_per_s", "can_work", "mirror", "owed_bytes")
+
+    def __init__(self, mirror: int, owed_bytes: int, bytes_per_s: float, can_work: bool) -> None:
+        self.mirror = mirror
+        self.owed_bytes = owed_bytes
+        self.bytes_per_s = bytes_per_s
+        self.can_work = can_work
+
+    @property
+    def left_s(self) -> float:
+        """When it would have finished."""
+        if not self.owed_bytes:
+            return 0.0
+        return self.owed_bytes / self.bytes_per_s if self.bytes_per_s else float("inf")
+
+
+def has_stalled(idle_s: float, others: bool, pipelined: bool = False) -> bool:
+    """
+    Return whether a connection that owes something has been silent for too long.
+
+    Args:
+        others: whether another mirror can do its work.
+        pipelined: it has had several requests at a time.
+    """
+    return idle_s > (STALL_S if others else PIPELINED_STALL_S if pipelined else LONE_STALL_S)
+
+
+class Theft(Value):
+    """A mirror takes over from another about so many bytes, from the end of what that was asked for."""
+
+    __slots__ = ("size_bytes", "thief", "victim")
+
+    def __init__(self, thief: int, victim: int, size_bytes: int) -> None:
+        self.thief = thief
+        self.victim = victim
+        self.size_bytes = size_bytes
+
+
+def choose_steal(
+    standings: Sequence[MirrorStanding], reserve_bytes: int = 64 << 10
+) -> Theft | None:
+    """
+    Return who should take over from whom, now that nothing waits; None: nobody needs to.
+
+    Args:
+        reserve_bytes: what is taken at least, so that a mirror that gives nothing is relieved of something.
+    """
+    able = [one for one in standings if one.can_work]
+    idle = [one for one in able if not one.owed_bytes]
+    late = max(standings, key=lambda one: one.left_s, default=None)
+    if not idle or late is None or late.left_s < WORTH_STEALING_S:
+        return None
+    thief = max(idle, key=lambda one: one.bytes_per_s)
+    rates = thief.bytes_per_s + late.bytes_per_s
+    share = thief.bytes_per_s / rates if rates else 0.5
+    return Theft(thief.mirror, late.mirror, max(reserve_bytes, int(late.owed_bytes * share)))
+
+
+# What has become of a mirroring, in all and of each mirror; also while it goes on.
+
+MAX_SHOWN = 20
+"""Reasons that are kept for people; the others are counted."""
+
+
+class Tally:
+    """
+    What one mirror has done.
+
+    Attributes:
+        busy_s: during which it owed something.
+        broken: requests that broke on their way; ``refused``: that it lacked or had wrong.
+        given_up: why it is asked for nothing any more; None: it may be.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.files = self.received_bytes = self.refused = self.broken = self.connections = 0
+        self.busy_s = 0.0
+        self.given_up: str | None = None
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes received a second, of the time in which it owed something; 0.0 if there was none."""
+        return self.received_bytes / self.busy_s if self.busy_s else 0.0
+
+
+class Report:
+    """
+    What has become of a mirroring; also while it goes on.
+
+    Attributes:
+        wanted_files, wanted_bytes: what the list or index names, as far as it has been read.
+        present_files: what was there and right.
+        fetched_files, fetched_bytes: what was not.
+        failed: path and reason of what no mirror could give.
+        failed_files: how many those are.
+        unnoted_files: what was found of so many by hashing could not be written down.
+        retries: how often a file was asked of another mirror, or again.
+        tallies: of each mirror, in the order given.
+        elapsed_s: until now.
+    """
+
+    def __init__(self, tallies: Sequence[Tally] = ()) -> None:
+        self.wanted_files = self.wanted_bytes = 0
+        self.present_files = self.present_bytes = 0
+        self.fetched_files = self.fetched_bytes = 0
+        self.failed_files = self.unnoted_files = self.retries = 0
+        self.failed: list[tuple[str, str]] = []
+        self.tallies = tallies
+        self.elapsed_s = 0.0
+
+    def fail(self, path: str, why: str) -> None:
+        """One more file that could not be had, or is wrong."""
+        self.failed_files += 1
+        if len(self.failed) < MAX_SHOWN:
+            self.failed.append((path, why))
+
+    def withdraw(self, path: str) -> None:
+        """A file that had failed is there after all."""
+        self.failed_files -= 1
+        self.failed = [each for each in self.failed if each[0] != path]
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no mirror is left that could be asked for more."""
+        return all(tally.given_up is not None for tally in self.tallies)
+
+    @property
+    def ranking(self) -> list[Tally]:
+        """The mirrors, the one that delivered fastest first."""
+        return sorted(self.tallies, key=lambda tally: -tally.bytes_per_s)

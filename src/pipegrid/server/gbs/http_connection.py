@@ -1,0 +1,671 @@
+"""One client's HTTP connection; connection factory."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from typing import Protocol as Interface
+
+import attrs
+import httptools
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IAddress, IPushProducer, IReactorTime
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.reactor import process_settings
+from pipegrid.reactor.deferreds import Timer, Waiters
+from pipegrid.reactor.sockets import set_bulk_buffers
+from pipegrid.server.fair_scheduler import CpuUsage, FairTurns
+from pipegrid.server.gbs.request_check import Request
+from pipegrid.server.gbs.request_order import Life, RequestOrder, ServerEvent, TurnState, TurnTaking
+from pipegrid.server.gbs.request_parser import RequestParser
+from pipegrid.server.gbs.responses import Answer
+from pipegrid.storage.uploads.eviction import Client, address_of
+
+if TYPE_CHECKING:
+    from pipegrid.server.gbs.service import GbsService
+
+
+# What was read and not parsed yet, and how much is read, and parsed, at a time.
+#
+# httptools cannot be stopped in the middle of what it was fed. So it is fed 16 KiB at most, or as much of a
+# body as is sure to come; what it was not fed waits here, at most what the transport had read already.
+
+FEED_BYTES = 16384
+STRANGER_FEED_BYTES = 1024
+"""
+The same before the secret was shown: a request of 18 bytes becomes a kilobyte of memory, and few are
+answered.
+"""
+STRANGER_RECEIVE_BYTES = 4 * 1024
+RECEIVE_BYTES = 64 * 1024
+"""Read from the socket at a time; a thousand clients that take no answers may each have as much waiting."""
+BULK_RECEIVE_BYTES = 128 * 1024
+"""
+The same in the middle of a long body, which goes to the disk as it comes. With 512 KiB, which leaves the
+processor's cache between two steps, a megabyte cost half as much time again.
+"""
+
+
+class ReadBuffer:
+    """
+    Of one connection.
+
+    Attributes:
+        waiting: what was read and not parsed.
+        least_bytes: that may be parsed at once, whatever it is.
+        paused: nothing is read for now.
+    """
+
+    __slots__ = ("_bulk", "_order", "_transport", "least_bytes", "paused", "waiting")
+
+    def __init__(self, order: RequestOrder) -> None:
+        self._order = order
+        self._transport: Any = None
+        self._bulk = False
+        self.waiting: deque[bytes] = deque()
+        self.least_bytes = STRANGER_FEED_BYTES
+        self.paused = False
+
+    def attach(self, transport: Any) -> None:
+        """Read from it, which is a stranger's."""
+        self._transport = transport
+        set_bulk_buffers(transport, STRANGER_RECEIVE_BYTES)
+
+    def become_known(self) -> bool:
+        """The secret was shown; returns whether that is news."""
+        if self.least_bytes == FEED_BYTES:
+            return False
+        self.least_bytes = FEED_BYTES
+        set_bulk_buffers(self._transport, RECEIVE_BYTES)
+        return True
+
+    def body_begins(self) -> None:
+        """Read as much at a time as is good for it."""
+        if (self._order.body_left > RECEIVE_BYTES) != self._bulk:
+            self._bulk = not self._bulk
+            set_bulk_buffers(self._transport, BULK_RECEIVE_BYTES if self._bulk else RECEIVE_BYTES)
+
+    def next_piece(self) -> bytes:
+        """Return what the parser may have next: a body, however long, is one event."""
+        data, limit = self.waiting.popleft(), self.least_bytes
+        if self._order.receiver is not None:
+            limit = max(limit, self._order.body_left)
+        if len(data) > limit:
+            self.waiting.appendleft(data[limit:])
+            data = data[:limit]
+        return data
+
+    def read_on(self, wanted: bool) -> None:
+        """Read, or read nothing until it is said again."""
+        if wanted == self.paused:
+            self.paused = not wanted
+            if wanted:
+                self._transport.resumeProducing()
+            else:
+                self._transport.pauseProducing()
+
+
+# How long a client may take for what: decided from what it has done and what it is owed, without I/O.
+#
+# What has been silent for 60 s without being owed an answer is closed, and so are heads and small bodies that
+# dribble in for longer than that, and clients that for ten minutes took nothing of what they asked for.
+# Who has not shown the secret has 30 s for everything: for TLS's handshake and a first request, for a
+# head, and for the body of a request that is refused already.
+
+IDLE_TIMEOUT_S = 60.0
+HEAD_TIMEOUT_S = 30.0
+BODY_TIMEOUT_S = 60.0  # of bodies that are messages; share data only has to keep coming
+BODY_BYTES_PER_S = 1000
+"""A message that comes at least that fast may take longer: changes of mutable files have share data in it."""
+STUCK_TIMEOUT_S = 600.0
+CLOSE_TIMEOUT_S = 30.0
+
+
+class GivenUp(Enum):
+    """Why a connection is given up; its value is a clause for the log, if it is worth a line."""
+
+    STUCK = "it takes nothing of what it asked for"
+    REQUEST = "its request does not get on"
+    REFUSED = "its request was refused, and does not end"
+    IDLE = ""
+
+
+@attrs.define
+class ActivityTimes:
+    """
+    When what happened last, by the clock of ``turns``.
+
+    Attributes:
+        heard_s: anything came.
+        began_s: a request, or the connection, began.
+        moved_s: the transport was full, or had room again.
+    """
+
+    heard_s: float
+    began_s: float
+    moved_s: float
+
+
+def overdue(
+    now_s: float, moments: ActivityTimes, order: RequestOrder, in_head: bool, queued: bool
+) -> GivenUp | None:
+    """
+    Return why a connection that is not closing has had its time, if it has.
+
+    Args:
+        in_head: a head has begun, and is not complete.
+        queued: what came waits to be carried out.
+    """
+    if not order.can_write:
+        return GivenUp.STUCK if now_s - moments.moved_s > STUCK_TIMEOUT_S else None
+    since_s = now_s - moments.began_s
+    if in_head and not queued:
+        return GivenUp.REQUEST if since_s > HEAD_TIMEOUT_S else None
+    if order.unanswered or queued:
+        return None  # we owe it an answer
+    if order.receives_message:
+        more_s = order.message_bytes / BODY_BYTES_PER_S
+        return GivenUp.REQUEST if since_s > BODY_TIMEOUT_S + more_s else None
+    if not order.known and order.receiver is not None:
+        return GivenUp.REFUSED if since_s > HEAD_TIMEOUT_S else None
+    patience_s = IDLE_TIMEOUT_S if order.known else HEAD_TIMEOUT_S
+    return GivenUp.IDLE if now_s - moments.heard_s > patience_s else None
+
+
+# One client's connection to the GBS server: bytes in, bytes out, and for how long.
+#
+# Its requests are carried out, and answered, by ``order``. Here is what surrounds that: the transport, the
+# parser, what waits between the two, timeouts, and the end.
+#
+# What it can be, and what it becomes with what happens, are the tables in ``states``; how long a client may
+# take for what stands in ``timeouts``; how much is read at a time, in ``intake``.
+#
+# **Back-pressure.** While a request must wait for its turn, nothing more is read, and what the parser finds
+# behind it is queued (``_events``).
+#
+# **Turns.** What takes long is done in turns with other connections (see ``server.fair_scheduler``).
+# While it waits for its turn, nothing more is read.
+#
+# The connection is its transport's producer for as long as it lives. Registering one for each answer is what
+# goes wrong elsewhere, when a long answer begins while the transport is full.
+#
+# **Time.** ``tick`` is called every few seconds. Who has not shown the secret has less time, and less of what
+# was sent is looked at in advance. How long a connection has been of no use, ``quiet_s``, decides who makes
+# room when there are too many (see ``crowd``).
+
+USEFUL_BYTES = 4096
+"""Of a body: with less since it last was of use, the connection is of none."""
+log = Logger()
+
+_CONNECTIONS = itertools.count(1)
+_END = b""  # among the events: the request's body is complete
+
+
+@attrs.frozen
+class _Broken:
+    """Among the events: what follows is not HTTP, or too much of it."""
+
+    answer: Answer
+    reason: str
+
+
+class Site(Interface):
+    """
+    What a connection tells of itself.
+
+    Attributes:
+        turns: whose turn it is.
+    """
+
+    turns: FairTurns[GbsConnection]
+
+    def seconds(self) -> float:
+        """Return the seconds of the clock that all connections share."""
+
+    def connected(self, connection: GbsConnection) -> None:
+        """Count a connection that was made, and look at it from time to time."""
+
+    def disconnected(self, connection: GbsConnection) -> None:
+        """Count a connection no more, as its transport is gone."""
+
+    def has_ready(self, connection: GbsConnection) -> None:
+        """Have ``send_ready`` called once, soon."""
+
+    def note_hostile(self, peer: str, reason: str) -> None:
+        """Write to the log why a client was turned away."""
+
+
+@implementer(IPushProducer)
+class GbsConnection(Protocol):
+    """
+    See above. The reactor's thread only.
+
+    Attributes:
+        place: its address, as ``turns`` counts them.
+        spending: how long the server has worked for it.
+    """
+
+    def __init__(self, site: Site, service: GbsService, now_s: float) -> None:
+        self._site = site
+        self._turns = turns = site.turns
+        self._order = RequestOrder(service, partial(site.has_ready, self), turns)
+        # Whose turn it is.
+        self.spending = CpuUsage(now_s)
+        self.place = ""
+        self._turn = TurnTaking(turns, self)
+        # What comes in.
+        self._parser = RequestParser(self)
+        self._intake = ReadBuffer(self._order)
+        self._events: deque[Request | bytes | _Broken] = deque()
+        # When what happened last.
+        self._closing_since_s = now_s
+        self._moments = ActivityTimes(now_s, now_s, now_s)
+        self._useful_s = now_s
+        self._useful_left = 0  # of the body, then
+        self.on_known: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<GbsConnection, {len(self._events)} queued, {self._order!r}>"
+
+    # Twisted's side.
+
+    def connectionMade(self) -> None:
+        """Become the transport's producer for good."""
+        transport = self._transport
+        if hasattr(transport, "setTcpNoDelay"):
+            transport.setTcpNoDelay(True)
+        self._intake.attach(transport)
+        host = str(getattr(transport.getPeer(), "host", "unknown"))
+        self.place = address_of(host)
+        self._order.client = Client(self.place, next(_CONNECTIONS))
+        transport.registerProducer(self, True)
+        self._site.connected(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        """Take bytes in any split."""
+        self._moments.heard_s = self._turns.start()
+        if self._order.ended or self._parser.broken:
+            return
+        order, intake = self._order, self._intake
+        in_body = order.receiver is not None and not (
+            intake.waiting or self._events or order.unanswered
+        )
+        if in_body and not order.attended and len(data) <= max(intake.least_bytes, order.body_left):
+            # In the middle of a body there is nothing to consider, and most bytes come there.
+            self._feed(data)
+            if order.receiver is not None and not (self._events or order.unanswered):
+                if self._useful_left - order.body_left >= USEFUL_BYTES:
+                    self._note_use()
+                return
+            data = b""
+        if data:
+            intake.waiting.append(data)
+        self._work()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Keep what was received; forget what was not answered."""
+        self._order.lose()
+        self._events.clear()
+        self._intake.waiting.clear()
+        self._turns.leave(self)
+        self._site.disconnected(self)
+
+    def pauseProducing(self) -> None:
+        self._order.can_write = False
+        self._moments.moved_s = self._site.seconds()
+
+    def resumeProducing(self) -> None:
+        self._order.can_write = True
+        self._moments.moved_s = self._turns.start()
+        self._work()
+
+    def stopProducing(self) -> None:
+        """The connection is lost; ``connectionLost`` follows."""
+
+    # The server's side.
+
+    def tick(self, now_s: float) -> None:
+        """Close the connection if its time is up."""
+        order = self._order
+        if order.ended:
+            if now_s - self._closing_since_s > CLOSE_TIMEOUT_S and not order.lost:
+                self._transport.abortConnection()
+            return
+        queued = bool(self._events)
+        why = overdue(now_s, self._moments, order, self._parser.in_head, queued)
+        if why is not None:
+            if why.value:
+                self._site.note_hostile(self._peer(), why.value)
+            if why is GivenUp.STUCK:
+                self._transport.abortConnection()
+            else:
+                self._close()
+
+    def quiet_s(self) -> float:
+        """Return for how long nothing of use has come or gone; 0 while we owe an answer."""
+        order = self._order
+        if (order.unanswered or self._events) and order.can_write:
+            return 0.0
+        return self._site.seconds() - max(self._useful_s, self._moments.moved_s)
+
+    def _note_use(self) -> None:
+        """
+        A request has begun, or enough of a body has come.
+
+        It is noted when it happens. Found out when somebody had to make room, it made all of a crowd that
+        had never been looked at useful at that very moment, and a newcomer went instead.
+        """
+        self._useful_s = self._moments.heard_s
+        self._useful_left = self._order.body_left
+
+    def drain(self) -> None:
+        """Answer what has been begun, then close."""
+        order = self._order
+        order.move(ServerEvent.DRAINS)
+        if not order.unanswered and order.receiver is None:
+            self._close()
+
+    def abort(self) -> None:
+        """Close the connection at once, without what waits to be sent."""
+        if not self._order.lost:
+            self._transport.abortConnection()
+
+    def send_ready(self) -> None:
+        """Send the answers that have become ready since; the server calls it once for many."""
+        self._turns.start()
+        self._work()
+
+    def take_turn(self) -> None:
+        """Go on with what had to wait for others."""
+        self._turn.is_given()
+        self._turns.start()
+        self._work()
+
+    # The parser's side.
+
+    def request_began(self) -> None:
+        """Its head may take so long, from now on."""
+        self._moments.began_s = self._moments.heard_s
+
+    def head_found(self, request: Request) -> None:
+        """Begin with it, or let it wait."""
+        if self._events or not self._order.may_begin(request):
+            self._events.append(request)
+        else:
+            self._begin(request)
+
+    def body_found(self, data: bytes) -> None:
+        if self._events:
+            self._events.append(data)
+        else:
+            self._order.receive(data)
+
+    def end_found(self) -> None:
+        if self._events or not self._order.finish():
+            self._events.append(_END)
+
+    def nonsense_found(self, answer: Answer, reason: str) -> None:
+        """Answer what came before, then this, then close."""
+        self._intake.waiting.clear()
+        self._events.append(_Broken(answer, reason))
+
+    # Keeping it all moving.
+
+    def _work(self) -> None:
+        """
+        Do whatever can be done now: send, begin, parse; and read only if nothing is left to do.
+
+        Answers that are ready are sent in any case; the rest when it is this connection's turn.
+        """
+        order, intake = self._order, self._intake
+        if order.attended or order.lost:
+            return
+        order.attended = True
+        try:
+            while True:
+                if order.send(self.transport):
+                    self._close()
+                if order.ended:
+                    return
+                if not (self._events or intake.waiting):
+                    break
+                if not self._turn.may_go_on():
+                    intake.read_on(False)
+                    return
+                if self._handle_events():
+                    continue
+                if self._events or not intake.waiting:
+                    break
+                self._feed(intake.next_piece())
+            intake.read_on(not self._events)
+            if self._events and self._turns.over:
+                self._turn.stand_in_line()
+        except Exception:
+            self._fail()
+        finally:
+            self._turn.is_over()
+            order.attended = False
+
+    def _handle_events(self) -> bool:
+        """Handle queued events until one must wait; returns whether any was handled."""
+        events = self._events
+        order = self._order
+        handled = False
+        while events:
+            event = events[0]
+            if isinstance(event, Request):
+                if not order.may_begin(event):
+                    break
+                self._begin(event)
+            elif isinstance(event, _Broken):
+                self._refuse(event)
+            elif event:
+                order.receive(event)
+            elif not order.finish():
+                break
+            if events:
+                events.popleft()
+            handled = True
+        return handled
+
+    def _begin(self, request: Request) -> None:
+        order = self._order
+        if order.life is not Life.OPEN:
+            return
+        order.begin(request)
+        self._note_use()
+        if order.known and self._intake.become_known() and self.on_known is not None:
+            self.on_known()
+        self._intake.body_begins()
+
+    def _refuse(self, broken: _Broken) -> None:
+        if self._order.life is not Life.OPEN:
+            return  # behind the last request of a connection anything may follow
+        self._site.note_hostile(self._peer(), broken.reason)
+        self._order.refuse(broken.answer)
+
+    def _fail(self) -> None:
+        log.failure("a connection failed within the server")
+        self._transport.abortConnection()
+
+    def _feed(self, data: bytes) -> None:
+        """Let the parser have data, at most what ``intake`` says; what it finds is handled, or queued."""
+        try:
+            self._parser.feed(data)
+        except httptools.HttpParserCallbackError:
+            self._fail()
+
+    # The end.
+
+    def _close(self) -> None:
+        if self._order.ended:
+            return
+        self._closing_since_s = self._site.seconds()
+        self._events.clear()
+        self._intake.waiting.clear()
+        self._order.move(ServerEvent.CLOSES)
+        self._order.abandon()
+        self._intake.read_on(True)  # TLS has a last word to hear
+        self._transport.unregisterProducer()
+        self._transport.loseConnection()
+
+    def _peer(self) -> str:
+        return str(getattr(self._transport.getPeer(), "host", "somebody"))
+
+    @property
+    def _transport(self) -> Any:
+        return self.transport
+
+    def _check_invariants(self) -> None:
+        """For tests, between two calls."""
+        order = self._order
+        order._check_invariants()
+        assert not order.attended, "it works only while it is called"
+        assert self._turn.state in (TurnState.NOT_WANTED, TurnState.WAITS), (
+            "a turn is over when it returns"
+        )
+        waiting = bool(self._events or self._intake.waiting)
+        if order.ended:
+            assert not waiting, "what has ended carries nothing out"
+        elif waiting:
+            assert self._intake.paused, "it reads on only if nothing is left to do"
+
+
+# The GBS server's connections together: their common clock, what is logged of them, and their end.
+#
+# They come from ``front``, which lets in only so many, and has told TLS from Foolscap by their first bytes.
+
+TICK_S = 5.0
+GRACE_S = 10.0
+_LINES_PER_TICK = 20
+MANY = 128
+"""Connections. Each may hold 128 KiB of share data; what many have let go of is given back to the system."""
+
+
+class GbsSite(Factory):
+    """
+    Makes a GbsConnection for every client.
+
+    Args:
+        clock: for timeouts.
+
+    Attributes:
+        connections: those that are open.
+        accepted: how many there have been.
+        refused: how many, on the whole port, were turned away or had to make room.
+        turns: whose turn it is.
+    """
+
+    noisy = False
+
+    def __init__(self, service: GbsService, clock: IReactorTime) -> None:
+        self.service = service
+        self.connections: set[GbsConnection] = set()
+        self.accepted = 0
+        self.refused = 0
+        self.turns: FairTurns[GbsConnection] = FairTurns(clock)
+        self._most = 0  # connections, since memory was given back
+        self._clock = clock
+        self._ready: list[GbsConnection] = []
+        self._timer = Timer(clock, self._tick)
+        self._sending = Timer(clock, self._send_ready)
+        self._aborting = Timer(clock, self._abort_all)
+        self._lines_left = _LINES_PER_TICK
+        self._lines_dropped = 0
+        self._stopping: Waiters[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<GbsSite with {len(self.connections)} connections>"
+
+    def buildProtocol(self, addr: IAddress | None) -> GbsConnection | None:
+        """Return a connection, unless this is the end."""
+        if self._stopping is not None:
+            return None
+        self.accepted += 1
+        return GbsConnection(self, self.service, self.seconds())
+
+    def seconds(self) -> float:
+        return self._clock.seconds()
+
+    def stop(self) -> Deferred[None]:
+        """Let every connection finish what it has begun, for 10 s at most; fires when all are gone."""
+        if self._stopping is None:
+            self._stopping = Waiters()
+            for connection in list(self.connections):
+                connection.drain()
+            if self.connections:
+                self._aborting.set(GRACE_S)
+        stopped = self._stopping.wait()
+        self._look_stopped()
+        return stopped
+
+    # For connections.
+
+    def connected(self, connection: GbsConnection) -> None:
+        self.connections.add(connection)
+        self._most = max(self._most, len(self.connections))
+        self._timer.set(TICK_S)
+
+    def disconnected(self, connection: GbsConnection) -> None:
+        self.connections.discard(connection)
+        if not self.connections and self._timer.is_set:
+            self._timer.stop()
+            self._tidy()
+        self._look_stopped()
+
+    def has_ready(self, connection: GbsConnection) -> None:
+        """Have ``send_ready`` called once, soon: shares become durable by the dozen."""
+        self._ready.append(connection)
+        self._sending.set(0)
+
+    def note_hostile(self, peer: str, reason: str) -> None:
+        """Write to the log why a client was turned away, but not without end."""
+        if self._lines_left:
+            self._lines_left -= 1
+            log.info("turned {peer} away: {reason}", peer=peer, reason=reason)
+        else:
+            self._lines_dropped += 1
+
+    # Time.
+
+    def _send_ready(self) -> None:
+        ready, self._ready = self._ready, []
+        for connection in dict.fromkeys(ready):
+            connection.send_ready()
+
+    def _tick(self) -> None:
+        self._lines_left = _LINES_PER_TICK
+        if self._lines_dropped:
+            log.info("turned away {count} more", count=self._lines_dropped)
+            self._lines_dropped = 0
+        self._tidy()
+        now_s = self.seconds()
+        for connection in list(self.connections):
+            connection.tick(now_s)
+        if self.connections:
+            self._timer.set(TICK_S)
+
+    def _tidy(self) -> None:
+        self.service.tidy()
+        if self._most >= MANY and len(self.connections) <= self._most // 4:
+            self._most = len(self.connections)
+            gc.collect()  # connections and their TLS refer to each other
+            process_settings.trim_heap()
+
+    def _abort_all(self) -> None:
+        for connection in list(self.connections):
+            connection.abort()
+
+    def _look_stopped(self) -> None:
+        if self._stopping is not None and not self.connections:
+            self._aborting.stop()
+            self._stopping.fire(None)

@@ -1,0 +1,367 @@
+"""Request bodies received, shares streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.errors import PipegridError
+from pipegrid.reactor.sockets import gather
+from pipegrid.server.gbs import responses
+from pipegrid.server.gbs.request_check import Admitted, Operation, Rule
+from pipegrid.server.gbs.responses import STREAM_PIECE_BYTES, Answer
+from pipegrid.storage.share_reader import ShareReader
+from pipegrid.storage.storage_paths import ShareKey, possible_numbers
+from pipegrid.storage.store import ShareStore
+from pipegrid.storage.uploads.incoming_share import IncomingShare
+from pipegrid.wire import gbs_messages
+from pipegrid.wire.gbs_messages import UPLOAD_SECRET
+from pipegrid.wire.messages import Allocation, UploadSecrets
+
+# Bodies, piece by piece: each request has a receiver of its body, and a long answer a stream.
+#
+# A receiver is fed the body as it comes and asked for the answer at its end. Share data goes from the parser
+# into the incoming file at once, gathered only until a write is worth its system call; other bodies
+# are gathered whole, and bounded. What they all do together is counted, and bounded, by the service.
+
+GATHER_BYTES = 128 * 1024
+"""Share data is held until this much has come, or the request ends: one write instead of eight."""
+
+log = Logger()
+
+
+class Service(Protocol):
+    """What receivers ask of the service that they work for."""
+
+    large_bytes: int
+
+    def hold(self, more_bytes: int, large: bool = False) -> bool:
+        """Take note that so much more of messages is held in memory, or of less; whether that may be."""
+
+    def received(self, upload: IncomingShare, length: int) -> None:
+        """So many bytes of share data have been written, or refused."""
+
+    def commit(self, upload: IncomingShare) -> Deferred[None]:
+        """Make a complete share durable and visible."""
+
+    def answer_error(self, operation: Operation, error: Exception) -> Answer:
+        """Return the answer for an error."""
+
+    def count(self, name: str, answer: Answer) -> Answer:
+        """Note an answer for the metrics, and return it."""
+
+
+class Receiver(Protocol):
+    """
+    Takes the body of one request, and answers it.
+
+    Attributes:
+        shares: those that its answer waits for, if it is not ready at once.
+    """
+
+    shares: Sequence[ShareKey]
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes of the body."""
+
+    def finish(self) -> Answer | Deferred[Answer]:
+        """Return the answer; the body is complete."""
+
+    def abandon(self) -> None:
+        """The rest of the body will not come."""
+
+
+class Refusal:
+    """Lets the body pass, and gives the answer that was decided before it came."""
+
+    shares: Sequence[ShareKey] = ()
+
+    def __init__(self, answer: Answer, count: Callable[[Answer], Answer]) -> None:
+        self._answer = answer
+        self._count = count
+
+    def write(self, data: bytes) -> None:
+        """The body does not matter."""
+
+    def finish(self) -> Answer:
+        return self._count(self._answer)
+
+    def abandon(self) -> None:
+        """Do nothing: of the body nothing was kept."""
+
+
+class Call:
+    """
+    Gathers a small body, and calls.
+
+    Attributes:
+        body: what has come of it.
+        refusal: the answer, if it is refused already.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        rule: Rule,
+        shares: Sequence[ShareKey],
+        handler: Callable[[Buffer], Answer | Deferred[Answer]],
+    ) -> None:
+        self.service = service
+        self.shares = shares
+        self.body = bytearray()
+        self.refusal: Answer | None = None
+        self._operation = rule.operation
+        self._limit_bytes = rule.body_limit_bytes or 0
+        self._handler = handler
+        self._held_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Hold it, up to the limit; bodies that nobody wants are not held."""
+        if not self._limit_bytes or self.refusal is not None:
+            return
+        if len(self.body) + len(data) > self._limit_bytes:
+            self.refuse(responses.TOO_LARGE)
+        elif not self.charge(len(data)):
+            self.refuse(responses.BUSY)
+        else:
+            self.body += data
+
+    def refuse(self, answer: Answer) -> None:
+        """Answer this, whatever else comes."""
+        self.refusal = answer
+        self._let_go()
+
+    def finish(self) -> Answer | Deferred[Answer]:
+        if self.refusal is not None:
+            return self._count(self.refusal)
+        body, self.body = self.body, bytearray()
+        try:
+            answer = self._handler(body)
+        except Exception as error:
+            answer = self.service.answer_error(self._operation, error)
+        if isinstance(answer, Deferred):
+            # Until then the request is in memory, in another form.
+            answer.addErrback(self._failed).addCallback(self._ended)
+            return answer.result if answer.called and isinstance(answer.result, Answer) else answer
+        return self._ended(answer)
+
+    def abandon(self) -> None:
+        self._let_go()
+
+    def charge(self, more_bytes: int) -> bool:
+        """Hold so much more until there is an answer: what the body has become; whether that may be."""
+        large = self._held_bytes + more_bytes > self.service.large_bytes
+        if not self.service.hold(more_bytes, large):
+            return False
+        self._held_bytes += more_bytes
+        return True
+
+    def _ended(self, answer: Answer) -> Answer:
+        self._let_go()
+        return self._count(answer)
+
+    def _failed(self, failure: Failure) -> Answer:
+        return self.service.answer_error(self._operation, reason_of(failure))
+
+    def _count(self, answer: Answer) -> Answer:
+        return self.service.count(self._operation.value, answer)
+
+    def _let_go(self) -> None:
+        self.service.hold(-self._held_bytes)
+        self._held_bytes = 0
+        self.body = bytearray()
+
+
+def reason_of(failure: Failure) -> Exception:
+    """Return what a Deferred failed with."""
+    assert isinstance(failure.value, Exception)
+    return failure.value
+
+
+class Turn(Protocol):
+    """Tells when others are to have their turn."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it is so far."""
+
+
+class InSteps(Call):
+    """
+    A call that is carried out in steps, in as many turns as it takes.
+
+    Requests behind it wait, so that all is as if it had been carried out at once.
+
+    Args:
+        steps: given the body, does a step for each time that it is resumed; at its end it is done. What it
+            raises is answered.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        rule: Rule,
+        shares: Sequence[ShareKey],
+        steps: Callable[[Buffer], Iterator[object]],
+        handler: Callable[[Buffer], Answer | Deferred[Answer]],
+    ) -> None:
+        super().__init__(service, rule, shares, handler)
+        self._make_steps = steps
+        self._steps: Iterator[object] | None = None
+
+    def advance(self, turn: Turn) -> bool:
+        """Do at least one step; returns whether that was the last, and it may be finished."""
+        if self._steps is None:
+            if self.refusal is not None:
+                return True
+            self._steps = self._make_steps(self.body)
+        try:
+            for _ in self._steps:
+                if turn.over:
+                    return False
+        except Exception as error:
+            self.refuse(self.service.answer_error(self._operation, error))
+        return True
+
+
+class Write:
+    """Writes share data where it belongs, while it comes."""
+
+    def __init__(self, service: Service, upload: IncomingShare, begin: int, end: int) -> None:
+        self.shares: Sequence[ShareKey] = ((upload.storage_index, upload.share_number),)
+        self._service = service
+        self._upload = upload
+        self._at = begin
+        self._end = end
+        self._left = end - begin
+        self._pieces: list[bytes | bytearray] = []
+        self._gathered = 0
+        self._answer: Answer | None = None
+
+    def write(self, data: bytes) -> None:
+        """Hold a little, write the rest."""
+        if len(data) > self._left:  # the body may be longer than its range
+            data = data[: self._left]
+        if not data or self._answer is not None:
+            return
+        gather(self._pieces, data)
+        self._left -= len(data)
+        self._gathered += len(data)
+        if self._gathered >= GATHER_BYTES:
+            self._write_out()
+
+    def finish(self) -> Answer | Deferred[Answer]:
+        """Acknowledge it, when the share is durable if it is complete."""
+        service = self._service
+        if self._pieces:
+            self._write_out()
+        if self._answer is None and self._left:
+            self._answer = responses.text(400, "the body is shorter than its Content-Range")
+        if self._answer is not None:
+            return service.count("write", self._answer)
+        upload = self._upload
+        if upload.complete:
+            return service.commit(upload).addCallbacks(self._stored, self._failed)
+        try:
+            upload.checkpoint()
+            answer = responses.cbor(gbs_messages.pack_required(upload.required()))
+        except Exception as error:
+            answer = service.answer_error(Operation.WRITE, error)
+        return service.count("write", answer)
+
+    def abandon(self) -> None:
+        """Keep what has come: the client may resume behind it. A share that is complete is stored."""
+        if self._pieces:
+            self._write_out()
+        upload = self._upload
+        if self._answer is None and upload.complete and upload.is_open:
+            # It stays open until then, and nobody else may ever come for it.
+            self._service.commit(upload).addErrback(self._answer_to)  # for the log
+            return
+        try:
+            upload.checkpoint()
+        except PipegridError as error:
+            log.warn("{error}", error=str(error))
+
+    def _write_out(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        try:
+            self._upload.write(self._at, pieces)
+        except Exception as error:
+            self._answer = self._service.answer_error(Operation.WRITE, error)
+        self._service.received(self._upload, self._gathered)
+        self._at += self._gathered
+        self._gathered = 0
+
+    def _stored(self, _: None) -> Answer:
+        return self._service.count("write", responses.SHARE_COMPLETE)
+
+    def _failed(self, failure: Failure) -> Answer:
+        return self._service.count("write", self._answer_to(failure))
+
+    def _answer_to(self, failure: Failure) -> Answer:
+        return self._service.answer_error(Operation.WRITE, reason_of(failure))
+
+
+class ShareStream:
+    """Part of a share, read while it is sent."""
+
+    def __init__(self, reader: ShareReader, begin: int, end: int) -> None:
+        self.length = end - begin
+        self._reader = reader
+        self._at = begin
+        self._end = end
+
+    def read(self) -> bytes:
+        size = min(STREAM_PIECE_BYTES, self._end - self._at)
+        # All of it, or the next answer would be taken for the rest.
+        data = self._reader.read_exactly(self._at, size)
+        self._at += size
+        return data
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+# Requests to allocate shares, many of which take several turns.
+
+
+class AllocateCall(InSteps):
+    """
+    A request to allocate shares of one file.
+
+    Args:
+        headers: lines to answer with.
+    """
+
+    def __init__(
+        self, service: Service, admitted: Admitted, store: ShareStore, headers: bytes
+    ) -> None:
+        shares = (admitted.target.key,)
+        super().__init__(service, admitted.rule, shares, self._allocate, self._say)
+        self._admitted = admitted
+        self._store = store
+        self._headers = headers
+        self._allocation = Allocation(frozenset(), frozenset())
+
+    def _allocate(self, body: Buffer) -> Iterator[None]:
+        try:
+            wanted = gbs_messages.unpack_allocate(body)
+        except ValueError as error:
+            self.refuse(responses.text(400, str(error)))
+            return
+        self._allocation = yield from self._store.allocate_in_steps(
+            self._admitted.target.storage_index,
+            possible_numbers(wanted.share_numbers),
+            wanted.share_bytes,
+            UploadSecrets(self._admitted.lease, self._admitted.secrets[UPLOAD_SECRET]),
+            self._admitted.client,
+        )
+
+    def _say(self, _: Buffer) -> Answer:
+        return responses.cbor(gbs_messages.pack_allocation(self._allocation), headers=self._headers)

@@ -1,0 +1,288 @@
+"""
+A request's head, and everything that can be decided from it alone: is there such a place, does it know the
+method, is the client authorised, are the right secrets there, is its body welcome.
+
+The order of these questions is part of the interface: 404 and 405 come before 401, that before 400. Before
+all of them comes the 400 for a request that does not say, or says in two ways, which host it is for.
+
+Source: the format reference, storage protocols, sections 1.4 to 1.7.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from enum import Enum
+
+import attrs
+
+from pipegrid.server.gbs import responses
+from pipegrid.server.gbs.responses import Answer
+from pipegrid.storage.uploads.eviction import NOBODY, Client
+from pipegrid.wire import gbs_bundles, gbs_messages, gbs_mutable, gbs_surveys
+from pipegrid.wire.gbs_messages import GbsTarget, Resource
+from pipegrid.wire.messages import LeaseSecrets
+
+WANTED_HEADERS = frozenset(
+    {b"authorization", b"accept", b"content-type", b"content-range", b"range", b"expect"}
+)
+SECRET_HEADER = b"x-tahoe-authorization"
+
+_ORIGIN = re.compile(
+    rb"https?://(?:\[[0-9a-fv:.]+\]|[^\[\]/?#@:]+)(?::[0-9]*)?(?=[/?]|\Z)", re.IGNORECASE
+)
+"""What stands before the path in the absolute form of a url; no user's name, and not without a host."""
+
+_HOST = re.compile(
+    rb"(?:\[[\w:.%~!$&'()*+,;=-]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9a-f]{2})*)(?::[0-9]*)?",
+    re.IGNORECASE,
+)
+"""A Host header's value: also an empty one, or one that is only a port (RFC 9110, 7.2; RFC 3986, 3.2)."""
+
+
+class Request:
+    """
+    One request's head as it came.
+
+    Attributes:
+        method, url: as sent.
+        headers: the first of each kind in WANTED_HEADERS, by lower-case name.
+        secrets: the values of all secret headers.
+        hosts: those of all Host headers.
+        content_length: or None, if the body comes in chunks.
+        keep_alive: whether the client wants the connection to go on.
+        http10: whether it is of that age, and must be told that it does.
+        target: where the url leads, or None if nowhere.
+        client: who sent it.
+    """
+
+    __slots__ = (
+        "client",
+        "content_length",
+        "headers",
+        "hosts",
+        "http10",
+        "keep_alive",
+        "method",
+        "secrets",
+        "target",
+        "url",
+    )
+
+    def __init__(self) -> None:
+        self.method = b""
+        self.url = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.secrets: list[bytes] = []
+        self.hosts: list[bytes] = []
+        self.content_length: int | None = 0
+        self.keep_alive = True
+        self.http10 = False
+        self.target: GbsTarget | None = None
+        self.client = NOBODY
+
+    def locate(self) -> None:
+        """
+        Find out where the url leads. What stands behind a question mark means nothing here.
+
+        All servers take the absolute form, which proxies are asked in (RFC 9112, 3.2.2). Its host counts
+        then, and not the header's; this server is the same by any name.
+        """
+        url = self.url
+        if not url.startswith(b"/"):
+            origin = _ORIGIN.match(url)
+            url = url[origin.end() :] if origin else b""
+        path = url.partition(b"?")[0]
+        try:
+            self.target = gbs_messages.parse_path(path.decode("ascii"))
+        except UnicodeDecodeError:
+            self.target = None
+
+    @property
+    def names_its_host(self) -> bool:
+        """Whether it has one Host header, which names a host, or in HTTP/1.0 none (RFC 9112, 3.2)."""
+        hosts = self.hosts
+        if len(hosts) != 1:
+            return not hosts and self.http10
+        return _HOST.fullmatch(hosts[0].strip()) is not None
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits to be told to send the body."""
+        expected = self.headers.get(b"expect", b"").lower() == b"100-continue"
+        return expected and not self.http10
+
+
+class Operation(Enum):
+    """What is to be done."""
+
+    VERSION = "version"
+    ALLOCATE = "allocate"
+    WRITE = "write"
+    BUNDLE = "bundle"
+    SURVEY = "survey"
+    ABORT = "abort"
+    LIST = "list"
+    READ = "read"
+    CORRUPT = "corrupt"
+    LEASE = "lease"
+    READ_TEST_WRITE = "read-test-write"
+    SLOT_LIST = "list mutable"
+    SLOT_READ = "read mutable"
+    SLOT_CORRUPT = "corrupt mutable"
+
+
+@attrs.frozen
+class Rule:
+    """
+    What an operation demands of its request.
+
+    Attributes:
+        operation: which one.
+        secrets: the kinds that must be there, and no others.
+        body_limit_bytes: of a body that is a message; 0: a body is not looked at; None: share data.
+        answers_cbor: whether an ``Accept`` header must agree to that.
+    """
+
+    operation: Operation
+    secrets: frozenset[str] = gbs_messages.NO_SECRETS
+    body_limit_bytes: int | None = 0
+    answers_cbor: bool = False
+
+
+_LIST = Rule(Operation.LIST, answers_cbor=True)
+_VERSION = Rule(Operation.VERSION, answers_cbor=True)
+_READ = Rule(Operation.READ)
+_SLOT_LIST = Rule(Operation.SLOT_LIST, answers_cbor=True)
+_SLOT_READ = Rule(Operation.SLOT_READ)
+_RULES: dict[Resource, dict[bytes, Rule]] = {
+    Resource.VERSION: {b"GET": _VERSION, b"HEAD": _VERSION},
+    Resource.ALLOCATE: {
+        b"POST": Rule(
+            Operation.ALLOCATE,
+            gbs_messages.ALLOCATE_SECRETS,
+            gbs_messages.MAX_ALLOCATE_BYTES,
+            answers_cbor=True,
+        )
+    },
+    Resource.BUNDLE: {
+        b"POST": Rule(
+            Operation.BUNDLE, body_limit_bytes=gbs_bundles.MAX_BUNDLE_BYTES, answers_cbor=True
+        )
+    },
+    Resource.SURVEY: {
+        b"POST": Rule(
+            Operation.SURVEY, body_limit_bytes=gbs_surveys.MAX_SURVEY_BYTES, answers_cbor=True
+        )
+    },
+    Resource.SHARES: {b"GET": _LIST, b"HEAD": _LIST},
+    Resource.SHARE: {
+        b"GET": _READ,
+        b"HEAD": _READ,
+        b"PATCH": Rule(Operation.WRITE, gbs_messages.UPLOAD_SECRETS, None, answers_cbor=True),
+    },
+    Resource.ABORT: {b"PUT": Rule(Operation.ABORT, gbs_messages.UPLOAD_SECRETS)},
+    Resource.CORRUPT: {
+        b"POST": Rule(Operation.CORRUPT, body_limit_bytes=gbs_messages.MAX_CORRUPT_BYTES)
+    },
+    Resource.LEASE: {b"PUT": Rule(Operation.LEASE, gbs_messages.LEASE_SECRETS)},
+    Resource.MUTABLE_READ_TEST_WRITE: {
+        b"POST": Rule(
+            Operation.READ_TEST_WRITE,
+            gbs_messages.MUTABLE_SECRETS,
+            gbs_mutable.MAX_REQUEST_BYTES,
+            answers_cbor=True,
+        )
+    },
+    Resource.MUTABLE_SHARES: {b"GET": _SLOT_LIST, b"HEAD": _SLOT_LIST},
+    Resource.MUTABLE_SHARE: {b"GET": _SLOT_READ, b"HEAD": _SLOT_READ},
+    Resource.MUTABLE_CORRUPT: {
+        b"POST": Rule(Operation.SLOT_CORRUPT, body_limit_bytes=gbs_messages.MAX_CORRUPT_BYTES)
+    },
+}
+_BAD_HOST = responses.text(400, "a request of HTTP/1.1 needs one Host header, which names a host")
+_NO_SUCH_METHOD = {
+    resource: responses.page(405, b"Allow: %s\r\n" % b", ".join(rules))
+    for resource, rules in _RULES.items()
+}
+
+
+@attrs.frozen
+class Admitted:
+    """A request that may be carried out once its body is there."""
+
+    rule: Rule
+    target: GbsTarget
+    secrets: dict[str, bytes] = attrs.field(repr=False)
+    client: Client = NOBODY
+
+    @property
+    def lease(self) -> LeaseSecrets:
+        """The secrets of the lease, of a request that has one."""
+        return LeaseSecrets(
+            self.secrets[gbs_messages.RENEW_SECRET], self.secrets[gbs_messages.CANCEL_SECRET]
+        )
+
+
+def admit(request: Request, authorization: bytes) -> Admitted | Answer:
+    """
+    Decide what a head asks for, or return the answer that refuses it.
+
+    Args:
+        authorization: the value that the client must have sent.
+    """
+    if not request.names_its_host:
+        return _BAD_HOST
+    target = request.target
+    rules = None if target is None else _RULES.get(target.resource)
+    if target is None or rules is None:
+        return responses.NO_PAGE
+    rule = rules.get(request.method)
+    if rule is None:
+        return _NO_SUCH_METHOD[target.resource]
+    headers = request.headers
+    if not is_authorized(request, authorization):
+        return responses.UNAUTHORIZED
+    try:
+        secrets = gbs_messages.parse_secrets(request.secrets, rule.secrets)
+    except ValueError as error:
+        return responses.text(400, str(error))
+    if rule.answers_cbor and not accepts_cbor(headers.get(b"accept")):
+        return responses.NOT_ACCEPTABLE
+    if rule.body_limit_bytes:
+        content_type = headers.get(b"content-type")
+        if content_type is not None and not _is_cbor(content_type):
+            return responses.WRONG_TYPE
+        if request.content_length is not None and request.content_length > rule.body_limit_bytes:
+            return responses.TOO_LARGE
+    return Admitted(rule, target, secrets, request.client)
+
+
+def is_authorized(request: Request, authorization: bytes) -> bool:
+    """Return whether a request has the value that the client must have sent, in constant time."""
+    return hmac.compare_digest(request.headers.get(b"authorization", b""), authorization)
+
+
+def accepts_cbor(accept: bytes | None) -> bool:
+    """Return whether the best entry of an Accept header is CBOR; ``*/*`` is not, no header is."""
+    if accept is None:
+        return True
+    best, best_quality = b"", 0.0
+    for entry in accept.split(b","):
+        kind, *parameters = (part.strip() for part in entry.split(b";"))
+        quality = 1.0
+        for parameter in parameters:
+            if parameter.startswith(b"q="):
+                try:
+                    quality = float(parameter[2:])
+                except ValueError:
+                    quality = 0.0
+        if quality > best_quality:
+            best, best_quality = kind, quality
+    return best.lower() == gbs_messages.CONTENT_TYPE.encode("ascii")
+
+
+def _is_cbor(content_type: bytes) -> bool:
+    return content_type.partition(b";")[0].strip().lower() == gbs_messages.CONTENT_TYPE.encode(
+        "ascii"
+    )

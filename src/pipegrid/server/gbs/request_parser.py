@@ -1,0 +1,239 @@
+"""
+Bytes of a client in, requests out: heads, pieces of bodies, ends. Each is told when it is found, and bounded.
+
+No transport and no clock. The work is done by llhttp, through httptools. What that leaves to do is done here:
+to gather the headers that mean something to this server, and to stop clients that send too much of others.
+After the first thing that is no HTTP/1.1 nothing more is looked at.
+
+What is left of a long body of known length does not go through llhttp, which could only copy it. A new one
+begins behind it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import httptools
+
+from pipegrid.server.gbs import responses
+from pipegrid.server.gbs.request_check import SECRET_HEADER, WANTED_HEADERS, Request
+from pipegrid.server.gbs.responses import Answer
+
+MAX_HEAD_BYTES = 16384
+MAX_HEADERS = 500
+
+PASSED_ON_BYTES = 32768
+"""That much of a body must be left if it is worth a new llhttp."""
+
+FEW_CHUNKS = 1000
+LEAST_CHUNK_BYTES = 64
+"""On average, of a body in more chunks than that: each costs a microsecond, however little is in it."""
+
+
+class Listener(Protocol):
+    """Who is told what is found, from within ``RequestParser.feed``."""
+
+    def request_began(self) -> None:
+        """The first byte of a request is there."""
+
+    def head_found(self, request: Request) -> None:
+        """The head of a request is complete; pieces of its body may follow, and then its end."""
+
+    def body_found(self, data: bytes) -> None:
+        """A piece of the body of the last head."""
+
+    def end_found(self) -> None:
+        """The request is complete, with its body, if it has one."""
+
+    def nonsense_found(self, answer: Answer, reason: str) -> None:
+        """What follows is not HTTP, or too much of it; told once, and nothing after it."""
+
+
+class _Enough(Exception):
+    """Nothing that follows is to be looked at."""
+
+
+class RequestParser:
+    """
+    The requests of one connection.
+
+    Attributes:
+        in_head: whether a request has begun of which the head is not complete.
+        broken: whether it has given up.
+        passed_on_bytes: that much of a body must be left if it is not to go through llhttp.
+    """
+
+    passed_on_bytes = PASSED_ON_BYTES
+
+    def __init__(self, listener: Listener) -> None:
+        self.broken = False
+        self._listener = listener
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._head: Request | None = None
+        self._head_bytes = 0
+        self._header_count = 0
+        # A header that does not end is seen by nobody but llhttp, which keeps all of it.
+        self._unseen_bytes = 0
+        self._pieces: list[bytes] = []  # of a body, that this feed has brought
+        self._chunks = 0  # of a body that comes in chunks
+        self._chunked_bytes = 0
+        self._body_left = 0  # of a body of known length
+        self._passes_on = False
+
+    @property
+    def in_head(self) -> bool:
+        return self._head is not None
+
+    def feed(self, data: bytes) -> None:
+        """
+        Find what is in the next bytes.
+
+        Raises:
+            httptools.HttpParserCallbackError: the listener has raised something; it is the cause.
+        """
+        if self._passes_on:
+            data = self._pass_on(data)
+            if not data:
+                return
+        self._unseen_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._give_up(responses.text(400, "this server speaks HTTP/1.1"), "it wants to upgrade")
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, _Enough):
+                raise  # the error is ours, not the client's
+        except httptools.HttpParserError as error:
+            self._give_up(responses.text(400, "this is not HTTP/1.1"), f"it sends no HTTP: {error}")
+        if self._pieces:
+            try:
+                self._hand_over()
+            except Exception as error:
+                raise httptools.HttpParserCallbackError("the listener failed") from error
+        if self._unseen_bytes > MAX_HEAD_BYTES:
+            self._give_up_head()
+        self._passes_on = self._body_left >= self.passed_on_bytes and not self.broken
+
+    def _pass_on(self, data: bytes) -> bytes:
+        """Have the listener take its body; returns what stands behind that."""
+        body = data[: self._body_left]  # as a rule it is all, and no copy
+        self._body_left -= len(body)
+        try:
+            self._listener.body_found(body)
+            if not self._body_left:
+                self._passes_on = False
+                self._parser = httptools.HttpRequestParser(self)
+                self._listener.end_found()
+        except Exception as error:
+            raise httptools.HttpParserCallbackError("the listener failed") from error
+        return data[len(body) :]
+
+    def _give_up_head(self) -> None:
+        self._give_up(responses.HEAD_TOO_LARGE, "its request's head is too large")
+
+    def _give_up(self, answer: Answer, reason: str) -> None:
+        if not self.broken:
+            self._hand_over()
+            self.broken = True
+            self._head = None
+            self._listener.nonsense_found(answer, reason)
+
+    # What httptools calls.
+
+    def on_message_begin(self) -> None:
+        self._head = Request()
+        self._head_bytes = 0
+        self._header_count = 0
+        self._listener.request_began()
+
+    def on_url(self, url: bytes) -> None:
+        """Part of the request line."""
+        self._unseen_bytes = 0
+        if self._head is not None:
+            self._head_bytes += len(url)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._give_up_head()
+            else:
+                self._head.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One whole header, or trailer."""
+        self._unseen_bytes = 0
+        self._head_bytes += len(name) + len(value) + 4
+        self._header_count += 1
+        if self._head_bytes > MAX_HEAD_BYTES or self._header_count > MAX_HEADERS:
+            self._give_up_head()
+            return
+        head = self._head
+        if head is None:
+            return  # nobody wants trailers
+        name = name.lower()
+        if name == SECRET_HEADER:
+            head.secrets.append(value)
+        elif name in WANTED_HEADERS:
+            head.headers.setdefault(name, value)
+        elif name == b"host":
+            head.hosts.append(value)
+        elif name == b"content-length":
+            # llhttp has made sure that it is a number, and its own.
+            head.content_length = int(value)
+        elif name == b"transfer-encoding":
+            head.content_length = None
+            if value.strip().lower() != b"chunked":
+                self._give_up(
+                    responses.text(501, "a body comes as it is, or in chunks"),
+                    "it sends a body in a coding that this server does not know",
+                )
+
+    def on_headers_complete(self) -> None:
+        head, self._head = self._head, None
+        if head is None or self.broken:
+            return
+        parser = self._parser
+        head.method = parser.get_method()
+        head.keep_alive = parser.should_keep_alive()
+        head.http10 = parser.get_http_version() == "1.0"
+        if head.http10 and head.content_length is None:
+            # What does not know chunks, and passed it on, sees its end elsewhere (RFC 9112, 6.1).
+            self._give_up(
+                responses.text(400, "HTTP/1.0 knows no chunks"), "it sends chunks over HTTP/1.0"
+            )
+            return
+        head.locate()
+        self._body_left = head.content_length or 0
+        self._chunks = self._chunked_bytes = 0
+        self._listener.head_found(head)
+
+    def on_chunk_header(self) -> None:
+        """The next chunk of a body begins."""
+        least_bytes = self._chunks * LEAST_CHUNK_BYTES
+        self._chunks += 1
+        if self._chunks > FEW_CHUNKS and self._chunked_bytes < least_bytes:
+            self._give_up(
+                responses.text(400, "its chunks are too small; send longer ones, or a length"),
+                f"it sends thousands of chunks with less than {LEAST_CHUNK_BYTES} bytes",
+            )
+            raise _Enough
+
+    def on_body(self, data: bytes) -> None:
+        """Part of a body: of a chunk, which may be of a byte, and there may be thousands of them."""
+        if not self.broken:
+            self._chunked_bytes += len(data)
+            self._pieces.append(data)
+
+    def _hand_over(self) -> None:
+        """Let the listener have what this feed has brought of a body, in one piece."""
+        pieces = self._pieces
+        if not pieces:
+            return
+        self._pieces = []
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._unseen_bytes = 0
+        self._body_left = max(self._body_left - len(data), 0)  # a chunked one was never counted
+        if not self.broken:
+            self._listener.body_found(data)
+
+    def on_message_complete(self) -> None:
+        self._hand_over()
+        if not self.broken:
+            self._listener.end_found()

@@ -1,0 +1,180 @@
+"""
+The answers of the GBS server as bytes: small ones ready made, large ones as a head and a stream.
+
+An answer knows nothing of the connection it goes to; ``render`` adds what depends on that.
+
+Source: the format reference, storage protocols, sections 1.3, 1.7 and 1.8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import attrs
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.wire import gbs_messages
+
+STREAM_PIECE_BYTES = 128 * 1024
+
+_REASONS = {
+    200: b"OK",
+    201: b"Created",
+    204: b"No Content",
+    206: b"Partial Content",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    404: b"Not Found",
+    405: b"Method Not Allowed",
+    406: b"Not Acceptable",
+    409: b"Conflict",
+    413: b"Content Too Large",
+    415: b"Unsupported Media Type",
+    416: b"Range Not Satisfiable",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    503: b"Service Unavailable",
+    507: b"Insufficient Storage",
+}
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class AnswerBody(Protocol):
+    """The body of a large answer."""
+
+    length: int
+
+    def read(self) -> bytes:
+        """Return the next bytes, or nothing at the end; blocks on the disk only."""
+
+    def close(self) -> None:
+        """Give up what it holds; doing so twice is fine."""
+
+
+@attrs.frozen(eq=False)
+class Answer:
+    """
+    One answer.
+
+    Attributes:
+        status: the HTTP status.
+        head: status line and headers, without the empty line.
+        body: its bytes, if there is no stream.
+        stream: the body of a large answer; whoever takes the answer closes it.
+    """
+
+    status: int
+    head: bytes
+    body: bytes = b""
+    stream: AnswerBody | None = None
+
+    def render(self, with_body: bool, connection: bytes = b"") -> bytes:
+        """
+        Return head and body; of a stream only the head.
+
+        Args:
+            with_body: not after HEAD.
+            connection: a whole header line to add, or nothing.
+        """
+        if with_body:
+            return self.head + connection + b"\r\n" + self.body
+        return self.head + connection + b"\r\n"
+
+
+def make(
+    status: int,
+    body: bytes = b"",
+    content_type: str = "",
+    headers: bytes = b"",
+    stream: AnswerBody | None = None,
+) -> Answer:
+    """
+    Return an answer.
+
+    Args:
+        headers: whole lines, to add.
+    """
+    head = b"HTTP/1.1 %d %s\r\n" % (status, _REASONS[status])
+    if content_type:
+        head += b"Content-Type: %s\r\n" % content_type.encode("ascii")
+    if status != 204:
+        length = len(body) if stream is None else stream.length
+        head += b"Content-Length: %d\r\n" % length
+    return Answer(status, head + headers, body, stream)
+
+
+def text(status: int, sentence: str) -> Answer:
+    """Return a refusal that says why."""
+    return make(status, sentence.encode("utf-8"), "text/plain; charset=utf-8")
+
+
+def page(status: int, headers: bytes = b"") -> Answer:
+    """Return the page that says a status to whoever looks with a browser."""
+    title = b"%d %s" % (status, _REASONS[status])
+    body = b"<!doctype html>\n<title>%s</title>\n<h1>%s</h1>\n" % (title, title)
+    return make(status, body, "text/html; charset=utf-8", headers)
+
+
+def cbor(body: bytes, status: int = 200, headers: bytes = b"") -> Answer:
+    """Return an answer whose body is CBOR; ``headers`` are whole lines, as in ``make``."""
+    return make(status, body, gbs_messages.CONTENT_TYPE, headers)
+
+
+class AnswerPieces:
+    """
+    A long message that is in memory, sent by the piece.
+
+    Args:
+        held: called once, when it is not any more.
+    """
+
+    def __init__(self, pieces: Sequence[Buffer], held: Callable[[], None]) -> None:
+        self.length = sum(map(len, pieces))
+        self._pieces: deque[memoryview] = deque(memoryview(each) for each in pieces)
+        self._held: Callable[[], None] | None = held
+
+    def read(self) -> bytes:
+        """Return the next bytes, about as many as of a share."""
+        gathered: list[memoryview] = []
+        room = STREAM_PIECE_BYTES
+        while self._pieces and room:
+            piece = self._pieces.popleft()
+            if len(piece) > room:
+                self._pieces.appendleft(piece[room:])
+                piece = piece[:room]
+            gathered.append(piece)
+            room -= len(piece)
+        return b"".join(gathered)
+
+    def close(self) -> None:
+        """Forget what was not sent, and call ``held`` if it was not called yet."""
+        self._pieces.clear()
+        held, self._held = self._held, None
+        if held is not None:
+            held()
+
+
+OK = make(200)
+LEASE_ADDED = make(204)
+UNAUTHORIZED = make(401, b"Wrong Authorization header")
+WRONG_SECRET = make(401)
+NOT_FOUND = make(404)
+NO_PAGE = page(404)
+ABORT_TOO_LATE = make(405)
+NOT_ACCEPTABLE = make(406)
+CONFLICT = make(409)
+TOO_LARGE = make(413)
+WRONG_TYPE = make(415)
+BAD_CONTENT_RANGE = make(416)
+HEAD_TOO_LARGE = make(431)
+FAILED = page(500)
+BUSY = make(503)
+NO_SPACE = make(507)
+SHARE_COMPLETE = cbor(gbs_messages.pack_required(()), 201)
+SHARE_MISSING = make(404, content_type=gbs_messages.SHARE_CONTENT_TYPE)
+BAD_RANGE = make(416, content_type=gbs_messages.SHARE_CONTENT_TYPE)
+EMPTY_RANGE = make(204, content_type=gbs_messages.SHARE_CONTENT_TYPE)

@@ -1,1 +1,0 @@
-"""A network in virtual time: exact round trips, seeded faults, no sockets and no waiting."""

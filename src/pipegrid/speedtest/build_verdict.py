@@ -1,0 +1,301 @@
+"""
+What a build step makes of a speed test: figures from its lines, results from its JSON, a verdict on both.
+
+Pure, and without Buildbot: ``pipegrid.buildbot`` does the talking to it. The classic lines are what people
+read while the test runs, and so what the step follows; they give the properties. The JSON gives every
+sample, and so the test results and the comparison.
+
+Source of the lines: the speed test of old, whose words the present one keeps.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from pipegrid.core.text import counted
+from pipegrid.errors import UsageError
+from pipegrid.speedtest.compare import compare
+from pipegrid.speedtest.figures import digits, rate
+from pipegrid.speedtest.figures import seconds as duration
+from pipegrid.speedtest.run_results import SCENARIO, Measurement, Run, parse_run
+
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_TIME = re.compile(rf"TIME \((.+)\): ((?:{_NUMBER} (?:up|down)(?:, )?)+)")
+_PER_FILE = re.compile(rf"(upload|download) per-file time: {_NUMBER}s\b")
+_PER_FILE_RTT = re.compile(rf"(upload|download) per-file times-(avg|total)-RTT: {_NUMBER}")
+_SPEED = re.compile(
+    rf"(upload|download) speed \((\d+[kMG]B)\): {_NUMBER}([kMG]?)Bps\b(?:.*?{_NUMBER}% of raw TCP)?"
+)
+_ROUND = re.compile(r"round \d+ of \d+: .+")
+_KILOBYTES = {"": 0.001, "k": 1.0, "M": 1e3, "G": 1e6}
+
+REQUIRED = ("upload-per-file", "download-per-file")
+"""Figures without which a test has not come to its end; round trips are not always known."""
+
+MAX_PREFIX = 100
+_PREFIX = re.compile(r"[a-zA-Z_-][.a-zA-Z0-9_-]*")
+"""Of names in paths of Buildbot's data API (``buildbot.util.pathmatch``), which finds earlier builds."""
+
+_LEAST_RATE_BYTES = 100_000
+"""Below this size a file says nothing of the rate at which bytes flow."""
+
+
+def prefix_problem(prefix: object) -> str | None:
+    """Return why something cannot come before the names of a build's data, as a clause; None: it can."""
+    if not isinstance(prefix, str):
+        return "must be a string"
+    if len(prefix) > MAX_PREFIX:
+        return f"must have at most {MAX_PREFIX} characters"
+    if prefix and not _PREFIX.fullmatch(prefix):
+        return (
+            "must begin with a letter, '_' or '-', and go on with these, digits or '.' (no blanks: Buildbot "
+            f"finds data by this name), such as 'ten-servers-', not {prefix!r}"
+        )
+    return None
+
+
+@attrs.define
+class Follower:
+    """
+    Reads the lines of a speed test as they come: how the rounds go, and at the end the figures.
+
+    Attributes:
+        figures: by the name of the property: ``upload-per-file`` (seconds), ``upload-per-file-RTT`` and
+            ``-total-RTT`` (round trips), ``upload-10MB`` (kB a second) and ``upload-10MB-of-TCP`` (percent);
+            the same for ``download``.
+        last: what was measured last, for people.
+    """
+
+    figures: dict[str, float] = attrs.field(factory=dict)
+    last: str = ""
+
+    def line(self, text: str) -> bool:
+        """Take the next line of output; returns whether it said something new."""
+        text = text.strip()
+        if match := _TIME.match(text):
+            name, times = match.group(1, 2)
+            self.last = f"{name}: {times} (seconds)"
+        elif _ROUND.match(text):
+            self.last = text[:120]
+        elif match := _PER_FILE.match(text):
+            direction, seconds = match.groups()
+            self._note(f"{direction}-per-file", float(seconds), f"{direction}: {seconds} s a file")
+        elif match := _PER_FILE_RTT.match(text):
+            direction, kind, trips = match.groups()
+            name = f"{direction}-per-file-{'' if kind == 'avg' else 'total-'}RTT"
+            self._note(name, float(trips), self.last)
+        elif match := _SPEED.match(text):
+            direction, size, rate, unit, percent = match.groups()
+            kilobytes = round(float(rate) * _KILOBYTES[unit], 5)
+            last = f"{direction} of {size}: {rate} {unit}B/s"
+            self._note(f"{direction}-{size}", kilobytes, last)
+            if percent is not None:
+                last += f", {percent} % of raw TCP"
+                self._note(f"{direction}-{size}-of-TCP", float(percent), last)
+        else:
+            return False
+        return True
+
+    def _note(self, name: str, value: float, last: str) -> None:
+        self.figures[name] = value
+        self.last = last
+
+    def missing(self) -> tuple[str, ...]:
+        """Return which of the figures that no test lacks were not among the lines."""
+        return tuple(name for name in REQUIRED if name not in self.figures)
+
+    def summary(self) -> str:
+        """Return the figures that matter most, for one line of a page."""
+        parts = []
+        for direction in ("upload", "download"):
+            seconds = self.figures.get(f"{direction}-per-file")
+            if seconds is None:
+                continue
+            part = f"{direction} {duration(seconds)} a file"
+            trips = self.figures.get(f"{direction}-per-file-RTT")
+            if trips is not None:
+                part += f" ({digits(trips)} RTT)"
+            sizes = [
+                (value, name)
+                for name, value in self.figures.items()
+                if re.fullmatch(rf"{direction}-\d+[kMG]B", name)
+            ]
+            if sizes:  # the one that came last is the largest
+                value, name = sizes[-1]
+                part += f", {name.partition('-')[2]} at {rate(1000 * value)}"
+            parts.append(part)
+        return "; ".join(parts)
+
+
+@attrs.frozen
+class ResultSet:
+    """Values of one unit, each with the name of what was measured."""
+
+    description: str
+    category: str
+    unit: str
+    results: tuple[tuple[str, float], ...]
+
+
+def result_sets(run: Run) -> tuple[ResultSet, ...]:
+    """Return the medians of all measurements: seconds a file, round trips a file, plaintext a second."""
+    measured = [(_name(each), each) for each in run.measurements]
+    rtt_s = run.average_rtt_s
+    sets = [
+        ResultSet(
+            "speed test: seconds a file",
+            "time",
+            "s",
+            tuple((name, each.per_file_s) for name, each in measured),
+        ),
+        ResultSet(
+            "speed test: bytes a second",
+            "throughput",
+            "B/s",
+            tuple(
+                (name, each.bytes_per_s)
+                for name, each in measured
+                if each.file_bytes >= _LEAST_RATE_BYTES and each.median_s
+            ),
+        ),
+        ResultSet(
+            "speed test: round trips a file",
+            "round trips",
+            "RTT",
+            tuple(
+                (name, each.per_file_s / rtt_s)
+                for name, each in measured
+                if rtt_s and each.file_bytes < _LEAST_RATE_BYTES
+            ),
+        ),
+    ]
+    return tuple(each for each in sets if each.results)
+
+
+def _name(measured: Measurement) -> str:
+    title = f"{measured.name} {measured.direction}"
+    return title if measured.group == SCENARIO else f"{measured.group} {title}"
+
+
+class EarlierBuilds:
+    """
+    Chooses which earlier builds a run is compared with: the last few that were like it, and good.
+
+    A build that had regressed is left out, else the second slow build in a row would pass. One whose slowness
+    was accepted counts, and hides all builds before it.
+
+    Attributes:
+        runs: the chosen ones, the latest first.
+        unlike: how many were left out because machine or parameters differ.
+    """
+
+    def __init__(self, run: Run, limit: int) -> None:
+        self._run = run
+        self._limit = limit
+        self._closed = limit <= 0
+        self.runs: list[Run] = []
+        self.unlike = 0
+
+    def is_full(self) -> bool:
+        """Whether no more builds are wanted."""
+        return self._closed
+
+    def offer(self, document: bytes, regressed: bool, accepted: bool) -> None:
+        """Look at the JSON of the next earlier build; what this version cannot read is passed over."""
+        if self._closed:
+            return
+        self._closed = accepted
+        if regressed and not accepted:
+            return
+        try:
+            run = parse_run(document, "an earlier build")
+        except UsageError:
+            return
+        if not alike(run, self._run):
+            self.unlike += 1
+            return
+        self.runs.append(run)
+        self._closed = accepted or len(self.runs) >= self._limit
+
+
+def alike(one: Run, other: Run) -> bool:
+    """Return whether two runs were measured in the same way on the same machine."""
+    ours, theirs = (
+        attrs.evolve(run.parameters, seed=0, rounds=0, link=run.parameters.link)
+        for run in (one, other)
+    )
+    shared = one.machine.keys() & other.machine.keys()
+    return ours == theirs and all(one.machine[name] == other.machine[name] for name in shared)
+
+
+@attrs.frozen
+class Verdict:
+    """
+    What a build step says.
+
+    Attributes:
+        sentence: for the summary.
+        text: all of it, for a log.
+        regressed: whether anything became slower.
+    """
+
+    sentence: str
+    text: str
+    regressed: bool
+
+
+def judge(run: Run, baseline: Sequence[Run], unlike: int = 0) -> Verdict:
+    """
+    Compare a run with earlier ones; takes a second or so, so better in a thread.
+
+    Args:
+        baseline: what ``EarlierBuilds`` chose.
+        unlike: and how many it left out.
+    """
+    if not baseline:
+        sentence = "nothing to compare with yet"
+        if unlike:
+            sentence = f"not compared: the last {unlike} builds had other parameters or machines"
+        return Verdict(sentence, f"{sentence}\n", False)
+    try:
+        comparison = compare(list(reversed(baseline)), run)
+    except UsageError as error:
+        return Verdict(f"not compared: {error}", f"{error}\n", False)
+    beside = f"beside {counted(len(baseline), 'build')}"
+    slower = [f"{each.name} {each.direction} {_percent(each.ratio)}" for each in comparison.slower]
+    if slower:
+        more = f" and {len(slower) - 3} more" if len(slower) > 3 else ""
+        sentence = f"slower {beside}: {', '.join(slower[:3])}{more}"
+    elif comparison.faster:
+        sentence = f"{counted(len(comparison.faster), 'measurement')} faster {beside}"
+    else:
+        sentence = f"no change {beside}"
+    return Verdict(sentence, comparison.as_text(everything=True), comparison.regressed)
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.0f} %"
+
+
+def last_words(lines: Iterable[str]) -> str:
+    """Return the last line that says something, as a program's reason for having failed."""
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1][:500] if said else ""
+
+
+def framed(report: str) -> str:
+    """
+    Return a page that shows another page in a frame of its own.
+
+    A build master shows HTML logs inside its own page. A report comes from a worker and has styles and
+    perhaps scripts: in the frame they reach nothing of the master's.
+    """
+    return (
+        '<iframe sandbox="allow-scripts" title="speed test report"'
+        ' style="width:100%;height:85vh;border:0;background:Canvas" srcdoc="\n'
+        f'{html.escape(report, quote=True)}"></iframe>\n'
+    )

@@ -1,0 +1,706 @@
+"""Charts of speed-test results: bars, curves, and what both draw with."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from pipegrid.speedtest import figures
+from pipegrid.speedtest.run_results import DIRECTIONS, DOWN, UP, Burst, Measurement, Run
+
+# How a figure of matplotlib becomes a picture in a page.
+#
+# Each is drawn twice, wide, and narrow for a phone, because a picture that shrinks has letters that
+# nobody can read. Colours are names of the page's own (CSS variables), so that the page's dark mode
+# reaches them; text stays text. Nothing is told by colour alone: up is solid, down is hatched or hollow,
+# and every series is labelled where it is.
+
+INK = "#000001"
+MUTED = "#000002"
+LINE = "#000003"
+PAPER = "#000004"
+UP_COLOUR = "#000005"
+DOWN_COLOUR = "#000006"
+CEILING = "#000007"
+_VARIABLES = {
+    INK: "--ink",
+    MUTED: "--muted",
+    LINE: "--line",
+    PAPER: "--paper",
+    UP_COLOUR: "--up",
+    DOWN_COLOUR: "--down",
+    CEILING: "--ceiling",
+}
+COLOURS = {UP: UP_COLOUR, DOWN: DOWN_COLOUR}
+MARKERS = {UP: "o", DOWN: "s"}
+ARROWS = {UP: "↑", DOWN: "↓"}
+
+WIDE_PX = 700
+NARROW_PX = 330
+
+_SETTINGS: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 12,
+    "font.family": "DejaVu Sans",
+    "hatch.linewidth": 1.6,
+    "axes.edgecolor": LINE,
+    "axes.linewidth": 1,
+    "axes.labelcolor": MUTED,
+    "text.color": INK,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+}
+
+
+@attrs.frozen
+class Chart:
+    """
+    One picture, twice.
+
+    Attributes:
+        wide, narrow: SVG elements.
+    """
+
+    wide: str
+    narrow: str
+
+
+def draw(name: str, label: str, paint: Callable[[bool], Figure]) -> Chart:
+    """
+    Return a chart.
+
+    Args:
+        name: unique in the page; starts the ids inside the SVG.
+        label: what a reader who sees no picture is told.
+        paint: makes the figure; its argument says whether it is the wide one.
+    """
+    drawn = []
+    for kind, wide in (("wide", True), ("narrow", False)):
+        settings: Any = {**_SETTINGS, "svg.hashsalt": f"{name}-{kind}"}
+        with matplotlib.rc_context(settings):
+            figure = paint(wide)
+            drawn.append(_svg(figure, f"{name}-{kind}", label))
+    return Chart(*drawn)
+
+
+def _svg(figure: Figure, name: str, label: str) -> str:
+    """Return a figure as an SVG element that can stand in a page beside others."""
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # It would reach the whole page; the page says the same for its charts alone.
+    text = re.sub(r'<style type="text/css">.*?</style>', "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'href="#', f'href="#{name}-', text)
+    text = re.sub(r"url\(#", f"url(#{name}-", text)
+    text = text.replace("xlink:href", "href")
+    text = re.sub(r"(font: (?:\w+ )?[\d.]+px) [^;\"]+", r"\1 var(--sans)", text)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    width, height = (72 * inches for inches in figure.get_size_inches())
+    head = (
+        f'<svg class="{name.rpartition("-")[2]}" role="img" aria-label="{html.escape(label)}"'
+        f' viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg">'
+    )
+    return re.sub(r"<svg\b[^>]*>", lambda _: head, text, count=1)
+
+
+def panel(
+    width: float, height: float, left: float, right: float, top: float, bottom: float
+) -> tuple[Figure, Axes]:
+    """Return a figure of so many pixels, with one set of axes inside these margins."""
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+    axes = add_axes(figure, (width, height), left, right, top, bottom)
+    return figure, axes
+
+
+def add_axes(
+    figure: Figure,
+    area: tuple[float, float],
+    left: float,
+    right: float,
+    top: float,
+    bottom: float,
+) -> Axes:
+    width, height = area
+    return figure.add_axes(
+        (
+            left / width,
+            bottom / height,
+            (width - left - right) / width,
+            (height - top - bottom) / height,
+        )
+    )
+
+
+# Bars of a run: round trips of small files, throughput beside raw TCP, speed by encoding.
+
+
+@attrs.frozen
+class Bar:
+    """A bar with its range: samples, and the label at its end."""
+
+    direction: str
+    samples: tuple[float, ...]
+    label: str
+
+    @property
+    def value(self) -> float:
+        """Where the bar ends: the median of its samples."""
+        return statistics.median(self.samples)
+
+
+def bars(
+    groups: Sequence[tuple[str, Sequence[Bar]]],
+    wide: bool,
+    ceiling: float | None,
+    ceiling_label: str,
+    band: tuple[float, float] | None = None,
+) -> Figure:
+    """
+    Return horizontal bars, in groups, from the top down.
+
+    Args:
+        groups: title and bars of each.
+        wide: titles stand beside their bars; otherwise above them.
+        ceiling: where a line is drawn, if any.
+        band: what the ceiling's own samples span.
+    """
+    thickness, gap = 17.0, 14.0
+    above = 0.0 if wide else 19.0
+    places: list[tuple[float, Bar]] = []
+    titles: list[tuple[float, str]] = []
+    y = 0.0
+    for title, members in groups:
+        titles.append((y + (len(members) * thickness / 2 if wide else above / 2), title))
+        y += above
+        for bar in members:
+            places.append((y + thickness / 2, bar))
+            y += thickness
+        y += gap
+    width = WIDE_PX if wide else NARROW_PX
+    top = 24.0 if ceiling is not None else 4.0
+    figure, axes = panel(width, y + top, 150 if wide else 2, 74 if wide else 66, top, 4)
+    values = [bar.value for _, bar in places]
+    limit = _limit(values, ceiling)
+    axes.set_xlim(0, limit)
+    axes.set_ylim(y - gap + 4, -4)
+    if band is not None:
+        axes.axvspan(*band, color=CEILING, alpha=0.16, linewidth=0)
+    line = None if ceiling is None else (ceiling, max(ceiling, band[1] if band else 0.0))
+    for place, bar in places:
+        _bar(axes, place, bar, thickness - 3, limit, line)
+    if ceiling is not None and ceiling <= limit:
+        _ceiling(axes, ceiling, ceiling_label, beyond=ceiling > limit / 2)
+    for place, title in titles:
+        _title(axes, place, title, wide)
+    axes.set_axis_off()
+    return figure
+
+
+def _ceiling(axes: Axes, ceiling: float, label: str, *, beyond: bool) -> None:
+    """Draw the line that nothing crosses, with its name on the side where there is room."""
+    axes.axvline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
+    axes.annotate(
+        label,
+        (ceiling, 1),
+        (4 if beyond else -2, 7),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha="right" if beyond else "left",
+        color=INK,
+        fontsize=11,
+    )
+
+
+def _title(axes: Axes, place: float, title: str, wide: bool) -> None:
+    """Write a group's title beside its bars, or above them."""
+    if wide:
+        axes.annotate(
+            title, (0, place), (-12, 0), textcoords="offset points", ha="right", va="center"
+        )
+    else:
+        # The line of the ceiling makes way for it.
+        paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
+        axes.annotate(title, (0, place), ha="left", va="center", bbox=paper, zorder=5)
+
+
+def _limit(values: Sequence[float], ceiling: float | None) -> float:
+    """Return where the axis ends: longer bars are cut, so that one of them does not hide all others."""
+    usual = 4 * statistics.median(values)
+    greatest = max(values)
+    return max(min(greatest, usual) * 1.03, (ceiling or 0.0) * 1.03, 1e-9)
+
+
+def _bar(
+    axes: Axes,
+    place: float,
+    bar: Bar,
+    thickness: float,
+    limit: float,
+    line: tuple[float, float] | None,
+) -> None:
+    """Draw a bar, its range, and its label: behind both, and not on the line of the ceiling, if any."""
+    end = min(bar.value, limit)
+    solid = bar.direction == UP
+    axes.barh(
+        place,
+        end,
+        thickness,
+        facecolor=COLOURS[bar.direction] if solid else PAPER,
+        edgecolor=COLOURS[bar.direction],
+        hatch=None if solid else "////",
+        linewidth=1.2,
+        zorder=3,
+    )
+    low, high = min(bar.samples), min(max(bar.samples), limit)
+    if bar.value <= limit and high > low:
+        axes.plot([low, high], [place, place], color=PAPER, linewidth=3.4, zorder=4)
+        axes.plot([low, high], [place, place], color=INK, linewidth=1.4, zorder=4)
+        axes.plot([low, high], [place, place], "|", color=INK, markersize=7, zorder=4)
+    cut = "▸▸ " if bar.value > limit else ""
+    text = f"{cut}{ARROWS[bar.direction]} {bar.label}"
+    at = max(end, high if bar.value <= limit else end)
+    pixel = limit / axes.get_window_extent().width
+    if line is not None and at - 2 * pixel < line[1] and at + 8 * pixel * len(text) > line[0]:
+        at = line[1]
+    axes.annotate(
+        text,
+        (at, place),
+        (6, 0),
+        textcoords="offset points",
+        va="center",
+        annotation_clip=False,
+    )
+
+
+def trips_chart(run: Run, wide: bool) -> Figure:
+    """Return bars of round trips a file."""
+
+    def bar(way: str, each: Measurement) -> Bar:
+        samples = figures.trips(run, each)
+        return Bar(way, samples, figures.digits(statistics.median(samples)))
+
+    return bars(_grouped(run, figures.small, bar), wide, 1.0, "1 round trip")
+
+
+def throughput_chart(run: Run, wide: bool) -> Figure:
+    """Return bars of throughput as a share of raw TCP."""
+
+    def bar(way: str, each: Measurement) -> Bar:
+        samples = figures.shares(run, each)
+        return Bar(way, samples, figures.percent(statistics.median(samples)))
+
+    groups = _grouped(run, figures.large, bar)
+    spans = []
+    for way in DIRECTIONS:
+        ceiling = figures.raw(run, way)
+        if ceiling:
+            middle = statistics.median(ceiling)
+            spans += [min(ceiling) / middle, max(ceiling) / middle]
+    return bars(groups, wide, 1.0, "raw TCP = 100 %, in bytes of shares", (min(spans), max(spans)))
+
+
+def encoding_chart(run: Run, wide: bool) -> Figure:
+    """Return bars of plaintext a second for each k/n."""
+
+    def bar(way: str, each: Measurement) -> Bar:
+        samples = tuple(each.files * each.file_bytes / sample for sample in each.samples_s)
+        return Bar(way, samples, figures.rate(each.bytes_per_s))
+
+    return bars(_grouped(run, figures.encodings, bar), wide, None, "")
+
+
+def _grouped(
+    run: Run,
+    choose: Callable[[Run, str], Iterable[Measurement]],
+    bar: Callable[[str, Measurement], Bar],
+) -> list[tuple[str, list[Bar]]]:
+    """Return the bars of what is chosen for each direction, by the name of what was measured."""
+    groups: dict[str, list[Bar]] = {}
+    for way in DIRECTIONS:
+        for each in choose(run, way):
+            groups.setdefault(each.name, []).append(bar(way, each))
+    return list(groups.items())
+
+
+# Curves of a run: throughput over the window, one upload over time, the main figures over many runs.
+
+MOST_SERVERS = 20
+"""Rows of the timeline; more servers than these are left out, and the caption says so."""
+
+
+def window_chart(run: Run, wide: bool) -> Figure:
+    """Return throughput over the window, a panel for each direction that was swept."""
+    ways = [way for way in DIRECTIONS if figures.window_curve(run, way)]
+    each_px = 240.0
+    width = WIDE_PX if wide else NARROW_PX
+    if wide:
+        area = (float(width), each_px)
+        figure = Figure(figsize=(area[0] / 72, area[1] / 72), dpi=72)
+        step = width / len(ways)
+        boxes = [
+            (index * step + 62, width - (index + 1) * step + 14, 34.0, 44.0)
+            for index in range(len(ways))
+        ]
+    else:
+        area = (float(width), each_px * len(ways))
+        figure = Figure(figsize=(area[0] / 72, area[1] / 72), dpi=72)
+        boxes = [
+            (58.0, 10.0, index * each_px + 34, area[1] - (index + 1) * each_px + 44)
+            for index in range(len(ways))
+        ]
+    for way, box in zip(ways, boxes, strict=True):
+        _window_panel(add_axes(figure, area, *box), run, way)
+    return figure
+
+
+def _window_panel(axes: Axes, run: Run, way: str) -> None:
+    curve = figures.window_curve(run, way)
+    # Measured windows are equally spaced; the last place is that of the automatic one.
+    places = [float(index) for index in range(len(curve))]
+    labels = [_short(each.window_bytes or 0) for each in curve]
+    axes.set_title(
+        f"{ARROWS[way]} {figures.VERBS[way]}", loc="left", fontsize=12, color=INK, pad=14
+    )
+    top = _fixed_windows(axes, curve, places, way)
+    auto = figures.auto_window(run, way)
+    if auto is not None:
+        places.append(len(curve) + 0.4)
+        labels.append("auto")
+        top = max(top, _automatic_window(axes, auto, places[-1]))
+    ceiling = _plaintext_ceiling(run, way, curve[-1])
+    if ceiling is not None and ceiling < 3 * top:
+        top = max(top, ceiling)
+        axes.axhline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
+        axes.annotate(
+            "raw TCP",
+            (0, ceiling),
+            (2, 4),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            fontsize=11,
+        )
+    _window_ticks(axes, places, labels)
+    axes.set_ylim(0, top * 1.12)
+    _rule(axes, lambda value: figures.round_rate(value) if value else "0")
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("window for each server", fontsize=11)
+
+
+def _fixed_windows(
+    axes: Axes, curve: Sequence[Measurement], places: Sequence[float], way: str
+) -> float:
+    """Draw the measured windows and the knee among them; returns the highest rate."""
+    colour = COLOURS[way]
+    rates = [_rates(each) for each in curve]
+    middles = [statistics.median(samples) for samples in rates]
+    for place, samples in zip(places, rates, strict=True):
+        axes.plot([place, place], [min(samples), max(samples)], color=colour, linewidth=1.4)
+    _line(axes, way, places, middles, 2)
+    knee = figures.knee(curve)
+    if knee is not None:
+        at = curve.index(knee)
+        axes.plot(at, middles[at], "o", markersize=15, markerfacecolor="none", color=INK, mew=1.4)
+        axes.annotate(
+            "knee",
+            (at, middles[at]),
+            (4, -26),
+            textcoords="offset points",
+            ha="left",
+            va="center",
+        )
+    return max(middles)
+
+
+def _automatic_window(axes: Axes, auto: Measurement, place: float) -> float:
+    """Draw the window that sizes itself; returns its rate."""
+    samples = _rates(auto)
+    value = statistics.median(samples)
+    axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
+    axes.plot([place, place], [min(samples), max(samples)], color=INK, linewidth=1.4)
+    axes.plot(place, value, "D", color=INK, markersize=8)
+    return value
+
+
+def _window_ticks(axes: Axes, places: Sequence[float], labels: Sequence[str]) -> None:
+    """Name the places; of many every other one, which leaves each room. The automatic one's stays."""
+    axes.set_xticks(places, labels, fontsize=11)
+    has_auto = labels[-1] == "auto"
+    for number, tick in enumerate(axes.get_xticklabels()):
+        beside_auto = has_auto and number == len(labels) - 2
+        crowded = len(labels) > 6 and (number % 2 == 1 or beside_auto)
+        tick.set_visible(not crowded or labels[number] == "auto")
+    axes.set_xlim(-0.5, places[-1] + 0.6)
+
+
+def _rates(measured: Measurement) -> list[float]:
+    """Return plaintext bytes a second of each sample."""
+    return [measured.files * measured.file_bytes / sample for sample in measured.samples_s]
+
+
+def _short(value: int) -> str:
+    """Return a window's size as ``50k`` or ``2M``."""
+    if value >= 10**6:
+        return f"{value / 1e6:g}M"
+    return f"{value / 1e3:g}k"
+
+
+def _plaintext_ceiling(run: Run, way: str, measured: Measurement) -> float | None:
+    """Return raw TCP in bytes of plaintext a second: what the shares cost on top is taken off."""
+    ceiling = figures.raw(run, way)
+    if not ceiling or not measured.wire_bytes:
+        return None
+    return statistics.median(ceiling) * measured.files * measured.file_bytes / measured.wire_bytes
+
+
+def timeline_chart(run: Run, wide: bool) -> Figure:
+    """Return what passed between us and each server, over time."""
+    timeline = run.timeline
+    assert timeline is not None
+    servers = list(dict.fromkeys(burst.server for burst in timeline.bursts))[:MOST_SERVERS]
+    rows = {server: row for row, server in enumerate(servers)}
+    width = WIDE_PX if wide else NARROW_PX
+    names, left, row_px = _names(servers, width)
+    height = row_px * len(servers) + 34 + 44
+    figure, axes = panel(width, height, left, 16, 34, 44)
+    unit = 1e-3 if timeline.took_s < 2 else 1.0
+    end = max(timeline.took_s, timeline.rtt_s) / unit
+    span = end * 1.04
+    for row in rows.values():
+        axes.axhline(row, color=LINE, linewidth=1, zorder=1)
+    columns = (width - left - 16) / 9
+    for way in DIRECTIONS:
+        bursts = [each for each in timeline.bursts if each.direction == way]
+        joined = _joined(bursts, rows, span * unit / columns)
+        most = max((amount for _, _, amount in joined), default=1)
+        for row, at_s, amount in joined:
+            axes.plot(
+                at_s / unit,
+                row,
+                marker=MARKERS[way],
+                markersize=5 + 5 * (amount / most) ** 0.5,
+                color=COLOURS[way],
+                markerfacecolor=COLOURS[way] if way == UP else PAPER,
+                markeredgewidth=1.8,
+                linestyle="none",
+                zorder=3,
+            )
+    lines: list[tuple[float, str, Any, str]] = [
+        (timeline.rtt_s / unit, "1 round trip", (0, (4, 2)), CEILING)
+    ]
+    if timeline.took_s > 1.6 * timeline.rtt_s:
+        lines.append((timeline.took_s / unit, "stored", "solid", INK))
+    for at, label, style, colour in lines:
+        axes.axvline(at, color=colour, linewidth=1.5, linestyle=style, zorder=2)
+        axes.annotate(
+            label,
+            (at, 1),
+            (4, 6),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="right" if at > span / 3 else "left",
+            fontsize=11,
+        )
+    axes.set_xlim(-span * 0.03, span)
+    axes.set_ylim(len(servers) - 0.4, -0.7)
+    axes.set_yticks(range(len(servers)), names)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.tick_params(length=0, labelsize=11, labelcolor=MUTED)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set_xlabel("milliseconds" if unit < 1 else "seconds", fontsize=11)
+    return figure
+
+
+def _names(servers: Sequence[str], width: float) -> tuple[list[str], float, float]:
+    """
+    Break names of servers into lines, so that none is cut.
+
+    Returns:
+        the names; the room for them on the left, and the height of a row, in pixels.
+    """
+    room_px = min(max(sum(map(_letter_px, each)) for each in servers), 0.4 * width)
+    broken = [_broken(each, room_px) for each in servers]
+    lines = max(map(len, broken))
+    return ["\n".join(each) for each in broken], room_px + 22, 20.0 + (lines - 1) * 14
+
+
+def _broken(name: str, room_px: float) -> list[str]:
+    """Break a name into lines that have room, behind its hyphens and spaces if that is not too early."""
+    lines, line, line_px = [], "", 0.0
+    for letter in name:
+        if line and line_px + _letter_px(letter) > room_px:
+            end = 1 + max(line.rfind(" "), line.rfind("-"))
+            end = end if end > len(line) / 2 else len(line)
+            lines.append(line[:end])
+            line = line[end:]
+            line_px = sum(map(_letter_px, line))
+        line, line_px = line + letter, line_px + _letter_px(letter)
+    return [*lines, line]
+
+
+def _letter_px(letter: str) -> float:
+    """Return room enough for a letter at the size of labels, in whatever font a reader has."""
+    if letter in "WMmw@%—" or ord(letter) > 0x2E80:
+        return 11.5
+    return 9.0 if letter.isupper() else 7.5
+
+
+def _joined(
+    bursts: Sequence[Burst], rows: dict[str, int], apart_s: float
+) -> list[tuple[int, float, int]]:
+    """Join bursts of a server that no eye could tell apart: row, time of the first, bytes."""
+    found: list[tuple[int, float, int]] = []
+    last: dict[int, int] = {}
+    for each in sorted(bursts, key=lambda each: each.at_s):
+        row = rows.get(each.server)
+        if row is None:
+            continue
+        index = last.get(row)
+        if index is not None and each.at_s - found[index][1] < apart_s:
+            found[index] = (row, found[index][1], found[index][2] + each.size_bytes)
+        else:
+            last[row] = len(found)
+            found.append((row, each.at_s, each.size_bytes))
+    return found
+
+
+def history_chart(runs: Sequence[Run], wide: bool) -> Figure:
+    """Return how the main figures went, oldest run first; the last one is this."""
+    width = WIDE_PX if wide else NARROW_PX
+    panels: list[tuple[str, _Reader, float]] = [
+        ("round trips for a small file", _trips_of, 1.0),
+        ("throughput of the largest file, of raw TCP", _shares_of, 1.0),
+    ]
+    panels = [
+        panel for panel in panels if any(panel[1](run, way) for run in runs for way in (UP, DOWN))
+    ]
+    each_px = 190.0
+    height = each_px * len(panels) + 22
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+    for index, (title, read, ceiling) in enumerate(panels):
+        axes = add_axes(
+            figure,
+            (width, height),
+            46,
+            62,
+            index * each_px + 30,
+            height - (index + 1) * each_px + 10,
+        )
+        _history_panel(axes, runs, title, read, ceiling, read is _shares_of)
+        if index == len(panels) - 1:
+            names = [(run.commit or run.when[:10])[:7] for run in runs]
+            shown = sorted({0, len(runs) - 1})
+            axes.set_xticks(shown, [names[place] for place in shown], fontsize=11)
+            axes.tick_params(labelbottom=True)
+    return figure
+
+
+_Reader = Callable[[Run, str], tuple[float, ...]]
+
+
+def _trips_of(run: Run, way: str) -> tuple[float, ...]:
+    measured = figures.one_small(run, way)
+    return () if measured is None else figures.trips(run, measured)
+
+
+def _shares_of(run: Run, way: str) -> tuple[float, ...]:
+    measured = figures.largest(run, way)
+    return () if measured is None else figures.shares(run, measured)
+
+
+def _history_panel(
+    axes: Axes, runs: Sequence[Run], title: str, read: _Reader, ceiling: float, percents: bool
+) -> None:
+    axes.set_title(title, loc="left", fontsize=12, color=INK, pad=12)
+    ends: list[tuple[float, str]] = []
+    values = [ceiling]
+    for way, aside in ((UP, -0.07), (DOWN, 0.07)):
+        points = [(place, read(run, way)) for place, run in enumerate(runs)]
+        points = [(place, samples) for place, samples in points if samples]
+        if not points:
+            continue
+        middles = [statistics.median(samples) for _, samples in points]
+        places = [place + aside for place, _ in points]
+        for place, (_, samples) in zip(places, points, strict=True):
+            axes.plot([place] * 2, [min(samples), max(samples)], color=COLOURS[way], linewidth=1.4)
+            values += samples
+        _line(axes, way, places, middles, 1.6)
+        ends.append((middles[-1], way))
+    low, high = min(values), max(values)
+    room = (high - low) * 0.15 or 0.05
+    axes.set_ylim(low - room, high + room)
+    axes.set_xlim(-0.5, len(runs) - 0.5)
+    axes.axhline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)), zorder=1)
+    _label_ends(axes, ends, len(runs) - 0.5, 0.1 * (high - low + 2 * room), percents)
+    _rule(axes, lambda value: f"{100 * value:g} %" if percents else f"{value:.3g}")
+    axes.xaxis.set_major_locator(NullLocator())
+    axes.tick_params(labelbottom=False)
+    axes.spines[["left", "bottom"]].set_visible(False)
+
+
+def _line(
+    axes: Axes, way: str, places: Sequence[float], values: Sequence[float], width: float
+) -> None:
+    """Draw the line of one direction through its medians."""
+    axes.plot(
+        places,
+        values,
+        marker=MARKERS[way],
+        color=COLOURS[way],
+        markerfacecolor=COLOURS[way] if way == UP else PAPER,
+        markersize=6,
+        linewidth=width,
+        linestyle="-" if way == UP else (0, (5, 1.5)),
+    )
+
+
+def _rule(axes: Axes, text: Callable[[float], str]) -> None:
+    """Draw a few lines across, and write beside each what its value is."""
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axes.tick_params(length=0, labelsize=11, labelcolor=MUTED)
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _label_ends(
+    axes: Axes, ends: Sequence[tuple[float, str]], place: float, apart: float, percents: bool
+) -> None:
+    """Write each series' name and last value at its end; names that would meet move apart."""
+    if len(ends) == 2 and abs(ends[0][0] - ends[1][0]) < 1.4 * apart:
+        middle = (ends[0][0] + ends[1][0]) / 2
+        first = 1 if ends[0][0] >= ends[1][0] else -1
+        heights = [middle + first * 0.7 * apart, middle - first * 0.7 * apart]
+    else:
+        heights = [value for value, _ in ends]
+    for (value, way), height in zip(ends, heights, strict=True):
+        text = f"{100 * value:.1f} %" if percents else figures.digits(value)
+        axes.annotate(
+            f"{ARROWS[way]} {text}",
+            (place, height),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            annotation_clip=False,
+        )

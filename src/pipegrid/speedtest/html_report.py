@@ -1,0 +1,233 @@
+"""
+The report of a run that people look at: one HTML file that needs nothing else.
+
+What it says is decided in `figures`, what it draws in `bars` and `curves`; here both meet the template. The
+libraries for it come with ``pipegrid[speedtest]`` and are loaded when a report is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from pipegrid.errors import UsageError
+from pipegrid.speedtest import figures
+from pipegrid.speedtest.run_results import DIRECTIONS, DOWN, UP, Run, Timeline
+
+if TYPE_CHECKING:
+    from pipegrid.speedtest.charts import Chart
+
+MOST_HISTORY = 50
+"""Earlier runs that a picture can hold; of more, the latest are shown."""
+
+
+LIBRARIES = {"Jinja2": "jinja2", "matplotlib": "matplotlib"}
+"""What a report needs: the packages of ``pipegrid[speedtest]``, and their modules."""
+
+
+@attrs.frozen
+class Section:
+    """
+    A picture with its sentence.
+
+    Attributes:
+        name: of the element; ``title`` and ``text`` are above the picture.
+        key: whether the picture needs the explanation of bars.
+    """
+
+    name: str
+    title: str
+    text: str
+    chart: Chart
+    key: bool = False
+
+
+def write_report(path: Path | str, run: Run, history: Sequence[Run] = ()) -> None:
+    """
+    Write one self-contained HTML file about a run.
+
+    Args:
+        path: of the file; replaced when all of it is there.
+        run: what it is about.
+        history: earlier runs, oldest first, of the same kind.
+
+    Raises:
+        UsageError: the libraries that draw are not installed, or the file cannot be written.
+    """
+    text = render_report(run, history)
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.new")
+    try:
+        beside.write_text(text, "utf-8")
+        os.replace(beside, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise UsageError(
+            f"the report {target} cannot be written ({error.strerror}); give another path"
+        ) from None
+
+
+def check_libraries() -> None:
+    """
+    See whether a report could be drawn; it imports nothing.
+
+    Raises:
+        UsageError: a library that draws is not installed.
+    """
+    for name, module in LIBRARIES.items():
+        if find_spec(module) is None:
+            raise UsageError(
+                f"a report needs {name}, which is not installed; 'pip install {' '.join(LIBRARIES)}' "
+                "installs all that it needs"
+            )
+
+
+def render_report(run: Run, history: Sequence[Run] = ()) -> str:
+    """Return the page; arguments and errors as of `write_report`."""
+    check_libraries()
+    import jinja2
+    import markupsafe
+
+    from pipegrid.speedtest import charts
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pipegrid.speedtest"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    headline, lead = figures.headline(run)
+    marked = [
+        attrs.evolve(
+            section,
+            chart=attrs.evolve(
+                section.chart,
+                wide=markupsafe.Markup(section.chart.wide),
+                narrow=markupsafe.Markup(section.chart.narrow),
+            ),
+        )
+        for section in _sections((charts, charts, charts), run, history)
+    ]
+    return environment.get_template("report.html").render(
+        title=f"PipeGrid speed test{f', {run.commit}' if run.commit else ''}",
+        run=run,
+        when=run.when.replace("T", " ").replace("Z", " UTC"),
+        headline=headline,
+        lead=lead,
+        setting=figures.setting(run),
+        figures=figures.main_figures(run),
+        sections=marked,
+        tables=figures.rows(run),
+        baselines=figures.baseline_rows(run),
+        facts=figures.facts(run),
+    )
+
+
+_THROUGHPUT_WORDS = (
+    "Bytes of shares on the wire, as a part of what bare TCP streams carried on the same path in the"
+    " same run. The grey band is how far raw TCP itself varied."
+)
+
+_HISTORY_WORDS = (
+    "Each point is a run's median, its line from the fastest to the slowest round; filled circles are"
+    " stores, hollow squares fetches. The dashed line is the least time, or the most that raw TCP"
+    " carries. This run is the last."
+)
+
+
+def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
+    """Return the pictures that this run has material for; the modules that draw are loaded late."""
+    bars, curves, drawing = modules
+    runs = [*history[-MOST_HISTORY:], run]
+    found = []
+
+    def add(
+        name: str, title: str, text: str, paint: Callable[[bool], Any], key: bool = False
+    ) -> None:
+        drawn = drawing.draw(name, f"{title} {text}", paint)
+        found.append(Section(name, title, text, drawn, key))
+
+    if any(figures.small(run, way) for way in DIRECTIONS):
+        add(
+            "trips",
+            "Round trips for each small file",
+            "Time for a file, divided by the round trip. One is the least for a file by itself; files that go"
+            " at once share it.",
+            lambda wide: bars.trips_chart(run, wide),
+            key=True,
+        )
+    if any(figures.large(run, way) for way in DIRECTIONS):
+        add(
+            "throughput",
+            "Throughput beside raw TCP",
+            _THROUGHPUT_WORDS,
+            lambda wide: bars.throughput_chart(run, wide),
+            key=True,
+        )
+    if run.timeline is not None and run.timeline.bursts:
+        add(
+            "timeline",
+            *_timeline_words(run.timeline, curves.MOST_SERVERS),
+            lambda wide: curves.timeline_chart(run, wide),
+        )
+    if any(figures.window_curve(run, way) for way in DIRECTIONS):
+        add(
+            "window",
+            _window_title(run),
+            "Plaintext a second over the bytes that may be unacknowledged for each server. The knee, circled,"
+            f" is the least window with {100 * figures.KNEE:.0f} % of the best; the diamond is the window"
+            " that sizes itself.",
+            lambda wide: curves.window_chart(run, wide),
+        )
+    if any(figures.encodings(run, way) for way in DIRECTIONS):
+        add(
+            "encoding",
+            "Speed by encoding",
+            "Plaintext a second for k needed of n shares: an upload carries n/k times the file.",
+            lambda wide: bars.encoding_chart(run, wide),
+            key=True,
+        )
+    if len(runs) > 1:
+        add(
+            "history",
+            f"The last {len(runs)} runs",
+            _HISTORY_WORDS,
+            lambda wide: curves.history_chart(runs, wide),
+        )
+    return found
+
+
+def _timeline_words(timeline: Timeline, most_servers: int) -> tuple[str, str]:
+    """Return the title of the picture of one upload, and what it shows."""
+    taken = timeline.took_s / timeline.rtt_s if timeline.rtt_s else 0.0
+    servers = len({burst.server for burst in timeline.bursts})
+    left_out = servers - most_servers
+    return (
+        f"One upload, from the wire: {figures.digits(taken)} round trips",
+        f"{timeline.name} to {servers} servers. Filled circles are sent, hollow squares come back;"
+        f" the larger, the more bytes. It took {figures.seconds(timeline.took_s)}"
+        + (f", the median of {timeline.samples}." if timeline.samples > 1 else ".")
+        + (f" {left_out} servers are not shown." if left_out > 0 else ""),
+    )
+
+
+def _window_title(run: Run) -> str:
+    """Return what the curve says: how the automatic window does beside the best; not by one sample."""
+    said: list[str] = []
+    for way in (UP, DOWN):
+        curve, auto = figures.window_curve(run, way), figures.auto_window(run, way)
+        if curve and auto is not None and len(auto.samples_s) > 1:
+            best = max(each.bytes_per_s for each in curve)
+            share = figures.percent(auto.bytes_per_s / best)
+            said.append(f"{share} {'of the best fixed one ' if not said else ''}{way}")
+    if not said:
+        return "Throughput by window"
+    return f"The automatic window reaches {', '.join(said)}"

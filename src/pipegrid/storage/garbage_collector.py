@@ -1,0 +1,259 @@
+"""Removal of expired and abandoned shares; clock check."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+
+import attrs
+
+from pipegrid.core import dates
+from pipegrid.disk import files as disk
+from pipegrid.disk.atomic_write import replace_file
+from pipegrid.disk.safe_open import is_directory, read_file
+from pipegrid.storage import share_file
+from pipegrid.storage.mutable import slot_file as slotfiles
+from pipegrid.storage.share_file import LEASE_DURATION_S, NEVER_S, Expiry
+from pipegrid.storage.uploads import incoming_files as sidecar
+
+# Walking a storage directory to remove what nobody needs: abandoned uploads, expired shares.
+#
+# Files are removed under their lock only, so a walk may go on beside working processes.
+
+_NUMBER = re.compile(r"[0-9]+\Z")
+_SLOT_COPY = re.compile(r"[a-z2-7]{26}\.[0-9]+\.slot\Z")
+_UPLOAD = re.compile(r"[a-z2-7]{26}\.[0-9]+\Z")
+
+
+def remove_abandoned(incoming: str, too_old: float, worthless: float) -> int:
+    """
+    Remove unfinished uploads that no process holds and nobody has changed for long.
+
+    Args:
+        incoming: the directory of unfinished uploads.
+        too_old: since then, of those that have a note; seconds since 1970.
+        worthless: the same of those without, which nobody could go on with.
+
+    Returns:
+        how many were removed.
+    """
+    removed = 0
+    for name in _names(incoming):
+        if _UPLOAD.match(name):
+            noted = os.path.lexists(f"{incoming}/{name}{sidecar.SUFFIX}")
+            removed += _remove_leftover(f"{incoming}/{name}", too_old if noted else worthless)
+        elif _SLOT_COPY.match(name):  # made and renamed within moments, if nobody is killed
+            _remove_leftover(f"{incoming}/{name}", worthless)
+        elif name.endswith(sidecar.SUFFIX):
+            _remove_orphan(f"{incoming}/{name}")
+    for directory, name in _walk(incoming):  # what a Tahoe-LAFS server left
+        if _NUMBER.match(name):
+            removed += _remove_leftover(f"{directory}/{name}", worthless)
+    for outer in _directories(incoming):
+        for inner in _directories(outer):
+            disk.remove_empty(inner)
+        disk.remove_empty(outer)
+    return removed
+
+
+def remove_expired(shares: str, expiry: Expiry, now: float) -> int:
+    """Remove shares whose leases have all run out; returns how many."""
+    removed = 0
+    threshold = expiry.threshold(now)
+    for directory, name in _walk(shares):
+        path = f"{directory}/{name}"
+        if not _NUMBER.match(name):
+            continue
+        if slotfiles.is_mutable_file(path):
+            removed += expiry.mutable and slotfiles.remove_if_expired(path, threshold)
+        elif expiry.immutable and share_file.remove_if_expired(path, threshold):
+            disk.remove_empty(directory)
+            removed += 1
+    return removed
+
+
+def _walk(top: str) -> Iterator[tuple[str, str]]:
+    """Yield (directory, file name) for all that stands two levels below top, links left out."""
+    for outer in _directories(top):
+        for inner in _directories(outer):
+            for name in _names(inner):
+                yield inner, name
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _directories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.path for entry in entries if is_directory(entry)]
+    except OSError:
+        return []
+
+
+def _remove_leftover(path: str, too_old: float) -> bool:
+    """Remove an unfinished upload that no process holds and that was last changed long ago."""
+    fd = disk.lock_if_free(path)
+    if fd is None:
+        return False
+    try:
+        if os.fstat(fd).st_mtime > too_old:
+            return False
+        disk.remove(path + sidecar.SUFFIX)
+        disk.remove(path)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _remove_orphan(note_path: str) -> None:
+    """Remove a note whose upload is gone. One whose upload is just beginning is no loss: it has none."""
+    with suppress(OSError):
+        if not os.path.lexists(note_path.removesuffix(sidecar.SUFFIX)):
+            disk.remove(note_path)
+
+
+# Whether the clock may be believed where shares would be removed for good.
+#
+# Leases run out by the clock. One that is a year ahead would end all of them at once; and a server that comes
+# back after two months would find all of them run out, before anybody could renew one. So a note in the
+# storage directory says when leases were last looked at, and since when that was done regularly: only
+# then is anything removed. A clock that is set right again begins this anew, and has cost nothing.
+#
+# A clock that is set back for a minute, or shows 1970 until a time server has answered, would give leases
+# that have run out long ago as soon as it is right again, and the next look would remove what was stored
+# in that minute. So no lease is made with a date before one that was believed already.
+
+NOTE_NAME = "lease-looks.json"
+HELD_S = 7 * 24 * 3600
+"""Time for clients to renew their leases, and for an operator to see what the log says."""
+
+MOST_APART_S = HELD_S
+MAX_NOTE_BYTES = 1000
+_RELEASED_S = 1_735_689_600.0  # 2025-01-01, before which nobody had this program
+
+
+@attrs.frozen
+class LeaseCheckLog:
+    """
+    When it was looked at leases, in seconds since 1970.
+
+    Attributes:
+        since_s: the first time, before which nobody knows, or too long a time had passed.
+        last_s: the last time.
+        believed_s: the last time that leases were believed; None: they never were.
+    """
+
+    since_s: float
+    last_s: float
+    believed_s: float | None = None
+
+    @property
+    def held_s(self) -> float:
+        """For how long nothing is removed yet, in seconds; 0: leases are believed."""
+        return max(0.0, HELD_S - (self.last_s - self.since_s))
+
+    @property
+    def reached_s(self) -> float | None:
+        """A date that has been reached, whatever the clock shows; None: nobody knows one."""
+        return self.believed_s if self.held_s else self.last_s
+
+
+def next_look(before: LeaseCheckLog | None, now: float) -> LeaseCheckLog:
+    """
+    Return what is to be noted when it is looked once more.
+
+    Args:
+        before: what was noted the last time, if anything.
+        now: seconds since 1970, as far as this machine knows.
+    """
+    if before is None:
+        return LeaseCheckLog(now, now)
+    regular = 0 <= now - before.last_s <= MOST_APART_S
+    found = LeaseCheckLog(before.since_s if regular else now, now, before.reached_s)
+    return attrs.evolve(found, believed_s=found.reached_s)
+
+
+def look(storage: Path, now: float) -> LeaseCheckLog:
+    """
+    Look once more, and note that in a storage directory.
+
+    Raises:
+        OSError: it cannot be noted; nothing may be removed then.
+    """
+    path = storage / NOTE_NAME
+    found = next_look(_read(path), now)
+    replace_file(path, json.dumps(attrs.asdict(found)).encode("ascii") + b"\n")
+    return found
+
+
+def _read(path: Path) -> LeaseCheckLog | None:
+    """What was noted; a note that is damaged counts as none."""
+    try:
+        noted = json.loads(read_file(path, MAX_NOTE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(noted, Mapping):
+        return None
+    since, last = noted.get("since_s"), noted.get("last_s")
+    if not isinstance(since, int | float) or not isinstance(last, int | float) or since > last:
+        return None
+    believed = noted.get("believed_s")  # older versions noted none
+    known = isinstance(believed, int | float) and 0 <= believed <= NEVER_S
+    return LeaseCheckLog(since, last, believed if known else None)
+
+
+def why_wrong(now: float) -> str | None:
+    """Return, as a sentence for the log, why a clock is wrong that shows ``now``; None: it may be right."""
+    shown = f"the clock of this machine is wrong, it shows {dates.utc(now):%Y-%m-%d}"
+    if now < _RELEASED_S:
+        return f"{shown}: leases made now may have run out once it is right; set it"
+    if now + LEASE_DURATION_S > NEVER_S:
+        return f"{shown}: leases made now never end; set it"
+    return None
+
+
+class NonDecreasingDate:
+    """
+    The date by which leases are made: what the clock shows, but never before a date that has been reached.
+
+    Args:
+        storage: the directory with the note of what was believed.
+        clock: seconds since 1970, as far as this machine knows.
+        monotonic: seconds since some moment, whatever the clock is set to.
+    """
+
+    def __init__(
+        self,
+        storage: Path,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._reached = -inf, 0.0  # a date, and when that was, by the other clock
+        found = _read(storage / NOTE_NAME)
+        if found is not None:
+            self.looked(found)
+
+    def __call__(self) -> float:
+        """Return seconds since 1970. Any thread may ask."""
+        reached_s, at = self._reached
+        return max(self._clock(), reached_s + self._monotonic() - at)
+
+    def looked(self, looks: LeaseCheckLog) -> None:
+        """It was looked at leases once more."""
+        if looks.reached_s is not None:
+            self._reached = looks.reached_s, self._monotonic()

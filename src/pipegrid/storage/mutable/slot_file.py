@@ -1,0 +1,568 @@
+"""File of a mutable share: container, lock, leases."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import attrs
+
+from pipegrid.core.hashes import Buffer, tagged_hash
+from pipegrid.disk import files as disk
+from pipegrid.disk.private_output import make_private
+from pipegrid.errors import NoSpace, ServerRefused
+from pipegrid.storage.share_file import (
+    LEASE_DURATION_S,
+    MAX_LEASES,
+    NEVER_S,
+    HasRoom,
+    Records,
+    damaged,
+    lease_end,
+    open_container,
+    stored_secret,
+)
+from pipegrid.wire.messages import LeaseSecrets, ShareChange
+
+# The container that a storage server keeps a mutable share in, as bytes.
+#
+#     offset 0    magic (32), of version 2, which is written, or 1, which is read and kept
+#     offset 32   node id of the server that made it (20)
+#     offset 52   write enabler (32)
+#     offset 84   length of the share data (8)
+#     offset 92   offset E of the number of extra leases (8)
+#     offset 100  four lease slots of 92 bytes; a free one has owner 0
+#     offset 468  share data; there is room for E - 468 bytes
+#     offset E    number x of extra leases (4)
+#     offset E+4  x extra leases
+#
+# A lease record: owner (4), expiry (4), renew secret (32), cancel secret (32), node id (20). Version 2 holds
+# hashes of the two secrets, version 1 the secrets themselves.
+#
+# ``plan_change`` turns a change into steps that write a file in place such that a process that is killed
+# between two of them leaves a container that can be read. Files, locks and clocks are the business of
+# ``files`` and ``slots``.
+#
+# Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
+
+NODE_ID_BYTES = 20
+WRITE_ENABLER_BYTES = 32
+LEASE_BYTES = 92
+LEASE_SLOTS = 4
+LENGTH_OFFSET = 84
+EXTRA_OFFSET = 92
+LEASES_OFFSET = 100
+DATA_OFFSET = LEASES_OFFSET + LEASE_SLOTS * LEASE_BYTES
+COUNT_BYTES = 4
+EMPTY_BYTES = DATA_OFFSET + COUNT_BYTES  # a container without data or extra leases
+WRITTEN_VERSION = 2
+OWNER = 1
+MAX_EXTRA_LEASES = 1 << 16  # far more than anybody has; what claims more is damaged
+
+RECORDS = Records(LEASE_BYTES, 8, 4)
+
+_TITLES = {1: b"Tahoe mutable container v1\n", 2: b"Tahoe mutable container v2\n"}
+MAGICS = {
+    1: _TITLES[1] + bytes.fromhex("750944038e"),
+    2: _TITLES[2] + tagged_hash(b"allmydata_mutable_container_header", _TITLES[2])[:5],
+}
+MAGIC_BYTES = 32
+
+Writes = Sequence[tuple[int, Buffer]]
+"""Where bytes go among a share's data, and which."""
+
+_VERSIONS = {magic: version for version, magic in MAGICS.items()}
+_HEADER = struct.Struct(">32s20s32sQQ")
+_LEASE = struct.Struct(">LL32s32s20s")
+_UINT32 = struct.Struct(">L")
+_UINT64 = struct.Struct(">Q")
+_MAX_UINT32 = (1 << 32) - 1
+_ZEROS = bytes(64 * 1024)
+
+
+@attrs.frozen
+class MutableHeader:
+    """
+    The first 100 bytes of a mutable share file.
+
+    Attributes:
+        version: 1 or 2.
+        node_id: 20 bytes.
+        write_enabler: 32 bytes.
+        data_bytes: length of the share data.
+        extra_offset: where in the file the number of extra leases stands.
+    """
+
+    version: int
+    node_id: bytes
+    write_enabler: bytes = attrs.field(repr=False)
+    data_bytes: int
+    extra_offset: int
+
+    def pack(self) -> bytes:
+        """Return the 100 bytes, with the magic string of their version."""
+        fields = self.node_id, self.write_enabler, self.data_bytes, self.extra_offset
+        return _HEADER.pack(MAGICS[self.version], *fields)
+
+
+@attrs.frozen
+class MutableLease:
+    """
+    One lease as it is stored.
+
+    Attributes:
+        owner: 0 if the slot is free.
+        expires: seconds since 1970, less than 2^32.
+        renew, cancel: 32 bytes each: the secrets in version 1, their hashes in version 2.
+        node_id: 20 bytes, of the server that made it.
+    """
+
+    owner: int
+    expires: int
+    renew: bytes = attrs.field(repr=False)
+    cancel: bytes = attrs.field(repr=False)
+    node_id: bytes
+
+    def pack(self) -> bytes:
+        """Return the 92-byte record; what expires after 2^32 - 1 is stored as expiring then."""
+        expires = min(self.expires, NEVER_S)
+        return _LEASE.pack(self.owner, expires, self.renew, self.cancel, self.node_id)
+
+
+def is_mutable(data: bytes) -> bool:
+    """Return whether a file that begins so holds a mutable share."""
+    return data[:MAGIC_BYTES] in _VERSIONS
+
+
+def parse_header(data: bytes) -> MutableHeader:
+    """
+    Return what the first 100 bytes of a mutable share file say.
+
+    Raises:
+        ValueError: too few bytes, no mutable container, or numbers that contradict each other.
+    """
+    if len(data) < _HEADER.size:
+        raise ValueError("a share file that ends within its header")
+    magic, node_id, write_enabler, data_bytes, extra_offset = _HEADER.unpack_from(data)
+    version = _VERSIONS.get(magic)
+    if version is None:
+        raise ValueError("a share file that is no mutable container of version 1 or 2")
+    if extra_offset < DATA_OFFSET + data_bytes or extra_offset >= 1 << 63:
+        raise ValueError("a mutable container with less room than data")
+    return MutableHeader(version, node_id, write_enabler, data_bytes, extra_offset)
+
+
+def pack_empty(node_id: bytes, write_enabler: bytes) -> bytes:
+    """
+    Return a container without data and leases.
+
+    Raises:
+        ValueError: a node id that is not 20 bytes long, or a write enabler that is not 32.
+    """
+    if len(node_id) != NODE_ID_BYTES or len(write_enabler) != WRITE_ENABLER_BYTES:
+        raise ValueError("a write enabler is 32 bytes long and a node id 20")
+    header = MutableHeader(WRITTEN_VERSION, node_id, write_enabler, 0, DATA_OFFSET)
+    return header.pack() + bytes(LEASE_SLOTS * LEASE_BYTES + COUNT_BYTES)
+
+
+def parse_count(data: bytes) -> int:
+    """
+    Return the number of extra leases; 0 if the file ends before it.
+
+    Raises:
+        ValueError: more than anybody has.
+    """
+    if len(data) < COUNT_BYTES:
+        return 0
+    count: int = _UINT32.unpack_from(data)[0]
+    if count > MAX_EXTRA_LEASES:
+        raise ValueError(f"a mutable container that claims {count} extra leases")
+    return count
+
+
+def parse_leases(data: bytes) -> tuple[MutableLease, ...]:
+    """Return the lease records in ``data``, free slots too; what is left behind the last is ignored."""
+    whole = len(data) - len(data) % LEASE_BYTES
+    return tuple(MutableLease(*fields) for fields in _LEASE.iter_unpack(data[:whole]))
+
+
+def make_lease(version: int, secrets: LeaseSecrets, node_id: bytes, now: float) -> MutableLease:
+    """Return a lease of 31 days from ``now``, in seconds since 1970."""
+    renew, cancel = (stored_secret(version, each) for each in (secrets.renew, secrets.cancel))
+    return MutableLease(OWNER, lease_end(now), renew, cancel, node_id)
+
+
+def lease_position(extra_offset: int, index: int) -> int:
+    """Return where in the file the lease of this index stands: 0 to 3 are the slots."""
+    if index < LEASE_SLOTS:
+        return LEASES_OFFSET + index * LEASE_BYTES
+    return extra_offset + COUNT_BYTES + (index - LEASE_SLOTS) * LEASE_BYTES
+
+
+def plan_lease(
+    extra_offset: int, records: bytes, fresh: MutableLease, version: int, has_room: HasRoom
+) -> list[tuple[int, bytes]] | None:
+    """
+    Return the writes, ``(file offset, bytes)`` in order, that add or renew a lease; None: it has no place.
+
+    Args:
+        records: all that are there, free slots too: the four slots, then the extra ones.
+        fresh: the lease as it is to be. An expiry is only ever moved to a later time.
+        version: of the container.
+        has_room: see ``leaserecords``; only one more extra lease needs any.
+    """
+    index = RECORDS.find(records, fresh.renew, version > 1)
+    if index is not None and _owner(records, index):
+        if RECORDS.expiry(records, index) >= fresh.expires:
+            return []
+        # The record with its expiry alone changed.
+        at = lease_position(extra_offset, index) + RECORDS.expiry_at
+        return [(at, fresh.pack()[RECORDS.expiry_at : RECORDS.expiry_at + 4])]
+    count = len(records) // LEASE_BYTES
+    for index in range(count):
+        if not _owner(records, index):
+            return [(lease_position(extra_offset, index), fresh.pack())]
+    if count >= MAX_LEASES:
+        index = RECORDS.longest_expired(records, fresh.expires - LEASE_DURATION_S)
+        return None if index is None else [(lease_position(extra_offset, index), fresh.pack())]
+    if not has_room(LEASE_BYTES):
+        return None
+    # Counted only when it is there.
+    extra = _UINT32.pack(count - LEASE_SLOTS + 1)
+    return [(lease_position(extra_offset, count), fresh.pack()), (extra_offset, extra)]
+
+
+def _owner(records: bytes, index: int) -> bool:
+    at = index * LEASE_BYTES
+    return any(records[at : at + 4])
+
+
+@attrs.frozen
+class Growth:
+    """
+    What a change does to the sizes of a container.
+
+    Attributes:
+        data_bytes: length of the data in the end.
+        written_bytes: length of the data before it is cut.
+        extra_offset: of the number of extra leases in the end.
+    """
+
+    data_bytes: int
+    written_bytes: int
+    extra_offset: int
+
+
+def measure(header: MutableHeader, writes: Writes, new_length: int | None) -> Growth:
+    """Return the sizes after writes and a cut. An empty write, too, makes a share reach its offset."""
+    written = max([header.data_bytes, *(offset + len(data) for offset, data in writes)])
+    cut = written if new_length is None else min(written, new_length)
+    return Growth(cut, written, max(header.extra_offset, DATA_OFFSET + written))
+
+
+def plan_change(
+    header: MutableHeader, extra: bytes, file_bytes: int, writes: Writes, new_length: int | None
+) -> Iterator[tuple[int, Buffer]]:
+    """
+    Yield the writes, ``(file offset, bytes)``, that carry out a change; the file is then to be cut, or
+    extended, to end behind its extra leases.
+
+    They are in an order such that the container can be read after each, and has all its leases: data is there
+    before the length that counts it, and leases are at their new place before the header leads there. Where
+    the old place and the new one overlap, they go by way of a third, behind both.
+
+    Args:
+        extra: number and records of the extra leases, as they stand in the file.
+        file_bytes: length of the file, which may go on behind those if somebody was killed.
+    """
+    growth = measure(header, writes, new_length)
+    at = header.extra_offset
+    if growth.extra_offset > at:
+        if growth.extra_offset < at + len(extra):
+            hop = max(growth.extra_offset, at) + 2 * len(extra)
+            yield hop, extra
+            yield EXTRA_OFFSET, _UINT64.pack(hop)
+        yield growth.extra_offset, extra
+        yield EXTRA_OFFSET, _UINT64.pack(growth.extra_offset)
+    # What is new and not written is zero, whatever stood there: old data that was cut, or old leases.
+    # Behind the file's old end there is nothing but zeros.
+    stale = min(growth.written_bytes, file_bytes - DATA_OFFSET)
+    yield from _zeros(header.data_bytes, stale)
+    for offset, data in writes:
+        yield DATA_OFFSET + offset, data
+    if growth.data_bytes != header.data_bytes:
+        yield LENGTH_OFFSET, _UINT64.pack(growth.data_bytes)
+
+
+def _zeros(begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Yield writes of zeros to ``[begin, end)`` of the data."""
+    while begin < end:
+        piece = _ZEROS[: end - begin]
+        yield DATA_OFFSET + begin, piece
+        begin += len(piece)
+
+
+# One mutable share as a file: opening, reading, changing it, and the lock of its slot.
+#
+# **The lock** of a slot is that of its directory. It works between threads as between processes, and
+# holds for shares that are yet to be made, too.
+#
+# Source: the format reference, storage protocols, sections 7.2 and 7.3.
+
+
+@attrs.frozen(eq=False)
+class SlotFile:
+    """
+    An open mutable share.
+
+    Attributes:
+        fd: closed by ``close``.
+        path: its name.
+        header: as it is in the file.
+        file_bytes: length of the file.
+    """
+
+    fd: int
+    path: str
+    header: MutableHeader
+    file_bytes: int
+
+    @property
+    def data_bytes(self) -> int:
+        """Length of the data that can be read."""
+        return max(0, min(self.header.data_bytes, self.file_bytes - DATA_OFFSET))
+
+    def close(self) -> None:
+        """Close ``fd``; to be called once, as the number may be another file's after that."""
+        os.close(self.fd)
+
+    def cut(self, offset: int, size: int) -> int:
+        """Return how many bytes a read of so many bytes gives."""
+        return max(0, min(size, self.data_bytes - offset))
+
+    def read(self, offset: int, size: int) -> bytes:
+        """
+        Return at most size bytes; fewer, or none, past the end.
+
+        Raises:
+            OSError: the disk would not.
+        """
+        length = self.cut(offset, size)
+        return disk.read_all(self.fd, length, DATA_OFFSET + offset) if length else b""
+
+    def equals(self, offset: int, size: int, specimen: bytes) -> bool:
+        """Return whether a read gives exactly the specimen; no more is read than that takes."""
+        return self.cut(offset, size) == len(specimen) and self.read(offset, size) == specimen
+
+    def extra(self) -> bytes:
+        """
+        Return number and records of the extra leases.
+
+        Nothing is synced when a lease is added: a power cut may leave more counted than the file holds. What
+        is there counts, and the next lease that is added puts the number right.
+
+        Raises:
+            ValueError: the container is damaged.
+        """
+        at = self.header.extra_offset
+        count = parse_count(disk.read_all(self.fd, COUNT_BYTES, at))
+        records = disk.read_all(self.fd, count * LEASE_BYTES, at + COUNT_BYTES)
+        count = len(records) // LEASE_BYTES
+        records = records[: count * LEASE_BYTES]
+        return count.to_bytes(COUNT_BYTES, "big") + records
+
+    def lacks_leases(self, extra: bytes) -> bool:
+        """
+        Return whether a power cut took extra leases, given what ``extra`` returned: the last one that is
+        counted is not there, or zeros are. Nobody knows how long it lasts until another takes its place.
+        """
+        at = self.header.extra_offset
+        counted = parse_count(disk.read_all(self.fd, COUNT_BYTES, at))
+        records = extra[COUNT_BYTES:]
+        last = records[-LEASE_BYTES:]
+        return counted * LEASE_BYTES > len(records) or (counted > 0 and not any(last))
+
+    def leases(self, extra: bytes) -> bytes:
+        """Return all lease records, free slots too, given what ``extra`` returned."""
+        slots = LEASE_SLOTS * LEASE_BYTES
+        head = disk.read_all(self.fd, slots, LEASES_OFFSET).ljust(slots, b"\0")
+        return head + extra[COUNT_BYTES:]
+
+
+def open_file(path: str, flags: int = os.O_RDONLY) -> SlotFile | None:
+    """
+    Open a mutable share, or return None if there is none: no file, or one of another kind.
+
+    Raises:
+        ServerRefused: there is one, but it is damaged, or the disk failed.
+    """
+    return open_container(path, flags, LEASES_OFFSET, _slot_file)
+
+
+def _slot_file(path: str, fd: int, start: bytes) -> SlotFile | None:
+    if not is_mutable(start):
+        return None
+    return SlotFile(fd, path, parse_header(start), os.fstat(fd).st_size)
+
+
+def is_mutable_file(path: str) -> bool:
+    """Return whether a file holds a mutable share, damaged or not; False if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return is_mutable(os.pread(fd, MAGIC_BYTES, 0))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def reported(what: str, path: str) -> Iterator[None]:
+    """Turn errors of the disk and of containers into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise disk.disk_error(error, what) from error
+    except ValueError as error:
+        raise damaged(path, error) from error
+
+
+def set_aside(changes: Sequence[tuple[SlotFile, ShareChange]]) -> None:
+    """
+    Have the disk set aside what changes in place make shares longer by, since one that is full halfway,
+    which neither quotas nor other writers let anybody know before, would leave them neither old nor new.
+
+    Gaps between writes stay holes: else a byte far behind the end would cost all that lies before it.
+
+    Raises:
+        OSError: there is no room; all is as it was.
+    """
+    try:
+        for share, change in changes:
+            header = share.header
+            growth = measure(header, change.writes, change.new_length)
+            if growth.extra_offset == header.extra_offset:
+                continue
+            for offset, data in change.writes:
+                begin = max(offset, header.data_bytes)
+                if offset + len(data) > begin:
+                    size = offset + len(data) - begin
+                    disk.allocate(share.fd, DATA_OFFSET + begin, size)
+            # Leases go by way of a third place, and there may be one more.
+            leases_bytes = 3 * len(share.extra()) + LEASE_BYTES
+            disk.allocate(share.fd, growth.extra_offset, leases_bytes)
+    except OSError:
+        for share, _ in changes:
+            os.ftruncate(share.fd, share.file_bytes)
+        raise
+
+
+def change_file(
+    share: SlotFile,
+    writes: Writes,
+    new_length: int | None,
+    fresh: MutableLease,
+    has_room: HasRoom,
+) -> None:
+    """
+    Carry out a change, and add or renew a lease, if that has a place.
+
+    Args:
+        share: the container as it is; the slot is locked.
+
+    Raises:
+        OSError, ValueError: the disk failed; the container is damaged.
+    """
+    extra = share.extra()
+    leases = share.leases(extra)
+    header = share.header
+    growth = measure(header, writes, new_length)
+    if writes or growth.data_bytes != header.data_bytes:
+        plan = plan_change(header, extra, share.file_bytes, writes, new_length)
+        for at, data in plan:
+            disk.write_all(share.fd, data, at)
+        os.ftruncate(share.fd, growth.extra_offset + len(extra))
+    end = growth.extra_offset
+    for at, data in plan_lease(end, leases, fresh, header.version, has_room) or ():
+        disk.write_all(share.fd, data, at)
+
+
+def renew(share: SlotFile, fresh: MutableLease, has_room: HasRoom) -> None:
+    """
+    Add or renew a lease in place; the slot is locked.
+
+    Raises:
+        NoSpace: there is no room for one more, on the disk or on this share.
+        OSError, ValueError: the disk failed; the container is damaged.
+    """
+    leases = share.leases(share.extra())
+    header = share.header
+    plan = plan_lease(header.extra_offset, leases, fresh, header.version, has_room)
+    if plan is None:
+        raise NoSpace(f"there is no room for one more lease on the share {share.path!r}")
+    for at, data in plan:
+        disk.write_all(share.fd, data, at)
+
+
+def remove_if_expired(path: str, now: float) -> bool:
+    """
+    Remove a mutable share if it has leases, and all of them have run out.
+
+    Returns:
+        whether it was removed. A share without any lease, or of which a power cut took one, or in a
+        container that is not understood, stays.
+    """
+    try:
+        lock = lock_slot(os.path.dirname(path), create=False)
+    except OSError:
+        return False
+    if lock is None:
+        return False
+    try:
+        share = open_file(path)
+        if share is None:
+            return False
+        try:
+            extra = share.extra()
+            if share.lacks_leases(extra):
+                return False
+            records = parse_leases(share.leases(extra))
+            leases = [lease for lease in records if lease.owner]
+        finally:
+            share.close()
+        if not leases or any(lease.expires >= now for lease in leases):
+            return False
+        os.unlink(path)
+        disk.remove_empty(os.path.dirname(path))
+        return True
+    except (OSError, ValueError, ServerRefused):
+        return False
+    finally:
+        os.close(lock)
+
+
+def lock_slot(directory: str, create: bool) -> int | None:
+    """
+    Wait for the lock of a slot; return what to close to let it go, or None if there is no such directory.
+
+    It is held while files are written and synced: milliseconds, unless the disk is sick.
+
+    Args:
+        create: make the directory if it is missing.
+
+    Raises:
+        OSError: the disk would not.
+    """
+    for _ in range(8):  # somebody else may remove the directory while it is empty
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return disk.open_locked(directory, os.O_RDONLY | os.O_DIRECTORY, wait=True)
+        if not create:
+            return None
+        make_private(directory)
+    raise FileNotFoundError(errno.ENOENT, "the directory vanishes", directory)

@@ -1,0 +1,733 @@
+"""One share while a client uploads it: received ranges, its writer, completion."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Protocol
+
+from pipegrid.core.hashes import Buffer
+from pipegrid.core.spans import Range, Spans
+from pipegrid.disk import files as disk
+from pipegrid.disk.atomic_write import can_name, open_unnamed
+from pipegrid.disk.private_output import PRIVATE_FILE
+from pipegrid.errors import ConflictingWrite, NoSuchShare, PipegridError, ServerRefused
+from pipegrid.storage import share_file
+from pipegrid.storage.storage_paths import Paths, ShareKey
+from pipegrid.storage.uploads import incoming_files as incoming
+from pipegrid.storage.uploads import incoming_files as sidecar
+from pipegrid.storage.uploads.eviction import NOBODY, WRITTEN_S, Client
+from pipegrid.storage.uploads.incoming_files import OpenedUpload
+
+# The file of a share that is being written, as long as it is open: bytes in any order, straight into what
+# will become the share's container.
+#
+# **What is where.** The file is the whole container from the start: header, a hole of the share's length,
+# first lease. A small share's file is empty until the first write, which as a rule brings all its data at
+# once. A write fills part of the hole, after what was there already has been compared with it. At most
+# 4096 separate ranges are kept account of.
+#
+# Whose the file is, when it is closed, noted, taken up again and published, is the business of
+# ``upload``; the other direction, complete shares, of ``reader``.
+
+MAX_RANGES = 4096
+_COMPARE_BYTES = 256 * 1024
+
+
+class ShareWriter:
+    """
+    What fills a share's file; a ``ShareUpload`` is one, and calls the rest of it under its lock.
+
+    Attributes:
+        share_number, share_bytes: which share of its index, and the length of its data.
+    """
+
+    # Whoever is one sets these: a call to an ``__init__`` is half a per cent of what a small share costs.
+    share_number: int
+    share_bytes: int
+    _final: str  # where the share will be; for messages
+    _fd: int | None
+    _received: Spans
+    _fresh_lease: bytes | None  # while the file is empty: what is to stand at its end
+    _file: tuple[int, int] | None  # device and number of the open file, once somebody has asked
+    _lock: threading.RLock
+
+    @property
+    def complete(self) -> bool:
+        """Whether every byte has arrived. It becomes visible only by ``publish``."""
+        return self._received.total == self.share_bytes > 0
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Room that the disk still has to find for it."""
+        return self.share_bytes - self._received.total
+
+    @property
+    def descriptor(self) -> int:
+        """The open file of a complete share."""
+        assert self._fd is not None, f"{self!r} has no file open"
+        return self._fd
+
+    @property
+    def device(self) -> int:
+        """The number of the file system that a complete share is on."""
+        with self._lock:
+            return (self._file or self._inode())[0]
+
+    # Under the lock.
+
+    def _compare(self, fd: int, begin: int, views: Iterator[memoryview]) -> None:
+        """Make sure that what was written from ``begin`` on is what these views hold."""
+        for view in views:
+            for at in range(0, len(view), _COMPARE_BYTES):
+                part = view[at : at + _COMPARE_BYTES]
+                try:
+                    stored = os.pread(fd, len(part), share_file.HEADER_BYTES + begin + at)
+                except OSError as error:
+                    raise disk.disk_error(error, f"read {self._name()}") from error
+                if stored != part:
+                    raise ConflictingWrite(
+                        f"other bytes were written to {self._name()} before, near byte "
+                        f"{begin + at}; abort the upload and begin anew"
+                    )
+            begin += len(view)
+
+    def _bound_ranges(self, offset: int, end: int) -> None:
+        """Refuse one more separate range where there are too many."""
+        if len(self._received) < MAX_RANGES or offset == end:
+            return
+        if not self._received.overlap(offset - 1, end + 1):
+            raise ServerRefused(
+                f"{self._name()} lies in {MAX_RANGES} separate pieces already; "
+                "write the bytes between them first"
+            )
+
+    def _fill(
+        self, fd: int, begin: int, views: list[memoryview], wanted: Callable[[], bool]
+    ) -> None:
+        """Write views into a gap, and keep account of every byte that the disk has taken."""
+        while views:
+            try:
+                written = disk.write_pieces(fd, views, share_file.HEADER_BYTES + begin)
+            except OSError as error:
+                raise disk.disk_error(error, f"write {self._name()}") from error
+            if not wanted():
+                raise ServerRefused(f"the write to {self._name()} was given up; write it again")
+            self._received.add(begin, begin + written)
+            begin += written
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if written:
+                views[0] = views[0][written:]
+
+    def _lay_out(
+        self, lease: bytes, data: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """
+        Write the whole container into the empty file; if that fails, the file is empty again.
+
+        Raises:
+            ServerRefused: the disk failed, or the data is not wanted any more.
+        """
+        assert self._fd is not None, "a fresh upload keeps its file open"
+        header = share_file.pack_header(self.share_bytes, 1)
+        try:
+            disk.write_all_pieces(self._fd, [header, *data, lease], 0)
+        except OSError as error:
+            _empty(self._fd)
+            raise disk.disk_error(error, f"write {self._name()}") from error
+        if not wanted():
+            _empty(self._fd)
+            raise ServerRefused(f"the write to {self._name()} was given up; write it again")
+        self._fresh_lease = None
+
+    def _inode(self) -> tuple[int, int]:
+        """Return the open file's device and number; asked for once for each opening."""
+        if self._file is None:
+            if self._fd is None:
+                raise self._no_such_upload()
+            status = os.fstat(self._fd)
+            self._file = (status.st_dev, status.st_ino)
+        return self._file
+
+    def _name(self) -> str:
+        return f"share {self.share_number} in {os.path.dirname(self._final)!r}"
+
+    def _no_such_upload(self) -> NoSuchShare:
+        return NoSuchShare(
+            f"there is no unfinished upload of {self._name()}: it was finished, aborted or given "
+            "up; list the shares to see which"
+        )
+
+
+def _empty(fd: int) -> None:
+    with suppress(OSError):  # what it holds is written over
+        os.ftruncate(fd, 0)
+
+
+def slice_pieces(pieces: Sequence[Buffer], begin: int, end: int) -> Iterator[memoryview]:
+    """Yield the bytes ``[begin, end)`` of the joined pieces, without joining them."""
+    at = 0
+    for piece in pieces:
+        if at >= end:
+            return
+        length = len(piece)
+        if length and at + length > begin:
+            yield memoryview(piece)[max(begin - at, 0) : end - at]
+        at += length
+
+
+# One unfinished share: whose it is, and how it becomes the share.
+#
+# **Whose it is.** An upload holds the lock (``flock``) of its file in ``incoming`` while that file is open.
+# The kernel drops locks with the process, so a dead process's leftovers are told from a living one's
+# uploads without any guessing about time.
+#
+# **Its end.** What is written goes straight into the file that will become the share (see ``writer``). When
+# nothing is missing, ``publish`` renames it to its final place; making the data durable before, and the
+# rename after, is for ``durability`` to arrange.
+#
+# **Between writes** the file may be closed (``suspend``), and then the note beside it (``sidecar``) is all
+# there is to go by: the next write takes the upload up again as another process would.
+#
+# Every method may be called from any thread; each upload has a lock of its own.
+
+
+class UploadKeeper(Protocol):
+    """Who knows all uploads of a store."""
+
+    def used(self, upload: IncomingShare) -> None:
+        """It was written to, or opened."""
+
+    def forget(self, upload: IncomingShare) -> None:
+        """It has ended, well or not."""
+
+
+class IncomingShare(ShareWriter):
+    """
+    A share that is being written; made by ``UnfinishedUploads`` alone, its keeper.
+
+    Attributes:
+        storage_index: of its share; the rest of that is ``ShareWriter``'s.
+        secret_hash: see ``note.hash_secret``.
+        last_write: when it was last written to, in seconds since 1970.
+        client, began: who has it, and since when: see ``standing``.
+        left_behind: an earlier process left it, and nobody has taken it up yet.
+        unsent_bytes: written since the disk was last asked to begin with them (``begin_writing``).
+        opened: rises with every opening of an upload's file in this process.
+        gone: whether it has ended: published, discarded, or let go of.
+        stored: whether its share is there, as durable as was asked for.
+        new_index: whether there was no directory for shares of this index when it began; a hint that saves a
+            vain attempt.
+        resumed: whether some of it was written through an earlier descriptor than the present one.
+        promised_bytes: what the table counts as still to come.
+    """
+
+    _openings = itertools.count()
+
+    def __init__(
+        self,
+        key: ShareKey,
+        share_bytes: int,
+        secret_hash: bytes,
+        begun: OpenedUpload,
+        boot_id: bytes,
+        clock: Callable[[], float],
+        keeper: UploadKeeper,
+    ) -> None:
+        received = () if begun.note is None else begun.note.ranges
+        self.storage_index, self.share_number = key
+        self.share_bytes, self.secret_hash = share_bytes, secret_hash
+        self.last_write = self.began = clock()
+        self.client = NOBODY
+        self.left_behind = self.new_index = self.gone = self.stored = False
+        self.unsent_bytes = self.promised_bytes = 0
+        self.opened = next(self._openings)
+        self.resumed = bool(received)
+        self.resumed = bool(received)
+        self._fd = begun.fd
+        self._fresh_lease = begun.lease
+        self._file: tuple[int, int] | None = None
+        self._incoming, self._final = begun.path, begun.final_path
+        self._boot_id, self._clock = boot_id, clock
+        self._keeper = keeper
+        self._received = Spans(received)
+        self._noted: tuple[Range, ...] | None = tuple(received) or None
+        self._came_before = self._received.total
+        self._beginning = False  # the disk is being asked to begin with it
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        state = "gone" if self.gone else "closed" if self._fd is None else "open"
+        where = self._incoming or self._final
+        return (
+            f"<ShareUpload {where!r} {state}, {self._received.total} of {self.share_bytes} bytes>"
+        )
+
+    @property
+    def came_bytes(self) -> int:
+        """What has been received since it was begun, or taken up."""
+        return self._received.total - self._came_before
+
+    def take_up(self, client: Client) -> None:
+        """Have it belong to a client that knows its secret, and go on with it from now."""
+        now = self._clock()
+        self.client = client
+        if self.left_behind or now - self.last_write >= WRITTEN_S:
+            # What had come before says nothing about its pace.
+            self.left_behind = False
+            self.began = now
+            self._came_before = self._received.total
+        self.last_write = now
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds a file descriptor, and with it the lock."""
+        return self._fd is not None
+
+    def required(self) -> tuple[Range, ...]:
+        """Return what is still missing."""
+        with self._lock:
+            return tuple(self._received.gaps(0, self.share_bytes))
+
+    def write(
+        self, offset: int, pieces: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """
+        Write bytes at an offset of the share data; in pieces, so that nobody has to join them.
+
+        Call ``checkpoint`` before acknowledging it, or have the share made durable if it is
+        ``complete`` now.
+
+        Args:
+            wanted: asked after each call to the disk. Once it says no, somebody may have used the buffers for
+                other things, so what was just written is not counted, and ``ServerRefused`` ends the write.
+
+        Raises:
+            NoSuchShare: the upload was finished, aborted or given up meanwhile.
+            ServerRefused: the range does not lie in the share, the disk failed, or too many separate
+                ranges have been written.
+            ConflictingWrite: other bytes are there; nothing was written.
+            NoSpace: the disk is full; some of it may have been written, and the upload goes on.
+        """
+        end = offset + sum(map(len, pieces))
+        with self._lock:
+            if offset < 0 or end > self.share_bytes:
+                raise ServerRefused(
+                    f"bytes {offset} to {end} lie outside of {self._name()}, for which "
+                    f"{self.share_bytes} bytes were allocated; write within them"
+                )
+            if self.gone:
+                raise self._no_such_upload()
+            if self._fd is None:
+                self._reopen_empty()
+            if self._fresh_lease is not None and end - offset == self.share_bytes:
+                self._lay_out(self._fresh_lease, pieces, wanted)
+                self._received.add(0, end)
+                self._inode()  # not in the thread that syncs: each call there fights for the interpreter
+                self._keeper.used(self)
+                self.last_write = self._clock()
+                return
+            fd = self._require_open()
+            there = self._received.overlap(offset, end)
+            for begin, stop in there:
+                self._compare(fd, begin, slice_pieces(pieces, begin - offset, stop - offset))
+            self._bound_ranges(offset, end)
+            try:
+                for begin, stop in self._received.gaps(offset, end):
+                    views = list(slice_pieces(pieces, begin - offset, stop - offset))
+                    self._fill(fd, begin, views, wanted)
+            finally:
+                # Less is to come, and if it is complete it has to stay open now.
+                self._keeper.used(self)
+            self.unsent_bytes += end - offset
+            self.last_write = self._clock()
+
+    def fill_rest(self) -> None:
+        """
+        Take what never came for zeros, which the hole in the file is made of: the share is complete.
+
+        Raises:
+            NoSuchShare: the upload was finished, aborted or given up meanwhile.
+        """
+        with self._lock:
+            self._require_open()
+            self._received.add(0, self.share_bytes)
+            self._keeper.used(self)  # it has to stay open now
+
+    def checkpoint(self) -> None:
+        """
+        Note what has arrived, so that it need not be sent again if this process dies.
+
+        Nothing is forced to the disk: that guards against ``kill -9``, not against a power cut,
+        after which the note is not believed.
+        """
+        with self._lock:
+            if self.gone or self._fd is None:
+                return
+            self._lay_out_empty()
+            ranges = tuple(self._received)
+            if ranges == self._noted:
+                return
+            kept, inode = ranges[: sidecar.MAX_NOTED_RANGES], os.fstat(self._fd).st_ino
+            note = sidecar.Note(self._boot_id, self.secret_hash, inode, self.share_bytes, kept)
+            try:
+                incoming.write_note(self._incoming, note)
+            except OSError as error:
+                raise disk.disk_error(error, f"note the progress of {self._name()}") from error
+            self._noted = ranges
+
+    def suspend(self, unpublished: bool = False) -> bool:
+        """
+        Close the file, if nobody uses it and it is not about to be published (``unpublished``: was, in vain).
+
+        Another process may then take the upload over, or discard it to upload the share itself.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._fd is None or (self.complete and not unpublished) or self._beginning:
+                return False
+            if self._fresh_lease is None:
+                self.checkpoint()  # an empty file is as good without a note
+        except ServerRefused:
+            return False  # without a note it could not be taken up again
+        else:
+            self._close()
+            return True
+        finally:
+            self._lock.release()
+
+    def begin_writing(self) -> None:
+        """
+        Have the disk begin with what was written so far, so that ``sync`` will have less to wait for.
+
+        Not under the lock, which the next write wants meanwhile. But ``suspend`` has to wait: as long as a
+        busy disk makes this take the kernel keeps the file, and its lock, and nobody could take the upload
+        up again, not even we.
+        """
+        with self._lock:
+            fd = self._fd
+            if fd is None:
+                return
+            self._beginning = True
+        try:
+            disk.begin_writing(fd)
+        finally:
+            self._beginning = False
+
+    def sync(self) -> None:
+        """Make the file's own bytes durable (``fsync``); its name is another matter."""
+        with self._lock:
+            if self._fd is not None:
+                os.fsync(self._fd)
+
+    def publish(self) -> tuple[str, ...]:
+        """
+        Make the complete share visible, by one rename.
+
+        Returns:
+            the directories whose entries have changed: to be synced, where durability demands it.
+
+        Raises:
+            NoSuchShare: the upload is gone.
+            ServerRefused: the disk failed; the upload stays, closed with a note, or goes.
+        """
+        with self._lock:
+            if self.gone:
+                raise self._no_such_upload()
+            if self._fd is None:  # it failed before
+                self._require_open()
+            assert self.complete, f"{self!r} is published too early"
+            try:
+                changed = self._place()
+            except FileExistsError:
+                # Another process has finished it meanwhile; its leases are not to be lost.
+                self._leave()
+                raise self._no_such_upload() from None
+            except OSError as error:
+                if self.suspend(unpublished=True):
+                    # Until it is taken up, by its note, it makes room as others do.
+                    self._received = Spans()
+                else:
+                    self.discard()  # nobody could come back
+                raise disk.disk_error(error, f"finish {self._name()}") from error
+            if self._noted is not None:
+                with suppress(OSError):  # an orphaned note vouches for nothing
+                    disk.remove(self._incoming + sidecar.SUFFIX)
+            self._leave()
+            return changed
+
+    def discard(self) -> None:
+        """Remove the unfinished share. Its file is removed only if it is still ours."""
+        with self._lock:
+            if self.gone:
+                return
+            try:
+                with suppress(PipegridError, OSError):
+                    # An empty file is not laid out to be removed.
+                    self._reopen_empty()
+                    fd = self._require_open() if self._fd is None else self._fd
+                    self._remove(fd)
+            finally:
+                self._leave()
+
+    def close(self) -> None:
+        """Let go of it, and leave a note for whoever resumes it."""
+        with self._lock:
+            if not self.gone:
+                with suppress(ServerRefused):
+                    self.checkpoint()
+                self.gone = True
+                self._close()
+
+    # The rest runs under the lock.
+
+    def _place(self) -> tuple[str, ...]:
+        """Give the file its last name; returns the directories that changed."""
+        if not disk.names_inode(self._incoming, self._file or self._inode()):
+            self._leave()
+            raise self._no_such_upload()
+        try:
+            return incoming.rename(self._incoming, self._final, self.new_index)
+        except FileExistsError:
+            with suppress(OSError):
+                disk.remove(self._incoming)
+            raise
+
+    def _remove(self, fd: int) -> None:
+        incoming.remove_own(self._incoming, fd)
+
+    def _lay_out_empty(self) -> None:
+        """Have a container, without data as yet."""
+        if self._fresh_lease is not None:
+            # An old note of that name would vouch for bytes that an earlier file had.
+            try:
+                disk.remove(self._incoming + sidecar.SUFFIX)
+            except OSError as error:
+                raise self._cannot_go_on(error) from error
+            self._lay_out(self._fresh_lease, [bytes(self.share_bytes)])
+
+    def _reopen_empty(self) -> None:
+        """Open the file again that was closed before anything was written to it, if it is still ours."""
+        if self._fresh_lease is None or self._fd is not None or self.gone:
+            return
+        try:
+            fd = incoming.open_empty(self._incoming, self._final)
+        except OSError as error:
+            raise self._cannot_go_on(error) from error
+        if fd is None:
+            self._leave()
+            raise self._no_such_upload()
+        self._fd = fd
+        self.opened = next(self._openings)
+
+    def _require_open(self) -> int:
+        if self.gone:
+            raise self._no_such_upload()
+        self._reopen_empty()
+        self._lay_out_empty()
+        if self._fd is None:
+            try:
+                resumed = incoming.resume(self._incoming, self._boot_id, self.secret_hash)
+            except OSError as error:
+                raise self._cannot_go_on(error) from error
+            if resumed is None:
+                self._leave()
+                raise self._no_such_upload()
+            self._fd, note = resumed
+            self.opened = next(self._openings)
+            self.resumed = True
+            self._received = Spans(note.ranges)
+            self._noted = tuple(note.ranges)
+        self._keeper.used(self)
+        return self._fd
+
+    def _cannot_go_on(self, error: OSError) -> ServerRefused:
+        return disk.disk_error(error, f"go on with {self._name()}")
+
+    def _leave(self) -> None:
+        self.gone = True
+        self._close()
+        self._keeper.forget(self)
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = self._file = None
+
+
+# A share that came whole, together with the question for room: there is nothing of it to go on with.
+#
+# Most small shares come so (``wire.gbs_bundles``), and what unfinished uploads need would cost them half of
+# their time: a name in ``incoming``, a lock, a look whether the name still is theirs. So such a share has no
+# name before it is published (``disk.atomic_write``). If this process dies, or its client goes and the
+# disk fails, nothing of it is left.
+#
+# Another process may upload the same share meanwhile, as neither sees the other. Whoever is later finds the
+# name taken, leaves the share as it is, leases and all, and tells its client that the upload is gone.
+
+_FORBIDDEN = frozenset(
+    {
+        *(errno.EACCES, errno.EINVAL, errno.EMLINK, errno.ENOENT, errno.ENOSYS, errno.EOPNOTSUPP),
+        *(errno.EPERM, errno.EXDEV),
+    }
+)
+"""What is wrong with naming such files at all, and not with the disk at this moment."""
+
+MAX_LEFT = 4096
+"""Names of unfinished uploads that are kept in mind; if there are more, each share's is looked for."""
+
+
+class WholeShare(IncomingShare):
+    """
+    A complete share without a name; made by ``UnfinishedUploads`` alone.
+
+    Args:
+        fd: of its file.
+        clock, keeper: see ``WholeShares``.
+        on_forbidden: called if its file cannot get a name, for a reason that others' would have as well.
+    """
+
+    # As an upload has them that nobody has taken up: each assignment costs what thousands a second can feel.
+    client: Client = NOBODY
+    left_behind = False
+    unsent_bytes = 0
+    resumed = False
+    promised_bytes = 0
+    gone = False
+    stored = False
+    new_index = True
+    _incoming = ""
+    _boot_id = b""
+    _fresh_lease = None
+    _file: tuple[int, int] | None = None
+    _noted: tuple[Range, ...] | None = None
+    _came_before = 0
+    _beginning = False
+
+    def __init__(
+        self,
+        key: ShareKey,
+        share_bytes: int,
+        secret_hash: bytes,
+        fd: int,
+        final_path: str,
+        clock: Callable[[], float],
+        keeper: UploadKeeper,
+        on_forbidden: Callable[[], None],
+    ) -> None:
+        self.storage_index, self.share_number = key
+        self.share_bytes = share_bytes
+        self.secret_hash = secret_hash
+        self.last_write = self.began = clock()
+        self.opened = next(self._openings)
+        self._fd = fd
+        self._final = final_path
+        self._clock = clock
+        self._keeper = keeper
+        self._on_forbidden = on_forbidden
+        self._received = Spans.up_to(share_bytes)
+        self._lock = threading.RLock()
+
+    def checkpoint(self) -> None:
+        """Note nothing: nobody could go on with a file that has no name."""
+
+    def suspend(self, unpublished: bool = False) -> bool:
+        """Stay open: closed, it would be gone."""
+        return False
+
+    def _place(self) -> tuple[str, ...]:
+        assert self._fd is not None, "its file is open until it is gone"
+        try:
+            return incoming.name(self._fd, self._final, self.new_index)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno in _FORBIDDEN:
+                self._on_forbidden()
+            raise
+
+    def _remove(self, fd: int) -> None:
+        """Do nothing: it goes when it is closed."""
+
+
+class WholeShares:
+    """
+    Makes them, of indexes that have no share yet.
+
+    Args:
+        paths: where shares are.
+        clock: seconds since 1970.
+        keeper: told what becomes of each share.
+    """
+
+    def __init__(self, paths: Paths, clock: Callable[[], float], keeper: UploadKeeper) -> None:
+        self._paths = paths
+        self._clock = clock
+        self._keeper = keeper
+        # Whether files can do without names; None: nobody has tried.
+        self._possible: bool | None = None
+        # Unfinished uploads of other processes; None: too many to keep in mind.
+        self._left: frozenset[str] | None = frozenset()
+
+    def make(
+        self, key: ShareKey, data: bytes, upload_secret: bytes, make_lease: Callable[[], bytes]
+    ) -> WholeShare | None:
+        """
+        Write a share to its file; None if it has to be uploaded step by step.
+
+        Its index may have a directory, and perhaps a share; or the disk refuses, which the first step tells.
+        """
+        paths = self._paths
+        if self._possible is False or os.access(paths.directory(key[0]), os.F_OK):
+            return None
+        try:
+            if self._possible is None:
+                self._look_around()
+                if not self._possible:
+                    return None
+            if self._left is None or self._left:
+                name = paths.unfinished(*key)
+                if os.path.lexists(name) if self._left is None else name in self._left:
+                    return None
+            fd = open_unnamed(paths.incoming, PRIVATE_FILE)
+        except OSError:
+            return None
+        try:
+            header = share_file.pack_header(len(data), 1)
+            disk.write_all_pieces(fd, [header, data, make_lease()], 0)
+        except OSError:
+            os.close(fd)
+            return None
+        return WholeShare(
+            key,
+            len(data),
+            sidecar.hash_secret(upload_secret),
+            fd,
+            paths.final(*key),
+            self._clock,
+            self._keeper,
+            self._forbid,
+        )
+
+    def _forbid(self) -> None:
+        """From now on every share is uploaded step by step."""
+        self._possible = False
+
+    def _look_around(self) -> None:
+        """
+        Find out what is possible, and what is unfinished: that is gone on with, or begun anew in its file.
+
+        What other processes leave later stays there for the next one, or for housekeeping.
+        """
+        directory = self._paths.incoming
+        self._possible = can_name(directory)
+        with os.scandir(directory) as entries:
+            names = [entry.path for entry in islice(entries, MAX_LEFT + 1)]
+        self._left = None if len(names) > MAX_LEFT else frozenset(names)

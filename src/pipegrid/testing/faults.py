@@ -1,0 +1,193 @@
+"""
+Plans of faults: printable, replayable from one seed, and short enough to be shrunk by hand.
+
+    plan = FaultPlan.random(seed=7, clients=["client"], servers=["s0", "s1"], duration_s=10)
+    plan.apply(network)
+
+``print(plan)`` gives Python that makes the same plan, one fault a line: strike lines out until the failure
+is gone, or let ``shrink`` do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Union
+
+import attrs
+
+from pipegrid.testing.network import SimulatedNetwork
+
+
+@attrs.frozen
+class Cut:
+    """Connection number ``connection`` from client to server breaks behind a byte; see the network."""
+
+    client: str
+    server: str
+    connection: int
+    towards: str
+    after_bytes: int
+    silently: bool = False
+
+    def apply(self, network: SimulatedNetwork) -> None:
+        """Have the network break the connection once so many bytes of it have passed."""
+        network.cut(*attrs.astuple(self))
+
+
+@attrs.frozen
+class Stall:
+    """Nothing enters one direction for a time."""
+
+    at_s: float
+    from_host: str
+    to_host: str
+    for_s: float
+
+    def apply(self, network: SimulatedNetwork) -> None:
+        """Have the network begin the stall at its time."""
+        network.later(self.at_s, network.stall, self.from_host, self.to_host, self.for_s)
+
+
+@attrs.frozen
+class Partition:
+    """Nothing passes between two hosts, or between one and all others, for a time."""
+
+    at_s: float
+    one: str
+    other: str | None
+    for_s: float
+
+    def apply(self, network: SimulatedNetwork) -> None:
+        """Have the network part the hosts at its time."""
+        network.later(self.at_s, network.partition, self.one, self.other, self.for_s)
+
+
+@attrs.frozen
+class Crash:
+    """A host stops, and comes up again after a time (None: never); ``silently`` is a power cut."""
+
+    at_s: float
+    host: str
+    down_s: float | None
+    silently: bool = False
+
+    def apply(self, network: SimulatedNetwork) -> None:
+        """Have the host crash at its time, and perhaps come up again."""
+        network.later(self.at_s, network.host(self.host).crash, self.down_s, self.silently)
+
+
+@attrs.frozen
+class Slow:
+    """Everything between two hosts takes ``factor`` times as long for a time."""
+
+    at_s: float
+    one: str
+    other: str
+    factor: int
+    for_s: float
+
+    def apply(self, network: SimulatedNetwork) -> None:
+        """Have the network slow down at its time."""
+        network.later(self.at_s, network.slow_down, self.one, self.other, self.factor, self.for_s)
+
+
+@attrs.frozen
+class Refuse:
+    """A host refuses new connections for a time."""
+
+    at_s: float
+    host: str
+    for_s: float
+
+    def apply(self, network: SimulatedNetwork) -> None:
+        """Have the host refuse connections from its time on."""
+        network.later(self.at_s, network.host(self.host).refuse, self.for_s)
+
+
+Fault = Union[Cut, Stall, Partition, Crash, Slow, Refuse]  # noqa: UP007
+
+ALL_KINDS: tuple[type, ...] = (Cut, Stall, Partition, Crash, Slow, Refuse)
+
+
+@attrs.frozen
+class FaultPlan:
+    """Faults, and the seed that they came from (for the record: ``events`` alone decide)."""
+
+    events: tuple[Fault, ...]
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        lines = "".join(f"    {event!r},\n" for event in self.events)
+        return f"FaultPlan(seed={self.seed}, events=(\n{lines}))"
+
+    @classmethod
+    def random(
+        cls,
+        seed: int,
+        clients: Sequence[str],
+        servers: Sequence[str],
+        duration_s: float,
+        lasting_s: float | None = None,
+        faults: int = 3,
+        bytes_scale: int = 100_000,
+        kinds: Sequence[type] = ALL_KINDS,
+    ) -> FaultPlan:
+        """
+        Return the plan of a seed.
+
+        Args:
+            duration_s: faults begin within this time.
+            lasting_s: and last up to so long; as ``duration_s`` if None.
+            faults: at most so many, at least one.
+            bytes_scale: cuts come within so many bytes, early ones as often as late ones.
+        """
+        random = Random(seed)
+
+        def moment(limit_s: float) -> float:
+            return random.randint(0, round(limit_s * 1000)) / 1000
+
+        def one() -> Fault:
+            client, server = random.choice(clients), random.choice(servers)
+            ends = [client, server] if random.random() < 0.5 else [server, client]
+            at_s, for_s = moment(duration_s), moment(duration_s if lasting_s is None else lasting_s)
+            silently = random.random() < 0.25
+            kind = random.choice(kinds)
+            if kind is Cut:
+                # Handshakes and headers are as interesting as megabytes: even on a logarithmic scale.
+                after_bytes = round(bytes_scale ** random.random()) - 1
+                return Cut(
+                    client, server, random.choice((0, 0, 1, 2)), ends[1], after_bytes, silently
+                )
+            if kind is Stall:
+                return Stall(at_s, ends[0], ends[1], for_s)
+            if kind is Partition:
+                return Partition(at_s, server, random.choice((client, None)), for_s)
+            if kind is Crash:
+                return Crash(at_s, server, for_s, silently)
+            if kind is Slow:
+                return Slow(at_s, client, server, random.choice((2, 10, 100)), for_s)
+            return Refuse(at_s, server, for_s)
+
+        return cls(tuple(one() for _ in range(random.randint(1, faults))), seed)
+
+    def apply(self, network: SimulatedNetwork) -> None:
+        """Hand the faults to a network; times count from now."""
+        for event in self.events:
+            event.apply(network)
+
+    def without(self, index: int) -> FaultPlan:
+        """Return the plan less one fault."""
+        return FaultPlan(self.events[:index] + self.events[index + 1 :], self.seed)
+
+
+def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], bool]) -> FaultPlan:
+    """Strike out faults for as long as the plan still fails; ``fails`` runs it from the beginning."""
+    index = 0
+    while index < len(plan.events):
+        smaller = plan.without(index)
+        if fails(smaller):
+            plan, index = smaller, 0
+        else:
+            index += 1
+    return plan

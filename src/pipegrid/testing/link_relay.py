@@ -1,0 +1,580 @@
+"""TCP relay over the link model."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, cast
+
+import attrs
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IPushProducer,
+    IReactorTime,
+    IStreamClientEndpoint,
+)
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.tcp import Connection as TCPTransport
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.reactor.sockets import Buffer, is_free, send_now, set_bulk_buffers, socket_of
+from pipegrid.testing.link_model import Bottleneck, Flow, LinkPath, Packet, to_ns, to_seconds
+
+# What a relay has under way: bytes, or pages that the kernel moves from socket to socket.
+#
+# A relay stands for a network, so it should not take the processors of what it connects. Linux moves
+# pages from a socket to a pipe, and from there to another socket (``splice``), where reading and writing
+# would copy each byte twice. So bulk data waits for its time in pipes (``Pages``), each read in one of
+# its own; what is small, or comes where there is no splice, or when all pipes are in use, is read as
+# always (``Copied``).
+#
+# This sets a method of Twisted's sockets (``doRead``), as reactors call it.
+
+BULK_BYTES = 32 << 10
+"""After a read of so much, the next one is of pages: for less, copying is cheaper than two more calls."""
+
+PIPE_BYTES = 256 << 10
+"""
+Asked for each pipe: as many pages at least as the pieces that a read comes in.
+
+A user without privileges has 64 MiB for all pipes, used or not.
+"""
+
+MAX_PIPES = 192
+"""For all connections of a link."""
+
+
+class Copied:
+    """Bytes that were read into memory; ``Pages`` are those that stay in the kernel."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = memoryview(data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def deliver(self, size_bytes: int, socket: Any) -> Buffer:
+        """
+        Send the first so many bytes, of those that there are; they are gone from here.
+
+        Args:
+            socket: as ``reactor.sockets.socket_of`` returned it; None: send nothing.
+
+        Returns:
+            Those of them that the socket did not take.
+        """
+        part, self._data = self._data[:size_bytes], self._data[size_bytes:]
+        sent = send_now(socket, part) if socket is not None else 0
+        return part[sent:]
+
+    def cut(self, size_bytes: int) -> None:
+        """Forget so many bytes at the end."""
+        self._data = self._data[: len(self._data) - size_bytes]
+
+
+class Pages:
+    """Bytes in a pipe of the kernel's, which goes back to the others when the last of them has left."""
+
+    __slots__ = ("_inside_bytes", "_length", "_pipe", "_pipes")
+
+    def __init__(self, pipes: Pipes, pipe: tuple[int, int], size_bytes: int) -> None:
+        self._pipes = pipes
+        self._pipe = pipe
+        self._length = self._inside_bytes = size_bytes
+
+    def __len__(self) -> int:
+        return self._length
+
+    def deliver(self, size_bytes: int, socket: Any) -> Buffer:
+        """Send the first so many bytes, as ``Copied.deliver`` does; only what is returned is copied."""
+        sent = 0
+        if socket is not None and is_free(socket):
+            with suppress(OSError):  # it takes nothing now, or is lost: the reactor will find out
+                sent = os.splice(
+                    self._pipe[0], socket.fileno(), size_bytes, flags=os.SPLICE_F_NONBLOCK
+                )
+        rest = os.read(self._pipe[0], size_bytes - sent) if sent < size_bytes else b""
+        self._inside_bytes -= size_bytes
+        self.cut(size_bytes)
+        return rest
+
+    def cut(self, size_bytes: int) -> None:
+        """Forget so many bytes at the end."""
+        self._length -= size_bytes
+        if not self._length:
+            self._pipes.give_back(self._pipe, self._inside_bytes == 0)
+
+
+class Pipes:
+    """
+    The pipes of a link: bounded, and kept for the next read as long as there are connections.
+
+    Args:
+        limit: how many there may be.
+    """
+
+    def __init__(self, limit: int = MAX_PIPES) -> None:
+        self._limit = limit
+        self._idle: list[tuple[int, int]] = []
+        self._count = 0
+        self._users = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def join(self) -> None:
+        """There is one more connection."""
+        self._users += 1
+
+    def leave(self) -> None:
+        """There is one less; after the last one nothing is kept."""
+        self._users -= 1
+        while self._idle and not self._users:
+            self._close(self._idle.pop())
+
+    def take(self) -> tuple[int, int] | None:
+        """Return both ends of an empty pipe, for reading and writing, or None if there is none."""
+        if self._idle:
+            return self._idle.pop()
+        if self._count >= self._limit or not hasattr(os, "splice"):
+            return None
+        try:
+            pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # too many files
+            return None
+        import fcntl  # wherever there is splice
+
+        with suppress(OSError, AttributeError):  # a smaller one does, too
+            fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._count += 1
+        return pipe
+
+    def give_back(self, pipe: tuple[int, int], empty: bool = True) -> None:
+        """Take a pipe back; one that is not empty cannot be used again."""
+        if empty and self._users:
+            self._idle.append(pipe)
+        else:
+            self._close(pipe)
+
+    def _close(self, pipe: tuple[int, int]) -> None:
+        self._count -= 1
+        for end in pipe:
+            os.close(end)
+
+
+class PageReader:
+    """
+    Reads a socket of Twisted's: bulk data as pages, all else as Twisted does.
+
+    Args:
+        socket: as ``reactor.sockets.socket_of`` returned it.
+        read_bytes: at a time.
+        received: is called with what was read as pages.
+    """
+
+    def __init__(
+        self, socket: Any, pipes: Pipes, read_bytes: int, received: Callable[[Pages], object]
+    ) -> None:
+        self._socket = socket
+        self._pipes = pipes
+        self._read_bytes = read_bytes
+        self._received = received
+        self._copying = socket.doRead
+        self._bulk = False
+        socket.doRead = self._read
+
+    def note(self, size_bytes: int) -> None:
+        """So much was read; decides how to read next."""
+        self._bulk = size_bytes >= BULK_BYTES
+
+    def _read(self) -> Any:
+        pipe = self._pipes.take() if self._bulk else None
+        if pipe is None:
+            return self._copying()
+        size_bytes = 0
+        with suppress(OSError):  # there is nothing now, or it is lost
+            size_bytes = os.splice(
+                self._socket.fileno(), pipe[1], self._read_bytes, flags=os.SPLICE_F_NONBLOCK
+            )
+        self.note(size_bytes)
+        if not size_bytes:
+            self._pipes.give_back(pipe)
+            return self._copying()  # as Twisted tells of an end or a loss, or of nothing
+        self._received(Pages(self._pipes, pipe, size_bytes))
+        return None
+
+
+# The link model on real connections: a TCP relay that delays and throttles what passes through it.
+#
+# Kernels often lack netem, and it needs root; this needs neither. Connections to the relay go on to a target,
+# each direction over a ``LinkPath`` of the same model that the virtual network uses, so that many
+# connections share one line as behind a DSL modem.
+#
+# **Exactness.** What arrives is written when the clock's timers allow. A reactor rounds them up to
+# milliseconds, so with its clock whatever is due within half of one (``EARLY_S``) is delivered at once, and a
+# round trip of less than a millisecond vanishes; with a finer clock (``pipegrid.testing.clock``) give a
+# smaller ``early_s``. Nothing adds up, since the model derives times from the bytes and not from when its
+# timers ran.
+#
+# **The handshake.** The kernel accepts at once, while over the link it would have taken a round trip. So
+# what a client sends first enters the link one round trip after it was accepted, and what the server
+# sends half a round trip later still: it could not have known of the connection before.
+#
+# **Bounds.** A sender whose bytes wait for the line is paused, as a full socket buffer would pause it,
+# when as much waits as the line sends in ``QUEUE_S``: should this process be held up for a moment, the
+# line need not run empty. Should it be held up longer, it makes up for that: after a read that left bytes
+# in the socket, what is read next counts as having been there since, up to ``LATE_S``. What is under way
+# on the link is bounded by rate times latency, or ``FLYING_BYTES``. A receiver that reads too slowly
+# stops its sender as a full receive window does, at ``WINDOW_BYTES``, and what is under way by then waits
+# here.
+
+QUEUE_S = 0.05
+MIN_QUEUE_BYTES = 256 << 10
+MAX_QUEUE_BYTES = 8 << 20
+"""What one sender may have waiting for the line: about what a kernel's send buffer holds."""
+
+READ_BYTES = (256 << 10) - 1
+"""
+Read from a socket at a time: a turn of the reactor costs as much as copying 100 KiB.
+
+Odd, so that hardly any message fills it exactly.
+"""
+
+WINDOW_BYTES = 4 << 20
+"""What a receiver that reads too slowly may leave unread before its sender hears of it: a receive window."""
+
+LATE_S = 0.1
+"""How late this process may be without the line running empty."""
+
+FLYING_BYTES = 64 << 20
+"""What one direction of a connection may have under way."""
+
+EARLY_S = 0.0005
+"""Half of what a reactor's timers are exact to."""
+
+
+_LATE_NS = to_ns(LATE_S)
+
+
+@attrs.frozen
+class LinkShape:
+    """
+    What a link is like.
+
+    Attributes:
+        rtt_s: round trip, half of it each way.
+        up_bytes_per_s, down_bytes_per_s: from the client to the servers and back; None: unlimited.
+    """
+
+    rtt_s: float = 0.0
+    up_bytes_per_s: int | None = None
+    down_bytes_per_s: int | None = None
+
+
+class SharedLink:
+    """
+    One link, which all connections of one or more relays share.
+
+    Args:
+        clock: the reactor, or something that is more exact.
+        early_s: what is due so soon is delivered now.
+        behind_s: tells, of bytes that are read now, for how long they have probably been there.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        shape: LinkShape,
+        early_s: float = EARLY_S,
+        behind_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.shape = shape
+        self.clock = clock
+        self.pipes = Pipes()
+        early_ns = to_ns(early_s)
+        up, down = Bottleneck(shape.up_bytes_per_s), Bottleneck(shape.down_bytes_per_s)
+        self.up = Wire(clock, LinkPath(shape.rtt_s / 2, up), early_ns, behind_s)
+        self.down = Wire(clock, LinkPath(shape.rtt_s / 2, down), early_ns, behind_s)
+
+
+class Wire:
+    """One direction of a link: starts packets when the line is free, and hands them over in time."""
+
+    def __init__(
+        self, clock: IReactorTime, path: LinkPath, early_ns: int, behind_s: Callable[[], float]
+    ) -> None:
+        self.path = path
+        self._behind_s = behind_s
+        self.queue_bytes = queue_bytes(path.line.bytes_per_s)
+        self._clock = clock
+        self._early_ns = early_ns
+        self._arrivals: deque[Packet] = deque()
+        self._timer: IDelayedCall | None = None
+        self._timer_ns = 0
+
+    def now_ns(self) -> int:
+        """Return the time as the link model counts it."""
+        return to_ns(self._clock.seconds())
+
+    def offer(self, stream: RelayedStream, size_bytes: int, since_ns: int | None = None) -> None:
+        """Queue bytes of a stream for the line; ``since_ns``: when they could have been sent, if not now."""
+        ready_ns = since_ns
+        if ready_ns is None:
+            behind_ns = to_ns(self._behind_s())
+            ready_ns = self.now_ns() - behind_ns
+        self.path.line.offer(ready_ns, stream.flow, size_bytes)
+        self._turn()
+
+    def _turn(self) -> None:
+        now_ns = self.now_ns() + self._early_ns
+        # All packets of a path take equally long, so they arrive in the order in which they start.
+        self._arrivals.extend(self.path.line.transmit(now_ns))
+        while self._arrivals and self._arrivals[0].arrival_ns <= now_ns:
+            packet = self._arrivals.popleft()
+            owner = packet.flow.owner
+            assert isinstance(owner, RelayedStream)
+            owner.arrived(packet.size_bytes)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = [self._arrivals[0].arrival_ns] if self._arrivals else []
+        line_ns = self.path.line.next_ns()
+        if line_ns is not None:
+            due.append(line_ns)
+        first_ns = min(due, default=0)
+        if self._timer is not None and self._timer.active():
+            if due and first_ns == self._timer_ns:
+                return
+            self._timer.cancel()
+        self._timer = None
+        if due:
+            self._timer_ns = first_ns
+            delay_ns = max(0, first_ns - self.now_ns() - self._early_ns)
+            self._timer = self._clock.callLater(to_seconds(delay_ns), self._turn)
+
+
+def queue_bytes(bytes_per_s: int | None) -> int:
+    """Return how much one sender may have waiting for a line of this rate."""
+    wanted_bytes = int((bytes_per_s or 0) * QUEUE_S)
+    return min(max(wanted_bytes, MIN_QUEUE_BYTES), MAX_QUEUE_BYTES)
+
+
+@implementer(IPushProducer)
+class RelayedStream:
+    """
+    One direction of one connection: from the transport that it was read from to the one it goes to.
+
+    Args:
+        opens_at_s: nothing enters the link before.
+    """
+
+    def __init__(self, wire: Wire, clock: IReactorTime, opens_at_s: float) -> None:
+        self.flow: Flow = wire.path.open(self)
+        self._wire = wire
+        self._clock = clock
+        self._opens_at_s = opens_at_s
+        self._chunks: deque[Copied | Pages] = deque()
+        self._more_since_ns: int | None = None
+        self._held_bytes = 0
+        self._arrived: list[bytes] = []
+        self._source: TCPTransport | None = None
+        self._source_ended = False
+        self._all_arrived = False
+        self._paused = False
+        self._sink: TCPTransport | None = None
+        self._socket: Any = None
+        self._sink_full = False
+        self._unread_bytes = 0
+        self._sink_gone = False
+        self._sender_stopped = False
+
+    def read_from(self, source: TCPTransport) -> None:
+        """Pause this transport while too much of it is on its way."""
+        self._source = source
+        self._pace()
+
+    def write_to(self, sink: TCPTransport) -> None:
+        """Hand over to this transport what has arrived and what will."""
+        self._sink, self._socket = sink, socket_of(sink)
+        sink.registerProducer(self, True)
+        sink.writeSequence(self._arrived)
+        self._arrived.clear()
+        self._end_if_done()
+
+    def send(self, data: Copied | Pages) -> None:
+        """Take bytes from the sender."""
+        if self._sender_stopped:
+            data.cut(len(data))
+            return
+        self._chunks.append(data)
+        self._held_bytes += len(data)
+        self._pace()
+        now_ns, since_ns = self._wire.now_ns(), self._more_since_ns
+        if since_ns is not None:
+            since_ns = max(since_ns, now_ns - _LATE_NS)
+        self._more_since_ns = now_ns if len(data) >= READ_BYTES else None
+        wait_s = self._opens_at_s - self._clock.seconds()
+        if wait_s > 0:
+            self._clock.callLater(wait_s, self._wire.offer, self, len(data))
+        else:
+            self._wire.offer(self, len(data), since_ns)
+
+    def arrived(self, size_bytes: int) -> None:
+        """The next bytes have come through the link."""
+        self._held_bytes -= size_bytes
+        while size_bytes:
+            chunk = self._chunks[0]
+            part_bytes = min(size_bytes, len(chunk))
+            size_bytes -= part_bytes
+            # At once if the socket takes it: a link should not cost the processors of what it connects.
+            rest = chunk.deliver(part_bytes, self._socket)
+            if not chunk:
+                self._chunks.popleft()
+            if not rest or self._sink_gone:
+                continue
+            if self._sink is None:
+                self._arrived.append(bytes(rest))
+                continue
+            self._sink.write(bytes(rest))
+            if self._sink_full:
+                self._unread_bytes += len(rest)
+        self._pace()
+        self._check_all_arrived()
+
+    def source_ended(self) -> None:
+        """The sender has closed; what is under way still arrives, and then the end."""
+        self._source, self._source_ended = None, True
+        if not self._held_bytes:
+            latency_s = to_seconds(self._wire.path.latency_ns)
+            self._clock.callLater(latency_s, self._check_all_arrived)
+
+    def sink_gone(self) -> None:
+        """There is nobody to hand anything to; the sender hears of it after the way there."""
+        self._sink, self._socket, self._sink_gone = None, None, True
+        self._arrived.clear()
+        self.resumeProducing()
+        if self._all_arrived:
+            return
+        latency_s = to_seconds(self._wire.path.latency_ns)
+        self._clock.callLater(latency_s, self._sender_knows)
+
+    def _sender_knows(self) -> None:
+        """What has not left the sender never does: others may need the line."""
+        self._sender_stopped = True
+        dropped_bytes, self.flow.queued_bytes = self.flow.queued_bytes, 0
+        self._held_bytes -= dropped_bytes
+        while dropped_bytes:
+            last = self._chunks[-1]
+            cut_bytes = min(dropped_bytes, len(last))
+            last.cut(cut_bytes)
+            dropped_bytes -= cut_bytes
+            if not last:
+                self._chunks.pop()
+        self._pace()
+        self._check_all_arrived()
+
+    def _check_all_arrived(self) -> None:
+        if self._source_ended and not self._held_bytes and not self._all_arrived:
+            self._all_arrived = True
+            self._wire.path.close(self.flow)
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._all_arrived and self._sink is not None:
+            self._sink.unregisterProducer()
+            self._sink.loseConnection()
+
+    def _pace(self) -> None:
+        full = (
+            self.flow.queued_bytes > self._wire.queue_bytes
+            or self._held_bytes > FLYING_BYTES
+            or self._unread_bytes > WINDOW_BYTES
+        )
+        if self._source is None or full == self._paused:
+            return
+        self._paused = full
+        if full:
+            self._source.pauseProducing()
+        else:
+            self._source.resumeProducing()
+
+    def pauseProducing(self) -> None:
+        """The receiver reads too slowly: what arrives from now on fills its window."""
+        self._sink_full = True
+
+    def resumeProducing(self) -> None:
+        """The receiver has room again."""
+        self._sink_full = False
+        self._unread_bytes = 0
+        self._pace()
+
+    def stopProducing(self) -> None:
+        """The receiver's connection is lost; its protocol hears of it too."""
+
+
+class Side(Protocol):
+    """One end of a relayed connection: the client's at the relay, or the relay's at the target."""
+
+    def __init__(self, outgoing: RelayedStream, incoming: RelayedStream, pipes: Pipes) -> None:
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._pipes = pipes
+        self._reader: PageReader | None = None
+
+    def connectionMade(self) -> None:
+        """Join both directions to this transport."""
+        assert self.transport is not None
+        transport = cast(TCPTransport, self.transport)
+        transport.setTcpNoDelay(True)
+        set_bulk_buffers(transport, READ_BYTES)
+        self._pipes.join()
+        if socket := socket_of(transport):
+            self._reader = PageReader(socket, self._pipes, READ_BYTES, self._outgoing.send)
+        self._outgoing.read_from(transport)
+        self._incoming.write_to(transport)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._reader is not None:
+            self._reader.note(len(data))
+        self._outgoing.send(Copied(data))
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Tell the other end, after the bytes."""
+        self._pipes.leave()
+        self._incoming.sink_gone()
+        self._outgoing.source_ended()
+
+
+class RelayFactory(Factory):
+    """
+    Listens for connections that go on, over the link, to a target.
+
+    Args:
+        target: connects to it.
+    """
+
+    noisy = False
+
+    def __init__(self, link: SharedLink, target: IStreamClientEndpoint) -> None:
+        self._link = link
+        self._target = target
+
+    def buildProtocol(self, _address: object) -> Side:
+        """Begin to connect to the target, and return the client's end."""
+        link = self._link
+        now_s, rtt_s = link.clock.seconds(), link.shape.rtt_s
+        up = RelayedStream(link.up, link.clock, now_s + rtt_s)
+        down = RelayedStream(link.down, link.clock, now_s + 1.5 * rtt_s)
+        connecting = self._target.connect(Factory.forProtocol(lambda: Side(down, up, link.pipes)))
+
+        def refused(_failure: Failure) -> None:
+            up.sink_gone()
+            down.source_ended()
+
+        connecting.addErrback(refused)
+        return Side(up, down, link.pipes)

@@ -1,0 +1,401 @@
+"""Virtual network; run an operation to its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import count
+from random import Random
+from typing import NamedTuple, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from pipegrid.testing.clock import Agenda, HeapClock
+from pipegrid.testing.hosts import Connecting, Host, SimulatedEndpoint
+from pipegrid.testing.link_model import Bottleneck, Flow, LinkPath, Packet, to_ns, to_seconds
+from pipegrid.testing.tcp_socket import Socket, TcpOptions
+from pipegrid.testing.tcp_transport import SimulatedTransport
+
+# What passed through the network, for assertions, for debugging and for drawing.
+
+
+class SentAcross(NamedTuple):
+    """
+    One thing on its way from one host to another.
+
+    Attributes:
+        start_ns, end_ns: while it was on the line.
+        arrival_ns: when all of it arrives (or would have, had the connection lived).
+        connection: the number of the connection, counted from 0 over the whole network.
+        kind: ``syn``, ``syn-ack``, ``ack`` (of the handshake only), ``data``, ``fin``, ``rst``, or
+            ``cut`` for the fault, which is noted where and when it happens.
+        size_bytes: for data.
+    """
+
+    start_ns: int
+    end_ns: int
+    arrival_ns: int
+    connection: int
+    from_host: str
+    to_host: str
+    kind: str
+    size_bytes: int
+
+
+def bursts(log: Iterable[SentAcross]) -> list[SentAcross]:
+    """Join data of one connection and direction that left without a pause in between."""
+    joined: list[SentAcross] = []
+    last: dict[tuple[int, str], int] = {}
+    for sent in log:
+        key = (sent.connection, sent.from_host)
+        at = last.get(key)
+        if sent.kind == "data" and at is not None and sent.start_ns <= joined[at].end_ns:
+            size_bytes = joined[at].size_bytes + sent.size_bytes
+            joined[at] = sent._replace(start_ns=joined[at].start_ns, size_bytes=size_bytes)
+            continue
+        if sent.kind == "data":
+            last[key] = len(joined)
+        joined.append(sent)
+    return joined
+
+
+def timeline(log: Iterable[SentAcross]) -> str:
+    """Return one line for each entry, for people."""
+    return "\n".join(
+        f"{to_seconds(sent.start_ns):12.6f} → {to_seconds(sent.arrival_ns):12.6f}  "
+        f"#{sent.connection} {sent.from_host} → {sent.to_host}  {sent.kind}"
+        + (f" {sent.size_bytes} B" if sent.size_bytes else "")
+        for sent in log
+    )
+
+
+# Hosts, the paths between them, and connections: a network in virtual time.
+#
+#     clock = HeapClock()
+#     network = SimulatedNetwork(clock, seed=1, latency_s=0.05)
+#     network.host("server0").listen(80, factory)
+#     endpoint = network.endpoint("client", "server0", 80)
+#     run(clock, endpoint.connect(client_factory))
+#
+# Connecting takes what TCP takes: the client has its connection after one round trip, and the server half
+# a round trip later, with the acknowledgement that the client's first bytes travel behind. Nothing
+# happens but from the clock: all that the network does is due at whole nanoseconds, at the same
+# instant in order of cause, so that one seed gives one history, to the byte.
+#
+# Programs on a host get ``host.clock`` as their reactor. The ``SimulatedNetwork`` works on any ``Clock``, but
+# one that is advanced past several events runs them late; ``driver.run`` and ``HeapClock`` do not.
+
+
+class SimulatedNetwork(Agenda):
+    """
+    Everything between the hosts.
+
+    Attributes:
+        random: the one source of chance.
+        log: what was sent, the oldest first; the last ``log_limit`` entries.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        seed: int = 0,
+        latency_s: float = 0.05,
+        bytes_per_s: int | None = None,
+        options: TcpOptions | None = None,
+        log_limit: int = 100_000,
+    ) -> None:
+        """
+        Args:
+            latency_s: one way, half a round trip, between hosts that ``join`` says nothing about.
+            bytes_per_s: of each direction of each such pair; None for infinite.
+        """
+        super().__init__(clock)
+        self.random = Random(seed)
+        self.options = options or TcpOptions()
+        self.log: deque[SentAcross] = deque(maxlen=log_limit)
+        self.hosts: dict[str, Host] = {}
+        self.transports: dict[SimulatedTransport, None] = {}
+        self.connecting: dict[Connecting, None] = {}
+        self._latency_s = latency_s
+        self._bytes_per_s = bytes_per_s
+        self._paths: dict[tuple[str, str], LinkPath] = {}
+        self._held: dict[LinkPath, deque[Callable[[], object]]] = {}
+        self._line_wakes: set[Bottleneck] = set()
+        self._cuts: dict[tuple[str, str, int], list[tuple[str, int, bool]]] = {}
+        self._connections_between: dict[tuple[str, str], int] = {}
+        self._numbers = count()
+
+    # The shape of the network
+
+    def host(self, name: str) -> Host:
+        """Return the host of that name; it is made when it is first asked for."""
+        if name not in self.hosts:
+            self.hosts[name] = Host(self, name, len(self.hosts))
+        return self.hosts[name]
+
+    def path(self, from_host: str, to_host: str) -> LinkPath:
+        """Return one direction between two hosts."""
+        key = (from_host, to_host)
+        if key not in self._paths:
+            latency_s = 0.0 if from_host == to_host else self._latency_s
+            self._paths[key] = LinkPath(latency_s, Bottleneck(self._bytes_per_s))
+        return self._paths[key]
+
+    def join(
+        self,
+        one: str,
+        other: str,
+        latency_s: float,
+        there: Bottleneck | None = None,
+        back: Bottleneck | None = None,
+        line_per_connection: bool = False,
+    ) -> None:
+        """
+        Say how two hosts are joined, before the first connection between them.
+
+        Args:
+            latency_s: one way.
+            there, back: the bottlenecks from ``one`` to ``other`` and back; give the same ones for
+                several pairs to have them share, say, the two directions of a DSL line.
+            line_per_connection: every connection has such bottlenecks of its own.
+        """
+        for key, line in (((one, other), there), ((other, one), back)):
+            if key in self._paths:
+                raise ValueError(f"{one} and {other} are joined already; join them before use")
+            self._paths[key] = LinkPath(latency_s, line or Bottleneck(), line_per_connection)
+
+    def endpoint(
+        self, from_host: str, to_host: str, port: int, timeout_s: float = 30.0
+    ) -> SimulatedEndpoint:
+        """Return an endpoint that connects from one host to a port of another."""
+        return SimulatedEndpoint(self, from_host, to_host, port, timeout_s)
+
+    # Answers
+
+    def rtt_s(self, from_host: str, to_host: str) -> float:
+        """The round trip between two hosts now, without time for bytes."""
+        there, back = self.path(from_host, to_host), self.path(to_host, from_host)
+        return to_seconds(there.latency_ns + back.latency_ns)
+
+    def round_trips(self, elapsed_s: float, from_host: str, to_host: str) -> float:
+        """How many round trips between two hosts a time is: exact, but for the last of 9 digits."""
+        there, back = self.path(from_host, to_host), self.path(to_host, from_host)
+        return round(to_ns(elapsed_s) / (there.latency_ns + back.latency_ns), 9)
+
+    def describe(self) -> list[str]:
+        """What is open, and what is stalled, for people."""
+        return (
+            [f"{connecting!r}" for connecting in self.connecting]
+            + [f"{transport!r}" for transport in self.transports]
+            + [f"{a} → {b} is stalled" for (a, b), path in self._paths.items() if path.stalled]
+            + [f"{host.name} is down" for host in self.hosts.values() if not host.up]
+        )
+
+    # Faults; ``faults`` makes plans of them
+
+    def cut(
+        self,
+        client: str,
+        server: str,
+        connection: int,
+        towards: str,
+        after_bytes: int,
+        silently: bool = False,
+    ) -> None:
+        """
+        Break a connection behind a byte.
+
+        The end it goes ``towards`` gets that many bytes and sees the connection lost with the last of
+        them, the other end one latency later; what is behind them is lost.
+
+        Args:
+            connection: which one from ``client`` to ``server``, counted from 0, not made yet.
+            silently: neither end is told anything, and nothing arrives any more.
+        """
+        cuts = self._cuts.setdefault((client, server, connection), [])
+        cuts.append((towards, after_bytes, silently))
+
+    def stall(self, from_host: str, to_host: str, for_s: float | None = None) -> None:
+        """Let nothing into one direction for a time, or until ``resume``."""
+        self.path(from_host, to_host).stall()
+        if for_s is not None:
+            self.later(for_s, self.resume, from_host, to_host)
+
+    def resume(self, from_host: str, to_host: str) -> None:
+        """End one stall of a direction; when none is left, what was held goes on."""
+        path = self.path(from_host, to_host)
+        path.resume(self.now_ns())
+        if path.stalled:
+            return
+        for call in self._held.pop(path, ()):
+            call()
+        for line in path.lines:
+            self._run_line(line)
+
+    def partition(self, one: str, other: str | None = None, for_s: float | None = None) -> None:
+        """Stall both directions between two hosts, or between one and all others there are."""
+        for name in [other] if other is not None else [name for name in self.hosts if name != one]:
+            self.stall(one, name, for_s)
+            self.stall(name, one, for_s)
+
+    def heal(self, one: str, other: str | None = None) -> None:
+        """End one ``partition`` that has no end."""
+        for name in [other] if other is not None else [name for name in self.hosts if name != one]:
+            self.resume(one, name)
+            self.resume(name, one)
+
+    def slow_down(self, one: str, other: str, factor: int, for_s: float) -> None:
+        """Multiply latency, and divide the rates of the lines, between two hosts by ``factor``."""
+        now_ns = self.now_ns()
+        for path in (self.path(one, other), self.path(other, one)):
+            path.slow_down(now_ns, factor)
+            self.later(for_s, self._speed_up, path, factor)
+
+    def _speed_up(self, path: LinkPath, factor: int) -> None:
+        path.speed_up(self.now_ns(), factor)
+
+    # What sockets need
+
+    def offer(self, flow: Flow, size_bytes: int) -> None:
+        """Queue bytes of a flow and start what can start."""
+        flow.line.offer(self.now_ns(), flow, size_bytes)
+        if flow.line not in self._line_wakes:
+            self._run_line(flow.line)
+
+    def _run_line(self, line: Bottleneck) -> None:
+        for packet in line.transmit(self.now_ns()):
+            owner = packet.flow.owner
+            assert isinstance(owner, Socket)
+            owner.packet_started(packet)
+        next_ns = line.next_ns()
+        if next_ns is not None and line not in self._line_wakes:
+            self._line_wakes.add(line)
+            self.at(next_ns, self._wake_line, line)
+
+    def _wake_line(self, line: Bottleneck) -> None:
+        self._line_wakes.discard(line)
+        self._run_line(line)
+
+    def pass_through(self, path: LinkPath, call: Callable[[], object]) -> None:
+        """Call now, or when the path is no longer stalled."""
+        if path.stalled:
+            self._held.setdefault(path, deque()).append(call)
+        else:
+            call()
+
+    def note(self, socket: Socket, packet: Packet, kind: str) -> None:
+        """Write something that a socket sends into the log."""
+        self.log.append(
+            SentAcross(
+                packet.start_ns,
+                packet.end_ns,
+                packet.arrival_ns,
+                socket.connection,
+                socket.host,
+                socket.peer.host,
+                kind,
+                packet.size_bytes,
+            )
+        )
+
+    def make_pair(self, client: Host, server: Host) -> tuple[Socket, Socket]:
+        """Return the two ends of a new connection, with the cuts that are planned for it."""
+        number = next(self._numbers)
+        there, back = self.path(client.name, server.name), self.path(server.name, client.name)
+        near = Socket(self, number, client.name, there, self.options, client.answers)
+        far = Socket(self, number, server.name, back, self.options, server.answers)
+        near.peer, far.peer = far, near
+        between = (client.name, server.name)
+        index = self._connections_between.get(between, 0)
+        self._connections_between[between] = index + 1
+        for towards, after_bytes, silently in self._cuts.pop((*between, index), ()):
+            end = far if towards == server.name else near
+            end.cut_after_bytes, end.cut_silently = after_bytes, silently
+        return near, far
+
+
+# Running a simulation: to the end of an operation, to a limit, or to the finding that it hangs.
+
+T = TypeVar("T")
+
+_SHOWN = 20
+_STANDSTILL = 100_000
+
+
+class Hung(AssertionError):
+    """The operation did not end; the text lists what is pending."""
+
+
+def run(
+    clock: Clock,
+    deferred: Deferred[T],
+    limit_s: float = 3600.0,
+    network: SimulatedNetwork | None = None,
+) -> T:
+    """
+    Let time pass from one scheduled call to the next until ``deferred`` fires.
+
+    Args:
+        limit_s: of virtual time, from now.
+        network: to be described if the operation hangs.
+
+    Returns:
+        The result; if that is a failure, its exception is raised.
+
+    Raises:
+        Hung: the limit came first, or nothing is scheduled at all, or calls without delay follow one
+            another for ever.
+    """
+    results: list[T | Failure] = []
+    deferred.addBoth(results.append)
+    end_s = clock.seconds() + limit_s
+    calls, since_s = 0, clock.seconds()
+    while not results:
+        next_s = _next_time(clock)
+        if next_s is None:
+            raise Hung(_report("nothing is scheduled that could end it", clock, network))
+        if next_s > end_s:
+            raise Hung(_report(f"not done after {limit_s:g} s", clock, network))
+        if isinstance(clock, HeapClock):
+            clock.step()
+        else:
+            clock.advance(max(0.0, next_s - clock.seconds()))
+        calls += 1
+        if clock.seconds() > since_s:
+            calls, since_s = 0, clock.seconds()
+        elif calls > _STANDSTILL:
+            raise Hung(_report(f"{calls} calls in no time", clock, network))
+    if isinstance(results[0], Failure):
+        results[0].raiseException()
+    return results[0]
+
+
+def _next_time(clock: Clock) -> float | None:
+    if isinstance(clock, HeapClock):
+        return clock.next_time()
+    return min((call.getTime() for call in clock.getDelayedCalls()), default=None)
+
+
+def _report(finding: str, clock: Clock, network: SimulatedNetwork | None) -> str:
+    lines = [f"Hung at {clock.seconds():.9f} s: {finding}. Pending:"]
+    pending = [repr(call) for call in clock.getDelayedCalls()]
+    if network is not None:
+        pending = network.describe() + pending
+    lines += pending[:_SHOWN] or ["nothing"]
+    if len(pending) > _SHOWN:
+        lines.append(f"and {len(pending) - _SHOWN} more")
+    return "\n  ".join(lines)
+
+
+def leaks(clock: Clock, network: SimulatedNetwork) -> list[str]:
+    """
+    List what a finished operation left behind: connections that some program still holds, and timers.
+
+    A connection that was just closed is still held at the far end: let some time pass before.
+    """
+    found = [repr(connecting) for connecting in network.connecting]
+    found += [repr(transport) for transport in network.transports]
+    found += [repr(call) for call in clock.getDelayedCalls() if not network.owns(call)]
+    return found

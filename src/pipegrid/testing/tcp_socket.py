@@ -1,0 +1,394 @@
+"""
+One end of a connection as a kernel keeps it: windows, acknowledgements, the end of a stream, resets.
+
+It is TCP without loss, and with its rules where programs can feel them:
+
+* What is accepted from the program and not yet on the line is bounded (``send_buffer_bytes``); what the
+  other program has not read yet is bounded by its window (``window_bytes``). Both make the sender wait.
+* With ``initial_window_bytes`` a connection starts slowly: that much in the first round trip, and as
+  much again as was acknowledged in each further one. Without it, windows alone count.
+* A program that closes leaves its kernel to send the rest and the end. If it closes with bytes unread, or
+  bytes arrive for it later, what is not on the line yet is lost, and the other end is reset. (Twisted
+  shuts a socket down before it closes it, so where nothing was lost the end comes before the reset.)
+* A reset follows whatever is already under way, and discards what is still queued.
+
+Packets that carry no data (handshake, acknowledgement, end, reset) have latency but no size. Headers,
+retransmission and congestion by loss are left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any, Protocol
+
+import attrs
+
+from pipegrid.testing.link_model import Flow, LinkPath, Packet
+
+
+@attrs.frozen
+class TcpOptions:
+    """
+    How all connections of a network behave.
+
+    Attributes:
+        window_bytes: what the receiver takes in before its program has read it.
+        send_buffer_bytes: what a kernel accepts before it is on the line; at least two packets keep
+            every line busy.
+        initial_window_bytes: of slow start (Linux: ten segments, 14600); None for none.
+        shred: deliver in pieces of random sizes, to find parsers that trust boundaries.
+    """
+
+    window_bytes: int = 4 << 20
+    send_buffer_bytes: int = 128 << 10
+    initial_window_bytes: int | None = None
+    shred: bool = False
+
+
+class ByteQueue:
+    """Bytes in, bytes out, copied at most once."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._offset = 0
+        self.size_bytes = 0
+
+    def append(self, data: bytes) -> None:
+        """Add bytes at the end."""
+        if data:
+            self._chunks.append(data)
+            self.size_bytes += len(data)
+
+    def take(self, size_bytes: int) -> bytes:
+        """Remove exactly that many bytes from the front."""
+        assert size_bytes <= self.size_bytes
+        self.size_bytes -= size_bytes
+        parts: list[bytes] = []
+        while size_bytes:
+            head = self._chunks[0]
+            part = head[self._offset : self._offset + size_bytes]
+            parts.append(part)
+            size_bytes -= len(part)
+            self._offset += len(part)
+            if self._offset == len(head):
+                self._chunks.popleft()
+                self._offset = 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def clear(self) -> None:
+        """Forget all bytes, so that the queue is empty."""
+        self._chunks.clear()
+        self._offset = self.size_bytes = 0
+
+
+class Program(Protocol):
+    """What a socket tells the program that holds it; always from the clock."""
+
+    def readable(self) -> None:
+        """There is something to read: bytes, the end, or a reset."""
+
+    def writable(self) -> None:
+        """There is room again, after ``room`` was 0."""
+
+    def crashed(self) -> None:
+        """The host is gone, and with it the program: call nobody."""
+
+
+class Net(Protocol):
+    """What a socket needs of the network."""
+
+    random: Random
+
+    def now_ns(self) -> int:
+        """Return the virtual time, in nanoseconds."""
+
+    def at(self, time_ns: int, call: Callable[..., object], *args: Any) -> None:
+        """Call ``call(*args)`` at a virtual time, in nanoseconds."""
+
+    def offer(self, flow: Flow, size_bytes: int) -> None:
+        """Queue bytes for the line and start what can start."""
+
+    def pass_through(self, path: LinkPath, call: Callable[[], object]) -> None:
+        """Call now, or when the path is no longer stalled."""
+
+    def note(self, socket: Socket, packet: Packet, kind: str) -> None:
+        """Write it into the log."""
+
+
+class Socket:
+    """
+    One end of a connection.
+
+    Attributes:
+        peer: the other end; set by whoever makes the pair.
+        program: who is told; None before the program on this side has the connection.
+        open: whether the program holds it still.
+        eof: the peer's stream has ended, behind what is still unread.
+        broken: the connection was reset.
+        unread_bytes: what has arrived and was not read.
+        cut_after_bytes: the connection breaks behind this many bytes *towards this end*.
+        cut_silently: neither end is told.
+    """
+
+    peer: Socket
+
+    def __init__(
+        self,
+        net: Net,
+        connection: int,
+        host: str,
+        path: LinkPath,
+        options: TcpOptions,
+        answers: Callable[[], bool],
+    ) -> None:
+        """
+        Args:
+            host: the name of the host it is on.
+            path: towards the peer.
+            answers: whether the kernel of the host runs, and so resets what it does not know.
+        """
+        self.connection = connection
+        self.host = host
+        self.path = path
+        self.flow = path.open(self)
+        self.program: Program | None = None
+        self.open = True
+        self.eof = False
+        self.broken = False
+        self.cut_after_bytes: int | None = None
+        self.cut_silently = False
+        self._net = net
+        self._options = options
+        self._answers = answers
+        self._deaf = False
+        # Sending: queued until on the line, and in flight until acknowledged.
+        self._outgoing = ByteQueue()
+        self._in_flight_bytes = 0
+        self._congestion_bytes = options.initial_window_bytes
+        self._acks: deque[tuple[int, int]] = deque()
+        self._ack_wake = False
+        self._wants_room = False
+        self._ending = False
+        self._gone = False
+        # Receiving.
+        self._unread: deque[bytes] = deque()
+        self.unread_bytes = 0
+        self._arrived_bytes = 0
+
+    # Sending
+
+    def room_bytes(self) -> int:
+        """How much ``send`` takes now; when it was 0 and is not any more, ``writable`` is called."""
+        self._collect_acks()
+        window_bytes = self._options.window_bytes
+        if self._congestion_bytes is not None:
+            window_bytes = min(window_bytes, self._congestion_bytes)
+        room = min(
+            self._options.send_buffer_bytes - self.flow.queued_bytes,
+            window_bytes - self._in_flight_bytes,
+        )
+        if room <= 0:
+            self._wants_room = True
+            self._wake_at_next_ack()
+            return 0
+        return room
+
+    def send(self, data: bytes) -> None:
+        """Take bytes, at most ``room_bytes``."""
+        if self._gone:
+            return
+        self._in_flight_bytes += len(data)
+        self._outgoing.append(data)
+        self._net.offer(self.flow, len(data))
+
+    def packet_started(self, packet: Packet) -> None:
+        """The line took bytes of this flow; of several packets that it took at once, this is the next one."""
+        if self._gone:
+            return  # the program gave up when it heard of the packet before
+        data = self._outgoing.take(packet.size_bytes)
+        self._net.note(self, packet, "data")
+        self._net.at(packet.arrival_ns, self.peer._data_arrived, data)
+        self._room_made()
+        if self._ending and not self._outgoing.size_bytes:
+            self._send_end()
+
+    def _acknowledged(self, size_bytes: int, arrival_ns: int) -> None:
+        if self._deaf:
+            return
+        if self._acks and self._acks[-1][0] >= arrival_ns:
+            arrival_ns, more = self._acks.pop()
+            size_bytes += more
+        self._acks.append((arrival_ns, size_bytes))
+        if self._wants_room:
+            self._wake_at_next_ack()
+
+    def _collect_acks(self) -> None:
+        now_ns = self._net.now_ns()
+        while self._acks and self._acks[0][0] <= now_ns:
+            size_bytes = self._acks.popleft()[1]
+            self._in_flight_bytes -= size_bytes
+            if self._congestion_bytes is not None:
+                self._congestion_bytes += size_bytes
+
+    def _wake_at_next_ack(self) -> None:
+        if self._acks and not self._ack_wake:
+            self._ack_wake = True
+            self._net.at(self._acks[0][0], self._ack_arrived)
+
+    def _ack_arrived(self) -> None:
+        self._ack_wake = False
+        self._room_made()
+
+    def _room_made(self) -> None:
+        if self._wants_room and self.open and self.program is not None:
+            self._wants_room = False
+            self.program.writable()
+
+    def end(self) -> None:
+        """Let the stream end behind what was sent."""
+        if self._ending or self._gone:
+            return
+        self._ending = True
+        if not self.flow.queued_bytes:
+            self._send_end()
+
+    def _send_end(self) -> None:
+        self.control("fin", self.peer._end_arrived)
+        if not self.open:
+            self._stop_sending()
+
+    def control(self, kind: str, arrived: Callable[..., object], *args: Any) -> None:
+        """Send something without a size behind everything sent so far."""
+
+        def depart() -> None:
+            now_ns = self._net.now_ns()
+            arrival_ns = self.flow.arrival_ns(now_ns)
+            self._net.note(self, Packet(self.flow, 0, now_ns, now_ns, arrival_ns), kind)
+            self._net.at(arrival_ns, arrived, *args)
+
+        self._net.pass_through(self.path, depart)
+
+    def _stop_sending(self) -> None:
+        self._gone = True
+        self.path.close(self.flow)
+        self._outgoing.clear()
+
+    # Receiving
+
+    def read(self) -> bytes | None:
+        """Take the next piece; None if there is none now."""
+        if not self._unread:
+            return None
+        data = self._unread.popleft()
+        self.unread_bytes -= len(data)
+        peer = self.peer
+
+        def depart() -> None:
+            peer._acknowledged(len(data), self._net.now_ns() + self.path.latency_ns)
+
+        self._net.pass_through(self.path, depart)
+        return data
+
+    def _data_arrived(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        if not self.open:
+            self._refuse()
+            return
+        cut = False
+        if self.cut_after_bytes is not None:
+            left = self.cut_after_bytes - self._arrived_bytes
+            cut = len(data) >= left
+            data = data[:left]
+        self._arrived_bytes += len(data)
+        self.unread_bytes += len(data)
+        self._unread.extend(self._shredded(data) if self._options.shred else [data] if data else [])
+        if cut:
+            self._cut()
+        elif self.program is not None:
+            self.program.readable()
+
+    def _shredded(self, data: bytes) -> list[bytes]:
+        pieces = []
+        while data:
+            size_bytes = self._net.random.choice((1, 2, 7, 60, 1460, 1 << 16))
+            pieces.append(data[:size_bytes])
+            data = data[size_bytes:]
+        return pieces
+
+    def _cut(self) -> None:
+        now_ns = self._net.now_ns()
+        self._net.note(self, Packet(self.flow, 0, now_ns, now_ns, now_ns), "cut")
+        if self.cut_silently:
+            self._deaf = self.peer._deaf = True
+            if self.program is not None:
+                self.program.readable()
+        else:
+            self.control("rst", self.peer.reset_arrived)
+            self.reset_arrived()
+
+    def _end_arrived(self) -> None:
+        if self.open and not self._deaf:
+            self.eof = True
+            if self.program is not None:
+                self.program.readable()
+
+    def reset_arrived(self) -> None:
+        """The other end, or something on the way, has reset the connection."""
+        if self._deaf:
+            return
+        self._stop_sending()
+        if self.open:
+            self.broken = True
+            if self.program is not None:
+                self.program.readable()
+
+    def _refuse(self) -> None:
+        if self._answers():
+            self.control("rst", self.peer.reset_arrived)
+            self._stop_sending()
+
+    # The end
+
+    def close(self) -> None:
+        """The program is done with it; the kernel sends the rest, unless that is now in vain."""
+        if not self.open:
+            return
+        if self._unread:
+            if not self.flow.queued_bytes:
+                self.end()
+            self.reset()
+        else:
+            self.open = False
+            if self.broken:
+                return
+            if self._ending and not self.flow.queued_bytes:
+                self._stop_sending()
+            self.end()
+
+    def reset(self) -> None:
+        """Drop everything, and tell the peer."""
+        if not self.open:
+            return
+        self.open = False
+        self._unread.clear()
+        if not self.broken:
+            self.control("rst", self.peer.reset_arrived)
+        self._stop_sending()
+
+    def abandon(self) -> None:
+        """Forget the connection without a word; whoever still sends something gets a reset."""
+        self.open = False
+        self._unread.clear()
+        self._stop_sending()
+
+    def crash(self, silently: bool) -> None:
+        """The program is gone; the kernel resets the connection, unless it is gone as well."""
+        if silently:
+            self.abandon()
+        else:
+            self.reset()
+        if self.program is not None:
+            self.program.crashed()

@@ -1,0 +1,191 @@
+"""The sentences that explain why a transfer failed, and what the user can do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from pipegrid.core.text import counted
+from pipegrid.errors import NotEnoughSharesError, UnhappyError, naming
+
+# What several servers failed with, as one sentence says it to a person: each reason once, with all whose
+# it is.
+#
+# Pure. Reasons come as sentences about one server, often with advice behind a semicolon, which is left
+# out: the sentence that they become part of has its own.
+
+MOST_REASONS = 3
+MOST_NAMES = 3
+
+_SHARE = re.compile(r"\bshare \d+")
+_NAME = "\0"
+
+
+def said_once(reasons: Mapping[str, str]) -> str:
+    """Return them as one text of a few reasons; empty if there are none."""
+    texts = each_once(reasons)
+    more = len(texts) - MOST_REASONS
+    return "; ".join(texts[:MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
+
+
+def each_once(reasons: Mapping[str, str]) -> list[str]:
+    """
+    Return each reason once, with all servers whose it is; the most frequent one first.
+
+    Args:
+        reasons: nickname of a server to what it failed with.
+    """
+    servers: dict[str, list[str]] = {}
+    for name, reason in sorted(reasons.items()):
+        servers.setdefault(_template(name, reason), []).append(name)
+    return [
+        template.replace(_NAME, names[0]) + _others(names[1:])
+        for template, names in sorted(servers.items(), key=lambda item: (-len(item[1]), item[0]))
+    ]
+
+
+def _template(name: str, reason: str) -> str:
+    """Return a reason without the server's name and number of the share, which tell equal ones apart."""
+    text = reason.partition("; ")[0].strip().rstrip(".")
+    named = text
+    if name:  # which may be a word that comes again, such as "a", and is then no part of an address
+        named = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|[.:]\w)", _NAME, text)
+    return _SHARE.sub("a share", named if _NAME in named else f"{_NAME}: {text}")
+
+
+def _others(names: Sequence[str]) -> str:
+    """Return whose reason it is besides."""
+    if not names:
+        return ""
+    if len(names) > MOST_NAMES:
+        return f" ({', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more too)"
+    return f" ({', '.join(names)} too)"
+
+
+# Saying that too few shares were found, and why, once for each reason.
+
+
+def too_few_shares(
+    verb: str,
+    found: int,
+    needed: int,
+    servers: int,
+    reasons: Mapping[str, str],
+    was_any: bool,
+    absent: int = 0,
+    absent_shares: int | None = None,
+) -> NotEnoughSharesError:
+    """
+    Return the error.
+
+    Args:
+        verb: what cannot be done to the file.
+        servers: how many there are.
+        reasons: server to the sentence that says why it was of no use.
+        was_any: some server has had a share, good or not, or could not be asked.
+        absent: servers that were out of reach.
+        absent_shares: see ``NotEnoughSharesError``.
+    """
+    because = said_once(reasons)
+    if not found and not reasons and not was_any:
+        text = (
+            f"no share of the file is on any of {counted(servers, 'server')}; check that the cap was copied "
+            "right, and that this is the grid that it is for"
+        )
+    else:
+        are = "is" if needed == 1 else "are"
+        text = (
+            f"cannot {verb} the file: found {counted(found, 'good share')} on {counted(servers, 'server')}, "
+            f"but {needed} {are} needed{f' ({because})' if because else ''}; "
+            "try again when more servers work"
+        )
+    return NotEnoughSharesError(text, found, needed, absent, absent_shares)
+
+
+# Why a file could not be stored, as one sentence says it to a person.
+
+LESS = "less with happy"
+"""What an error advises, and names an argument; also where only its text is handed on."""
+
+
+def no_room(server: str, room_bytes: int, needed_bytes: int) -> str:
+    """Return the reason of a server that is full, or read-only, which is the same from here."""
+    if not room_bytes:
+        return f"{server} has no room, or is read-only, where a share takes {needed_bytes} bytes"
+    return f"{server} has room for {room_bytes} bytes, where a share takes {needed_bytes}"
+
+
+def too_slow(server: str) -> str:
+    """Return the reason of a server that was not waited for any more."""
+    return f"{server} was much slower than the others"
+
+
+def not_told(server: str) -> str:
+    """Return the reason of a server that refuses shares, and seems to have room."""
+    return f"{server} takes no share of this file at present, and does not say why"
+
+
+def too_few_servers(file_name: str, servers: int, happy: int, uncertified: int = 0) -> UnhappyError:
+    """
+    Return the error of a grid that has fewer servers than shares are to be spread over.
+
+    Args:
+        servers: how many may be given shares.
+        uncertified: how many there are besides, which may not.
+    """
+    if uncertified:
+        text = (
+            f"cannot store {file_name}: its shares shall be on at least {happy} servers but only {servers} "
+            f"of {servers + uncertified} have a valid certificate of a grid manager; see "
+            f"'pipegrid status', or ask for {LESS}"
+        )
+        return naming(UnhappyError(text, servers, happy), LESS)
+    text = (
+        f"cannot store {file_name}: its shares shall be on at least {happy} servers but only "
+        f"{servers} are there; add servers or ask for {LESS}"
+    )
+    return naming(UnhappyError(text, servers, happy), LESS)
+
+
+def not_spread(
+    file_name: str,
+    *,
+    reached: int,
+    happy: int,
+    stored: int,
+    required_shares: int,
+    reasons: Mapping[str, str],
+    full: Mapping[str, str],
+    contended: bool,
+    absent: int = 0,
+) -> UnhappyError:
+    """
+    Return the error of a file that could not be spread over enough servers.
+
+    Args:
+        reached: servers of happiness that its shares have reached.
+        stored: how many different shares are there.
+        reasons: nickname of a server to what went wrong there.
+        full: the same of those that have no room.
+        contended: whether somebody else seems to be storing it.
+        absent: servers that were out of reach.
+    """
+    why = said_once({**reasons, **full}) or "too few accepted it"
+    named: tuple[str, ...] = ()
+    if contended:
+        advice = "somebody else may be storing it at this moment, so try again when that is done"
+    elif full:
+        advice, named = f"make room there, add servers or ask for {LESS}", (LESS,)
+    else:
+        advice = "try again when more servers work"
+    if reached >= happy:
+        text = (
+            f"cannot store {file_name}: only {stored} of its shares could be stored, and it takes "
+            f"{required_shares} to get it back ({why}); {advice}"
+        )
+        return naming(UnhappyError(text, stored, required_shares, absent), *named)
+    text = (
+        f"cannot store {file_name}: its shares reached only {reached} of the {happy} servers wanted "
+        f"({why}); {advice}"
+    )
+    return naming(UnhappyError(text, reached, happy, absent), *named)

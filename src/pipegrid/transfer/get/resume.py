@@ -1,0 +1,270 @@
+"""
+A decoder for a range of which some may be there already, as an interrupted get has left it.
+
+What is there is encrypted again and compared with the ciphertext's segment hashes, which the UEB vouches
+for, and so the cap. Those hashes stand in every share, beside those that are read anyway: so the first
+questions go out with the blocks that are missing for certain, and checking costs no round trip. A segment
+that proves to be bad is asked for at once, like any other; nothing of the file is believed, and nothing
+that was not proven counts as delivered.
+
+Which segments are there is kept by ``here``. The work is ``Recheck``'s, for any thread; it holds one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.crypto import StreamCipher
+from pipegrid.core.decoder import Decoder
+from pipegrid.core.file_shares import ReadPlan, block_range
+from pipegrid.core.hashes import CRYPTTEXT_SEGMENT, Buffer
+from pipegrid.core.layout import ShareLayout
+from pipegrid.core.params import Geometry
+from pipegrid.core.segment_job import SegmentJob
+from pipegrid.transfer.get.sink import PresentBytes, PresentSegments
+
+ReadHere = Callable[[int, int], bytes]
+"""Returns what is there of the range, from an offset on, or less where it ends. Called in any thread."""
+
+CHECK_AHEAD_BYTES = 256 << 20
+"""
+Blocks are asked for as soon as at most so much has to be checked before they can leave: about half a second's
+work, so that round trips are spent on checking, and no server is held back for minutes.
+"""
+
+_CHUNK_BYTES = 1 << 18
+_UNLIMITED = 1 << 62
+
+
+@attrs.frozen
+class Rechecked:
+    """
+    What was found of a segment that may be there.
+
+    Attributes:
+        probe: it was looked at before its turn, to see what kind of file this is.
+    """
+
+    segment: int
+    good: bool
+    probe: bool
+
+
+@attrs.frozen(eq=False)
+class Recheck:
+    """
+    The check of one segment that may be there.
+
+    Attributes:
+        key: None for the ciphertext as it is.
+        offset: of the segment in the range.
+        length: of the segment.
+        crypttext_hash: which it must have, proven.
+    """
+
+    segment: int
+    probe: bool
+    key: bytes | None = attrs.field(repr=False)
+    first_byte: int
+    offset: int
+    length: int
+    crypttext_hash: bytes = attrs.field(repr=False)
+    read: ReadHere = attrs.field(repr=False)
+
+    def run(self) -> Rechecked:
+        """Do it; what cannot be read is not there."""
+        return Rechecked(self.segment, self._is_good(), self.probe)
+
+    def _is_good(self) -> bool:
+        hasher = CRYPTTEXT_SEGMENT.hasher()
+        cipher = StreamCipher(self.key, self.first_byte) if self.key is not None else None
+        buffer = bytearray(min(_CHUNK_BYTES, self.length))
+        done = 0
+        while done < self.length:
+            wanted = min(_CHUNK_BYTES, self.length - done)
+            try:
+                data: Buffer = self.read(self.offset + done, wanted)
+            except OSError:
+                return False
+            if not data:
+                return False
+            if cipher is not None:
+                output = memoryview(buffer)[: len(data)]
+                cipher.apply(data, output)
+                data = output
+            hasher.update(data)
+            done += len(data)
+        return hasher.digest() == self.crypttext_hash
+
+
+class ResumingDecoder(Decoder):
+    """
+    See the module; otherwise a decoder.
+
+    Args:
+        found_bytes: how many bytes of the range may be there, from its start on.
+        read: reads them.
+        max_segment_bytes: a file with larger segments is not restored.
+    """
+
+    def __init__(
+        self,
+        cap: ChkCap | ChkVerifierCap,
+        start: int,
+        length: int,
+        found_bytes: int,
+        read: ReadHere,
+        max_segment_bytes: int,
+    ) -> None:
+        super().__init__(cap, start, length, max_segment_bytes=max_segment_bytes)
+        self._found_bytes = found_bytes
+        self._read = read
+        self._here: PresentSegments | None = None  # once the geometry is known
+        self._probing: set[int] = set()
+        self._guessed_here = self._segments_here(self.guessed_geometry)
+
+    def _segments_here(self, geometry: Geometry) -> PresentSegments:
+        return PresentSegments(geometry, self._start, self._end, self._found_bytes)
+
+    def _here_in(self, geometry: Geometry) -> PresentSegments:
+        if geometry is self.guessed_geometry and self.geometry is None:
+            return self._guessed_here
+        if geometry is not self.geometry:
+            return self._segments_here(geometry)
+        if self._here is None:
+            self._here = self._segments_here(geometry)
+        return self._here
+
+    @property
+    def here(self) -> PresentSegments | None:
+        """What is there, once it is known what segments there are."""
+        return None if self.geometry is None else self._here_in(self.geometry)
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether the next segment to leave is one that may be there."""
+        here = self.here
+        if here is None or self._queue is None:
+            return bool(self._guessed_here)
+        return not self.done and here.has(self._queue.next_delivery)
+
+    # What is missing, and what to read.
+
+    @property
+    def segments_left(self) -> tuple[int, int]:
+        """The segments [first, end) that have to be fetched, and what lies between them."""
+        first, end = super().segments_left
+        missing = self._here_in(self.geometry or self.guessed_geometry).missing(first, end)
+        return (missing[0][0] if missing else end), end
+
+    def _needed_blocks(
+        self, where: ShareLayout, geometry: Geometry, first: int, end: int
+    ) -> list[tuple[int, int]]:
+        missing = self._here_in(geometry).missing(first, end)
+        return [block_range(where, geometry, a, b) for a, b in missing]
+
+    def _block_runs(self, plan: ReadPlan, where: ShareLayout) -> list[tuple[int, int]]:
+        geometry = plan.geometry
+        here = self._here_in(geometry)
+        if not here:
+            return super()._block_runs(plan, where)
+        first, end = plan.part or (plan.first, plan.end)
+        segments = max(1, plan.ahead_bytes // geometry.block_bytes)
+        most_bytes = _UNLIMITED if plan.most_bytes is None else plan.most_bytes
+        runs: list[tuple[int, int]] = []
+        for a, b in here.missing(max(first, plan.first), min(end, plan.end)):
+            if not (segments and most_bytes):
+                break
+            if here.unchecked_bytes(plan.first, a) > CHECK_AHEAD_BYTES:
+                break
+            b = min(b, a + segments)
+            start, stop = block_range(where, geometry, a, b)
+            runs.append((start, min(stop, start + most_bytes)))
+            segments -= b - a
+            most_bytes -= runs[-1][1] - start
+        return runs
+
+    # Segments.
+
+    def next_job(self) -> SegmentJob | None:
+        """Return work that is ready on a segment that has to be fetched; see ``next_check``."""
+        self.raise_failure()
+        here = self.here
+        if here is None or self._queue is None or self.done:
+            return None
+        for segment in self._queue.candidates():
+            if here.has(segment):
+                continue
+            job = self._job(segment, self._queue)
+            if job is not None:
+                self._queue.started(segment)
+                return job
+        return None
+
+    def next_check(self) -> Recheck | None:
+        """Return the check of a segment that may be there, if there is one to be done now."""
+        here, queue = self.here, self._queue
+        if here is None or queue is None or self.done:
+            return None
+        for segment in queue.candidates():
+            if not here.has(segment):
+                continue
+            for each in here.to_check(segment):
+                if each == segment:
+                    check = self._check(segment, False)
+                    if check is not None:
+                        queue.started(segment)
+                    return check
+                if each not in self._probing:
+                    check = self._check(each, True)
+                    if check is not None:
+                        self._probing.add(each)
+                    return check
+        return None
+
+    def _check(self, segment: int, probe: bool) -> Recheck | None:
+        assert self.geometry is not None
+        assert self._queue is not None
+        crypttext_hash = self._crypttext_hash(segment, self._queue)
+        if crypttext_hash is None:
+            return None
+        first_byte = segment * self.geometry.segment_bytes
+        return Recheck(
+            segment,
+            probe,
+            self._cap.key if isinstance(self._cap, ChkCap) else None,
+            first_byte,
+            first_byte - self._start,
+            self.geometry.segment_length(segment),
+            crypttext_hash,
+            self._read,
+        )
+
+    def checked(self, result: Rechecked) -> tuple[list[Buffer], bool]:
+        """
+        Take what a check has found.
+
+        Returns:
+            the plaintext that can leave now, in order; and whether all that was thought to be there has
+            just been forgotten, as being of another file.
+        """
+        here, queue = self.here, self._queue
+        assert here is not None
+        assert queue is not None
+        assert self.geometry is not None
+        forgotten = here.checked(result.segment, result.good)
+        if result.probe:
+            self._probing.discard(result.segment)
+            return [], forgotten
+        if not result.good:
+            queue.failed(result.segment)
+            return [], forgotten
+        piece = PresentBytes.of(self.geometry.segment_length(result.segment))
+        leaving = queue.succeeded(result.segment, [piece])
+        if leaving:
+            for share in self._shares.values():
+                self._release_delivered(share)
+        return leaving, forgotten

@@ -1,0 +1,522 @@
+"""The shares that one download reads at the moment, each with its stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.decoder import Decoder
+from pipegrid.core.spans import Span
+from pipegrid.core.ueb import CapCheck
+from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, is_absence
+from pipegrid.transfer.failure_messages import too_few_shares
+from pipegrid.transfer.get.hedged_read import ReadPolicy
+from pipegrid.transfer.get.share_search import ShareSearch
+from pipegrid.transfer.peers import Peer, last_activity_s, ring
+from pipegrid.transport.interface import StreamConsumer
+
+# Reading one share from one server, for a decoder.
+#
+# Short spans are asked with ``read``; long ones come as one ``stream`` each, paused while the decoder
+# holds more of this share than it should, so that memory stays bounded and the wire stays full. Only what
+# can wait is paused: blocks of which the decoder could do nothing without what comes behind them cannot, nor
+# can whatever the next segment waits for. For a share may hold all that it should of later segments, and then
+# have to give the earlier ones as well, in the place of a share that failed.
+
+STREAM_BYTES = 1 << 18
+"""Longer spans are streamed: their bytes can be used, and held back, while they come."""
+
+
+class ShareDownload:
+    """
+    The bytes of one share, from one server to the decoder.
+
+    Args:
+        ahead_bytes: how much of the share the decoder may hold before the server is paused.
+        changed: called after every event that may let the download go on.
+
+    Attributes:
+        state: ``open``, then ``missing`` (the server has no such share), ``failed`` (the server
+            cannot be used) or ``closed``.
+        received_bytes: of the share, so far.
+        period_bytes: of the share, since ``start_period``.
+        error: why it is missing or has failed.
+        bug: what was raised that no server may raise; the download passes it on.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        peer: Peer,
+        share_number: int,
+        storage_index: bytes,
+        ahead_bytes: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self.peer = peer
+        self.share_number = share_number
+        self.state = "open"
+        self.error: ServerError | None = None
+        self.bug: Failure | None = None
+        self.received_bytes = 0
+        self.period_bytes = 0
+        self._decoder = decoder
+        self._storage_index = storage_index
+        self._ahead_bytes = ahead_bytes
+        self.changed = changed
+        self._calls: set[Deferred[object]] = set()
+        self._streams: set[_SpanConsumer] = set()
+
+    def __repr__(self) -> str:
+        return f"<ShareFeed share {self.share_number} from {self.peer.name}: {self.state}>"
+
+    @property
+    def waiting(self) -> bool:
+        """Whether bytes have been asked for that have not all come."""
+        return bool(self._calls)
+
+    @property
+    def paused(self) -> bool:
+        """Whether all that has not come is held back because this share is far enough ahead."""
+        held_back = sum(stream.paused for stream in self._streams)
+        return held_back > 0 and held_back == len(self._calls)
+
+    def start_period(self) -> None:
+        """Count ``period_bytes`` anew, from 0."""
+        self.period_bytes = 0
+
+    def ask(self, spans: list[Span]) -> None:
+        """Ask the server for these spans, all at once."""
+        for span in spans:
+            if self.state != "open":
+                return
+            if span.length > STREAM_BYTES:
+                self._stream(span)
+            else:
+                self._read(span)
+
+    def _read(self, span: Span) -> None:
+        call = self.peer.server.read(
+            self._storage_index, self.share_number, span.offset, span.length
+        )
+        self._track(call.addCallback(self._got_all, span))
+
+    def _got_all(self, data: bytes, span: Span) -> None:
+        self.take(span.offset, data)
+        if len(data) < span.length and self.state == "open":
+            self._decoder.ended(self.share_number, span.offset + len(data))
+
+    def _stream(self, span: Span) -> None:
+        consumer = _SpanConsumer(self, span)
+        self._streams.add(consumer)
+        call = self.peer.server.stream(
+            self._storage_index, self.share_number, span.offset, span.length, consumer
+        )
+        self._track(call.addBoth(self._stream_ended, consumer, span))
+
+    def _stream_ended(
+        self, result: int | Failure, consumer: _SpanConsumer, span: Span
+    ) -> Failure | None:
+        self._streams.discard(consumer)
+        if isinstance(result, Failure):
+            return result
+        if result < span.length and self.state == "open":
+            self._decoder.ended(self.share_number, span.offset + result)
+        return None
+
+    def _track(self, call: Deferred[object]) -> None:
+        self._calls.add(call)
+        call.addErrback(self._failed)
+        call.addBoth(self._answered, call)
+
+    def _answered(self, result: object, call: Deferred[object]) -> object:
+        self._calls.discard(call)
+        self.changed()
+        return result
+
+    def _failed(self, failure: Failure) -> None:
+        if not failure.check(ServerError, CancelledError):
+            self.bug = failure
+            self.close("failed")
+        elif self.state == "open" and isinstance(failure.value, ServerError):
+            self.error = failure.value
+            self.close("missing" if failure.check(NoSuchShare) else "failed")
+
+    def take(self, offset: int, data: bytes) -> None:
+        """Hand bytes to the decoder."""
+        if self.state == "open" and data:
+            self.received_bytes += len(data)
+            self.period_bytes += len(data)
+            self._decoder.received(self.share_number, offset, data)
+
+    def balance(self) -> None:
+        """Pause or resume the server, by what the decoder holds of this share."""
+        if not self._streams:
+            return
+        held = self._decoder.held_of(self.share_number)
+        geometry = self._decoder.geometry or self._decoder.guessed_geometry
+        # Less than a block would never become a segment, and hashes alone neither.
+        limit = max(self._ahead_bytes, 2 * geometry.block_bytes) + self._decoder.metadata_bytes
+        for stream in list(self._streams):  # one that is resumed may end at once
+            stream.balance(held, limit)
+
+    def awaits(self, start: int, end: int) -> bool:
+        """Whether the decoder cannot go on without some of the bytes [start, end)."""
+        return self._decoder.awaits(self.share_number, start, end)
+
+    def close(self, state: str = "closed") -> None:
+        """End in this state and give up what has not come."""
+        if self.state != "open":
+            return
+        self.state = state
+        for call in list(self._calls):
+            call.cancel()
+
+
+class _SpanConsumer(StreamConsumer):
+    """Takes one stream's bytes for the decoder, and paces their producer."""
+
+    def __init__(self, reader: ShareDownload, span: Span) -> None:
+        self._reader = reader
+        self._offset = span.offset
+        self._end = span.end
+        self._can_wait = span.can_wait
+        self.paused = False
+
+    def write(self, data: bytes) -> None:
+        offset = self._offset
+        self._offset += len(data)
+        reader = self._reader
+        reader.take(offset, data)
+        reader.balance()
+        reader.changed()
+
+    def balance(self, held: int, ahead_bytes: int) -> None:
+        """Pause above the mark, resume below half of it, or when everybody waits for what is missing."""
+        if self._producer is None or not self._can_wait:
+            return
+        if not self.paused:
+            if held >= ahead_bytes and not self._is_awaited():
+                self.paused = True
+                self._producer.pauseProducing()
+        elif held <= ahead_bytes // 2 or self._is_awaited():
+            self.paused = False
+            self._producer.resumeProducing()
+
+    def _is_awaited(self) -> bool:
+        return self._reader.awaits(self._offset, self._end)
+
+
+# The shares that a download reads: from which servers, where to find others, and what is wrong with any.
+#
+# The first burst goes to the servers where the shares should be. What they answer to the question for their
+# lists goes to the search, which knows where else a share can be had when a reader ends or a copy proves
+# to be damaged. Only when nothing else is left is a damaged copy used, for its good blocks.
+#
+# How many shares are read, what is asked of each and how long it is waited for is the download's business.
+
+
+class ShareReaders:
+    """
+    The readers of one download.
+
+    Args:
+        peers: servers that may be used, in any order.
+        tactics: is told what happens, and says how much the decoder may hold of each share.
+        avoid: copies that are known to be damaged, each as share number and server.
+        holders: share number to the servers that have it, if all is known: then none is asked.
+        changed: called after every event that may let the download go on.
+
+    Attributes:
+        open: share number to its reader; not those that have ended.
+        homes: share number to the server that it was last read from.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: IReactorTime,
+        peers: Sequence[Peer],
+        cap: ChkCap | ChkVerifierCap,
+        decoder: Decoder,
+        tactics: ReadPolicy,
+        avoid: Collection[tuple[int, Peer]],
+        holders: Mapping[int, Sequence[Peer]] | None,
+        changed: Callable[[], None],
+    ) -> None:
+        self.open: dict[int, ShareDownload] = {}
+        self.homes: dict[int, Peer] = {}
+        self._clock = clock
+        self._cap = cap
+        self._storage_index = cap.storage_index
+        self._decoder = decoder
+        self._tactics = tactics
+        self._changed = changed
+        self._ring = ring(self._storage_index, peers)
+        self._search: ShareSearch[Peer] = ShareSearch(self._ring if holders is None else [])
+        self._knows_holders = holders is not None
+        for number, peers_with_it in (holders or {}).items():
+            for peer in peers_with_it:
+                self._search.answered(peer, [number])
+        self._fit = CapCheck(cap)
+        self._held_advice: list[tuple[CorruptionError, int, Peer]] = []
+        self._avoid = avoid
+        for number, peer in avoid:
+            self._search.exclude(number, peer)
+        self._questions: dict[Deferred[frozenset[int]], Peer] = {}
+        self._answers: list[tuple[Peer, frozenset[int] | Failure]] = []
+        self._guessed: set[int] = set()
+        self._damaged: list[tuple[int, Peer]] = []
+        self._damaged_in_use = False
+        self._reported_corrupt = 0
+        self._reasons: dict[str, str] = {}
+        self._absent: set[str] = set()  # of those, who were out of reach or silent
+
+    # Questions.
+
+    def first_burst(self, extra_shares: int, needs_lists: bool) -> None:
+        """
+        Open readers where the first shares should be.
+
+        Args:
+            extra_shares: so many more than k.
+            needs_lists: ask those servers for their share lists, too.
+        """
+        if self._knows_holders:
+            self.recruit(extra_shares)
+            return
+        racers = min(self._cap.required_shares + extra_shares, self._cap.total_shares)
+        for number, peer in enumerate(self._ring[:racers]):
+            if needs_lists:
+                self._question(peer)
+            if (number, peer) not in self._avoid:
+                self._add(number, peer)
+                self._guessed.add(number)
+
+    def _question(self, peer: Peer) -> None:
+        self._search.asked(peer)
+        question = peer.server.list_shares(self._storage_index)
+        self._questions[question] = peer
+        question.addBoth(self._question_answered, question, peer, self._clock.seconds())
+
+    def _question_answered(
+        self,
+        answer: frozenset[int] | Failure,
+        question: Deferred[frozenset[int]],
+        peer: Peer,
+        asked_s: float,
+    ) -> None:
+        now = self._clock.seconds()
+        self._tactics.answered(now, None if isinstance(answer, Failure) else now - asked_s)
+        # Only noted here: the loop may be in the middle of a step.
+        self._questions.pop(question, None)
+        self._answers.append((peer, answer))
+        self._changed()
+
+    def look_at_answers(self) -> None:
+        """Let the search know what servers have said."""
+        answers, self._answers = self._answers, []
+        for peer, answer in answers:
+            if not isinstance(answer, Failure):
+                total_shares = self._cap.total_shares
+                self._search.answered(peer, [n for n in answer if n < total_shares])
+                continue
+            if not answer.check(ServerError, CancelledError):
+                answer.raiseException()
+            self._reasons.setdefault(peer.name, str(answer.value))
+            self._note_absence(peer, answer.value)
+            self._search.failed(peer)
+            for reader in list(self.open.values()):
+                if reader.peer is peer:
+                    self.close(reader)
+
+    # Readers.
+
+    def _add(self, number: int, peer: Peer) -> None:
+        self._decoder.add_share(number)
+        self.homes[number] = peer
+        self.open[number] = ShareDownload(
+            self._decoder,
+            peer,
+            number,
+            self._storage_index,
+            self._tactics.ahead_bytes,
+            self._changed,
+        )
+
+    def close(self, reader: ShareDownload) -> None:
+        """Read this share no more; what has come of it remains in use."""
+        del self.open[reader.share_number]
+        reader.close()
+        self._decoder.drop_share(reader.share_number)
+        self._tactics.race.closed(reader.share_number)
+
+    def look_at_readers(self) -> None:
+        """Take out the readers that have ended."""
+        seen_bytes = sum(reader.received_bytes for reader in self.open.values())
+        self._tactics.seen(self._clock.seconds(), seen_bytes)
+        for reader in list(self.open.values()):
+            if reader.state == "open":
+                continue
+            self._tactics.left(self._clock.seconds())
+            if reader.bug is not None:
+                reader.bug.raiseException()
+            if reader.state == "missing":
+                self._search.exclude(reader.share_number, reader.peer)
+                if reader.share_number in self._guessed:
+                    self._tactics.misplaced()
+            else:
+                self._search.failed(reader.peer)
+            if reader.error is not None and reader.state != "missing":
+                self._reasons[reader.peer.name] = str(reader.error)
+                self._note_absence(reader.peer, reader.error)
+            self.close(reader)
+
+    def _note_absence(self, peer: Peer, error: BaseException | None) -> None:
+        if is_absence(error):
+            self._absent.add(peer.name)
+
+    # Damage, and who takes the place of those that are gone.
+
+    def name_corruption(self) -> None:
+        """Give found damage its server's name, tell the server, and use a bad copy no more."""
+        for error in self._decoder.corrupt[self._reported_corrupt :]:
+            number = error.share_number
+            if number is None:
+                continue
+            peer = self.homes[number]
+            error.server = peer.name
+            foreign = self._decoder.foreign_uebs.pop(number, None)
+            if foreign is None:
+                self._advise(error, number, peer)
+            else:
+                # Perhaps it is the cap that is wrong: whoever has told the same as others is not accused.
+                self._fit.told(peer, foreign)
+                self._held_advice.append((error, number, peer))
+            if number in self._decoder.bad_shares:
+                self._set_aside(number, peer)
+        self._reported_corrupt = len(self._decoder.corrupt)
+        if self._held_advice and self._decoder.geometry is not None:
+            self._release_advice()  # another share has the UEB that the cap names
+
+    def _release_advice(self) -> None:
+        held, self._held_advice = self._held_advice, []
+        for advice in held:
+            self._advise(*advice)
+
+    def _advise(self, error: CorruptionError, number: int, peer: Peer) -> None:
+        """Tell a server of its damaged copy; nobody waits for an answer."""
+        advice = peer.server.advise_corrupt_share(self._storage_index, number, str(error))
+        advice.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
+
+    def recruit(self, extra_shares: int) -> None:
+        """
+        Have as many shares as it takes, from servers that serve no other share if possible.
+
+        Args:
+            extra_shares: so many more than k.
+
+        Raises:
+            NotEnoughSharesError: fewer than k good shares could be had.
+        """
+        needed = self._cap.required_shares + extra_shares
+        while len(self.open) < needed or self._lacking:
+            busy = {reader.peer for reader in self.open.values()}
+            found = self._search.best(self.open, busy)
+            if found is None and self._lacking and self._give_up_impaired():
+                continue
+            if found is None:
+                for peer in self._search.ask_next():
+                    self._question(peer)
+                break
+            self._add(*found)
+        if self._search.exhausted and self._lacking:
+            self._last_resort()
+
+    def _give_up_impaired(self) -> bool:
+        """Close a share of which a part is wrong, if another server has it too; whether any was."""
+        impaired = {error.share_number for error in self._decoder.corrupt}
+        for number, reader in self.open.items():
+            others = [peer for peer in self._search.holders(number) if peer is not reader.peer]
+            if number in impaired and others:
+                self._set_aside(number, reader.peer)
+                return True
+        return False
+
+    def _set_aside(self, number: int, peer: Peer) -> None:
+        """Use this damaged copy only if nothing better can be had."""
+        self._damaged.append((number, peer))
+        self._search.exclude(number, peer)
+        if number in self.open:
+            self.close(self.open[number])
+
+    @property
+    def _lacking(self) -> int:
+        """How many more shares are needed. One may have come whole, or be open and still not do."""
+        if len(self.open) >= self._cap.required_shares and not self._decoder.corrupt:
+            return 0  # most often, and this is asked for every piece that comes
+        return self._decoder.lacking
+
+    def _last_resort(self) -> None:
+        """Use damaged shares for their good blocks, once; then give up."""
+        self._decoder.raise_failure()
+        if not self._decoder.has_told_ueb and any(each.waiting for each in self.open.values()):
+            return  # it may be the cap's k that is wrong; a UEB can tell
+        found = self._cap.required_shares - self._decoder.lacking
+        damaged, self._damaged = self._damaged, []
+        if damaged and not self._damaged_in_use:
+            self._damaged_in_use = True
+            for number, peer in damaged:
+                if number not in self.open:
+                    self._add(number, peer)
+            self._decoder.use_damaged_shares()
+            if not self._decoder.lacking:
+                return
+        mismatch = self._fit.mismatch
+        if mismatch is not None and self._decoder.geometry is None:
+            raise mismatch
+        self._release_advice()
+        servers = len(self._ring)
+        needed = self._cap.required_shares
+        was_any = self._search.has_found_any or bool(self._decoder.corrupt)
+        absent = len(self._absent)
+        theirs = absent * math.ceil(self._cap.total_shares / max(servers, 1))
+        raise too_few_shares("get", found, needed, servers, self._reasons, was_any, absent, theirs)
+
+    # The end.
+
+    def give_up_silent(self, silence_s: float, own_s: float) -> None:
+        """
+        Give up those that owe something and are not held back, if they were silent for so long.
+
+        Args:
+            own_s: when anything came for this download last, by the clock.
+        """
+        before_s = self._clock.seconds() - silence_s
+
+        def is_silent(peer: Peer) -> bool:
+            return last_activity_s(own_s, peer.last_sign, silence_s) <= before_s
+
+        for reader in list(self.open.values()):
+            name = reader.peer.name
+            if reader.waiting and not reader.paused and is_silent(reader.peer):
+                self._reasons[name] = f"{name} was silent for {silence_s:g} s"
+                self._absent.add(name)
+                reader.close("failed")
+        for question, peer in list(self._questions.items()):
+            if is_silent(peer):
+                self._reasons[peer.name] = f"{peer.name} was silent for {silence_s:g} s"
+                self._absent.add(peer.name)
+                question.cancel()
+
+    def let_go(self) -> None:
+        """Give up whatever is unanswered, so that nothing of the download is left behind here."""
+        for reader in list(self.open.values()):
+            reader.close()
+        for question in list(self._questions):
+            question.cancel()

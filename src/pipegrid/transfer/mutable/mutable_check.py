@@ -1,0 +1,388 @@
+"""
+Checking a mutable file: every server is asked, since any may hold a version that others know nothing of.
+
+Without ``verify`` the signature of each version is checked, and shares are counted; with it every byte of the
+best version's shares is read and proven. Repair reads the best version, and writes it with a number above all
+that were seen, to all shares, and to servers that could have one and have none that counts.
+
+**What changes meanwhile** is not damaged: of a share that seems to be, the beginning is read once more, and
+if it is of another version now the file is looked at again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import attrs
+
+from pipegrid.core.caps import MutableCap
+from pipegrid.core.mutable.decoder import VersionReader
+from pipegrid.core.mutable.keys import load_verifying_key, open_signing_key
+from pipegrid.core.mutable.share import Part, VerifiedVersions, check_signed
+from pipegrid.core.mutable.versions import Choice, Version
+from pipegrid.core.placement import possible_happiness, servers_of_happiness
+from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, UncoordinatedWriteError
+from pipegrid.reactor.deferreds import few_at_a_time
+from pipegrid.transfer.capacity import Capacity
+from pipegrid.transfer.mutable.mutable_errors import rollback
+from pipegrid.transfer.mutable.publish import WriteResult
+from pipegrid.transfer.mutable.servermap import Copy, ServerMap, ServermapUpdate
+from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.version_cache import CachedVersion
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.results import CheckResult, RepairResult
+
+SHARES_AT_ONCE = 8
+SEGMENTS_AT_ONCE = 64
+"""Of each share that is verified; of MDMF's 128 KiB at 3 of 10 that is 3 MB."""
+LEASES_AT_ONCE = 100
+LOOKS = 3
+"""At a file that is written meanwhile."""
+
+_NEWER = (
+    "there are shares of a newer version of this mutable file, but too few to read it; its other servers may "
+    "come back: try again later, or repair it with force ('pipegrid repair -f'), and it is lost"
+)
+_RIVALS = (
+    "two versions of this mutable file with the same number can be read, and a repair keeps one: repair it "
+    "with force ('pipegrid repair -f') if that does not matter"
+)
+
+
+@attrs.frozen
+class MutableCheckResult(CheckResult):
+    """
+    The health of one mutable file: what is said of shares is said of the best version that can be read.
+
+    It is healthy if that is the only version, a good copy of each of its shares is there, and they are on as
+    many servers as can have them now.
+
+    Attributes:
+        version: the best that can be read, or None.
+        other_versions: sequence numbers and how many distinct shares are there of each, the newest first.
+        newer_unrecoverable: the newest version has too few shares: a write that was not finished, or whose
+            servers cannot be reached.
+        rivals: other versions with the same number can be read: two writers did not know of each other.
+        seen: the sequence number of a version that was seen before and is newer than all that are there;
+            0: there is none.
+    """
+
+    version: Version | None = None
+    other_versions: list[tuple[int, int]] = attrs.field(factory=list)
+    newer_unrecoverable: bool = False
+    rivals: bool = False
+    seen: int = 0
+
+
+class MutableCheck:
+    """
+    The check of one mutable file.
+
+    Args:
+        cap: as it was given.
+        verify: read every share, and prove every byte.
+        add_lease: add or renew this client's leases where shares are.
+        capacity: what servers have said of their space.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        cap: MutableCap,
+        usual: tuple[int, int],
+        verify: bool = False,
+        add_lease: bool = False,
+        capacity: Capacity | None = None,
+    ) -> None:
+        self._slot = slot
+        self._cap = cap
+        self._usual = usual
+        self._verify = verify
+        self._add_lease = add_lease
+        self._capacity = capacity or Capacity(slot.clock)
+        self._bad: set[tuple[str, int]] = set()
+        self._changed = False  # a share is of another version by now
+        self._corrupt: list[CorruptionError] = []
+        self._spoilt: list[Version] = []  # newer than the best, and lost
+        self._good: dict[int, list[Copy]] = {}  # of the best version, by share number
+        self._takers: list[Peer] = []  # servers that answered and take shares, as far as is known
+
+    async def run(self) -> MutableCheckResult:
+        """Ask every server, verify and add leases as is wanted, and return what that shows."""
+        for _ in range(LOOKS):
+            found = await self._look()
+            if not self._changed:
+                break
+        await self._note_good(found)
+        result = self._judge(found)
+        return await self._leased(found, result) if self._add_lease else result
+
+    async def _look(self) -> ServerMap:
+        self._changed = False
+        self._bad.clear()
+        self._spoilt.clear()
+        book = VerifiedVersions(self._slot.cap)
+        survey = ServermapUpdate(self._slot, book, self._slot.settings.read_bytes, {}, self._usual)
+        # Who is slow is not said to have nothing: all have as long as silence may last.
+        found = await survey.everyone(len(self._slot.peers))
+        self._corrupt = list(found.corrupt)
+        return await self._verified(found) if self._verify else found
+
+    async def _verified(self, found: ServerMap) -> ServerMap:
+        """Verify the best version's shares; an older one is the best if too few of those are good."""
+        while (best := found.choice().best) is not None:
+            copies = [copy for held in found.holders(best).values() for copy in held]
+            await few_at_a_time(
+                SHARES_AT_ONCE, [partial(self._verify_copy, copy, best) for copy in copies]
+            )
+            bad = [copy for copy in copies if self._is_bad(copy)]
+            good = {copy.number for copy in copies} - {copy.number for copy in bad}
+            older = found.without(bad)
+            if len(good) >= best.required_shares or older.choice().best in (None, best):
+                break
+            self._spoilt.append(best)
+            found = older
+        return found
+
+    def _is_bad(self, copy: Copy) -> bool:
+        return (copy.peer.identity.server_id, copy.number) in self._bad
+
+    async def _verify_copy(self, copy: Copy, version: Version) -> None:
+        try:
+            problems = await self._problems(copy, version)
+        except NoSuchShare:
+            problems = []
+        except ServerError as error:
+            what = f"share {copy.number} cannot be read: {error}"
+            problems = [CorruptionError(what, copy.number, None, copy.peer.name)]
+        else:
+            if not problems:
+                return
+            if await self._slot.has_changed(copy.peer, copy.number, version):
+                self._changed = True
+                problems = []
+        self._corrupt += problems
+        self._bad.add((copy.peer.identity.server_id, copy.number))
+
+    async def _problems(self, copy: Copy, version: Version) -> list[CorruptionError]:
+        """
+        Read all of a share that is not here yet, and return what is wrong with it.
+
+        Raises:
+            ServerError: it cannot be read.
+        """
+        assert copy.share is not None
+        reader = VersionReader(version, None)
+        reader.add_share(copy.share)
+        segments = version.geometry.num_segments
+        try:
+            for first in range(0, max(1, segments), SEGMENTS_AT_ONCE):
+                end = min(first + SEGMENTS_AT_ONCE, segments)
+                while gaps := reader.missing(copy.number, first, end):
+                    for start, stop in gaps:
+                        data = await self._slot.read(copy.peer, copy.number, start, stop - start)
+                        copy.share.answered(start, stop - start, data)
+                for segment in range(first, end):
+                    block = reader.block(copy.number, segment)
+                    if block is not None and not block.is_good():
+                        reader.condemn_block(copy.number, segment)
+                    reader.release(segment)
+                if not reader.shares_in_use:  # its header may promise 2^60 bytes more
+                    break
+            reader.prove_share(copy.number)
+            await self._verify_keys(copy, version)
+        except CorruptionError as error:
+            return [_of(copy, each) for each in (*reader.corrupt, error)]
+        return [_of(copy, error) for error in reader.corrupt]
+
+    async def _verify_keys(self, copy: Copy, version: Version) -> None:
+        """
+        Prove what readers have from another share; and if the cap writes, the private key.
+
+        Raises:
+            CorruptionError: it is damaged.
+        """
+        share, cap = copy.share, self._slot.cap
+        assert share is not None
+        parts = [Part.PUBLIC_KEY, Part.SIGNATURE]
+        if self._slot.can_write:
+            parts.append(Part.PRIVATE_KEY)
+        while gaps := share.missing(*parts):
+            for start, stop in gaps:
+                data = await self._slot.read(copy.peer, copy.number, start, stop - start)
+                share.answered(start, stop - start, data)
+        key = load_verifying_key(share.read(Part.PUBLIC_KEY), cap, copy.number)
+        check_signed(share, version, key)
+        if self._slot.can_write:
+            open_signing_key(share.read(Part.PRIVATE_KEY), cap, copy.number)
+
+    async def _note_good(self, found: ServerMap) -> None:
+        """Note which copies are good, and which servers take shares if that matters."""
+        best = found.choice().best
+        for number, copies in found.holders(best).items() if best is not None else ():
+            good = [copy for copy in copies if not self._is_bad(copy)]
+            if good:
+                self._good[number] = good
+        refusing = self._slot.wrong_enabler
+        self._takers = [
+            peer
+            for peer in self._slot.peers
+            if peer in found.copies and peer not in refusing and peer.takes_uploads
+        ]
+        if best is None or len(self._good) < best.total_shares:
+            return
+        if servers_of_happiness(self._sharemap()) < self._possible(best.total_shares):
+            silence_s = self._slot.settings.silence_s
+            length = best.geometry.data_bytes
+            full = await self._capacity.full(self._takers, length, silence_s, mutable=True)
+            self._takers = [peer for peer in self._takers if peer not in full]
+
+    def _sharemap(self) -> dict[int, set[Peer]]:
+        return {number: {copy.peer for copy in copies} for number, copies in self._good.items()}
+
+    def _possible(self, total_shares: int) -> int:
+        return possible_happiness(self._sharemap(), self._takers, total_shares)
+
+    def _judge(self, found: ServerMap) -> MutableCheckResult:
+        choice = found.choice()
+        best = choice.best
+        good = {
+            number: sorted(copy.peer.name for copy in copies)
+            for number, copies in self._good.items()
+        }
+        reached = servers_of_happiness(self._sharemap())
+        k, n = self._usual if best is None else (best.required_shares, best.total_shares)
+        recoverable = best is not None and len(good) >= k
+        others = [
+            (version.sequence_number, len(choice.shares.get(version, ())))
+            for version in sorted({*choice.shares, *self._spoilt}, reverse=True)
+            if version != best
+        ]
+        return MutableCheckResult(
+            cap=self._cap,
+            version=best if recoverable else None,
+            healthy=recoverable
+            and len(good) == n
+            and not others
+            and not self._corrupt
+            and reached >= self._possible(n),
+            recoverable=recoverable,
+            good_shares=good,
+            happiness=reached,
+            possible_happiness=self._possible(n),
+            servers=len(self._slot.peers),
+            other_versions=others,
+            newer_unrecoverable=bool(choice.newer_unrecoverable or self._spoilt),
+            rivals=bool(choice.rivals),
+            required_shares=k,
+            total_shares=n,
+            corrupt=self._corrupt,
+            unreachable=sorted(peer.name for peer in found.failed),
+            remarks=[_NEWER] if self._spoilt else _remarks(choice),
+            reasons={peer.name: str(error) for peer, error in found.failed.items()},
+        )
+
+    async def _leased(self, found: ServerMap, result: MutableCheckResult) -> MutableCheckResult:
+        renewed: list[str] = []
+        problems: list[str] = []
+
+        async def add(peer: Peer) -> None:
+            try:
+                await self._slot.add_lease(peer)
+                renewed.append(peer.name)
+            except ServerError as error:
+                problems.append(str(error))
+
+        holders = [peer for peer, copies in found.copies.items() if copies]
+        await few_at_a_time(LEASES_AT_ONCE, [partial(add, peer) for peer in holders])
+        return attrs.evolve(result, renewed=sorted(renewed), lease_problems=sorted(set(problems)))
+
+
+def _remarks(choice: Choice) -> list[str]:
+    """Return what is to be said of versions beside the best one, which shares alone do not tell."""
+    best = choice.best
+    if best is None or len(choice.shares) == 1:
+        return []
+    if choice.newer_unrecoverable:
+        return [_NEWER]
+    if choice.rivals:
+        return [_RIVALS]
+    return ["some servers have shares of older versions; 'pipegrid repair' makes all of them new"]
+
+
+def held_against(known: CachedVersion, result: MutableCheckResult) -> MutableCheckResult:
+    """Return the result: of a file that has gone back behind what was seen before it is not healthy."""
+    there = [number for number, _ in result.other_versions]
+    if result.version is None:
+        return result
+    if known.sequence_number <= max([result.version.sequence_number, *there]):
+        return result
+    return attrs.evolve(
+        result,
+        healthy=False,
+        seen=known.sequence_number,
+        remarks=[*result.remarks, str(rollback(result.version, known))],
+    )
+
+
+def check_repairable(result: MutableCheckResult, known: CachedVersion) -> None:
+    """
+    Raise an error where a repair would have to choose between what two people wrote.
+
+    The best version there is would be written over a newer one of which too few shares are there, or none,
+    or over another one with the same number.
+
+    Raises:
+        RollbackError: a newer one was seen before.
+        UncoordinatedWriteError: there are shares of a newer one, or another one has the same number.
+    """
+    if result.seen and result.version is not None:
+        raise rollback(result.version, known)
+    if result.newer_unrecoverable:
+        raise UncoordinatedWriteError(
+            _NEWER,
+            result.other_versions[0][0],
+        )
+    if result.rivals:
+        raise UncoordinatedWriteError(
+            _RIVALS,
+            result.other_versions[0][0],
+        )
+
+
+def _of(copy: Copy, error: CorruptionError) -> CorruptionError:
+    error.server = copy.peer.name
+    return error
+
+
+def repaired(
+    cap: MutableCap, before: MutableCheckResult, written: WriteResult, elapsed_s: float
+) -> RepairResult:
+    placed = written.placed
+    after = attrs.evolve(
+        before,
+        version=written.version,
+        good_shares=placed,
+        healthy=len(placed) == written.version.total_shares
+        and written.happiness >= written.possible_happiness
+        and not written.reasons,
+        recoverable=True,
+        happiness=written.happiness,
+        possible_happiness=written.possible_happiness,
+        other_versions=[],
+        newer_unrecoverable=False,
+        rivals=False,
+        seen=0,
+        remarks=[],
+        corrupt=[],
+    )
+    return RepairResult(
+        cap,
+        before,
+        after,
+        {number: names[0] for number, names in placed.items()},
+        [],
+        sorted(set(written.reasons.values())),
+        elapsed_s,
+        written.reasons,
+    )

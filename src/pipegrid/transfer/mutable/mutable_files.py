@@ -1,0 +1,494 @@
+"""Operations on mutable files; spare key pairs."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.core.caps import MutableCap
+from pipegrid.core.hashes import Buffer
+from pipegrid.core.lease_secrets import ClientSecrets
+from pipegrid.core.mutable import keys
+from pipegrid.core.mutable.encoder import encode
+from pipegrid.core.mutable.keys import SigningKey
+from pipegrid.core.mutable.share import VerifiedVersions
+from pipegrid.core.mutable.versions import (
+    FIRST_SEQUENCE_NUMBER,
+    SALT_BYTES,
+    Format,
+    MutableGeometry,
+    Version,
+)
+from pipegrid.errors import (
+    CapError,
+    CorruptionError,
+    NotEnoughSharesError,
+    PipegridError,
+    UsageError,
+)
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.capacity import Capacity
+from pipegrid.transfer.mutable.modify import ContentEdit, Modification, Redo
+from pipegrid.transfer.mutable.mutable_check import (
+    MutableCheck,
+    MutableCheckResult,
+    check_repairable,
+    held_against,
+    repaired,
+)
+from pipegrid.transfer.mutable.mutable_errors import not_writable, rollback, unreadable
+from pipegrid.transfer.mutable.publish import (
+    CreateResult,
+    Publish,
+    WriteResult,
+    check_happy,
+    write_result,
+)
+from pipegrid.transfer.mutable.retrieve import Retrieve
+from pipegrid.transfer.mutable.servermap import Hints, ServerMap, ServermapUpdate, Spoilt, place
+from pipegrid.transfer.mutable.slot import Slot, open_slot
+from pipegrid.transfer.mutable.update import Update, splice
+from pipegrid.transfer.mutable.version_cache import VersionCache, remember, remember_read
+from pipegrid.transfer.mutable.write_queue import Merge, WriteQueues
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.results import RenewResult, RepairResult
+from pipegrid.transfer.settings import MutableSettings
+from pipegrid.transfer.shortfall import Shortfall
+
+# Key pairs of new files, made in worker threads, and some ahead where several are wanted.
+#
+# A key takes a tenth of a second of a core, or three: as often as it takes to meet two primes. A command that
+# makes one file has it made while connections come up; a program that makes a second one will make a
+# third, so from then on some are made ahead, one after the other, which evens out how long each of them
+# takes.
+
+AHEAD = 3
+"""Keys that stand ready for a program that makes several files."""
+
+
+class SigningKeys:
+    """Gives key pairs, each once."""
+
+    def __init__(self, workers: CpuWorkers) -> None:
+        self._workers = workers
+        self._ready: deque[SigningKey] = deque()
+        self._making: Deferred[SigningKey | None] | None = None
+        self._taken = 0
+
+    def prepare(self) -> None:
+        """Begin to make a key that will be wanted, unless there are enough; more if several are."""
+        wanted = AHEAD if self._taken > 1 else 1
+        if self._making is not None or len(self._ready) >= wanted:
+            return
+        try:
+            making: Deferred[SigningKey | None] = self._workers.run(keys.generate)
+        except UsageError:  # the program ends: no key is wanted any more
+            return
+        making.addErrback(lambda _: None)  # whoever takes it then makes its own
+        self._making = making
+        making.addCallback(self._made, making)
+
+    def _made(
+        self, key: SigningKey | None, making: Deferred[SigningKey | None]
+    ) -> SigningKey | None:
+        if self._making is making:  # nobody waits for it
+            self._making = None
+            if key is not None:
+                self._ready.append(key)
+                self.prepare()
+        return key
+
+    def _handed_over(self, making: Deferred[SigningKey | None]) -> Deferred[SigningKey | None]:
+        """Fire with a key that is being made; who gives up waiting leaves it to the next one."""
+        waiting: Deferred[SigningKey | None] = Deferred()
+
+        def made(key: SigningKey | None) -> None:
+            if not waiting.called:
+                waiting.callback(key)
+            elif key is not None and len(self._ready) < AHEAD:
+                self._ready.append(key)
+
+        making.addCallback(made)
+        return waiting
+
+    async def take(self) -> SigningKey:
+        """Return a key pair that nobody else has."""
+        self._taken += 1
+        key: SigningKey | None = None
+        if self._ready:
+            key = self._ready.popleft()
+        elif self._making is not None:
+            making, self._making = self._making, None
+            if self._taken > 1:
+                self.prepare()  # for whoever comes next, while this one waits
+            key = await self._handed_over(making)
+        if key is None:
+            key = await self._workers.run(keys.generate)
+        if self._taken > 1:
+            self.prepare()
+        return key
+
+
+# The mutable files of a grid: what each operation needs, brought together.
+
+READ_ATTEMPTS = 3
+"""A version that is written over while it is read is looked for again, if nothing was handed on yet."""
+
+
+@attrs.frozen
+class ReadResult:
+    """
+    What was read.
+
+    Attributes:
+        version: of the file.
+        size: bytes handed on.
+        shares_used: share number to the nickname of the server it came from.
+        corrupt: damage that was found on the way and worked around.
+        newer_unrecoverable: there are traces of a newer version, which cannot be read (yet).
+    """
+
+    version: Version
+    size: int
+    shares_used: dict[int, str]
+    corrupt: list[CorruptionError]
+    newer_unrecoverable: bool
+
+
+class MutableFiles:
+    """
+    All operations on mutable files.
+
+    Args:
+        peers: the servers; looked at anew for each operation.
+        usual: k and n of new files.
+        random: for waits that must differ from those of other writers.
+        shortfall: where writes are counted that reach fewer servers than wanted.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: IReactorTime,
+        workers: CpuWorkers,
+        peers: Sequence[Peer],
+        client_secrets: ClientSecrets,
+        usual: tuple[int, int],
+        settings: MutableSettings,
+        known: VersionCache,
+        random: Callable[[], float] | None = None,
+        shortfall: Shortfall | None = None,
+    ) -> None:
+        self._shortfall = shortfall
+        self.keys = SigningKeys(workers)
+        self.known = known
+        self._clock = clock
+        self._workers = workers
+        self._peers = peers
+        self._client_secrets = client_secrets
+        self._usual = usual
+        self._settings = settings
+        self._random = random or Random().random
+        self._joined = WriteQueues(clock, self._change)
+        self._capacity = Capacity(clock)
+
+    def slot(self, cap: MutableCap) -> Slot:
+        """Return the file's slot on the servers that there are now."""
+        return open_slot(
+            cap,
+            self._peers,
+            self._clock,
+            self._workers,
+            self._settings,
+            self._client_secrets,
+            self._shortfall,
+        )
+
+    # Making.
+
+    async def create(
+        self, content: bytes, format: Format, usual: tuple[int, int] | None = None
+    ) -> CreateResult:
+        """
+        Store a new mutable file.
+
+        Raises:
+            UnhappyError: too few servers took shares.
+            UsageError: it is too long to be written whole.
+        """
+        if len(content) > self._settings.max_content_bytes:
+            raise UsageError(
+                f"a mutable file of {len(content)} bytes is too long to be written whole, "
+                f"{self._settings.max_content_bytes} are allowed; store it as an immutable file"
+            )
+        k, n = usual or self._usual
+        geometry = MutableGeometry(format, len(content), k, n)
+        key = await self.keys.take()
+        cap = key.cap(format)
+        slot = self.slot(cap)
+        salts = [os.urandom(SALT_BYTES) for _ in range(geometry.num_salts)]
+        encoded = await self._workers.run_if_large(
+            6 * len(content), encode, content, geometry, FIRST_SEQUENCE_NUMBER, key, salts
+        )
+        places = place(n, {}, slot.peers, set())
+        # A storage index that nobody else can have.
+        outcome = await Publish(slot, encoded, places, {}, is_new=True).run()
+        check_happy(slot, encoded.version, outcome)
+        self.known.of(cap.storage_index).signing_key = key
+        remember(self.known, slot, encoded, content, outcome, {})
+        return CreateResult(cap, write_result(slot, encoded.version, outcome, 1))
+
+    # Reading.
+
+    async def look(
+        self, cap: MutableCap, accept_older: bool = False, spoilt: Spoilt | None = None
+    ) -> tuple[Slot, ServerMap]:
+        """
+        Find out which version there is to read: ``found.choice().best``.
+
+        Raises:
+            NotEnoughSharesError: none.
+            RollbackError: only an older one than was seen before.
+        """
+        if cap.access == "verify":
+            raise CapError("this is a verifier cap: it checks a file's shares but cannot read it")
+        slot = self.slot(cap)
+        known = self.known.of(slot.storage_index)
+        hints: Hints = {}
+        by_id = {peer.identity.server_id: peer for peer in slot.peers}
+        for server, numbers in known.copies.items():
+            if server in by_id:
+                hints[by_id[server]] = frozenset(numbers)
+        least = (0, b"") if accept_older else known.newest
+        book = VerifiedVersions(cap, signing_key=known.signing_key)
+        read_bytes = self._settings.read_bytes
+        survey = ServermapUpdate(slot, book, read_bytes, hints, self._usual, spoilt=spoilt)
+        found = await survey.for_reader(least)
+        best = found.choice().best
+        if best is None:
+            raise unreadable(found, self._usual[0])
+        newest = (best.sequence_number, best.root_hash)
+        is_older = newest < known.newest and best.sequence_number < known.sequence_number
+        if is_older and not accept_older:
+            raise rollback(best, known)
+        return slot, found
+
+    async def read(
+        self,
+        cap: MutableCap,
+        write: Callable[[Sequence[Buffer]], None],
+        start: int = 0,
+        length: int | None = None,
+        *,
+        accept_older: bool = False,
+        ready: Callable[[], bool] = lambda: True,
+        reading: Callable[[Retrieve], None] = lambda reader: None,
+    ) -> ReadResult:
+        """
+        Read a file, or a range of it.
+
+        Args:
+            write: takes the plaintext, in order.
+            ready: whether it takes more; ``reading`` is given whose ``changed`` is then to be fired.
+
+        Raises:
+            NotEnoughSharesError, RollbackError, CorruptionError: as ``look`` and ``Retrieve.read``.
+            UsageError: the range begins behind the end.
+        """
+        handed = 0
+
+        def count(pieces: Sequence[Buffer]) -> None:
+            nonlocal handed
+            handed += sum(map(len, pieces))
+            write(pieces)
+
+        attempt, is_read = 0, False
+        spoilt: Spoilt = {}
+        failed: PipegridError | None = None
+        while True:
+            attempt += 1
+            try:
+                slot, found = await self.look(cap, accept_older, spoilt)
+            except NotEnoughSharesError as error:
+                raise failed or error from None  # no older one is there either
+            choice = found.choice()
+            version = choice.best
+            assert version is not None
+            end = _end_of_range(version, start, length)
+            reader = Retrieve(slot, found, version, count, ready)
+            reading(reader)
+            try:
+                await reader.read(start, end - start)
+                is_read = True
+            except (NotEnoughSharesError, CorruptionError) as error:
+                if handed or attempt == READ_ATTEMPTS:
+                    raise
+                spoilt, failed = {**spoilt, **reader.spoilt}, error
+                continue
+            finally:
+                if is_read or handed:
+                    remember_read(self.known, slot.storage_index, found, version)
+            corrupt = found.corrupt + reader.corrupt
+            newest = max([*choice.newer_unrecoverable, *found.spoilt_versions], default=version)
+            return ReadResult(version, end - start, reader.servers, corrupt, newest > version)
+
+    # Writing.
+
+    async def look_ahead(self, cap: MutableCap) -> None:
+        """Find out what the next change needs to know; see ``Modification.look_ahead``."""
+        await self._in_turn(
+            cap, lambda slot: self._modification(slot, lambda old: old).look_ahead()
+        )
+
+    async def overwrite(self, cap: MutableCap, content: bytes) -> WriteResult:
+        """
+        Replace the content, whatever it was.
+
+        Raises:
+            UncoordinatedWriteError: somebody else wrote at the same time, and their version is there now.
+        """
+        result: WriteResult = await self._in_turn(
+            cap, lambda slot: self._modification(slot, lambda _: content, replaces=True).run()
+        )
+        return result
+
+    async def update(self, cap: MutableCap, offset: int, data: bytes) -> WriteResult:
+        """
+        Write bytes at an offset, at the file's end at most, and leave the others as they are.
+
+        Raises:
+            UsageError: the offset lies behind the end.
+        """
+
+        async def change(slot: Slot) -> WriteResult:
+            tried: list[Version] = []
+            if data and cap.kind == "MDMF":
+                update = Update(slot, self.known, offset, data, self._usual, self._random)
+                done = await update.run()
+                if done is not None:
+                    return done
+                tried += update.tried
+            edit: ContentEdit = lambda old: splice(old, offset, data)  # noqa: E731
+            return await self._modification(slot, edit, tried=tried).run()
+
+        result: WriteResult = await self._in_turn(cap, change)
+        return result
+
+    def modify(
+        self,
+        cap: MutableCap,
+        edit: ContentEdit,
+        merge: Merge | None = None,
+        redo: Redo | None = None,
+    ) -> Deferred[WriteResult]:
+        """
+        Apply an edit to the content, as often as it takes; fires when it is in the version that is there.
+
+        Those that are asked for at the same time are joined. Cancelling gives up waiting, and takes the edit
+        back if it was not applied yet.
+
+        Args:
+            edit: from the old content to the new one; a pure function, perhaps called more than once, also
+                with content that it has changed before.
+            merge: makes one content of those of two versions between which nothing else decides.
+            redo: see ``Redo``; used if all edits that are joined come with the same.
+        """
+        if not (isinstance(cap, MutableCap) and cap.access == "write"):
+            return fail(not_writable())
+        return self._joined.join(cap, edit, merge, redo)
+
+    def close(self) -> None:
+        """Give up the changes that are under way."""
+        self._joined.close()
+
+    def _change(self, cap: MutableCap, edit: ContentEdit, **options: Any) -> Modification:
+        return self._modification(self.slot(cap), edit, **options)
+
+    async def _in_turn(self, cap: MutableCap, write: Callable[[Slot], Any]) -> Any:
+        return await self._joined.in_turn(cap.storage_index, lambda: write(self.slot(cap)))
+
+    def _modification(self, slot: Slot, edit: ContentEdit, **options: Any) -> Modification:
+        return Modification(slot, self.known, edit, self._usual, self._random, **options)
+
+    # Upkeep.
+
+    async def check(
+        self, cap: MutableCap, verify: bool = False, add_lease: bool = False
+    ) -> MutableCheckResult:
+        """Ask all servers for all versions; see ``checking``."""
+        return await self._checked(self.slot(cap), cap, verify, add_lease)
+
+    async def _checked(
+        self, slot: Slot, cap: MutableCap, verify: bool, add_lease: bool = False
+    ) -> MutableCheckResult:
+        check = MutableCheck(slot, cap, self._usual, verify, add_lease, self._capacity)
+        return held_against(self.known.of(slot.storage_index), await check.run())
+
+    async def repair(self, cap: MutableCap, force: bool = False) -> RepairResult:
+        """
+        Verify every share, and write the best version anew unless all is well.
+
+        What is on fewer servers than could have it is written anew, too. Its shares could be copied as they
+        are; but other clients that remember where they were would leave the copies behind when they write.
+
+        Args:
+            force: also where a newer version that cannot be read, or a rival, is lost by it; and where a
+                newer one was seen before: what is there becomes the newest.
+
+        Raises:
+            CapError: the cap cannot write.
+            NotEnoughSharesError: no version can be read.
+            UncoordinatedWriteError, RollbackError: see ``force``.
+        """
+        if cap.access != "write":
+            raise CapError(
+                "to repair a mutable file is to write it: use its write cap, or ask for it"
+            )
+
+        began_s = self._clock.seconds()
+
+        async def write(slot: Slot) -> RepairResult:
+            before = await self._checked(slot, cap, verify=True)
+            if before.healthy:
+                return RepairResult(cap, before, before, {}, [], [], self._since(began_s))
+            if before.recoverable and not force:
+                check_repairable(before, self.known.of(slot.storage_index))
+            slot.shortfall = None  # the result says more
+            written = await self._modification(slot, lambda old: old, always=True).run()
+            return repaired(cap, before, written, self._since(began_s))
+
+        result: RepairResult = await self._in_turn(cap, write)
+        return result
+
+    async def renew(self, cap: MutableCap) -> RenewResult:
+        """Add or renew this client's lease on every share, wherever one is."""
+        result = await self.check(cap, add_lease=True)
+        renewed = set(result.renewed)
+        leases = {
+            number: [name for name in names if name in renewed]
+            for number, names in result.good_shares.items()
+        }
+        return RenewResult(
+            cap,
+            {number: names for number, names in leases.items() if names},
+            result.required_shares,
+            result.total_shares,
+            result.unreachable,
+            result.lease_problems,
+        )
+
+    def _since(self, began_s: float) -> float:
+        return self._clock.seconds() - began_s
+
+
+def _end_of_range(version: Version, start: int, length: int | None) -> int:
+    if not 0 <= start <= version.size:
+        raise UsageError(f"the range begins at byte {start}, but the file has {version.size} bytes")
+    return version.size if length is None else min(version.size, start + length)

@@ -1,0 +1,383 @@
+"""Publish one version; quorum, happiness, result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from pipegrid.core.caps import MutableCap
+from pipegrid.core.encoder import ShareWrite
+from pipegrid.core.hashes import Buffer
+from pipegrid.core.mutable.encoder import EncodedVersion
+from pipegrid.core.mutable.versions import Version
+from pipegrid.core.placement import possible_happiness, servers_of_happiness
+from pipegrid.core.text import counted
+from pipegrid.errors import (
+    NoSpace,
+    ServerError,
+    ServerRefused,
+    ServerTimeout,
+    UnhappyError,
+    WrongSecret,
+)
+from pipegrid.reactor.deferreds import RequestSet
+from pipegrid.transfer.failure_messages import said_once
+from pipegrid.transfer.mutable.servermap import HEAD_BYTES, ServerMap, spare
+from pipegrid.transfer.mutable.slot import Slot, quorum
+from pipegrid.transfer.peers import Peer
+from pipegrid.wire.messages import ShareChange
+
+# Writing the shares of one version: each to its server, if what is there is what was seen.
+#
+# One read-test-write a server, with all of its shares: they are written together or not at all. What came
+# of it follows from the answers alone:
+#
+# * written: the tests passed; or they failed and the share that is there is this very version, so that the
+#   request had been carried out before its answer was lost;
+# * a conflict: somebody else's version is there, in place of what was seen, or beside it; if the request was
+#   sent twice, that may have been made from this one;
+# * failed: the server did not answer, or will not do it. Its shares go to others.
+#
+# **With a leader**, which is how those write who have met others: the server of one share is written
+# first, and the rest only if that was taken. Whoever is refused there has touched nothing else; so of
+# many writers one goes on, and versions do not destroy each other halfway.
+#
+# Source: the format reference for mutable files, section 6.
+
+ExpectedHeads = dict[Peer, dict[int, bytes | None]]
+"""Of each server, what must be there of each share: its first bytes, or None: nothing."""
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Of share data in one request; a server that holds more shares of a large file gets several."""
+
+JOINED_PIECES = 4
+"""A write of more pieces is joined into one: servers bound the number of writes in a request."""
+
+
+@attrs.define
+class PublishOutcome:
+    """
+    What came of writing a version.
+
+    Attributes:
+        placed: share number to the servers that have it now.
+        refused: servers where something else was there than expected.
+        unclear: those of them that were asked twice, and may have written it the first time.
+        surprises: servers that took the shares, but have others beside that were not known.
+        failed: servers that did not do it, and why.
+        seen: of each server that answered, how all its shares began before.
+    """
+
+    placed: dict[int, list[Peer]] = attrs.field(factory=dict)
+    refused: list[Peer] = attrs.field(factory=list)
+    unclear: list[Peer] = attrs.field(factory=list)
+    surprises: list[Peer] = attrs.field(factory=list)
+    failed: dict[Peer, ServerError] = attrs.field(factory=dict)
+    seen: dict[Peer, dict[int, bytes]] = attrs.field(factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nobody else's write was met."""
+        return not self.refused and not self.surprises
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether not all servers have refused it for certain."""
+        # Who did not answer may have taken it.
+        return bool(self.placed or self.failed or self.unclear)
+
+
+class Publish:
+    """
+    Writes one version, once.
+
+    Args:
+        places: see ``mapping.place``.
+        heads: how each share that is known begins, also those that are not written.
+        may_move: whether a share whose server fails may go elsewhere: whole shares may.
+        read_bytes: of each share, to be seen in the answers.
+        is_new: whether nobody else can have shares of the file: a server that says so has failed.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        encoded: EncodedVersion,
+        places: ExpectedHeads,
+        heads: Mapping[Peer, Mapping[int, bytes]],
+        may_move: bool = True,
+        read_bytes: int = HEAD_BYTES,
+        is_new: bool = False,
+    ) -> None:
+        self.outcome = PublishOutcome()
+        self._slot = slot
+        self._encoded = encoded
+        self._head = encoded.version.signed_prefix[:HEAD_BYTES]
+        self._places = {peer: dict(shares) for peer, shares in places.items()}
+        self._heads = heads
+        self._may_move = may_move
+        self._is_new = is_new
+        self._read_bytes = max(HEAD_BYTES, read_bytes)
+        self._requests: RequestSet[Peer] = RequestSet(slot.clock)
+
+    async def run(self, leader: Peer | None = None) -> PublishOutcome:
+        """
+        Write, and wait for the answers; stragglers have their grace.
+
+        Args:
+            leader: is written first; if it refuses, nobody else is.
+        """
+        # What fails moves at once, also while its new server's own wait: not to be sent with them again.
+        first = {peer: dict(shares) for peer, shares in self._places.items()}
+        try:
+            if leader is not None and leader in first:
+                self._start(leader, first.pop(leader))
+                await self._wait()
+                if not self.outcome.is_clean:
+                    return self.outcome
+            for peer, shares in first.items():
+                self._start(peer, shares)
+            await self._wait()
+            return self.outcome
+        finally:
+            self._requests.cancel()
+
+    async def _wait(self) -> None:
+        clock, settings = self._slot.clock, self._slot.settings
+        began_s = clock.seconds()
+        grace_ends_s: float | None = None
+        while self._requests.running:
+            if grace_ends_s is None and self._may_end():
+                grace_ends_s = clock.seconds() + settings.grace(clock.seconds() - began_s)
+            timeout_s = None if grace_ends_s is None else grace_ends_s - clock.seconds()
+            if timeout_s is not None and timeout_s <= 0:
+                self._give_up_stragglers()
+                return
+            await self._requests.wait(timeout_s)
+
+    def _may_end(self) -> bool:
+        """Whether what comes of it is clear without the others: it is written, or has to be tried again."""
+        if not self.outcome.is_clean:
+            return True
+        return len(self.outcome.placed) >= self._enough() and self._is_happy()
+
+    def _is_happy(self) -> bool:
+        placed = {number: set(peers) for number, peers in self.outcome.placed.items()}
+        wanted = quorum(self._slot, self._encoded.version.total_shares)
+        return servers_of_happiness(placed) >= wanted
+
+    def _enough(self) -> int:
+        """So many shares must be written before anybody counts as a straggler: more than could be left."""
+        version = self._encoded.version
+        wanted = max(version.required_shares, version.total_shares - version.required_shares + 1)
+        return min(wanted, len(self._encoded.writes))
+
+    def _give_up_stragglers(self) -> None:
+        for peer in self._requests.running.values():
+            self.outcome.failed[peer] = ServerTimeout(
+                f"{peer.name} was much slower than the others", peer.name, True
+            )
+        self._requests.cancel()
+
+    def _start(self, peer: Peer, shares: Mapping[int, bytes | None]) -> None:
+        batch: dict[int, bytes | None] = {}
+        size = 0
+        for number, head in shares.items():
+            length = sum(write.length for write in self._writes(number))
+            if batch and size + length > MAX_MESSAGE_BYTES:
+                self._send(peer, batch)
+                batch, size = {}, 0
+            batch[number] = head
+            size += length
+        if batch:
+            self._send(peer, batch)
+
+    def _writes(self, number: int) -> tuple[ShareWrite, ...]:
+        return self._encoded.writes[number]
+
+    def _send(self, peer: Peer, shares: Mapping[int, bytes | None]) -> None:
+        self._requests.start(self._write(peer, dict(shares)), peer)
+
+    async def _write(self, peer: Peer, shares: dict[int, bytes | None]) -> None:
+        changes = {number: self._change(number, head) for number, head in shares.items()}
+        try:
+            result = await self._slot.change(peer, changes, self._read_bytes)
+        except ServerError as error:
+            self._failed(peer, shares, error)
+            return
+        seen = {number: pieces[0] for number, pieces in result.data.items()}
+        self.outcome.seen.setdefault(peer, seen)
+        ours = all(seen.get(number, b"")[:HEAD_BYTES] == self._head for number in shares)
+        refused = not result.success and not ours
+        if self._is_new and (refused or self._is_surprised(peer, shares, seen)):
+            claims = f"{peer.name} claims to have shares of a mutable file that was only just made"
+            self._failed(peer, shares, ServerError(claims, peer.name))
+            return
+        if refused:
+            self.outcome.refused.append(peer)
+            if result.repeated:
+                self.outcome.unclear.append(peer)
+            return
+        for number in shares:
+            self.outcome.placed.setdefault(number, []).append(peer)
+        if self._is_surprised(peer, shares, seen):
+            self.outcome.surprises.append(peer)
+
+    def _failed(self, peer: Peer, shares: Mapping[int, bytes | None], error: ServerError) -> None:
+        self.outcome.failed[peer] = error
+        if self._may_move:
+            self._move(shares)
+
+    def _is_surprised(
+        self, peer: Peer, shares: Mapping[int, bytes | None], seen: Mapping[int, bytes]
+    ) -> bool:
+        """Return whether a server has shares beside, that were not known."""
+        expected = {n: head[:HEAD_BYTES] for n, head in self._heads.get(peer, {}).items()}
+        return any(
+            number not in shares and data[:HEAD_BYTES] not in (expected.get(number), self._head)
+            for number, data in seen.items()
+        )
+
+    def _change(self, number: int, head: bytes | None) -> ShareChange:
+        test = (0, 1, b"") if head is None else (0, max(HEAD_BYTES, len(head)), head)
+        writes: list[tuple[int, Buffer]] = []
+        for write in self._writes(number):
+            pieces = write.pieces
+            if len(pieces) > JOINED_PIECES:
+                pieces = (b"".join(pieces),)
+            offset = write.offset
+            for piece in pieces:
+                writes.append((offset, piece))
+                offset += len(piece)
+        return ShareChange((test,), tuple(writes), self._encoded.share_bytes)
+
+    def _move(self, shares: Mapping[int, bytes | None]) -> None:
+        """Give the shares of a server that failed to others, unless all has to be tried again anyway."""
+        if not self.outcome.is_clean:
+            return
+        for number in shares:
+            if number in self.outcome.placed:
+                continue
+            peer = spare(
+                number, self._places, self._heads, self._slot.peers, set(self.outcome.failed)
+            )
+            if peer is not None:
+                self._places.setdefault(peer, {})[number] = None
+                self._send(peer, {number: None})
+
+
+# What came of writing a mutable file.
+
+
+@attrs.frozen
+class WriteResult:
+    """
+    A version that was written, and is the one that is there.
+
+    Attributes:
+        version: it.
+        placed: share number to the nicknames of its servers.
+        attempts: how often it was tried.
+        reasons: what kept servers from taking shares, if anything did, by nickname.
+        written: False if the content was as wanted already.
+        happiness: servers of happiness that its shares have reached; 0 if it was not written.
+        possible_happiness: the same, had they been spread over all servers that did not fail.
+    """
+
+    version: Version
+    placed: dict[int, list[str]]
+    attempts: int
+    reasons: dict[str, str] = attrs.field(factory=dict)
+    written: bool = True
+    happiness: int = 0
+    possible_happiness: int = 0
+
+
+def write_result(
+    slot: Slot, version: Version, outcome: PublishOutcome, attempts: int
+) -> WriteResult:
+    """Return what to tell of a version that was written, and count it if it reached too few servers."""
+    placed = {
+        number: sorted(peer.name for peer in peers)
+        for number, peers in sorted(outcome.placed.items())
+    }
+    reasons = {peer.name: str(error) for peer, error in outcome.failed.items()}
+    homes = {number: set(peers) for number, peers in outcome.placed.items()}
+    takers = [peer for peer in slot.peers if peer.takes_uploads]
+    able = [peer for peer in takers if peer not in outcome.failed]
+    n = version.total_shares
+    reached = servers_of_happiness(homes)
+    if slot.shortfall is not None:
+        slot.shortfall.note(reached, min(n, len(takers)), reasons)
+    possible = possible_happiness(homes, able, n)
+    return WriteResult(
+        version, placed, attempts, reasons, happiness=reached, possible_happiness=possible
+    )
+
+
+@attrs.frozen
+class CreateResult:
+    """A new mutable file: its write cap, and how it was written."""
+
+    cap: MutableCap
+    written: WriteResult
+
+
+# How many servers have to answer, and to take shares, before a write of a mutable file counts.
+
+
+def check_quorum(slot: Slot, found: ServerMap, version: Version) -> None:
+    """Raise UnhappyError if so few servers have answered that no write can reach enough of them."""
+    wanted = quorum(slot, version.total_shares)
+    if found.answered < wanted:
+        few = counted(found.answered, "server has", "servers have")
+        raise UnhappyError(
+            f"only {few} answered, and {wanted} have to take shares of this mutable "
+            f"file; nothing was written{_because(found.failed)}; try again when more servers can "
+            "be reached",
+            found.answered,
+            wanted,
+        )
+
+
+def is_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> bool:
+    """Return whether enough servers took shares, and enough of them."""
+    reached = servers_of_happiness({number: set(peers) for number, peers in outcome.placed.items()})
+    wanted = quorum(slot, version.total_shares)
+    return reached >= wanted and len(outcome.placed) >= version.required_shares
+
+
+def check_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> None:
+    """Raise UnhappyError if the shares were not taken by enough servers, or there are too few of them."""
+    if not is_happy(slot, version, outcome):
+        wanted = quorum(slot, version.total_shares)
+        placed = {number: set(peers) for number, peers in outcome.placed.items()}
+        reached = servers_of_happiness(placed)
+        few = counted(reached, "server")
+        failed = {**slot.wrong_enabler, **outcome.failed}
+        for peer in slot.peers:
+            if (reason := peer.no_uploads()) is not None:
+                failed.setdefault(peer, ServerRefused(reason))
+        raise UnhappyError(
+            f"version {version.name} of this mutable file has reached only {few} of happiness, "
+            f"and {wanted} are wanted{_because(failed)}; {_advice(failed)}",
+            reached,
+            wanted,
+        )
+
+
+def _advice(failed: Mapping[Peer, ServerError]) -> str:
+    if any(isinstance(error, NoSpace) for error in failed.values()):
+        return "make room there, or add servers"
+    if any(isinstance(error, WrongSecret) for error in failed.values()):
+        return (
+            "such a file was moved there from another server, or somebody else made it: repair it from "
+            "another client, or delete it there"
+        )
+    return "try again when more servers can be reached"
+
+
+def _because(failed: Mapping[Peer, ServerError]) -> str:
+    told = said_once({peer.name: str(error) for peer, error in failed.items()})
+    return f": {told}" if told else ""

@@ -1,0 +1,299 @@
+"""
+Changing a range of an MDMF file: only the segments it touches, and hashes above, are read and written.
+
+All n shares of one version must be there, and nobody else writing. Who meets others before it has touched
+anything waits, and tries again when they are done. Otherwise, and for SDMF, the whole file is written anew,
+with the range changed (``modifying``), which bears all that; unless it is too long for it.
+
+Round trips: look, read, write. Where the version is known the look is left out: what is read is asked for
+where this client's own writes put it, and a share that is laid out otherwise fails the test of its header.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+
+from pipegrid.core.mutable.keys import SigningKey
+from pipegrid.core.mutable.layout import MAX_HEADER_BYTES, Header, new_sections
+from pipegrid.core.mutable.range_update import RangeUpdate
+from pipegrid.core.mutable.share import MutableShare, VerifiedVersions
+from pipegrid.core.mutable.versions import SALT_BYTES, Format, Version, next_sequence_number
+from pipegrid.errors import (
+    CorruptionError,
+    NotEnoughSharesError,
+    ServerError,
+    UncoordinatedWriteError,
+    UsageError,
+)
+from pipegrid.reactor.deferreds import all_ended
+from pipegrid.transfer.mutable.modify import leader_of_range
+from pipegrid.transfer.mutable.publish import (
+    ExpectedHeads,
+    Publish,
+    WriteResult,
+    check_happy,
+    write_result,
+)
+from pipegrid.transfer.mutable.servermap import Copy, ServerMap, ServermapUpdate
+from pipegrid.transfer.mutable.slot import Slot, quorum
+from pipegrid.transfer.mutable.version_cache import VersionCache, remember
+from pipegrid.transfer.peers import Peer
+
+TRIES = 5
+"""Of one range in place, if others are met each time."""
+
+
+def splice(old: bytes, offset: int, data: bytes) -> bytes:
+    """
+    Return the content with bytes at an offset replaced, or added at its end.
+
+    Raises:
+        UsageError: the offset lies behind the end.
+    """
+    if not 0 <= offset <= len(old):
+        raise UsageError(
+            f"cannot write at byte {offset} of a file of {len(old)} bytes: from its end on at most"
+        )
+    return old[:offset] + data + old[offset + len(data) :]
+
+
+class Update:
+    """
+    A change of a range in place.
+
+    Args:
+        random: from 0 up to 1.
+
+    Attributes:
+        tried: the versions that were written, each as soon as any of it may be somewhere.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        files: VersionCache,
+        offset: int,
+        data: bytes,
+        usual: tuple[int, int],
+        random: Callable[[], float],
+    ) -> None:
+        self._slot = slot
+        self._files = files
+        self._known = files.of(slot.storage_index)
+        self._offset = offset
+        self._data = data
+        self._usual = usual
+        self._random = random
+        self._version: Version | None = None
+        self._found = 0
+        self._spare: list[Copy] = []  # more copies of the same shares, which are written, too
+        self._left_some = False
+        self.tried: list[Version] = []
+
+    async def run(self) -> WriteResult | None:
+        """
+        Return what was written; None: it cannot be done in place, so the file has to be written whole.
+
+        Raises:
+            UsageError: the range begins behind the end of the file.
+            UnhappyError: too few servers took their part.
+            UncoordinatedWriteError, NotEnoughSharesError: the file is too long to be written whole, and
+                others write, or not all of its shares can be read.
+        """
+        settings, wait_s = self._slot.settings, 0.0
+        for _ in range(TRIES):
+            written = await self._try()
+            if written is not None or self._left_some or not (self.tried or self._is_too_long()):
+                break
+            wait_s = min(max(2 * wait_s, settings.first_wait_s), settings.max_wait_s)
+            await deferLater(self._slot.clock, wait_s * (0.5 + self._random()))
+        if written is None:
+            self._check_length()
+        return written
+
+    def _is_too_long(self) -> bool:
+        """Whether the file cannot be written whole, so that others' writes have to end first."""
+        version = self._version
+        return version is not None and version.size > self._slot.settings.max_content_bytes
+
+    def _check_length(self) -> None:
+        version = self._version
+        if version is None or not self._is_too_long():
+            return
+        total = version.total_shares
+        text = (
+            f"a range of this mutable file of {version.size} bytes, which is too long to be written whole, "
+            f"can be changed only where all {total} shares of one version can be read, and nobody else "
+            "writes; try again later"
+        )
+        if self._found < total:
+            raise NotEnoughSharesError(
+                f"{text}, with more servers: there are {self._found} now", self._found, total
+            )
+        tried = self.tried[-1].sequence_number if self.tried else None
+        raise UncoordinatedWriteError(text, version.sequence_number, tried)
+
+    async def _try(self) -> WriteResult | None:
+        copies = self._remembered_copies()
+        if not copies or not self._lies_in(copies):  # others may have made the file longer
+            copies = await self._looked_up_copies()
+        if not copies:
+            return None
+        key = self._known.signing_key
+        version = next(iter(copies.values())).version
+        assert version is not None
+        self._version, self._found = version, len(copies)
+        if key is None or version.format is not Format.MDMF:
+            return None
+        update = RangeUpdate(
+            version, self._offset, len(self._data), self._slot.cap.readonly().secret
+        )
+        if update.geometry.is_too_fine:
+            return None  # nobody would read it; written whole, it gets the usual segments
+        for copy in copies.values():
+            assert copy.share is not None
+            update.add_share(copy.share)
+        if not await self._read(update, copies):
+            self._known.forget_version()
+            return None
+        return await self._write(update, copies, key)
+
+    def _lies_in(self, copies: dict[int, Copy]) -> bool:
+        return all(
+            c.version is not None and self._offset <= c.version.size for c in copies.values()
+        )
+
+    def _remembered_copies(self) -> dict[int, Copy]:
+        """Return shares as this client's last write left them."""
+        known = self._known
+        version, key = known.version, known.signing_key
+        if version is None or key is None or version.format is not Format.MDMF:
+            return {}
+        if version.sequence_number < known.sequence_number:
+            return {}
+        geometry = version.geometry
+        sections = new_sections(geometry, len(key.public_der), len(key.encrypted))
+        header = Header(version, sections).pack()
+        by_id = {peer.identity.server_id: peer for peer in self._slot.peers}
+        copies: dict[int, Copy] = {}
+        self._spare = []
+        for server, numbers in known.copies.items():
+            if server not in by_id:
+                return {}  # a copy that is not written too would be left behind
+            for number in numbers:
+                share = MutableShare(number)
+                share.put(0, header)
+                copy = Copy(by_id[server], number, header, share, version)
+                if copies.setdefault(number, copy) is not copy:
+                    self._spare.append(copy)
+        return copies if len(copies) == version.total_shares else {}
+
+    async def _looked_up_copies(self) -> dict[int, Copy]:
+        """Return one copy of each share, of a version of which all are there; else nothing."""
+        slot = self._slot
+        book = VerifiedVersions(slot.cap, signing_key=self._known.signing_key)
+        survey = ServermapUpdate(slot, book, slot.settings.read_bytes, {}, self._usual)
+        found = await survey.for_writer(self._known.newest, quorum(slot, self._usual[1]))
+        best = found.choice().best
+        if best is None or best.sequence_number < self._known.sequence_number:
+            return {}  # a newer one was seen: not to be hidden by what is made from this
+        self._version, self._found = best, len(found.holders(best))
+        if not found.choice().healthy() or found.answered < quorum(slot, self._usual[1]):
+            return {}
+        self._open_key(found, book, best)
+        copies: dict[int, Copy] = {}
+        self._spare = []
+        for number, held in found.holders(best).items():
+            for each in held:
+                share = each.share
+                assert share is not None
+                assert share.header is not None
+                copy = Copy(each.peer, number, share.header.pack(), share, best)
+                if copies.setdefault(number, copy) is not copy:
+                    self._spare.append(copy)
+        if any(copy.head != copies[copy.number].head for copy in self._spare):
+            return {}  # what is written of one would not fit into the other
+        return copies
+
+    def _open_key(self, found: ServerMap, book: VerifiedVersions, version: Version) -> None:
+        for copies in found.holders(version).values():
+            with suppress(CorruptionError):
+                share = copies[0].share
+                if share is not None and book.open_signing_key(share) is not None:
+                    self._known.signing_key = book.signing_key
+                    return
+
+    async def _read(self, update: RangeUpdate, copies: dict[int, Copy]) -> bool:
+        """Fetch what has to be read; False if some of it cannot be had."""
+        k = update.version.required_shares
+        with_blocks = set(sorted(copies)[:k])
+        while not update.is_ready:
+            wanted = [
+                (copies[number], span)
+                for number in copies
+                for span in update.missing(number, number in with_blocks)
+            ]
+            if update.lacking_shares:
+                return False
+            if wanted:
+                reads = [Deferred.fromCoroutine(self._fetch(copy, *span)) for copy, span in wanted]
+                try:
+                    await all_ended(reads)
+                except (ServerError, CorruptionError):
+                    return False
+            job = update.next_job()
+            if job is not None:
+                result = await self._slot.workers.run_if_large(
+                    update.version.segment_bytes, job.run
+                )
+                if not update.finish(result):
+                    return False
+            elif not wanted:
+                return False
+        return True
+
+    async def _fetch(self, copy: Copy, start: int, end: int) -> None:
+        data = await self._slot.read(copy.peer, copy.number, start, end - start)
+        assert copy.share is not None
+        copy.share.answered(start, end - start, data)
+
+    async def _write(
+        self, update: RangeUpdate, copies: dict[int, Copy], key: SigningKey
+    ) -> WriteResult | None:
+        salts = [os.urandom(SALT_BYTES) for _ in update.touched]
+        highest = max(update.version.sequence_number, self._known.sequence_number)
+        try:
+            encoded = await self._slot.workers.run_if_large(
+                6 * len(self._data),
+                update.encode,
+                self._data,
+                next_sequence_number(highest),
+                key,
+                salts,
+            )
+        except CorruptionError:
+            return None
+        places: ExpectedHeads = {}
+        heads: dict[Peer, dict[int, bytes]] = {}
+        for copy in (*copies.values(), *self._spare):
+            assert len(copy.head) == MAX_HEADER_BYTES
+            places.setdefault(copy.peer, {})[copy.number] = copy.head
+            heads.setdefault(copy.peer, {})[copy.number] = copy.head
+        publication = Publish(self._slot, encoded, places, heads, may_move=False)
+        self.tried.append(encoded.version)
+        self._files.begin(self._slot.storage_index, self._known, encoded.version)
+        first = leader_of_range(self._slot, self._known, places, encoded.version)
+        outcome = await publication.run(first)
+        if not outcome.is_clean:
+            self._left_some = outcome.may_be_stored
+            self._known.forget_version()
+            self._known.contended_s = self._slot.clock.seconds()
+            return None
+        remember(self._files, self._slot, encoded, None, outcome, heads)
+        check_happy(self._slot, encoded.version, outcome)
+        return write_result(self._slot, encoded.version, outcome, len(self.tried))

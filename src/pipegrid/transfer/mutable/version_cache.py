@@ -1,0 +1,451 @@
+"""Newest known version, kept on disk."""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import json
+import os
+from base64 import b64decode, b64encode
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from pipegrid.core import base32
+from pipegrid.core.caps import MutableCap
+from pipegrid.core.mutable.encoder import EncodedVersion, encode
+from pipegrid.core.mutable.keys import SigningKey, open_signing_key
+from pipegrid.core.mutable.versions import (
+    MAX_SEQUENCE_NUMBER,
+    Format,
+    MutableGeometry,
+    Version,
+    parse_version,
+)
+from pipegrid.disk.atomic_write import replace_file
+from pipegrid.disk.safe_open import is_file, read_file
+from pipegrid.errors import CorruptionError
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.mutable.publish import PublishOutcome, is_happy
+from pipegrid.transfer.mutable.servermap import HEAD_BYTES, ServerMap
+from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.peers import Peer
+
+# What is remembered of mutable files: the newest version seen, where its shares are, and the key to write it.
+#
+# With it a writer who knows the version needs one round trip, and an older version that is offered later is
+# known to be older (rollback). Nothing of it is believed by anybody else: a server tests the checkstring.
+#
+# A file for each mutable file, in a directory beside the client's other caches, mode 0600: JSON of one or two
+# kilobytes, with a hash of it. The private key in it is encrypted with the write key, as in every share, so
+# that whoever reads it without a cap learns storage indexes and sequence numbers, which servers know as well.
+# At most ``MAX_FILES`` are kept; beyond, those not used for longest are removed. A file that is damaged, or
+# gone, costs a round trip, and the memory of the newest version.
+#
+# **Several processes** replace each other's files whole; a lower sequence number never replaces a higher one,
+# but for a race of microseconds, and then only the hint is lost. A process that runs for long reads a file
+# again when another one has replaced it, for which it looks at its time before each use: an older version
+# than any of them has seen is older for all.
+
+MAX_FILES = 10_000
+MAX_IN_MEMORY = 1000
+MAX_BEGUN = 8
+"""Versions of one file that were begun, and not heard to be stored: so many are told from others'."""
+MAX_CONTENT_BYTES = 1 << 20
+"""Of one file whose content is kept in memory, so that a change of it need not read it again."""
+MAX_CONTENTS_BYTES = 32 << 20
+_MAX_FILE_BYTES = 64 << 10
+_MAX_COPIES = 1024
+_MAX_SERVERS = 256
+_FORMAT = 1
+
+_Stamp = tuple[int, int, int]
+"""Inode, time and size of a file that is remembered."""
+
+
+@attrs.define(eq=False)
+class CachedVersion:
+    """
+    What is remembered of one file.
+
+    Attributes:
+        sequence_number, root_hash: of the newest version that was read or written.
+        version: the one that all shares in ``copies`` have; None if that is not known.
+        copies: share numbers by server id: where they were last.
+        encrypted_key: the private key as shares hold it, b"" if it was not seen.
+        signing_key: the same, opened; in this process only.
+        content: of ``version``; in this process only.
+        begun: versions that were begun and not heard to be stored, since the write failed or was given up:
+            who meets one of them has not met anybody else; in this process only.
+        begun_number: the highest sequence number of any that was begun, also by a process that was killed.
+        contended_s: when other writers were last met, by the clock of the process; None: never.
+    """
+
+    sequence_number: int = 0
+    root_hash: bytes = b""
+    version: Version | None = None
+    copies: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
+    encrypted_key: bytes = attrs.field(default=b"", repr=False)
+    signing_key: SigningKey | None = attrs.field(default=None, repr=False)
+    content: bytes | None = attrs.field(default=None, repr=False)
+    begun: tuple[Version, ...] = attrs.field(default=(), repr=False)
+    begun_number: int = 0
+    contended_s: float | None = None
+
+    @property
+    def newest(self) -> tuple[int, bytes]:
+        """Sequence number and root hash: what an older version is compared with."""
+        return self.sequence_number, self.root_hash
+
+    def saw(self, version: Version) -> None:
+        """A version was read, or written by all the rules."""
+        self.sequence_number, self.root_hash = max(
+            self.newest, (version.sequence_number, version.root_hash)
+        )
+
+    def begin(self, version: Version) -> None:
+        """A version is going to be written."""
+        self.begun = (*self.begun, version)[-MAX_BEGUN:]
+        self.begun_number = max(self.begun_number, version.sequence_number)
+
+    def stored(self, version: Version) -> None:
+        """A version was written by all the rules, above whatever was seen of those begun before."""
+        self.saw(version)
+        self.begun = tuple(
+            each
+            for each in self.begun
+            if each.sequence_number >= version.sequence_number and each != version
+        )
+        self.begun_number = 0
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether something was begun that may be in the place of ``version``."""
+        return self.version is not None and self.begun_number > self.version.sequence_number
+
+    def learn(self, stored: CachedVersion) -> None:
+        """Another process has written this down: what is newer in it counts here, too."""
+        self.begun_number = max(self.begun_number, stored.begun_number)
+        if stored.newest > self.newest:
+            self.sequence_number, self.root_hash = stored.newest
+            self.version, self.content = stored.version, None
+            self.copies = stored.copies or self.copies
+            self.encrypted_key = stored.encrypted_key or self.encrypted_key
+
+    def forget_version(self) -> None:
+        """What is there is known no more, only where to look for it, and the newest that was seen."""
+        self.version = None
+        self.content = None
+
+
+class VersionCache:
+    """
+    What is remembered of all files.
+
+    Args:
+        directory: where it is kept; None: for this process only.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory
+        self._files: OrderedDict[bytes, CachedVersion] = OrderedDict()
+        self._stamps: dict[bytes, _Stamp] = {}
+        self._writes = 0
+
+    def of(self, storage_index: bytes) -> CachedVersion:
+        """Return what is remembered of a file; nothing, perhaps."""
+        known = self._files.get(storage_index)
+        stamp = self._stamp(storage_index)  # before it is read: what comes later is read next time
+        if known is None:
+            known = self._files[storage_index] = self._load(storage_index)
+            if known.sequence_number and self._directory is not None:
+                with suppress(OSError):
+                    os.utime(self._path(storage_index))  # it is in use, though it may never change
+            while len(self._files) > MAX_IN_MEMORY:
+                self._stamps.pop(self._files.popitem(last=False)[0], None)
+        elif stamp is not None and stamp != self._stamps.get(storage_index):
+            known.learn(self._load(storage_index))
+        if stamp is not None:
+            self._stamps[storage_index] = stamp
+        self._files.move_to_end(storage_index)
+        return known
+
+    def begin(self, storage_index: bytes, known: CachedVersion, version: Version) -> None:
+        """A version is going to be written: write that down before, for who is killed meanwhile."""
+        known.begin(version)
+        self.save(storage_index, known)
+
+    def save(self, storage_index: bytes, known: CachedVersion) -> None:
+        """Write down what has changed; whatever goes wrong, it is remembered in this process."""
+        self._bound_contents()
+        if self._directory is None:
+            return
+        with suppress(OSError):
+            stored = self._load(storage_index)
+            if stored.newest > known.newest:
+                return
+            path = self._path(storage_index)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(path, pack(known), durable=False)
+            self._writes += 1
+            if self._writes % 100 == 1:
+                self._remove_old()
+
+    def _bound_contents(self) -> None:
+        total = 0
+        for known in reversed(self._files.values()):
+            if known.content is not None:
+                total += len(known.content)
+                if len(known.content) > MAX_CONTENT_BYTES or total > MAX_CONTENTS_BYTES:
+                    known.content = None
+
+    def _path(self, storage_index: bytes) -> Path:
+        assert self._directory is not None
+        return self._directory / f"{base32.encode(storage_index)}.json"
+
+    def _stamp(self, storage_index: bytes) -> _Stamp | None:
+        """Return what a file is known by, as long as nobody replaces it; None: there is none."""
+        if self._directory is None:
+            return None
+        try:
+            found = os.stat(self._path(storage_index))
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _load(self, storage_index: bytes) -> CachedVersion:
+        if self._directory is None:
+            return CachedVersion()
+        try:
+            return unpack(read_file(self._path(storage_index), _MAX_FILE_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return CachedVersion()
+
+    def _remove_old(self) -> None:
+        """Remove the files that were not used for longest, if there are too many."""
+        assert self._directory is not None
+        with os.scandir(self._directory) as entries:
+            files = [entry.path for entry in entries if is_file(entry)]
+        if len(files) <= MAX_FILES:
+            return
+        by_age = sorted(files, key=lambda path: os.stat(path).st_mtime)
+        for path in by_age[: len(files) - MAX_FILES]:
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def pack(known: CachedVersion) -> bytes:
+    """Return the file's content; where the shares are is left out of it if that is too much."""
+    copies = {server: list(numbers) for server, numbers in known.copies.items()}
+    version = "" if known.version is None else known.version.signed_prefix.hex()
+    if sum(map(len, copies.values())) > _MAX_COPIES or len(copies) > _MAX_SERVERS:
+        copies, version = {}, ""  # servers may claim to have any number of shares
+    document = {
+        "format": _FORMAT,
+        "sequence-number": known.sequence_number,
+        "root-hash": known.root_hash.hex(),
+        "version": version,
+        "copies": copies,
+        "encrypted-key": b64encode(known.encrypted_key).decode("ascii"),
+        "begun": known.begun_number,
+    }
+    return json.dumps(document | {"hash": _hash(document)}).encode("ascii")
+
+
+def unpack(data: bytes) -> CachedVersion:
+    """
+    Return what a file says.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    document = json.loads(data)
+    if not isinstance(document, Mapping) or document.get("format") != _FORMAT:
+        raise ValueError("not what is remembered of a mutable file")
+    content = {name: value for name, value in document.items() if name != "hash"}
+    if document.get("hash", "") not in ("", _hash(content)):
+        raise ValueError("its bytes have changed")  # a wrong number would be a rollback
+    number = _sequence_number(document.get("sequence-number"))
+    begun = _sequence_number(document.get("begun", 0))
+    copies = document.get("copies")
+    if not isinstance(copies, dict):
+        raise ValueError("no servers")
+    prefix = _bytes_from_hex(document, "version")
+    version = parse_version(prefix) if prefix else None
+    root_hash = _bytes_from_hex(document, "root-hash")
+    held = {
+        server: tuple(n for n in numbers if type(n) is int and 0 <= n < 255)
+        for server, numbers in copies.items()
+        if isinstance(numbers, list)
+    }
+    if len(root_hash) not in (0, 32) or sum(map(len, held.values())) > _MAX_COPIES:
+        raise ValueError("a root hash of another length, or too many shares")
+    try:
+        key = b64decode(str(document.get("encrypted-key", "")), validate=True)
+    except binascii.Error:
+        key = b""
+    return CachedVersion(number, root_hash, version, held, key, begun_number=begun)
+
+
+def _hash(document: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(document).encode("ascii")).hexdigest()[:32]
+
+
+def _sequence_number(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_SEQUENCE_NUMBER:
+        raise ValueError("no sequence number")
+    return value
+
+
+def _bytes_from_hex(document: Mapping[str, object], name: str) -> bytes:
+    return bytes.fromhex(str(document.get(name, "")))
+
+
+# What a change of a mutable file is made from, and what is remembered of it, and of what was written.
+
+
+@attrs.define
+class Base:
+    """What the next version is made from, and where the shares are."""
+
+    version: Version
+    content: bytes | None
+    heads: dict[Peer, dict[int, bytes]]
+    highest: int
+    is_warm: bool = False
+    is_own: bool = False
+    """It has the change already."""
+
+
+def remember_read(
+    files: VersionCache, storage_index: bytes, found: ServerMap, version: Version
+) -> None:
+    """
+    Remember a version that was read.
+
+    One of which shares tell that it is there, but no content can be had, is none: the one before it counts,
+    and would be taken for somebody's going back.
+    """
+    known = files.of(storage_index)
+    if (version.sequence_number, version.root_hash) <= known.newest:
+        return
+    known.saw(version)
+    if known.version != version:
+        known.forget_version()
+        copies: dict[str, list[int]] = {}
+        for number, held in found.holders(version).items():
+            for copy in held:
+                copies.setdefault(copy.peer.identity.server_id, []).append(number)
+        known.copies = {server: tuple(numbers) for server, numbers in copies.items()}
+    files.save(storage_index, known)
+
+
+def remember_base(files: VersionCache, slot: Slot, base: Base) -> None:
+    """Remember a version that was read to be changed, if it is the only one and all its shares are known."""
+    known = files.of(slot.storage_index)
+    head = base.version.signed_prefix[:HEAD_BYTES]
+    heads = [(number, each) for shares in base.heads.values() for number, each in shares.items()]
+    numbers = {number for number, each in heads if each[:HEAD_BYTES] == head}
+    if len(numbers) < base.version.total_shares or any(e[:HEAD_BYTES] != head for _, e in heads):
+        return
+    if slot.wrong_enabler:  # their shares cannot be written: others have to be found each time
+        return
+    known.saw(base.version)
+    known.begun_number = 0
+    known.version = base.version
+    known.content = base.content
+    known.copies = {
+        peer.identity.server_id: tuple(sorted(shares))
+        for peer, shares in base.heads.items()
+        if shares
+    }
+    if known.signing_key is not None:
+        known.encrypted_key = known.signing_key.encrypted
+    files.save(slot.storage_index, known)
+
+
+def remember(
+    files: VersionCache,
+    slot: Slot,
+    encoded: EncodedVersion,
+    content: bytes | None,
+    outcome: PublishOutcome,
+    heads: Mapping[Peer, Mapping[int, bytes]],
+) -> None:
+    """Remember a version that was written; of one that reached too few servers, nothing."""
+    known = files.of(slot.storage_index)
+    version = encoded.version
+    if not is_happy(slot, version, outcome):
+        known.forget_version()
+        return
+    known.stored(version)
+    copies: dict[str, list[int]] = {}
+    for number, peers in outcome.placed.items():
+        for peer in peers:
+            copies.setdefault(peer.identity.server_id, []).append(number)
+    stale = any(
+        head[:HEAD_BYTES] != version.signed_prefix[:HEAD_BYTES]
+        and peer not in outcome.placed.get(number, [])
+        for peer, shares in heads.items()
+        for number, head in shares.items()
+    )
+    known.version = version
+    known.content = content
+    known.copies = {server: tuple(sorted(numbers)) for server, numbers in copies.items()}
+    if stale or len(outcome.placed) < version.total_shares:
+        known.forget_version()
+    if known.signing_key is not None:
+        known.encrypted_key = known.signing_key.encrypted
+    files.save(slot.storage_index, known)
+
+
+# What a caller remembers of a file, held against what is remembered of its versions.
+#
+# The newest version of a file is remembered beyond the process (``known``), its content is not: that is for
+# whoever keeps it anyway. With both, a change needs one round trip. What the caller says is not believed:
+# coded again with the salt of the version it must give its root hash.
+
+
+async def recall(files: VersionCache, cap: MutableCap, content: bytes, workers: CpuWorkers) -> bool:
+    """
+    Take content for that of the newest version that was seen, if it is; returns whether it is known now.
+
+    Only of SDMF, whose version has the one salt; MDMF has its salts on the servers.
+
+    Args:
+        cap: a write cap.
+        content: what the caller thinks that it is.
+    """
+    known = files.of(cap.storage_index)
+    version = known.version
+    if known.content is not None:
+        return True
+    if version is None or version.format is not Format.SDMF or len(content) > MAX_CONTENT_BYTES:
+        return False
+    if version.size != len(content) or version.sequence_number < known.sequence_number:
+        return False
+    if known.signing_key is None:
+        try:
+            known.signing_key = open_signing_key(known.encrypted_key, cap, 0)
+        except CorruptionError:
+            return False
+    geometry = MutableGeometry(
+        version.format, version.size, version.required_shares, version.total_shares
+    )
+    encoded = await workers.run_if_large(
+        6 * len(content),
+        encode,
+        content,
+        geometry,
+        version.sequence_number,
+        known.signing_key,
+        [version.salt],
+        frozenset(),
+    )
+    if encoded.version != version or known.version != version:
+        return False
+    known.content = content
+    return True

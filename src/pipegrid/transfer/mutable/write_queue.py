@@ -1,0 +1,311 @@
+"""
+The writes of one process to one mutable file: one after the other, and edits that wait for it as one.
+
+**Joined changes.** Edits of one file that are asked for while it is being written wait, and are then applied
+one behind the other and written at once: a thousand links into a directory are a few versions. An edit that
+raises fails for its caller alone; for good, once the others have been written without it. If these cannot be
+stored after all, and it had found what they had made, it was not stored for the same reason as they. One that
+was applied before, in a version that may be stored, has not failed where it fails also with all of that
+version, and not with what it made itself: another edit of these has passed that on.
+
+**Caution.** One process has its own writes to one file one after the other, so that it never meets itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+
+from pipegrid.arguments import check_kind
+from pipegrid.core.caps import MutableCap
+from pipegrid.errors import UsageError
+from pipegrid.transfer.mutable.modify import REMEMBERED_TRIES, ContentEdit, Modification, Redo
+from pipegrid.transfer.mutable.publish import WriteResult
+
+MAX_JOINED = 100_000
+"""Edits of one file that wait to be joined; more is a caller who does not wait for any."""
+
+Merge = Callable[[Sequence[bytes]], bytes]
+
+
+class StepwiseEdit(ABC):
+    """
+    An edit that can be one of many of its class without each taking all of the content apart, and packing it.
+    """
+
+    def __call__(self, old: bytes) -> bytes:
+        """Return what becomes of the content if nothing else is joined to it."""
+        return self.close(self.step(self.open(old)))
+
+    @abstractmethod
+    def open(self, content: bytes) -> Any:
+        """Take the content apart; the result is the same for all edits of the class."""
+
+    @abstractmethod
+    def step(self, opened: Any) -> Any:
+        """Return what it makes of content that was taken apart, which it leaves as it is."""
+
+    @abstractmethod
+    def close(self, opened: Any) -> bytes:
+        """Return the content that was opened, with all steps, as bytes again."""
+
+    def may_be_stored(self) -> None:  # noqa: B027
+        """What it made may be stored, though nobody knows: it may be applied to content that has it."""
+
+
+class _Content:
+    """
+    What joined edits are applied to, one behind the other: bytes, or what a ``StepwiseEdit`` made of them.
+
+    Attributes:
+        is_changed: whether one of them has changed anything.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.is_changed = False
+        self._data: bytes | None = data
+        self._opened: tuple[StepwiseEdit, Any] | None = None
+
+    def apply(self, edit: ContentEdit) -> None:
+        """Apply an edit; what it raises leaves all as it is."""
+        if isinstance(edit, StepwiseEdit):
+            before = self._open(edit)
+            made = edit.step(before)
+            if made is not before:
+                self._opened, self._data, self.is_changed = (edit, made), None, True
+        else:
+            made = edit(self.data)
+            what = "what a function makes of a mutable file"
+            check_kind(made, (bytes, bytearray, memoryview), what, "bytes")
+            self.is_changed = self.is_changed or made != self.data
+            self._data, self._opened = made, None
+
+    def _open(self, edit: StepwiseEdit) -> Any:
+        if self._opened is None or type(self._opened[0]).open is not type(edit).open:
+            self._opened = edit, edit.open(self.data)
+        return self._opened[1]
+
+    def fails(self, edit: ContentEdit) -> bool:
+        """Return whether an edit would fail, which is not applied."""
+        try:
+            if isinstance(edit, StepwiseEdit):
+                edit.step(self._open(edit))
+            else:
+                edit(self.data)
+        except Exception:
+            return True
+        return False
+
+    @property
+    def data(self) -> bytes:
+        """The content as it is now."""
+        if self._data is None:
+            assert self._opened is not None
+            edit, opened = self._opened
+            self._data = edit.close(opened)
+        return self._data
+
+
+class MakesChanges(Protocol):
+    """What makes the change of one file that edits are joined to."""
+
+    def __call__(
+        self,
+        cap: MutableCap,
+        edit: ContentEdit,
+        *,
+        merge: Merge | None,
+        redo: Redo | None,
+        in_doubt: Callable[[], bool],
+    ) -> Modification:
+        """Return it; see ``Modification`` for its arguments."""
+
+
+@attrs.define(eq=False)
+class _WriteQueue:
+    """The writes to one file of this process, one after the other."""
+
+    lock: DeferredLock = attrs.field(factory=DeferredLock)
+    waiting: list[tuple[ContentEdit, Redo | None, Deferred[WriteResult]]] = attrs.field(
+        factory=list
+    )
+    merge: Merge | None = None
+    runs: bool = False
+
+
+class _Tries:
+    """Which of the joined edits took effect in tries that may be stored, and were passed on by others."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, bytes, dict[int, ContentEdit]] | None = None
+        self._passed_on: deque[set[int]] = deque(maxlen=REMEMBERED_TRIES)
+
+    def begin(self, unsure: int) -> None:
+        """Edits are applied anew; so often it was written up to now so that it may be stored."""
+        last, self._last = self._last, None
+        if last is not None and unsure > last[0]:
+            _, base, made = last
+            for edit in made.values():
+                if isinstance(edit, StepwiseEdit):
+                    edit.may_be_stored()
+            self._passed_on.append(_passed_on(base, made))
+
+    def end(self, unsure: int, base: bytes, made: dict[int, ContentEdit]) -> None:
+        """These took effect in it, in their order."""
+        self._last = unsure, base, made
+
+    def is_passed_on(self, index: int) -> bool:
+        """Return whether an edit that fails may be in what was written, and others behind it, too."""
+        return any(index in each for each in self._passed_on)
+
+
+def _passed_on(base: bytes, made: dict[int, ContentEdit]) -> set[int]:
+    """
+    Return which edits fail with what all have made, and not with what was there right behind themselves.
+
+    One that fails with what it made itself, such as a rotation of names, says nothing of those behind it.
+    """
+    if len(made) < 2:
+        return set()
+    content, found = _Content(base), set[int]()
+    for index, edit in made.items():
+        with suppress(Exception):  # nobody promises that it does the same again
+            content.apply(edit)
+            if not content.fails(edit):
+                found.add(index)
+    return {index for index in found if content.fails(made[index])}
+
+
+class WriteQueues:
+    """
+    The writes of this process to all its files.
+
+    Args:
+        change: makes a change of a file.
+    """
+
+    def __init__(self, clock: IReactorTime, change: MakesChanges) -> None:
+        self._clock = clock
+        self._change = change
+        self._queues: dict[bytes, _WriteQueue] = {}
+        self._running: set[Deferred[Any]] = set()
+
+    def join(
+        self, cap: MutableCap, edit: ContentEdit, merge: Merge | None, redo: Redo | None
+    ) -> Deferred[WriteResult]:
+        """Apply an edit together with others that wait; see ``MutableFiles.modify``."""
+        queue = self._queues.setdefault(cap.storage_index, _WriteQueue())
+        if merge is not None:
+            queue.merge = merge
+        if len(queue.waiting) >= MAX_JOINED:
+            raise UsageError(
+                f"{MAX_JOINED} changes of one file wait already; wait for some of them"
+            )
+
+        def cancelled(gone: Deferred[WriteResult]) -> None:
+            queue.waiting = [each for each in queue.waiting if each[2] is not gone]
+
+        waiting: Deferred[WriteResult] = Deferred(cancelled)
+        queue.waiting.append((edit, redo, waiting))
+        if not queue.runs:
+            queue.runs = True
+            running = Deferred.fromCoroutine(self._run_queue(cap, queue))
+            self._running.add(running)
+            running.addErrback(lambda failure: failure.trap(CancelledError))
+            running.addBoth(lambda _: self._running.discard(running))
+        return waiting
+
+    def close(self) -> None:
+        """Give up the changes that are under way."""
+        for running in list(self._running):
+            running.cancel()
+
+    async def _run_queue(self, cap: MutableCap, queue: _WriteQueue) -> None:
+        try:
+            await deferLater(self._clock, 0)  # what is asked for in this turn is one change
+            while queue.waiting:
+                await self.in_turn(cap.storage_index, lambda: self._apply_waiting(cap, queue))
+        finally:
+            queue.runs = False
+            left, queue.waiting = queue.waiting, []
+            self._forget_queue(cap.storage_index, queue)
+            for *_, waiting in left:
+                if not waiting.called:
+                    waiting.errback(CancelledError())
+
+    async def _apply_waiting(self, cap: MutableCap, queue: _WriteQueue) -> None:
+        joined, queue.waiting = queue.waiting, []
+        failures: dict[int, Failure] = {}
+        final: dict[int, Failure] = {}
+        resting: set[int] = set()  # those failed with what others of these had made
+        tries = _Tries()
+
+        def edit_all(old: bytes) -> bytes:
+            if change.unsure:
+                # The others may have been written without what failed: it must not find what came behind it.
+                final.update(failures)
+            failures.clear()
+            failures.update(final)
+            resting.intersection_update(final)
+            tries.begin(change.unsure)
+            content, made = _Content(old), dict[int, ContentEdit]()
+            for index, (edit, _, waiting) in enumerate(joined):
+                if waiting.called or index in final:  # nobody waits for it any more
+                    continue
+                try:
+                    content.apply(edit)
+                except Exception:
+                    failure = Failure()
+                    if tries.is_passed_on(index):
+                        continue
+                    failures[index] = failure
+                    if content.is_changed:
+                        resting.add(index)
+                else:
+                    made[index] = edit
+            tries.end(change.unsure, old, made)
+            return content.data
+
+        redos = {redo for _, redo, _ in joined}
+        change = self._change(
+            cap,
+            edit_all,
+            merge=queue.merge,
+            redo=redos.pop() if len(redos) == 1 else None,
+            in_doubt=lambda: bool(failures),
+        )
+        try:
+            result: Any = await change.run()
+        except Exception:
+            result = Failure()
+            for index in resting:
+                failures.pop(index, None)
+        for index, (*_, waiting) in enumerate(joined):
+            if not waiting.called:
+                waiting.callback(failures.get(index, result))
+        if isinstance(result, Failure) and result.check(CancelledError):
+            result.raiseException()  # what waits behind it is given up, too
+
+    async def in_turn(self, index: bytes, write: Callable[[], Any]) -> Any:
+        """Write to the file of a storage index when this process's other writes to it have ended."""
+        queue = self._queues.setdefault(index, _WriteQueue())
+        await queue.lock.acquire()
+        try:
+            return await write()
+        finally:
+            queue.lock.release()
+            self._forget_queue(index, queue)
+
+    def _forget_queue(self, index: bytes, queue: _WriteQueue) -> None:
+        idle = not (queue.waiting or queue.runs or queue.lock.locked or queue.lock.waiting)
+        if idle and self._queues.get(index) is queue:
+            del self._queues[index]

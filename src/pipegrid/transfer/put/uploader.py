@@ -1,0 +1,256 @@
+"""One put: source, key, store, retry."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import attrs
+from twisted.internet.defer import CancelledError
+from twisted.internet.task import deferLater
+
+from pipegrid.core.caps import LitCap, is_literal_size
+from pipegrid.core.params import Geometry, Params
+from pipegrid.errors import UnhappyError
+from pipegrid.flow.concurrency import Budget, PerTurnLimit
+from pipegrid.transfer.failure_messages import too_few_servers
+from pipegrid.transfer.peers import TransferContext
+from pipegrid.transfer.put.allocation import FullServers
+from pipegrid.transfer.put.encode_ahead import DEPTH
+from pipegrid.transfer.put.existing_shares import PlacementHistory
+from pipegrid.transfer.put.file_key import KeyedFile, KeyNote, KeyNotes, with_key
+from pipegrid.transfer.put.put_context import Deadlines, PutContext
+from pipegrid.transfer.put.small_file import Handover, put_whole
+from pipegrid.transfer.put.source import (
+    BytesSource,
+    FileSource,
+    Source,
+    SourceLike,
+    UncopiedSource,
+    open_at_once,
+)
+from pipegrid.transfer.put.source_opener import copy_unread, open_for_put
+from pipegrid.transfer.put.upload import Upload
+from pipegrid.transfer.results import PutReports, PutResult
+from pipegrid.transfer.settings import UploadSettings
+
+# Storing a file that has its key: in one move if it is small, else by an upload, and again where somebody
+# else is just storing the same.
+
+_CONTENTION_WAITS_S = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""
+How long to wait, time after time, where happiness fails because somebody else is just uploading the
+same shares: when they are done, these are found in place.
+"""
+
+
+async def store(means: PutContext, file: KeyedFile, reports: PutReports) -> PutResult:
+    """
+    Store a file.
+
+    Raises:
+        UnhappyError: it could not be spread over enough servers.
+        SourceError: the source could not be read, or changed.
+    """
+    await means.full.check(means.grid, file)
+    stored = await put_whole(means, file, reports)
+    if not isinstance(stored, PutResult):
+        stored = await _upload(means, file, reports, stored)
+    means.full.took(stored.shares_placed.values())
+    wanted = min(file.geometry.total_shares, sum(peer.takes_uploads for peer in means.grid.peers))
+    means.grid.shortfall.note(stored.happiness, wanted, stored.reasons)
+    return stored
+
+
+async def _upload(
+    means: PutContext, file: KeyedFile, reports: PutReports, begun: Handover | None
+) -> PutResult:
+    """Upload it, and again if somebody else does just now."""
+    for wait_s in (*_CONTENTION_WAITS_S, None):
+        upload = Upload(means, file, reports, begun)
+        begun = None
+        try:
+            return await upload.run()
+        except UnhappyError:
+            if not upload.contended or wait_s is None:
+                raise
+        except CancelledError:
+            _say_what_is_lost(means, file)
+            raise
+        await deferLater(means.grid.clock, wait_s)
+    raise AssertionError("the last round returns or raises")
+
+
+def _say_what_is_lost(means: PutContext, file: KeyedFile) -> None:
+    """A put was cut off; over Foolscap unfinished shares go with the connection."""
+    peers = means.grid.peers
+    forgetful = sum(peer.protocol == "foolscap" for peer in peers)
+    if forgetful and file.geometry.num_segments > 1:
+        means.say(
+            f"an interrupted put starts again on {forgetful} of {len(peers)} servers: they are "
+            "spoken to over Foolscap, where unfinished shares are gone with the connection"
+        )
+
+
+# From a source to a file with its key, which is then stored: what comes before the network, and what
+# bounds it.
+#
+# Small files become literal caps. Files of one segment are read once and coded from memory, so that
+# what makes the key is what is stored whatever happens to the file; larger ones are read twice and
+# checked for changes in between.
+
+_FILES_PER_TURN = 12
+"""Small files are coded on the reactor; so many take some 5 ms."""
+
+_OVERHEAD_BYTES = 64 << 10
+"""What the objects of even the smallest upload take."""
+
+_OPEN_FILES = 64
+"""Files that are open for reading at a time; some systems give a process 256 descriptors."""
+
+
+class Uploader:
+    """
+    Stores files on one grid; any number at the same time.
+
+    Args:
+        memory: what all uploads together may hold while they code.
+        notes: remembers the secrets of puts with random keys while they run; None: nobody does.
+        say: told, in a sentence, what the user should know beside the outcome.
+        elsewhere: what earlier puts have found.
+    """
+
+    def __init__(
+        self,
+        means: TransferContext,
+        *,
+        memory: Budget,
+        settings: UploadSettings,
+        notes: KeyNotes | None = None,
+        say: Callable[[str], None] = lambda sentence: None,
+        elsewhere: PlacementHistory | None = None,
+    ) -> None:
+        clock = self._clock = means.clock
+        self._means = PutContext(
+            means,
+            settings,
+            elsewhere or PlacementHistory(),
+            FullServers(),
+            Deadlines(clock, settings.grace_s),
+            say,
+        )
+        self._memory = memory
+        self._notes = notes
+        self._tidied = notes is None
+        self._turns = PerTurnLimit(clock, _FILES_PER_TURN)
+        self._descriptors = Budget(_OPEN_FILES)
+        self._opened: dict[Source, int] = {}
+
+    async def put(
+        self,
+        given: SourceLike,
+        params: Params,
+        happy: int,
+        convergence: bytes | None,
+        reports: PutReports | None = None,
+    ) -> PutResult:
+        """
+        Store one file; ``convergence`` None means a random key. See ``Grid.put``.
+        """
+        started = self._clock.seconds()
+        if not self._tidied and self._notes is not None:
+            self._tidied = True
+            self._notes.forget_old()  # mostly there is no such directory
+        source = await self._open(given)
+        try:
+            if is_literal_size(source.size):
+                cap = LitCap(bytes(source.read_at(0, source.size)))
+                return PutResult(cap, source.size, 0, {}, {}, 0, self._clock.seconds() - started)
+            servers, known = len(self._means.grid.takers), len(self._means.grid.peers)
+            if servers < happy:  # to be said before a large file is read
+                raise too_few_servers(source.name, servers, happy, known - servers)
+            geometry = params.geometry(source.size)
+            lent = await self._memory.borrow(_held_bytes(geometry))
+            try:
+                await self._turns.begin()
+                return await self._put_encoded(
+                    source, geometry, happy, convergence, reports or PutReports()
+                )
+            finally:
+                self._memory.give_back(lent)
+        finally:
+            self._close(source)
+
+    async def _open(self, given: SourceLike) -> Source:
+        if isinstance(given, (bytes, bytearray, memoryview)):
+            return BytesSource(given)
+        grid = self._means.grid
+        if not isinstance(given, (str, os.PathLike)):
+            # What the caller has opened already is not ours to count.
+            source = await open_for_put(given, grid.workers, self._clock)
+            self._opened[source] = 0
+            return source
+        lent = await self._descriptors.borrow(1)
+        try:
+            opened = await grid.workers.run(open_at_once, given)
+        except BaseException:
+            self._descriptors.give_back(lent)
+            raise
+        if isinstance(opened, UncopiedSource):
+            # It may take for ever, and others need not wait for it.
+            self._descriptors.give_back(lent)
+            lent = 0
+            opened = await copy_unread(opened, grid.workers)
+        self._opened[opened] = lent
+        return opened
+
+    def _close(self, source: Source) -> None:
+        """Close a source, unless that was done."""
+        if source in self._opened:
+            source.close()
+            self._descriptors.give_back(self._opened.pop(source))
+
+    async def _put_encoded(
+        self,
+        source: Source,
+        geometry: Geometry,
+        happy: int,
+        convergence: bytes | None,
+        reports: PutReports,
+    ) -> PutResult:
+        if geometry.num_segments == 1:
+            reports = attrs.evolve(reports, hashing=None)  # it is over at once
+            size = source.size
+            data = await self._means.grid.workers.run_if_large(size, source.read_at, 0, size)
+            self._close(source)  # a hundred small files need not be open while they are sent
+            source = BytesSource(data, source.name)
+        note = await self._take_note(source, geometry) if convergence is None else None
+        secret = convergence if note is None else note.secret
+        done = False
+        try:
+            file = await with_key(
+                source, geometry, happy, secret, self._means.grid, reports.hashing
+            )
+            stored = await store(self._means, file, reports)
+            done = True
+            return stored
+        finally:
+            if note is not None and done:
+                note.remove()
+            elif note is not None:
+                note.keep()
+
+    async def _take_note(self, source: Source, geometry: Geometry) -> KeyNote | None:
+        """Return the note of a put with a random key, if it can go on after an interruption."""
+        if self._notes is None or not isinstance(source, FileSource) or source.path is None:
+            return None
+        return await self._means.grid.workers.run(
+            self._notes.take, source.path, source.identity, geometry
+        )
+
+
+def _held_bytes(geometry: Geometry) -> int:
+    """Return what the segments of an upload take while they are coded: plain, cipher, blocks."""
+    k, n = geometry.required_shares, geometry.total_shares
+    segment = geometry.segment_bytes * (2 * k + n - k) // k
+    return _OVERHEAD_BYTES + segment * min(DEPTH, geometry.num_segments)

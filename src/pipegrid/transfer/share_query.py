@@ -1,0 +1,389 @@
+"""Queries about one object, batched per server."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.layout import MAX_OFFSET
+from pipegrid.core.placement import servers_of_happiness
+from pipegrid.core.ueb import CapCheck
+from pipegrid.errors import ServerError, ServerTimeout, ServerUnreachable
+from pipegrid.transfer.check import FoundShares, judge, ueb_in, ueb_place
+from pipegrid.transfer.get.share_search import MORE_QUESTIONS, QueryBatches
+from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.results import CheckResult, RenewResult
+from pipegrid.transport import surveys
+from pipegrid.transport.surveys import MAX_QUESTIONS, Question, Sample, Surveyed
+
+# What has to be asked about one object, of whom, and what the answers say.
+#
+# As ``transfer.check`` does it, but with one question to a server for all that is to be known: which
+# shares it has, a lease if that is wanted, and of two servers the UEB of the share that they should have.
+# A healthy object is known when those who should have its shares have answered; otherwise everybody is
+# asked, in waves. If the samples do not prove that the cap fits, two of the copies that were found are
+# sampled; if these do not either the object needs a closer look, which is ``transfer.check``'s business.
+#
+# Pure: told of answers, and says what to ask next.
+
+SAMPLES = 2
+"""As in ``transfer.check``."""
+
+
+class ShareQuery:
+    """
+    The questions about one encoded object (not about a literal one).
+
+    Args:
+        given: its cap, which results name.
+        peers: servers that may be asked, in any order.
+        renewing: only leases matter: all servers are asked, and no bytes are.
+
+    Attributes:
+        cap: its verifier cap.
+        found: what is known of the shares.
+        leased: the servers that gave a lease.
+        packed_ueb: of a share that fits the cap; b"" if none was seen.
+        needs_a_closer_look: the samples told nothing.
+        sampling_copies: what is asked for now is samples, of shares that were found.
+    """
+
+    __slots__ = (
+        "_everyone",
+        "_fit",
+        "_given",
+        "_leases",
+        "_no_lease",
+        "_open",
+        "_place",
+        "_renewing",
+        "_ring",
+        "_sampled",
+        "_waves",
+        "cap",
+        "found",
+        "leased",
+        "needs_a_closer_look",
+        "packed_ueb",
+        "sampling_copies",
+    )
+
+    def __init__(
+        self, given: ChkCap | ChkVerifierCap, peers: Sequence[Peer], renewing: bool = False
+    ) -> None:
+        self._given = given
+        self.cap = given.verifier()
+        self._renewing = renewing
+        self._ring = ring(self.cap.storage_index, peers)
+        few = len(self._ring) if renewing else self.cap.total_shares
+        self._waves: QueryBatches[Peer] = QueryBatches(self._ring, few, MORE_QUESTIONS)
+        self._fit = CapCheck(self.cap)
+        self._place = ueb_place(self.cap)
+        self._open: dict[Peer, tuple[Sample, ...]] = {}
+        self._sampled: set[tuple[int, Peer]] = set()
+        self.sampling_copies = False
+        self.leased: list[Peer] = []
+        self._leases: dict[int, list[str]] = {}
+        self._no_lease: list[str] = []
+        self.found = FoundShares()
+        self.packed_ueb = b""
+        self.needs_a_closer_look = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to be asked or answered; ask ``next`` first."""
+        return not self._open
+
+    def next(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
+        """Return whom to ask now, each with the samples to ask for; each is to be told of once."""
+        asked: list[tuple[Peer, tuple[Sample, ...]]] = []
+        if self.sampling_copies:
+            return asked
+        if self._is_known():
+            return self._next_samples()
+        for peer in self._waves.next():
+            samples: tuple[Sample, ...] = ()
+            number = len(self._sampled)
+            if number < min(SAMPLES, self.cap.total_shares) and not self._renewing:
+                samples = self._sample(number, peer)
+            self._waves.asked(peer)
+            self._open[peer] = samples
+            asked.append((peer, samples))
+        return asked
+
+    def _is_known(self) -> bool:
+        """Whether no other server has to be asked which shares it has."""
+        return self._waves.exhausted or (not self._renewing and self._is_whole())
+
+    def _is_whole(self) -> bool:
+        wanted = self.cap.total_shares
+        if len(self.found.holders) < wanted or len(self.found.answered) < wanted:
+            return False
+        return servers_of_happiness({n: set(p) for n, p in self.found.holders.items()}) == wanted
+
+    def _next_samples(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
+        """Ask for the UEB where copies were found, if those that were expected told nothing."""
+        if self._fit.fits or self._renewing or not self.found.holders:
+            self._open.clear()  # whoever has not answered is not waited for
+            return []
+        self.sampling_copies = True
+        self._open.clear()
+        asked: list[tuple[Peer, tuple[Sample, ...]]] = []
+        for number, peers in sorted(self.found.holders.items()):
+            for peer in peers:
+                if (
+                    len(asked) < SAMPLES
+                    and peer not in self._open
+                    and (number, peer) not in self._sampled
+                ):
+                    self._open[peer] = self._sample(number, peer)
+                    asked.append((peer, self._open[peer]))
+        self.needs_a_closer_look = not asked
+        return asked
+
+    def _sample(self, number: int, peer: Peer) -> tuple[Sample, ...]:
+        self._sampled.add((number, peer))
+        if self._place.offset >= MAX_OFFSET:
+            return ()
+        return (Sample(number, self._place.offset, self._place.length),)
+
+    # What came of it.
+
+    def answered(self, peer: Peer, answer: Surveyed) -> None:
+        """
+        Take in a server's answer; one of a server that is not waited for any more counts for
+        nothing.
+        """
+        samples = self._open.pop(peer, None)
+        if samples is None:
+            return  # it is not waited for any more
+        for data in answer.samples:
+            self._look_at(peer, ueb_in(data, self._place.length_bytes))
+        if not self.sampling_copies:
+            numbers = [number for number in answer.numbers if number < self.cap.total_shares]
+            self._waves.ended(peer, in_vain=not numbers)
+            self._note(peer, answer, numbers)
+        elif not self._open:
+            self.needs_a_closer_look = not self._fit.fits
+
+    def failed(self, peer: Peer, error: ServerError) -> None:
+        """A server could not be asked."""
+        if self._open.pop(peer, None) is None:
+            return
+        if self.sampling_copies:
+            self.needs_a_closer_look = not (self._open or self._fit.fits)
+            return
+        self._waves.ended(peer)
+        self.found.unreachable.append(peer.name)
+        self.found.reasons.setdefault(peer.name, str(error))
+
+    def _look_at(self, peer: Peer, packed: bytes) -> None:
+        if packed and not self.packed_ueb:
+            self._fit.told(peer, packed)
+            self.packed_ueb = packed if self._fit.fits else b""
+
+    def _note(self, peer: Peer, answer: Surveyed, numbers: list[int]) -> None:
+        self.found.answered.append(peer)
+        for number in numbers:
+            self.found.holders.setdefault(number, []).append(peer)
+        if not numbers:
+            return
+        if answer.leased:
+            self.leased.append(peer)
+            for number in numbers:
+                self._leases.setdefault(number, []).append(peer.name)
+        elif answer.no_lease is not None:
+            self._no_lease.append(str(answer.no_lease))
+
+    def check_result(self) -> CheckResult:
+        """Return how the object is."""
+        result = judge(self._given, self.found)
+        if self.leased or self._no_lease:
+            result = attrs.evolve(
+                result,
+                renewed=sorted([peer.name for peer in self.leased]),
+                lease_problems=sorted(set(self._no_lease)),
+            )
+        return result
+
+    def renew_result(self) -> RenewResult:
+        """Return which shares have a lease now."""
+        return RenewResult(
+            cap=self._given,
+            leases={number: sorted(self._leases[number]) for number in sorted(self._leases)},
+            required_shares=self.cap.required_shares,
+            total_shares=self.cap.total_shares,
+            unreachable=sorted(self.found.unreachable),
+            reasons=sorted(set(self._no_lease)),
+        )
+
+
+# The questions to one server: gathered, sent as few messages, bounded, and not waited for without end.
+#
+# What is asked during one turn of the reactor leaves at its end, in messages of up to ``MAX_QUESTIONS``;
+# a full one leaves at once. Before the first answer only that much is on its way to a server of which it
+# is not known how it wants to be asked.
+#
+# A server that is silent for too long, or out of reach, is not asked again for a while: what is asked then
+# fails at once with the same error, so that a thousand objects do not wait for it one after the other.
+
+QUESTIONS_AT_ONCE = 1024
+"""On their way to one server: at 100 ms and half a kilobyte of answers each, 5 MB/s."""
+
+REST_S = 30.0
+"""For so long a server that was out of reach is not asked."""
+
+OnAnswer = Callable[[Surveyed | ServerError], None]
+
+
+class SurveyBatcher:
+    """
+    Gathers the questions to one server, and sends those of a turn together.
+
+    Args:
+        silence_s: a server that answers none of its questions for so long is given up.
+        broken: called with what is no error of the server's.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        peer: Peer,
+        silence_s: float,
+        broken: Callable[[Failure], None],
+    ) -> None:
+        self._clock = clock
+        self._peer = peer
+        self._silence_s = silence_s
+        self._broken = broken
+        self._waiting: deque[tuple[Question, OnAnswer]] = deque()
+        self._on_their_way: dict[Deferred[None], int] = {}
+        self._unanswered = 0
+        self._has_answered = False
+        self._last_sign = clock.seconds()
+        self._turn: IDelayedCall | None = None
+        self._timer: IDelayedCall | None = None
+        self._resting: ServerError | None = None
+        self._rests_until = 0.0
+
+    def __repr__(self) -> str:
+        counts = f"{len(self._waiting)} wait, {self._unanswered} unanswered"
+        return f"<SurveyBatcher for {self._peer.name}: {counts}>"
+
+    def ask(self, question: Question, told: OnAnswer) -> None:
+        """
+        Ask the server, soon.
+
+        Args:
+            told: called once with the answer, or the error; not from within this call.
+        """
+        self._waiting.append((question, told))
+        if self._turn is None:
+            self._turn = self._clock.callLater(0, self._turn_is_over)
+
+    def close(self) -> None:
+        """Give up all questions; nobody is told."""
+        self._waiting.clear()
+        for timer in (self._turn, self._timer):
+            if timer is not None and timer.active():
+                timer.cancel()
+        for sent in list(self._on_their_way):
+            sent.cancel()
+
+    def _turn_is_over(self) -> None:
+        self._turn = None
+        if self._resting is not None and self._clock.seconds() < self._rests_until:
+            self._fail_waiting(self._resting)
+            return
+        self._send()
+
+    def _send(self) -> None:
+        sure = self._has_answered or surveys.takes(self._peer.server)
+        most = QUESTIONS_AT_ONCE if sure else MAX_QUESTIONS
+        while self._waiting and self._unanswered < most:
+            batch = [
+                self._waiting.popleft()
+                for _ in range(min(MAX_QUESTIONS, len(self._waiting), most - self._unanswered))
+            ]
+            self._send_batch(batch)
+
+    def _send_batch(self, batch: Sequence[tuple[Question, OnAnswer]]) -> None:
+        if not self._unanswered:
+            self._last_sign = self._clock.seconds()
+        told: list[OnAnswer | None] = [call for _, call in batch]
+        self._unanswered += len(batch)
+
+        def answered(number: int, answer: Surveyed | ServerError) -> None:
+            call, told[number] = told[number], None
+            if call is not None:
+                self._answered(call, answer)
+
+        def ended(result: Failure | None) -> None:
+            del self._on_their_way[sent]
+            error: ServerError | None = None
+            if isinstance(result, Failure):
+                if result.check(CancelledError):
+                    error = self._resting
+                else:
+                    self._broken(result)
+            for call in told:
+                if call is not None:
+                    self._unanswered -= 1
+                    if error is not None:
+                        call(error)
+            self._continue()
+
+        sent = surveys.survey(self._peer.server, [question for question, _ in batch], answered)
+        self._on_their_way[sent] = len(batch)
+        sent.addBoth(ended)
+        self._watch()
+
+    def _answered(self, call: OnAnswer, answer: Surveyed | ServerError) -> None:
+        self._unanswered -= 1
+        if isinstance(answer, ServerUnreachable | ServerTimeout):
+            self._rest(answer)
+        else:
+            self._last_sign = self._clock.seconds()
+            self._has_answered = True
+            self._resting = None
+        call(answer)
+        self._continue()
+
+    def _continue(self) -> None:
+        """Send more, in a turn of its own, once some room has come together."""
+        if self._waiting and self._turn is None:
+            self._turn = self._clock.callLater(0, self._turn_is_over)
+
+    # Patience.
+
+    def _rest(self, error: ServerError) -> None:
+        self._resting = error
+        self._rests_until = self._clock.seconds() + REST_S
+        self._has_answered = False
+
+    def _fail_waiting(self, error: ServerError) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for _, call in waiting:
+            call(error)
+
+    def _watch(self) -> None:
+        if self._timer is None or not self._timer.active():
+            self._timer = self._clock.callLater(self._silence_s, self._look)
+
+    def _look(self) -> None:
+        if not self._unanswered:
+            return
+        left_s = self._last_sign + self._silence_s - self._clock.seconds()
+        if left_s > 0:
+            self._timer = self._clock.callLater(left_s, self._look)
+            return
+        name = self._peer.name
+        self._rest(ServerTimeout(f"{name} was silent for {self._silence_s:g} s", name, True))
+        for sent in list(self._on_their_way):
+            sent.cancel()

@@ -1,0 +1,724 @@
+"""Check, renew and repair many objects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.python.failure import Failure
+
+from pipegrid.arguments import check_callable, shown
+from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap, keepable
+from pipegrid.errors import CapError, NoSuchShare, ServerError, UsageError
+from pipegrid.flow.concurrency import Budget
+from pipegrid.reactor.deferreds import Wakeup, few_at_a_time
+from pipegrid.transfer.capacity import Capacity
+from pipegrid.transfer.check import Check
+from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, lease_secrets, ring
+from pipegrid.transfer.repair import Repair
+from pipegrid.transfer.results import CheckResult, FileHealth, Progress, RenewResult, RepairResult
+from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
+from pipegrid.transfer.share_query import ShareQuery, SurveyBatcher
+from pipegrid.transport.surveys import Question, Sample, Surveyed
+
+# Adding or renewing this client's leases on the shares of a file, of which not a byte is read.
+#
+# Each server is asked which shares it has, and for the lease, in one breath: both take one round trip.
+
+SERVERS_AT_ONCE = 100
+"""All have to be asked, and each answers with some bytes; what is held of an unanswered question is small."""
+
+
+@attrs.define
+class Leased:
+    """
+    What came of it so far.
+
+    Attributes:
+        peers: those that gave a lease.
+        numbers: share number to the nicknames of the servers that gave a lease on it.
+        unreachable: nicknames of those that said nothing.
+        reasons: why leases were not given, though there are shares.
+    """
+
+    peers: list[Peer] = attrs.field(factory=list)
+    numbers: dict[int, list[str]] = attrs.field(factory=dict)
+    unreachable: list[str] = attrs.field(factory=list)
+    reasons: list[str] = attrs.field(factory=list)
+
+
+class Renewal:
+    """
+    Leases on one encoded file (not on a literal one).
+
+    Args:
+        silence_s: a server that gives no sign of life for so long counts as unreachable.
+    """
+
+    def __init__(
+        self, means: TransferContext, cap: ChkCap | ChkVerifierCap, silence_s: float = 60.0
+    ) -> None:
+        self._clock = means.clock
+        self._given = cap
+        self._cap = cap.verifier()
+        self._storage_index = self._cap.storage_index
+        self._secrets = means.secrets.for_file(self._storage_index)
+        self._silence_s = silence_s
+        self.leased = Leased()
+
+    async def everywhere(self, peers: Sequence[Peer]) -> RenewResult:
+        """Renew on every server that has a share."""
+        in_order = ring(self._storage_index, peers)
+        await few_at_a_time(
+            SERVERS_AT_ONCE, [partial(self._find_and_renew, one) for one in in_order]
+        )
+        leased = self.leased
+        return RenewResult(
+            cap=self._given,
+            leases={number: sorted(leased.numbers[number]) for number in sorted(leased.numbers)},
+            required_shares=self._cap.required_shares,
+            total_shares=self._cap.total_shares,
+            unreachable=sorted(leased.unreachable),
+            reasons=sorted(set(leased.reasons)),
+        )
+
+    async def on(self, peers: Iterable[Peer]) -> Leased:
+        """Renew on servers that are known to have shares."""
+
+        async def renew(peer: Peer) -> None:
+            try:
+                await self._renew(peer)
+            except ServerError as error:
+                self.leased.reasons.append(str(error))
+            else:
+                self.leased.peers.append(peer)
+
+        await few_at_a_time(SERVERS_AT_ONCE, [partial(renew, peer) for peer in peers])
+        return self.leased
+
+    async def _renew(self, peer: Peer) -> None:
+        lease = lease_secrets(self._secrets, peer.identity)
+        watch = CallTimeout(self._clock, self._silence_s)
+        await watch.answer(peer.server.add_lease(self._storage_index, lease), peer)
+
+    async def _find_and_renew(self, peer: Peer) -> None:
+        watch = CallTimeout(self._clock, self._silence_s)
+        listing = peer.server.list_shares(self._storage_index)
+        renewing = Deferred.fromCoroutine(self._renew(peer))
+        try:
+            numbers = await watch.answer(listing, peer)
+        except BaseException as error:
+            renewing.addErrback(lambda _: None)
+            renewing.cancel()
+            if not isinstance(error, ServerError):
+                raise
+            self.leased.unreachable.append(peer.name)
+            return
+        try:
+            await renewing
+        except NoSuchShare:
+            return
+        except ServerError as error:
+            self.leased.reasons.append(str(error))
+            return
+        self.leased.peers.append(peer)
+        for number in numbers:
+            if number < self._cap.total_shares:
+                self.leased.numbers.setdefault(number, []).append(peer.name)
+
+
+# ``ObjectUpkeep``: one object looked after by itself, by the check of ``transfer.check``, and leases
+# behind it.
+
+
+class KeepsMutable(Protocol):
+    """What looks after one mutable file; a read cap is enough but for ``repair``."""
+
+    async def check(self, cap: MutableCap, verify: bool, add_lease: bool) -> CheckResult:
+        """Find out how many shares of the best version are where, as ``ObjectUpkeep.check`` does."""
+
+    async def repair(self, cap: MutableCap, force: bool) -> RepairResult:
+        """Write the best version anew, unless all is well; ``CapError`` if the cap cannot write."""
+
+    async def renew(self, cap: MutableCap) -> RenewResult:
+        """Add leases to all shares, or renew them."""
+
+
+@attrs.frozen
+class ObjectUpkeep:
+    """
+    What looking after objects needs.
+
+    Attributes:
+        silence_s: a server that gives no sign of life for so long counts as unreachable.
+        mutables: returns what looks after files that can change.
+        capacity: what servers have said of their space.
+    """
+
+    means: TransferContext
+    silence_s: float
+    mutables: Callable[[], KeepsMutable]
+    capacity: Capacity = attrs.field(init=False)
+
+    @capacity.default
+    def _(self) -> Capacity:
+        return Capacity(self.means.clock)
+
+    async def check(
+        self,
+        cap: ChkCap | ChkVerifierCap,
+        verify: bool,
+        add_lease: bool,
+        progress: Progress | None = None,
+    ) -> CheckResult:
+        """
+        Check one object, and add leases to its good shares if wanted.
+
+        Raises:
+            CapMismatch: the cap is not that of the object which is stored there.
+        """
+        check = Check(self.means, cap, verify, progress, self.silence_s, capacity=self.capacity)
+        result = await check.run()
+        if not add_lease:
+            return result
+        holders = {peer: None for peers in check.found.holders.values() for peer in peers}
+        leased = await self.renewal(cap).on(holders)
+        return attrs.evolve(
+            result,
+            renewed=sorted(peer.name for peer in leased.peers),
+            lease_problems=sorted(set(leased.reasons)),
+        )
+
+    def renewal(self, cap: ChkCap | ChkVerifierCap) -> Renewal:
+        """Return what renews the leases of one object."""
+        return Renewal(self.means, cap, self.silence_s)
+
+
+def literal(cap: LitCap) -> CheckResult:
+    """Return how an object is that is in its cap: it cannot be lost while somebody has that."""
+    return CheckResult(
+        cap=cap,
+        healthy=True,
+        recoverable=True,
+        good_shares={},
+        corrupt=[],
+        happiness=0,
+        required_shares=0,
+        total_shares=0,
+        unreachable=[],
+    )
+
+
+# Looking after many objects at once: checks, leases, repairs.
+#
+# What has to be asked about one object is ``inquiry``'s business; here the questions of many are handed
+# to each server's ``SurveyBatcher``, which sends them together. An object that is not well is repaired
+# with what was learnt, without asking again; one that needs all of its bytes read, or a closer look, is
+# looked at by itself. Those hold memory, and start as far as there is some.
+#
+# Whoever has objects waits for ``room``, and begins the next: objects come from a walk that is still
+# under way, or from a list without end. Each one's outcome is told as it comes; one that fails stops
+# nobody.
+
+UpkeepOutcome = CheckResult | RenewResult | RepairResult | Failure
+OnOutcome = Callable[[UpkeepOutcome], None]
+
+OPEN_QUESTIONS = 32_768
+"""Of all objects together; each is some 500 bytes here."""
+
+BEGUN_PER_TURN = 64
+"""Objects that begin in one turn of the reactor: as many as fit into one message to each server."""
+
+OBJECT_BYTES = 96 << 10
+"""What a repair, or a look at every byte, takes beside the bytes."""
+
+HELD_BYTES = 24 << 20
+"""Of a large object's bytes; a small one may be there three times: as shares, as a segment, and coded."""
+
+
+@attrs.frozen
+class UpkeepRequest:
+    """
+    What is to be done with each object.
+
+    Attributes:
+        verify: fetch all shares and check every byte of them.
+        add_lease: add leases to the good shares, or renew them.
+        repair: make again what is missing, of objects that are not healthy; with ``verify`` of all that have
+            damaged copies, too.
+        renew: nothing but leases, everywhere; not together with the others.
+        force: with ``repair``: of what can change also where a version is lost by it; see ``Grid.repair``.
+    """
+
+    verify: bool = False
+    add_lease: bool = False
+    repair: bool = False
+    renew: bool = False
+    force: bool = False
+
+
+@attrs.define(eq=False)
+class _Object:
+    cap: ChkCap | ChkVerifierCap | MutableCap
+    told: OnOutcome
+    inquiry: ShareQuery | None = None
+    open_questions: int = 0
+
+
+class Upkeep:
+    """
+    Looks after objects, those of one command or call.
+
+    Args:
+        keeper: the servers, and what else it takes.
+        settings: of the downloads that repairs need.
+        bounds: how much at once.
+    """
+
+    def __init__(
+        self,
+        keeper: ObjectUpkeep,
+        settings: DownloadSettings,
+        bounds: UpkeepSettings,
+        todo: UpkeepRequest,
+    ) -> None:
+        self._keeper = keeper
+        self._settings = settings
+        self._bounds = bounds
+        self._todo = todo
+        self._batchers: dict[Peer, SurveyBatcher] = {}
+        self._objects: set[_Object] = set()
+        self._open_questions = 0
+        self._memory = Budget(bounds.memory_bytes)
+        self._tasks: set[Deferred[None]] = set()
+        self._changed = Wakeup(keeper.means.clock)
+        self._bug: Failure | None = None
+        self._left_in_turn = BEGUN_PER_TURN
+
+    def __repr__(self) -> str:
+        return f"<Upkeep: {len(self._objects)} objects, {self._open_questions} open questions>"
+
+    # For whoever has objects.
+
+    async def room(self) -> None:
+        """
+        Return when one more object may begin.
+
+        One coroutine may wait here, or in ``finished``.
+
+        Raises:
+            BaseException: what ``told`` raised.
+        """
+        while not self._has_room():
+            await self._changed.wait()
+            self._left_in_turn = BEGUN_PER_TURN
+            self._raise_bug()
+        self._raise_bug()
+        if not self._left_in_turn:
+            self._changed.fire()
+            await self._changed.wait()
+            self._left_in_turn = BEGUN_PER_TURN
+            await self.room()
+
+    def begin(
+        self,
+        cap: ChkCap | ChkVerifierCap | LitCap | MutableCap,
+        told: OnOutcome,
+        *,
+        damaged: bool = False,
+    ) -> None:
+        """
+        Look after an object.
+
+        Args:
+            told: called once with what came of it, perhaps before this returns.
+            damaged: a check by a cap that does not write has found that this mutable file needs a repair.
+        """
+        self._left_in_turn = max(0, self._left_in_turn - 1)
+        if isinstance(cap, LitCap):
+            told(RenewResult(cap, {}, 0, 0, [], []) if self._todo.renew else literal(cap))
+            return
+        one = _Object(cap, told)
+        self._objects.add(one)
+        if isinstance(cap, MutableCap):
+            held_bytes = HELD_BYTES if self._todo.verify or self._todo.repair else 0
+            self._start(one, self._keep_mutable(cap, damaged), held_bytes)
+            return
+        if self._todo.verify:
+            self._look_at(one, cap)
+            return
+        one.inquiry = ShareQuery(cap, self._keeper.means.peers, self._todo.renew)
+        self._go_on(one)
+
+    async def finished(self) -> None:
+        """
+        Return when all objects have ended.
+
+        Raises:
+            BaseException: what ``told`` raised.
+        """
+        while self._objects:
+            await self._changed.wait()
+            self._raise_bug()
+        self._raise_bug()
+
+    def close(self) -> Deferred[Any]:
+        """Give up what is under way; nobody is told. Fires when all is let go of."""
+        self._objects.clear()
+        for batcher in self._batchers.values():
+            batcher.close()
+        running = list(self._tasks)
+        for one in running:
+            one.cancel()
+        return DeferredList(running, consumeErrors=True)
+
+    def _has_room(self) -> bool:
+        jobs = self._bounds.jobs
+        return len(self._objects) < jobs and self._open_questions < OPEN_QUESTIONS
+
+    def _raise_bug(self) -> None:
+        if self._bug is not None:
+            self._bug.raiseException()
+
+    def _broken(self, failure: Failure) -> None:
+        self._bug = self._bug or failure
+        self._changed.fire()
+
+    # Questions.
+
+    def _go_on(self, one: _Object) -> None:
+        """Ask what is to be asked next, or do what follows from what is known."""
+        inquiry = one.inquiry
+        assert inquiry is not None
+        asked = inquiry.next()
+        if asked:
+            self._ask(one, inquiry, asked)
+        elif inquiry.ended:
+            self._open_questions -= one.open_questions
+            one.open_questions = 0
+            self._known(one, inquiry)
+
+    def _ask(
+        self, one: _Object, inquiry: ShareQuery, asked: list[tuple[Peer, tuple[Sample, ...]]]
+    ) -> None:
+        index = inquiry.cap.storage_index
+        todo = self._todo
+        secrets = None
+        if (todo.add_lease or todo.renew) and not inquiry.sampling_copies:
+            secrets = self._keeper.means.secrets.for_file(index)
+        one.open_questions += len(asked)
+        self._open_questions += len(asked)
+        for peer, samples in asked:
+            lease = None if secrets is None else lease_secrets(secrets, peer.identity)
+            batcher = self._batchers.get(peer)
+            if batcher is None:
+                silence_s = self._keeper.silence_s
+                batcher = SurveyBatcher(self._keeper.means.clock, peer, silence_s, self._broken)
+                self._batchers[peer] = batcher
+            batcher.ask(Question(index, lease, samples), partial(self._answered, one, peer))
+
+    def _answered(self, one: _Object, peer: Peer, answer: Surveyed | ServerError) -> None:
+        inquiry = one.inquiry
+        if inquiry is None or one not in self._objects or not one.open_questions:
+            return  # it is not waited for any more
+        one.open_questions -= 1
+        self._open_questions -= 1
+        if isinstance(answer, Surveyed):
+            inquiry.answered(peer, answer)
+        else:
+            inquiry.failed(peer, answer)
+        self._go_on(one)
+
+    def _known(self, one: _Object, inquiry: ShareQuery) -> None:
+        one.inquiry = None
+        if self._todo.renew:
+            self._end(one, inquiry.renew_result())
+        elif inquiry.needs_a_closer_look:
+            self._look_at(one, inquiry.cap)
+        elif inquiry.found.could_spread(inquiry.cap.total_shares):
+            held_bytes = _held_bytes(inquiry.cap) if self._todo.repair else 0
+            self._start(one, self._look_for_space(inquiry), held_bytes)
+        else:
+            result = inquiry.check_result()
+            if self._todo.repair and result.recoverable and not result.healthy:
+                self._start(one, self._repair_after(inquiry, result), _held_bytes(inquiry.cap))
+            else:
+                self._end(one, result)
+
+    async def _look_for_space(self, inquiry: ShareQuery) -> UpkeepOutcome:
+        """Find out whether servers that could have a share have space for it."""
+        share_bytes = inquiry.cap.size // inquiry.cap.required_shares
+        inquiry.found.full |= await self._keeper.capacity.full(
+            inquiry.found.answered, share_bytes, self._keeper.silence_s
+        )
+        result = inquiry.check_result()
+        if self._todo.repair and result.recoverable and not result.healthy:
+            return await self._repair_after(inquiry, result)
+        return result
+
+    async def _repair_after(self, inquiry: ShareQuery, result: CheckResult) -> RepairResult:
+        return await self._repairing(inquiry.cap).run_after(
+            result, inquiry.found, inquiry.packed_ueb, inquiry.leased
+        )
+
+    # What takes memory.
+
+    def _start(
+        self, one: _Object, work: Coroutine[Any, Any, UpkeepOutcome], held_bytes: int
+    ) -> None:
+        async def run() -> None:
+            lent = await self._memory.borrow(OBJECT_BYTES + held_bytes)
+            try:
+                outcome: UpkeepOutcome = await work
+            except (CancelledError, GeneratorExit):
+                raise
+            except Exception:
+                outcome = Failure()
+                outcome.cleanFailure()  # its frames would keep what was held
+            finally:
+                self._memory.give_back(lent)
+            self._end(one, outcome)
+
+        task = Deferred.fromCoroutine(run())
+        self._tasks.add(task)
+
+        def ended(result: Failure | None) -> None:
+            work.close()  # if it never began
+            self._tasks.discard(task)
+            if isinstance(result, Failure) and not result.check(CancelledError):
+                self._broken(result)
+
+        task.addBoth(ended)
+
+    def _look_at(self, one: _Object, cap: ChkCap | ChkVerifierCap) -> None:
+        self._start(one, self._look_closely(cap), _held_bytes(cap))
+
+    async def _look_closely(self, cap: ChkCap | ChkVerifierCap) -> UpkeepOutcome:
+        todo = self._todo
+        if todo.repair and todo.verify:
+            return await self._repairing(cap).run()
+        result = await self._keeper.check(cap, todo.verify, todo.add_lease)
+        if todo.repair and result.recoverable and not result.healthy:
+            return await self._repairing(cap).run()
+        return result
+
+    def _repairing(self, cap: ChkCap | ChkVerifierCap) -> Repair:
+        capacity = self._keeper.capacity
+        return Repair(self._keeper.means, cap, self._settings, capacity=capacity)
+
+    async def _keep_mutable(self, cap: MutableCap, damaged: bool) -> UpkeepOutcome:
+        todo, keeper = self._todo, self._keeper.mutables()
+        if damaged:
+            return await keeper.repair(cap, False)
+        if todo.renew:
+            return await keeper.renew(cap)
+        result = await keeper.check(cap, todo.verify, todo.add_lease)
+        if todo.repair and result.recoverable and not result.healthy:
+            return await keeper.repair(cap, todo.force)
+        return result
+
+    def _end(self, one: _Object, outcome: UpkeepOutcome) -> None:
+        if one not in self._objects:
+            return
+        self._objects.discard(one)
+        try:
+            one.told(outcome)
+        except BaseException:
+            self._broken(Failure())
+        self._changed.fire()
+
+
+def _held_bytes(cap: ChkCap | ChkVerifierCap) -> int:
+    return min(3 * cap.size, HELD_BYTES)
+
+
+# What came of many objects, counted; pure.
+
+
+@attrs.define
+class UpkeepSummary:
+    """
+    How many objects are how.
+
+    Attributes:
+        objects: all of them; each is in one of the next eight.
+        healthy: nothing is missing; of renewals: all shares that were found have a lease.
+        repaired: something was missing, and has been made again.
+        damaged: something is missing, and the object can be restored.
+        reachable: what is missing may all be on servers that are down, and nothing else is wrong.
+        unspread: nothing is missing, but more servers could have shares.
+        lost: it cannot be restored.
+        leaseless: healthy, but some shares have got no lease.
+        failed: nothing can be said of it, because of an error.
+        literal: of the healthy ones, those that are in their caps.
+        shares_made: by repairs.
+        good_shares: that were found; of renewals, those with a lease.
+        wanted_shares: that all objects together have if nothing is missing.
+        unreachable: nickname of a server that could not be asked to the number of objects that it was to be
+            asked about.
+    """
+
+    objects: int = 0
+    healthy: int = 0
+    repaired: int = 0
+    damaged: int = 0
+    reachable: int = 0
+    unspread: int = 0
+    lost: int = 0
+    leaseless: int = 0
+    failed: int = 0
+    literal: int = 0
+    shares_made: int = 0
+    good_shares: int = 0
+    wanted_shares: int = 0
+    unreachable: Counter[str] = attrs.field(factory=Counter)
+
+    def note(self, outcome: UpkeepOutcome) -> None:
+        """Count one more object by its outcome; a Failure counts as ``failed``."""
+        self.objects += 1
+        if isinstance(outcome, Failure):
+            self.failed += 1
+        elif isinstance(outcome, RepairResult):
+            self._note_repair(outcome)
+        else:
+            self.unreachable.update(outcome.unreachable)
+            self.literal += not outcome.total_shares
+            self.wanted_shares += outcome.total_shares
+            if isinstance(outcome, CheckResult):
+                self._note_check(outcome)
+            else:
+                self._note_renewal(outcome)
+
+    def _note_check(self, outcome: CheckResult) -> None:
+        self.good_shares += len(outcome.good_shares)
+        if not self._note_state(outcome.state):
+            if outcome.lease_problems:
+                self.leaseless += 1
+            else:
+                self.healthy += 1
+
+    def _note_state(self, state: FileHealth) -> bool:
+        """Count what is not healthy by its state; returns whether it is counted."""
+        if state in ("lost", "unavailable"):
+            self.lost += 1
+        elif state == "reachable":
+            self.reachable += 1
+        elif state == "unspread":
+            self.unspread += 1
+        elif state == "damaged":
+            self.damaged += 1
+        return state != "healthy"
+
+    def _note_renewal(self, outcome: RenewResult) -> None:
+        self.good_shares += len(outcome.leases)
+        if not outcome.recoverable:
+            self.lost += 1
+        elif outcome.reasons or outcome.unreachable:
+            self.leaseless += 1
+        else:
+            self.healthy += 1
+
+    def _note_repair(self, outcome: RepairResult) -> None:
+        self.unreachable.update(outcome.after.unreachable)
+        self.literal += not outcome.after.total_shares
+        self.wanted_shares += outcome.after.total_shares
+        self.good_shares += len(outcome.after.good_shares)
+        self.shares_made += len(outcome.uploaded)
+        if not outcome.whole:
+            self._note_state(outcome.after.state)
+        elif outcome.uploaded:
+            self.repaired += 1
+        else:
+            self.healthy += 1
+
+
+# Many caps looked after as one pipeline, each object once.
+
+Understood = ChkCap | ChkVerifierCap | LitCap | MutableCap
+
+
+async def look_after(
+    opening: Coroutine[Any, Any, Upkeep],
+    caps: Sequence[str | Cap],
+    ended: Callable[[int, Any], None] | None,
+) -> list[Any]:
+    """
+    Return the outcomes of all caps, in their order.
+
+    Caps of the same object, be it a read cap and its verify cap, are one object; those that differ in
+    anything but that are two, also under one storage index, or else a wrong cap could stand in for a right
+    one.
+
+    Args:
+        opening: what looks after them; it is closed in the end.
+        ended: told of each number and outcome, in the order of ending.
+
+    Raises:
+        UsageError: that is no list, or nothing that can be called.
+    """
+    try:
+        _check_list(caps)
+        check_callable(ended, "ended")
+    except UsageError:
+        opening.close()
+        raise
+    outcomes: dict[int, UpkeepOutcome] = {}
+    numbers: dict[object, list[tuple[int, Understood]]] = {}
+
+    def note(number: int, outcome: UpkeepOutcome) -> None:
+        outcomes[number] = outcome
+        if ended is not None:
+            ended(number, outcome)
+
+    def told(key: object, outcome: UpkeepOutcome) -> None:
+        for number, cap in numbers[key]:
+            note(number, _of(outcome, cap))
+
+    upkeep = await opening
+    try:
+        for number, given in enumerate(caps):
+            cap = _understood(given)
+            if isinstance(cap, Failure):
+                note(number, cap)
+                continue
+            key = cap if isinstance(cap, LitCap) else cap.verifier()
+            if key in numbers:
+                numbers[key].append((number, cap))
+                first = numbers[key][0][0]
+                if first in outcomes:
+                    numbers[key] = [numbers[key][0]]
+                    note(number, _of(outcomes[first], cap))
+                continue
+            numbers[key] = [(number, cap)]
+            await upkeep.room()
+            upkeep.begin(cap, partial(told, key))
+        await upkeep.finished()
+    finally:
+        await upkeep.close()
+    return [outcomes[number] for number in range(len(caps))]
+
+
+def _check_list(caps: object) -> None:
+    if not isinstance(caps, Sequence) or isinstance(caps, (str, bytes)):
+        raise UsageError(f"many objects are named by a list of caps, not {shown(caps)}")
+
+
+def _understood(given: str | Cap) -> Understood | Failure:
+    """Return a cap that can be looked after, or why it cannot."""
+    try:
+        return keepable(given)
+    except CapError:
+        failure = Failure()
+        failure.cleanFailure()
+        return failure
+
+
+def _of(outcome: UpkeepOutcome, cap: Understood) -> UpkeepOutcome:
+    """Return the same outcome of another cap of the object."""
+    if isinstance(outcome, Failure) or outcome.cap == cap:
+        return outcome
+    return attrs.evolve(outcome, cap=cap)

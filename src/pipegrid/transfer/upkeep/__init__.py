@@ -1,1 +1,0 @@
-"""Looking after many objects as one pipeline."""

@@ -1,0 +1,364 @@
+"""Rate limit over all connections (token bucket)."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from socket import SO_RCVBUF, SOL_SOCKET
+from socket import socket as Socket
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IProtocol,
+    IProtocolFactory,
+    IReactorTime,
+    IStreamClientEndpoint,
+)
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
+from zope.interface import directlyProvides, implementer, providedBy
+
+from pipegrid.reactor.deferreds import Timer
+from pipegrid.reactor.sockets import Backpressure
+
+# How many bytes may pass: so many a second in the long run, a few more at once.
+#
+# Pure: times go in. What passes is counted afterwards, so the bucket may owe: nothing passes until that
+# is made up for. A clock that jumps back lets nothing pass sooner or later than it should by more than
+# the jump; one that jumps ahead fills the bucket, once.
+
+
+class TokenBucket:
+    """
+    One direction of a line.
+
+    Args:
+        bytes_per_s: more than 0. burst_bytes: that may pass at once when nothing has passed for long; by
+        default those of a quarter of a
+            second.
+    """
+
+    def __init__(self, bytes_per_s: float, burst_bytes: float | None = None) -> None:
+        assert bytes_per_s > 0
+        self.bytes_per_s = bytes_per_s
+        self._burst_bytes = max(1.0, bytes_per_s / 4 if burst_bytes is None else burst_bytes)
+        self._left = self._burst_bytes
+        self._at_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<TokenBucket of {self.bytes_per_s:g} bytes a second, {self._left:g} left>"
+
+    def take(self, now_s: float, size: int) -> None:
+        """Take ``size`` bytes that pass now, also more than are left: ``wait_s`` makes up for them."""
+        self._fill(now_s)
+        self._left -= size
+
+    def wait_s(self, now_s: float) -> float:
+        """Return how long until the next bytes may pass; 0 if they may now."""
+        self._fill(now_s)
+        return 0.0 if self._left > 0 else (1 - self._left) / self.bytes_per_s
+
+    def _fill(self, now_s: float) -> None:
+        passed_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
+        self._at_s = now_s
+        self._left = min(self._burst_bytes, self._left + passed_s * self.bytes_per_s)
+
+
+# All connections of a client together slower than their line: ``--limit-rate``.
+#
+# It works between TCP and TLS, so that every byte counts, whatever it is for, and to those above it looks
+# as a slow line does: windows measure it, and patience is as it is there. Limits further up would not do:
+# what small files have in flight is megabytes before the first acknowledgement, and answers come as
+# servers like.
+#
+# What is written waits here until it may leave, piece by piece, the connections in turn; whoever writes is
+# asked to pause, as by a full socket. What is received is delivered, and no more is read until it may have
+# come.
+
+FULL_BYTES = 64 << 10
+"""Waiting on one connection, until its writer is asked to pause."""
+
+_TURN_S = 0.05
+"""What leaves at a time is what may leave in so long."""
+
+_LEAST_PIECE_BYTES = 512
+_MOST_PIECE_BYTES = 16 << 10
+_LEAST_KEPT_BYTES = 16 << 10
+"""By the kernel, of what was received: a few packets, which it counts about twice."""
+
+
+class Throttle:
+    """
+    The rate of all connections that go through it.
+
+    Args:
+        bytes_per_s: to be sent, and as many to be received.
+    """
+
+    def __init__(self, clock: IReactorTime, bytes_per_s: int) -> None:
+        self.clock = clock
+        self.sent = TokenBucket(bytes_per_s)
+        self.received = TokenBucket(bytes_per_s)
+        self.piece_bytes = int(
+            min(_MOST_PIECE_BYTES, max(_LEAST_PIECE_BYTES, bytes_per_s * _TURN_S))
+        )
+        self._waiting: deque[Throttled] = deque()
+        self._timer = Timer(clock, self._go_on)
+
+    def endpoint(
+        self, inner: IStreamClientEndpoint, kind: type[Throttled] | None = None
+    ) -> IStreamClientEndpoint:
+        """
+        Return an endpoint whose connections are bounded with all others.
+
+        Args:
+            kind: of connection; by default the simple one.
+        """
+        return _ThrottledEndpoint(self, inner, kind or Throttled)
+
+    def wants_to_send(self, connection: Throttled) -> None:
+        """A connection has something to send, and is not in the line yet."""
+        self._waiting.append(connection)
+        if not self._timer.is_set:
+            self._go_on()
+
+    def leaves(self, connection: Throttled) -> None:
+        """A connection has nothing to send any more."""
+        if connection in self._waiting:
+            self._waiting.remove(connection)
+        if not self._waiting:
+            self._timer.stop()
+
+    def _go_on(self) -> None:
+        while self._waiting:
+            wait_s = self.sent.wait_s(self.clock.seconds())
+            if wait_s:
+                self._timer.set(wait_s)
+                return
+            connection = self._waiting.popleft()
+            size = connection.send_piece(self.piece_bytes)
+            self.sent.take(self.clock.seconds(), size)
+            if connection.wants_turn:
+                self._waiting.append(connection)
+
+
+@implementer(IStreamClientEndpoint)
+class _ThrottledEndpoint:
+    def __init__(
+        self, throttle: Throttle, inner: IStreamClientEndpoint, kind: type[Throttled]
+    ) -> None:
+        self._throttle = throttle
+        self._inner = inner
+        self._kind = kind
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        """Connect; fires with the protocol of the factory."""
+        factory: Any = _Factory(self._throttle, protocolFactory, self._kind)
+        connected: Deferred[Any] = self._inner.connect(factory)
+        return connected.addCallback(lambda connection: connection.protocol)
+
+
+class _Factory:
+    def __init__(
+        self, throttle: Throttle, factory: IProtocolFactory, kind: type[Throttled]
+    ) -> None:
+        self._throttle = throttle
+        self._factory = factory
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._factory, name)
+
+    def buildProtocol(self, addr: Any) -> Any:
+        protocol: Any = self._factory.buildProtocol(addr)
+        return None if protocol is None else self._kind(self._throttle, protocol)
+
+
+class Throttled:
+    """
+    One connection: the protocol of a transport, and the transport of a protocol.
+
+    Attributes:
+        protocol: whose transport this is.
+        wants_turn: something waits to be sent, and the socket takes it.
+    """
+
+    def __init__(self, throttle: Throttle, protocol: Any) -> None:
+        self.protocol = protocol
+        self.wants_turn = False
+        self._throttle = throttle
+        self._transport: Any = None
+        self._queue: deque[memoryview] = deque()
+        self._queued_bytes = 0
+        self._producer: Any = None
+        self._streaming = False
+        self._producer_paused = False
+        self._socket_full = False
+        self._closing = False
+        self._lost = False
+        self._read_wait: IDelayedCall | None = None
+        self._reader_paused = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or self._transport is None:
+            raise AttributeError(name)
+        return getattr(self._transport, name)
+
+    # The protocol's side of it.
+
+    def makeConnection(self, transport: Any) -> None:
+        self._transport = transport
+        rate = self._throttle.received.bytes_per_s
+        if hasattr(transport, "bufferSize"):  # a quarter of a second's at a time
+            transport.bufferSize = int(min(transport.bufferSize, max(2048, rate / 4)))
+        if isinstance(socket := getattr(transport, "socket", None), Socket):
+            _keep_little(socket, int(rate / 4))
+        directlyProvides(self, providedBy(transport))
+        transport.registerProducer(Backpressure(self), True)
+        self.protocol.makeConnection(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        """Deliver it, and make up for it."""
+        clock, bucket = self._throttle.clock, self._throttle.received
+        bucket.take(clock.seconds(), len(data))
+        self.protocol.dataReceived(data)
+        if not self._lost and self._read_wait is None:
+            wait_s = bucket.wait_s(clock.seconds())
+            if wait_s:
+                if not self._reader_paused:
+                    self._transport.pauseProducing()
+                self._read_wait = clock.callLater(wait_s, self._may_read)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._forget()
+        self.protocol.connectionLost(reason)
+
+    def _may_read(self) -> None:
+        self._read_wait = None
+        wait_s = self._throttle.received.wait_s(self._throttle.clock.seconds())
+        if wait_s:  # others have read meanwhile
+            self._read_wait = self._throttle.clock.callLater(wait_s, self._may_read)
+        elif not self._reader_paused:
+            self._transport.resumeProducing()
+
+    def _forget(self) -> None:
+        self._lost = True
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._leave()
+        if self._read_wait is not None:
+            self._read_wait.cancel()
+            self._read_wait = None
+
+    def _leave(self) -> None:
+        if self.wants_turn:
+            self.wants_turn = False
+            self._throttle.leaves(self)
+
+    # The transport's side of it.
+
+    def write(self, data: bytes) -> None:
+        """Send it when it may leave."""
+        if self._lost or self._closing or not data:
+            return
+        self._queue.append(memoryview(bytes(data)))
+        self._queued_bytes += len(data)
+        self._want_turn()
+        if self._queued_bytes > FULL_BYTES:
+            self._pause_producer()
+
+    def writeSequence(self, data: Any) -> None:
+        self.write(b"".join(data))
+
+    def loseConnection(self, *arguments: Any) -> None:
+        """Close it behind what waits."""
+        self._closing = True
+        if not self._queue:
+            self._transport.unregisterProducer()
+            self._transport.loseConnection(*arguments)
+
+    def abortConnection(self) -> None:
+        self._forget()
+        self._transport.abortConnection()
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        """Somebody writes, and may be asked to pause."""
+        self._producer, self._streaming, self._producer_paused = producer, streaming, False
+        if not streaming or self._queued_bytes > FULL_BYTES:
+            self._pause_producer()
+            self._resume_producer()
+
+    def unregisterProducer(self) -> None:
+        self._producer = None
+
+    def pauseProducing(self) -> None:
+        self._reader_paused = True
+        if self._read_wait is None:
+            self._transport.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        """Read on, when that may be."""
+        self._reader_paused = False
+        if self._read_wait is None and not self._lost:
+            self._transport.resumeProducing()
+
+    def stopProducing(self) -> None:
+        self.loseConnection()
+
+    def send_piece(self, most: int) -> int:
+        """Send the next bytes, which may leave now; returns how many."""
+        data = self._queue.popleft()
+        if len(data) > most:
+            self._queue.appendleft(data[most:])
+            data = data[:most]
+        size = len(data)
+        self._queued_bytes -= size
+        if not self._queue:
+            self.wants_turn = False
+        self._transport.write(bytes(data))
+        if self._socket_full:
+            self.wants_turn = False
+        if not self._queue and self._closing:
+            self._transport.unregisterProducer()
+            self._transport.loseConnection()
+        elif not self._lost:
+            self._resume_producer()
+        return size
+
+    def output_full(self) -> None:
+        """What was sent has to wait below."""
+        self._socket_full = True
+        self._leave()
+
+    def output_free(self) -> None:
+        self._socket_full = False
+        self._want_turn()
+
+    def _want_turn(self) -> None:
+        if self._queue and not (self.wants_turn or self._socket_full or self._lost):
+            self.wants_turn = True
+            self._throttle.wants_to_send(self)
+
+    def _pause_producer(self) -> None:
+        if self._producer is not None and not self._producer_paused:
+            self._producer_paused = True
+            if self._streaming:
+                self._producer.pauseProducing()
+
+    def _resume_producer(self) -> None:
+        if self._producer_paused and self._queued_bytes <= FULL_BYTES // 2:
+            self._producer_paused = not self._streaming
+            if self._producer is not None:
+                self._producer.resumeProducing()
+
+
+def _keep_little(socket: Socket, size: int) -> None:
+    """
+    Have the kernel keep no more than so much that was not read: it would take megabytes off the line at once.
+    """
+    with suppress(OSError):
+        usual = socket.getsockopt(SOL_SOCKET, SO_RCVBUF)
+        if size < usual:
+            socket.setsockopt(SOL_SOCKET, SO_RCVBUF, max(size, _LEAST_KEPT_BYTES) // 2)

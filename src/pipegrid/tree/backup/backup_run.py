@@ -1,0 +1,641 @@
+"""One backup run: the walk, what is stored, and the entry in the catalogue."""
+
+from __future__ import annotations
+
+import os
+import time
+import unicodedata
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredList
+
+from pipegrid.core.caps import DirectoryCap, MutableCap
+from pipegrid.core.text import composed, printable
+from pipegrid.errors import NotEnoughSharesError, PipegridError, RollbackError, UsageError
+from pipegrid.grid.grid import Grid
+from pipegrid.reactor.deferreds import gather
+from pipegrid.tree.backup.backup_database import Database
+from pipegrid.tree.backup.backup_state import BackupPlace, CatalogueState
+from pipegrid.tree.backup.catalogue import (
+    Archives,
+    BackupRun,
+    Machine,
+    entry_name,
+    own_time,
+    runs_of,
+    said_of_later,
+)
+from pipegrid.tree.backup.catalogue_store import (
+    CatalogueChange,
+    CatalogueStore,
+    Changed,
+    GridCatalogues,
+)
+from pipegrid.tree.backup.retention import Retention
+from pipegrid.tree.local_walk import LocalWalk, own_directories
+from pipegrid.tree.selection import TreeSelection
+from pipegrid.tree.tree_store import DryRunStore, GridFiles, StoresFiles
+from pipegrid.tree.tree_upload import TreeCounts, TreeReports, TreeResult, TreeUpload
+
+# Listing a run that is stored, in the catalogue and under an alias.
+#
+# It is noted before, so that a run that cannot be listed is listed by the next one.
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class ListedRun:
+    """
+    What came of listing a run.
+
+    Attributes:
+        run: as it is listed.
+        forgotten: runs that are not listed any more.
+        problems: why it is not listed, or not under its alias; the catalogue's is the first.
+        is_nowhere: of the servers that answered none has anything of the catalogue.
+    """
+
+    run: BackupRun
+    forgotten: tuple[BackupRun, ...] = ()
+    problems: tuple[PipegridError, ...] = ()
+    is_nowhere: bool = False
+
+
+class RunLister:
+    """
+    Lists runs of one client.
+
+    Args:
+        say: told, in a sentence, what the user should know.
+    """
+
+    def __init__(
+        self, place: BackupPlace, catalogues: CatalogueStore, say: Callable[[str], None]
+    ) -> None:
+        self._place = place
+        self._catalogues = catalogues
+        self._say = say
+
+    async def list(
+        self, noted: CatalogueState, archives: Archives | None, run: BackupRun, retention: Retention
+    ) -> ListedRun:
+        """List a run that is stored; ``noted`` is what is remembered of the catalogue without it."""
+        others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
+        noted = attrs.evolve(noted, unlisted=(*others, run))
+        self._place.note(noted)
+
+        async def trying(work: Coroutine[Any, Any, T]) -> T | PipegridError:
+            try:
+                return await work
+            except PipegridError as error:
+                return error
+
+        change = CatalogueChange(noted.unlisted, retention)
+        forgotten: tuple[BackupRun, ...] = ()
+        if noted.content is not None:
+            assert noted.cap is not None
+            forgotten = tuple(change.apply(runs_of(noted.cap, noted.content))[1])
+        steps: list[Deferred[Any]] = [Deferred.fromCoroutine(trying(self._change(noted, change)))]
+        if archives is not None:
+            keeping = archives.keep(run, forgotten)
+            steps.append(Deferred.fromCoroutine(trying(keeping)))
+        outcomes = await gather(steps)
+        problems = tuple(each for each in outcomes if isinstance(each, PipegridError))
+        changed = outcomes[0]
+        if not isinstance(changed, Changed):
+            nowhere = isinstance(changed, NotEnoughSharesError) and not changed.found
+            return ListedRun(run, (), problems, nowhere)
+        self._place.note(CatalogueState(noted.cap, changed.content, (), changed.version))
+        return ListedRun(changed.run or run, changed.forgotten, problems)
+
+    async def _change(self, noted: CatalogueState, change: CatalogueChange) -> Changed:
+        assert noted.cap is not None
+        try:
+            return await self._catalogues.change(noted.cap, change, noted.content)
+        except RollbackError as error:
+            if noted.content is None or noted.version < error.seen:
+                raise  # what was seen last may be another machine's, and come back
+            self._say(
+                "servers show an older list of backups than this client has seen, so it is written anew from "
+                "what this client remembers"
+            )
+            return await self._catalogues.write_anew(noted.cap, change, noted.content)
+
+
+# Storing a directory beside what is remembered of earlier runs, or finding out what that would take.
+
+
+class SelectsFiles(Protocol):
+    """What of a directory is stored."""
+
+    @property
+    def selection(self) -> Callable[[], TreeSelection]:
+        """Makes a selection for one walk."""
+
+    @property
+    def one_file_system(self) -> bool:
+        """Leave out what is mounted."""
+
+
+class Storing:
+    """
+    One directory of one client.
+
+    Args:
+        say: told, in a sentence, what the user should know.
+        now: seconds since 1970.
+        reports: told of what is met.
+        read_only: nothing is recorded, and no file is read.
+
+    Attributes:
+        root: its absolute path.
+
+    Raises:
+        UsageError, SinkError: what is remembered cannot be used.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        place: BackupPlace,
+        directory: str,
+        *,
+        say: Callable[[str], None],
+        now: Callable[[], float],
+        reports: TreeReports | None = None,
+        read_only: bool = False,
+    ) -> None:
+        params = grid.config.params
+        numbers = (params.required_shares, params.total_shares, params.max_segment_bytes)
+        self.root = os.path.realpath(directory)
+        self._grid = grid
+        self._place = place
+        self._directory = directory
+        self._now = now
+        self._reports = reports
+        self._read_only = read_only
+        self.database = Database(
+            place.database,
+            repr(numbers).encode() + grid.config.convergence,
+            self.root,
+            now=now,
+            say=say,
+            read_only=read_only,
+        )
+
+    async def store(self, files: SelectsFiles, store: StoresFiles) -> TreeResult:
+        """
+        Give the store what is not remembered.
+
+        Raises:
+            SourceError: the directory cannot be read.
+            GridError: the store takes nothing.
+        """
+        local = self._grid.config.local
+        own = [*self._place.own, *([] if local is None else [local.directory])]
+        walk = LocalWalk(
+            self._directory,
+            without=own_directories(*own),
+            selection=files.selection(),
+            one_file_system=files.one_file_system,
+            know=self.database.file,
+            read=not self._read_only,
+            now_ns=lambda: int(self._now() * 1e9),
+        )
+        upload = TreeUpload(
+            self._grid.workers,
+            self._grid.clock,
+            walk,
+            store,
+            self._directory,
+            self._reports,
+            self.database,
+            self._grid.limits,
+        )
+        return await upload.run()
+
+
+# What backups may be called, and whose a name is; pure, but for a look at whether a directory is still there.
+#
+# Runs of one name are one series: '--keep-...' has its older runs forgotten, and 'restore' takes its
+# newest. So a directory, or a machine, does not come into another one's series unless somebody has said
+# so.
+
+MAX_NAME_BYTES = 200
+
+
+def check_name(name: str, listed: Iterable[BackupRun] = ()) -> str:
+    """
+    Return the name of a backup as it is listed: composed (NFC).
+
+    Args:
+        listed: runs whose names do, since versions of old took others.
+
+    Raises:
+        UsageError: it cannot be one.
+    """
+    name = composed(name)
+    if _is_sensible(name) or (name and any(run.name == name for run in listed)):
+        return name
+    raise UsageError(
+        f"{name!r} cannot be the name of a backup: choose one with --as that has a letter or digit, neither "
+        f"'/' nor control characters, no blank at either end, and {MAX_NAME_BYTES} bytes at most, such as "
+        "'home'"
+    )
+
+
+def _is_sensible(name: str) -> bool:
+    # What does not show, or looks like nothing, is a slip: a variable that is not set, a key that was hit.
+    shows = any(each.isalnum() or unicodedata.category(each) == "So" for each in name)
+    fits = len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES
+    return shows and fits and name.isprintable() and "/" not in name and name == name.strip()
+
+
+def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machine) -> None:
+    """
+    Do nothing if a directory of this machine may go on with the runs of this name.
+
+    A machine that has a run among them goes on: somebody has said so, or it was the first.
+
+    Args:
+        root: the absolute path of the directory.
+
+    Raises:
+        UsageError: they are another machine's, or those of another directory, which is still there.
+    """
+    same = [run for run in runs if run.name == name]
+    ours = [run for run in same if run.machine.id in ("", machine.id)]
+    theirs = [run for run in same if run.machine.id not in ("", machine.id)]
+    if theirs and not any(run.machine.id for run in ours):
+        newest = max(theirs, key=lambda run: run.time)
+        where = (
+            f"{newest.machine.name!r}, another machine"
+            if newest.machine.name
+            else "another machine"
+        )
+        raise _taken(name, f"{newest.directory or 'a directory'} on {where}", root)
+    noted = [run for run in ours if run.directory]
+    other = max(noted, key=lambda run: run.time).directory if noted else root
+    try:
+        if other == printable(root) or os.path.samefile(other, root):
+            return
+    except (OSError, ValueError):  # it was moved, perhaps to here; or is no path at all
+        return
+    raise _taken(name, other, root)
+
+
+def _taken(name: str, by: str, root: str) -> UsageError:
+    return UsageError(
+        f"{name!r} is the backup of {printable(by)}: choose a name for that of {printable(root)} with --as, "
+        f"or say '--as {name}' if both are to have the same one"
+    )
+
+
+# One run of a backup: what has changed is read and stored, and the list of runs gets a line.
+#
+# The order is what makes it safe to be killed at any moment: a file is recorded when it is stored, a run is
+# noted when all of it is, and listed then. So what was written down is always true; what was not is done
+# again, and a run that was noted but could not be listed is listed by the next one.
+#
+# What the catalogue needs beforehand, and the directories under an alias, is seen to while the tree is
+# stored.
+
+
+U = TypeVar("U")
+
+
+@attrs.frozen
+class BackupOptions:
+    """
+    What is stored, and what becomes of older runs.
+
+    Attributes:
+        selection: made anew for each run, since it notes what it has met.
+        archives: the cap of a directory that can be changed, and names below it, which need not be there
+            yet: where the run is kept as Tahoe-LAFS's ``backup`` keeps it, beside the catalogue.
+        name_was_chosen: runs of another directory or machine may have the same name, since somebody has said
+            so.
+    """
+
+    selection: Callable[[], TreeSelection] = TreeSelection
+    one_file_system: bool = False
+    retention: Retention = attrs.field(factory=Retention)
+    archives: tuple[str, tuple[str, ...]] | None = None
+    name_was_chosen: bool = True
+
+
+@attrs.frozen
+class BackupResult:
+    """
+    A finished run.
+
+    Attributes:
+        run: as it is listed.
+        catalogue: the cap that brings back all runs that are listed, and cannot change the list.
+        counts: what was met, sent, checked and left out.
+        forgotten: runs that are not listed any more.
+        elapsed_s: in all.
+        problems: why the run is stored, and is not listed, or not under its alias; see ``run``.
+    """
+
+    run: BackupRun
+    catalogue: DirectoryCap
+    counts: TreeCounts
+    forgotten: tuple[BackupRun, ...]
+    elapsed_s: float
+    problems: tuple[PipegridError, ...] = ()
+
+
+@attrs.frozen
+class DryRunResult:
+    """
+    What a run would do now.
+
+    Attributes:
+        objects, bytes: files and directories that would be sent, before they are encoded; of directories
+            above changed files about so many bytes.
+        share_bytes: about what servers would take.
+        checks: objects that would be looked for on the grid.
+        counts: what was met and left out.
+    """
+
+    objects: int
+    bytes: int
+    share_bytes: int
+    checks: int
+    counts: TreeCounts
+
+
+class Backups:
+    """
+    One client's backups on one grid.
+
+    Args:
+        say: told, in a sentence, what the user should know.
+        now: seconds since 1970.
+        catalogues: where the list of runs is kept.
+        machine: this one, if it is another than the system says.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        say: Callable[[str], None] = lambda sentence: None,
+        now: Callable[[], float] = time.time,
+        catalogues: CatalogueStore | None = None,
+        machine: Machine | None = None,
+    ) -> None:
+        self._grid = grid
+        self._say = say
+        self._now = now
+        self._machine = machine
+        self.place = BackupPlace(grid.config)
+        self.catalogues: CatalogueStore = catalogues or GridCatalogues(grid, now)
+        self._lister = RunLister(self.place, self.catalogues, say)
+
+    async def run(
+        self,
+        directory: str,
+        name: str,
+        options: BackupOptions | None = None,
+        reports: TreeReports | None = None,
+    ) -> BackupResult:
+        """
+        Store a directory as it is now, and list it.
+
+        If it is stored but cannot be listed, that is no error here: ``problems`` of the result tells why, and
+        the next run lists it.
+
+        Raises:
+            UsageError: another run is under way, the name cannot be one, or is another directory's or
+                machine's, or a directory under which it is to be kept cannot be changed.
+            SourceError: the directory cannot be read.
+            GridError: the grid takes nothing, or the list of runs cannot be made.
+        """
+        options = options or BackupOptions()
+        began_s = self._grid.clock.seconds()
+        self.place.lock()
+        try:
+            noted = self.place.noted(self._say)
+            root, machine = os.path.realpath(directory), self._machine or self.place.machine()
+            name = await self._checked_name(name, noted, root, machine, options)
+            storing = self._storing(directory, reports)
+            try:
+                noted, counts, listed = await self._store(noted, name, machine, storing, options)
+                storing.database.finish()
+            finally:
+                storing.database.close()
+        finally:
+            self.place.unlock()
+        assert noted.cap is not None
+        elapsed_s = self._grid.clock.seconds() - began_s
+        return BackupResult(
+            listed.run,
+            noted.cap.readonly(),
+            counts,
+            listed.forgotten,
+            elapsed_s,
+            listed.problems,
+        )
+
+    async def _checked_name(
+        self, name: str, noted: CatalogueState, root: str, machine: Machine, options: BackupOptions
+    ) -> str:
+        """Return the name as it is listed, if it can be one, and this directory's."""
+        name = check_name(name, noted.runs)
+        if not options.name_was_chosen:
+            check_owner(await self._listed(noted), name, root, machine)
+        return name
+
+    async def _store(
+        self,
+        noted: CatalogueState,
+        name: str,
+        machine: Machine,
+        storing: Storing,
+        options: BackupOptions,
+    ) -> tuple[CatalogueState, TreeCounts, ListedRun]:
+        """Store a directory, and list it; returns what was remembered of the catalogue then, too."""
+        # What was stored before is on the grid that has the list which is remembered here.
+        believed = noted.content is not None
+        if not believed:
+            storing.database.doubt()
+        (noted, archives), result = await _both(
+            Deferred.fromCoroutine(self._prepare(noted, options)),
+            Deferred.fromCoroutine(storing.store(options, GridFiles(self._grid))),
+        )
+        when = own_time(name, self._now(), noted.runs)
+        run = _filled(BackupRun(name, when, result.cap, machine=machine), storing.root, result)
+        later = said_of_later(run, noted.runs)
+        if later:
+            self._say(later)
+        listed = await self._lister.list(noted, archives, run, options.retention)
+        if listed.is_nowhere and believed:
+            run, result = await self._store_again(noted, listed.run, storing, options)
+            listed = attrs.evolve(listed, run=run)
+        if listed.is_nowhere:
+            _, *others = listed.problems
+            listed = attrs.evolve(listed, problems=(self._without_list(), *others))
+        return noted, result.counts, listed
+
+    async def _store_again(
+        self, noted: CatalogueState, run: BackupRun, storing: Storing, options: BackupOptions
+    ) -> tuple[BackupRun, TreeResult]:
+        """
+        Store a directory on a grid that has lost the list, and with it perhaps all else: nothing is believed.
+
+        It may be another grid than before, by mistake; so the list is not made anew.
+        """
+        self._say(
+            "no server has the list of backups, as if this were another grid than before: all that was "
+            "stored is looked for, and stored again if it is missing"
+        )
+        self.place.note(noted)  # without a run that may be nowhere
+        storing.database.doubt()
+        result = await storing.store(options, GridFiles(self._grid))
+        run = _filled(run, storing.root, result)
+        others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
+        self.place.note(attrs.evolve(noted, unlisted=(*others, run)))
+        return run, result
+
+    def _without_list(self) -> NotEnoughSharesError:
+        """Return the error of a grid on which nothing is left of the list, with the way on."""
+        return NotEnoughSharesError(
+            "no server has the list of backups: if this is another grid than before, use that one again; "
+            f"if this one has lost it, move {self.place.directory} away, and the next run begins a new list",
+            0,
+            1,
+        )
+
+    async def _prepare(
+        self, noted: CatalogueState, options: BackupOptions
+    ) -> tuple[CatalogueState, Archives | None]:
+        """Return a catalogue that can be changed, and what is under the alias, if there is to be one."""
+        archives = None
+        if options.archives is not None:
+            archives = Archives(self._grid, *options.archives, now=self._now)
+        making: list[Deferred[Any]] = [Deferred.fromCoroutine(self._catalogue(noted))]
+        if archives is not None:
+            making.append(Deferred.fromCoroutine(archives.prepare()))
+        prepared, *_ = await gather(making)
+        return prepared, archives
+
+    async def _catalogue(self, noted: CatalogueState) -> CatalogueState:
+        """Return what is remembered of a catalogue that can be changed; it is made if there is none."""
+        if noted.cap is not None and _is_writable(noted.cap):
+            return noted
+        runs = noted.runs
+        if noted.cap is not None and noted.content is None:
+            # A list without the runs of the one before would be a lie.
+            before = runs_of(noted.cap, await self.catalogues.load(noted.cap))
+            names = {entry_name(run) for run in runs}
+            runs = (*(run for run in before if entry_name(run) not in names), *runs)
+        made = CatalogueState(await self.catalogues.create(), b"", runs)
+        self.place.note(made)
+        return made
+
+    async def _listed(self, noted: CatalogueState) -> tuple[BackupRun, ...]:
+        """Return the runs beside which the next one will be listed."""
+        if noted.cap is None or noted.content is not None:
+            return noted.runs
+        # Somebody has put the cap of another catalogue here: what is in that is what counts.
+        return tuple(runs_of(noted.cap, await self.catalogues.load(noted.cap)))
+
+    async def would_send(
+        self,
+        directory: str,
+        options: BackupOptions | None = None,
+        reports: TreeReports | None = None,
+        name: str | None = None,
+    ) -> DryRunResult:
+        """
+        Find out what a run would send; no file is opened, and nothing is stored or recorded.
+
+        Args:
+            name: what it would be called, which must be possible, and its own; None: that does not matter.
+
+        Raises: as ``run`` does.
+        """
+        options = options or BackupOptions()
+        self.place.lock()
+        try:
+            if name is not None:
+                root, noted = os.path.realpath(directory), self.place.noted(self._say)
+                machine = self._machine or self.place.machine(keep=False)
+                await self._checked_name(name, noted, root, machine, options)
+            storing = self._storing(directory, reports, read_only=True)
+            try:
+                store = DryRunStore(self._grid.config.params)
+                result = await storing.store(options, store)
+            finally:
+                storing.database.close()
+        finally:
+            self.place.unlock()
+        params = self._grid.config.params
+        share_bytes = store.bytes * params.total_shares // params.required_shares
+        return DryRunResult(store.objects, store.bytes, share_bytes, store.checks, result.counts)
+
+    async def runs(self) -> tuple[BackupRun, ...]:
+        """
+        Return all runs that are listed, oldest first; if the grid cannot tell, those that are remembered.
+
+        Raises:
+            PipegridError: the list is on the grid, cannot be read, and is not remembered.
+        """
+        noted = self.place.noted(self._say)
+        if noted.cap is None:
+            return noted.runs
+        try:
+            content = await self.catalogues.load(noted.cap)
+        except PipegridError as error:
+            if noted.content is None:
+                raise
+            self._say(f"this is the list as it was here last, since it cannot be fetched: {error}")
+            return noted.runs
+        return attrs.evolve(noted, content=content).runs
+
+    def _storing(
+        self, directory: str, reports: TreeReports | None, read_only: bool = False
+    ) -> Storing:
+        return Storing(
+            self._grid,
+            self.place,
+            directory,
+            say=self._say,
+            now=self._now,
+            reports=reports,
+            read_only=read_only,
+        )
+
+
+def _filled(run: BackupRun, root: str, result: TreeResult) -> BackupRun:
+    """Return a run of what was stored."""
+    counts = result.counts
+    return attrs.evolve(
+        run,
+        cap=result.cap,
+        metadata=result.metadata,
+        files=counts.files,
+        bytes=counts.bytes,
+        left_out=counts.left_out,
+        directory=printable(root),
+    )
+
+
+async def _both(first: Deferred[T], second: Deferred[U]) -> tuple[T, U]:
+    """Return both results; if one fails the other is cancelled, and has ended when this has."""
+    running: list[Deferred[Any]] = [first, second]
+    try:
+        one, other = await gather(running)
+    except BaseException:
+        await DeferredList(running, consumeErrors=True)
+        raise
+    return one, other
+
+
+def _is_writable(cap: DirectoryCap) -> bool:
+    return isinstance(cap.file, MutableCap) and cap.file.access == "write"

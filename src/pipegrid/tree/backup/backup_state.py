@@ -1,0 +1,343 @@
+"""State directory of backups; machine id."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
+from pipegrid.core.hashes import tagged_hash
+from pipegrid.core.packed_directory import PackedChild, pack_immutable
+from pipegrid.core.text import decode_text
+from pipegrid.disk.atomic_write import SUFFIX, replace_file, sync_path
+from pipegrid.disk.private_output import make_directory, open_private
+from pipegrid.disk.safe_open import read_file
+from pipegrid.errors import CapError, PipegridError, SinkError, UsageError
+from pipegrid.grid.client_config import GridConfig
+from pipegrid.grid.mutables import KNOWN_NAME
+from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, entry_of, runs_of
+
+# Which machine this is, for the list of runs: several may share one.
+#
+# ``/etc/machine-id`` tells it wherever there is one: it is made when a system is installed, and copying a
+# client's directory does not copy it. It is told to nobody as it is (its manual wants that), only a hash
+# of it. Elsewhere, as in containers, a random id beside what backups remember stands for it, as long as
+# that is kept.
+
+SYSTEM_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
+_OWN_NAME = "machine"
+_TAG = b"pipegrid_backup_machine_v1"
+_MAX_BYTES = 100
+_ID_BYTES = 8
+
+
+def this_machine(directory: Path, keep: bool = True) -> Machine:
+    """
+    Return which one this is.
+
+    Args:
+        directory: where backups remember things; it is there.
+        keep: an id that has to be made is written down.
+
+    Raises:
+        OSError: an id had to be made, and could not be written.
+    """
+    return Machine(_id(directory, keep), os.uname().nodename)
+
+
+def _id(directory: Path, keep: bool) -> str:
+    for path in SYSTEM_FILES:
+        with suppress(OSError):
+            text = read_file(Path(path), _MAX_BYTES).strip()
+            if re.fullmatch(rb"[0-9a-f]{32}", text):  # 'uninitialized' while a system boots first
+                return tagged_hash(_TAG, text)[:_ID_BYTES].hex()
+    own = directory / _OWN_NAME
+    with suppress(OSError):
+        text = read_file(own, _MAX_BYTES).strip()
+        if re.fullmatch(rb"[0-9a-f]{16}", text):
+            return text.decode("ascii")
+    made = os.urandom(_ID_BYTES).hex()
+    if keep:
+        replace_file(own, f"{made}\n".encode("ascii"))
+    return made
+
+
+# A directory that used to be kept elsewhere: moved to its new place, with a link where it was.
+#
+# Versions of before follow the link, and so have the same files and take the same lock. Whatever is in
+# the way of moving it, it stays where it is, whole, and is used there.
+
+
+def relocated(old: Path, new: Path) -> Path:
+    """
+    Return where the directory is now: ``new``, or ``old`` if it could not be moved.
+
+    Args:
+        old: with a file ``lock`` in it, which whoever changes it has locked.
+        new: if it is there already, that is the one, and ``old`` stays as it is.
+    """
+    if os.path.lexists(new) or not _is_itself(old):
+        return new
+    lock = -1
+    try:
+        lock = open_private(str(old / "lock"), os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_itself(old) and not os.path.lexists(new):  # nobody else has moved it since
+            _move(old, new)
+    except OSError:  # somebody uses it, or the new place cannot be written
+        pass
+    finally:
+        if lock >= 0:
+            os.close(lock)
+    return new if os.path.lexists(new) else old
+
+
+def _is_itself(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _move(old: Path, new: Path) -> None:
+    make_directory(new.parent, 0o700)
+    try:
+        os.rename(old, new)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy(old, new)
+        shutil.rmtree(old, ignore_errors=True)
+    with suppress(OSError):  # then versions of before begin anew, as after a cache was emptied
+        os.symlink(new.absolute(), old)
+
+
+def _copy(old: Path, new: Path) -> None:
+    """
+    Copy it to another file system; it appears when all of it is on the disk, and is there for good when this
+    returns: the other file system may forget the old one before this one knows the new name.
+
+    What a process that was killed has left of its copy has one name, and goes; whoever copies has the lock.
+    """
+    beside = new.with_name(f".{new.name}{SUFFIX}")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        shutil.copytree(old, beside, symlinks=True)
+        for path in (*beside.iterdir(), beside):
+            sync_path(path)
+        os.rename(beside, new)
+        sync_path(new.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+# Where a client keeps what its backups have to know: ``backup`` beside its secrets, or, if its directory is a
+# Tahoe-LAFS node's, among the user's data; earlier versions had that in the user's cache.
+#
+#     lock             held by the backup that runs
+#     database.sqlite  which files had which cap
+#     catalogue.json   the list of runs as it was stored last, its cap, and runs that are not in it yet
+#     machine          which machine this is, where the system does not tell
+#     catalogue.cap    that cap alone, on one line: whoever has it may change the list
+#
+# The list is there to be at hand, and to be compared with what servers say: the grid has it, under that cap.
+# ``catalogue.cap`` is obeyed if it was changed: to let several machines share a catalogue, or to go on
+# with one on a new machine, that of the other one is put there.
+
+_PLACE_MAX_BYTES = 128 << 20
+_MAX_CAP_BYTES = 1 << 20
+
+_IMMUTABLE = DirectoryCap(LitCap(b""))
+
+
+@attrs.frozen
+class CatalogueState:
+    """
+    What a client remembers of its catalogue.
+
+    Attributes:
+        cap: under which the grid has it; None: there is none yet.
+        content: its bytes as they were stored last; None: they are not remembered.
+        unlisted: runs that are stored, and to be listed in it.
+        version: the sequence number of the version that has the content; 0: that is not known.
+    """
+
+    cap: DirectoryCap | None = None
+    content: bytes | None = attrs.field(default=None, repr=False)
+    unlisted: tuple[BackupRun, ...] = ()
+    version: int = 0
+
+    @property
+    def runs(self) -> tuple[BackupRun, ...]:
+        """All runs that are remembered, oldest first."""
+        listed: list[BackupRun] = []
+        if self.cap is not None and self.content is not None:
+            listed = runs_of(self.cap, self.content)
+        every = {entry_name(run): run for run in (*listed, *self.unlisted)}
+        return tuple(sorted(every.values(), key=lambda run: (run.time, run.name)))
+
+
+class BackupPlace:
+    """
+    The directory of one client's backups.
+
+    Args:
+        config: of the client. What an earlier version has kept elsewhere is moved.
+
+    Attributes:
+        own: directories that each run changes; a backup of them would never find nothing changed.
+
+    Raises:
+        UsageError: nothing may be written for it.
+    """
+
+    def __init__(self, config: GridConfig) -> None:
+        if not config.caches:
+            raise UsageError(f"{config.directory} has no place for what backups have to remember")
+        self.directory = config.caches[0] / "backup"
+        if config.state is not None:
+            self.directory = relocated(self.directory, config.state / "backup")
+        self.own = (self.directory, config.caches[0] / KNOWN_NAME)
+        self.database = self.directory / "database.sqlite"
+        self.cap_file = self.directory / "catalogue.cap"
+        self._list_file = self.directory / "catalogue.json"
+        self._lock = -1
+
+    def lock(self) -> None:
+        """
+        Let no other backup of this client run.
+
+        Raises:
+            UsageError: one does.
+            SinkError: the directory cannot be made, or nothing in it locked.
+        """
+        try:
+            for each in self.own:
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = open_private(str(self.directory / "lock"), os.O_RDWR)
+        except OSError as error:
+            raise SinkError(f"cannot write in {self.directory}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.unlock()
+            raise UsageError(
+                f"another backup that remembers in {self.directory} runs already; wait until it has ended"
+            ) from None
+        except OSError as error:  # some network file systems have no locks
+            self.unlock()
+            raise SinkError(
+                f"cannot lock {self.directory}/lock: {error.strerror}; a backup needs locks: keep the "
+                "client's directory on a disk that has them"
+            ) from error
+
+    def unlock(self) -> None:
+        """Let another backup of this client run; a second call does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def machine(self, keep: bool = True) -> Machine:
+        """
+        Return which machine this is; see ``this_machine``.
+
+        Raises:
+            SinkError: nobody knows, and nothing can be written.
+        """
+        try:
+            return this_machine(self.directory, keep)
+        except OSError as error:
+            raise SinkError(f"cannot write in {self.directory}: {error.strerror}") from error
+
+    def noted(self, say: Callable[[str], None] = lambda sentence: None) -> CatalogueState:
+        """
+        Return what is remembered of the catalogue.
+
+        Raises:
+            UsageError, CapError: the file that holds its cap cannot be used.
+        """
+        said = CatalogueState()
+        try:
+            said = self._read_list()
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, PipegridError):
+            say(f"{self._list_file} is damaged; the list of backups is fetched from the grid")
+        cap = self._read_cap()
+        if cap is None or (said.cap is not None and cap in (said.cap, said.cap.readonly())):
+            return said
+        # The user has put another one there: what this client has listed is to be listed in that.
+        return CatalogueState(cap, None, said.runs)
+
+    def note(self, noted: CatalogueState) -> None:
+        """
+        Remember this of the catalogue.
+
+        Raises:
+            SinkError: it cannot be written.
+        """
+        document = {
+            "cap": str(noted.cap),
+            "packed": None if noted.content is None else _text(noted.content),
+            "unlisted": _text(_packed(noted.unlisted)),
+            "version": noted.version,
+        }
+        try:
+            replace_file(self._list_file, f"{json.dumps(document)}\n".encode("ascii"))
+            if self._read_cap() != noted.cap:
+                replace_file(self.cap_file, f"{noted.cap}\n".encode("ascii"))
+        except OSError as error:
+            raise SinkError(
+                f"cannot write in {self.directory}: {error.strerror}; make room, and run the backup again"
+            ) from error
+
+    def _read_list(self) -> CatalogueState:
+        said = json.loads(read_file(self._list_file, _PLACE_MAX_BYTES).decode("ascii"))
+        if not isinstance(said, dict):
+            raise ValueError("no object")
+        cap = parse_cap(str(said.get("cap")))
+        if not isinstance(cap, DirectoryCap):
+            raise ValueError("no directory")
+        packed = said.get("packed")
+        content = None if packed is None else base64.b64decode(str(packed), validate=True)
+        unlisted = base64.b64decode(str(said.get("unlisted", "")), validate=True)
+        version = said.get("version", 0)
+        number = version if type(version) is int else 0
+        noted = CatalogueState(cap, content, tuple(runs_of(_IMMUTABLE, unlisted)), number)
+        assert noted.runs is not None  # what is damaged in it shows now
+        return noted
+
+    def _read_cap(self) -> DirectoryCap | None:
+        try:
+            text = decode_text(read_file(self.cap_file, _MAX_CAP_BYTES), str(self.cap_file)).strip()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UsageError(
+                f"cannot read {self.cap_file}: {error}; restore or remove it"
+            ) from error
+        try:
+            cap = parse_cap(text)
+        except CapError as error:
+            raise UsageError(f"{self.cap_file}: {error}; restore or remove it") from error
+        if not isinstance(cap, DirectoryCap):
+            raise UsageError(
+                f"{self.cap_file} does not hold the cap of a catalogue; restore or remove it"
+            )
+        return cap
+
+
+def _packed(runs: Sequence[BackupRun]) -> bytes:
+    links = map(entry_of, runs)
+    return pack_immutable([PackedChild(link.name, link.cap, link.metadata or {}) for link in links])
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

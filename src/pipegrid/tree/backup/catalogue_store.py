@@ -1,0 +1,200 @@
+"""
+Where the list of runs is kept: in a directory of the grid that can be changed, whose cap stays the same.
+
+One publish a run. If the client remembers what is there, that takes one round trip; if another machine has
+changed the list meanwhile, what this run does is done to what the other has made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import attrs
+
+from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
+from pipegrid.core.mutable.directory_edits import Edit, Unlink
+from pipegrid.errors import CapError, DirectoryError
+from pipegrid.grid.grid import Grid
+from pipegrid.tree.backup.catalogue import (
+    MAX_BYTES,
+    BackupRun,
+    entry_name,
+    entry_of,
+    runs_of,
+    shown_time,
+)
+from pipegrid.tree.backup.retention import Retention, kept
+from pipegrid.tree.directory import Directory, create_directory
+
+
+@attrs.frozen
+class CatalogueChange:
+    """
+    What a run does to the catalogue, whatever is in it.
+
+    Attributes:
+        added: runs that are to be listed; the last one is that of now, which always is.
+        retention: which runs of all are kept.
+    """
+
+    added: tuple[BackupRun, ...]
+    retention: Retention = attrs.field(factory=Retention)
+
+    def apply(self, listed: Sequence[BackupRun]) -> tuple[list[BackupRun], list[BackupRun]]:
+        """Return the runs that are listed then, oldest first, and those that are forgotten."""
+        added = self.placed(listed)
+        every = {entry_name(run): run for run in (*listed, *added)}
+        runs = sorted(every.values(), key=lambda run: (run.time, run.name))
+        last = added[-1] if added else None
+        stay = kept(
+            runs,
+            self.retention,
+            None if last is None else last.time,
+            None if last is None else last.machine,
+        )
+        staying = set(map(entry_name, stay))
+        return stay, [run for run in runs if entry_name(run) not in staying]
+
+    def placed(self, listed: Sequence[BackupRun]) -> tuple[BackupRun, ...]:
+        """Return the added runs; one of which another machine's has the name and second gets the next."""
+        there = {entry_name(run): run.machine for run in listed}
+        added = {entry_name(run): run for run in self.added}
+        placed = []
+        for run in self.added:
+            free = run
+            while there.get(entry_name(free), run.machine) != run.machine or (
+                added.get(entry_name(free), run) != run
+            ):
+                free = attrs.evolve(free, time=shown_time(free.at.timestamp() + 1))
+            placed.append(free)
+        return tuple(placed)
+
+    def done(self, listed: Sequence[BackupRun]) -> Changed:
+        """Return what comes of it; content and version are to be filled in."""
+        stay, forgotten = self.apply(listed)
+        placed = self.placed(listed)
+        return Changed(b"", 0, tuple(stay), tuple(forgotten), placed[-1] if placed else None)
+
+    def edits(self, listed: Sequence[BackupRun]) -> list[Edit]:
+        """Return what changes a directory with these runs so."""
+        stay, forgotten = self.apply(listed)
+        staying = set(map(entry_name, stay))
+        there = set(map(entry_name, listed))
+        added = self.placed(listed)
+        edits: list[Edit] = [entry_of(run) for run in added if entry_name(run) in staying]
+        gone = [entry_name(run) for run in forgotten if entry_name(run) in there]
+        return edits + [Unlink(name, must_exist=False) for name in gone]
+
+
+@attrs.frozen
+class Changed:
+    """
+    A catalogue after a change.
+
+    Attributes:
+        content: its bytes.
+        version: the sequence number of the version that has them.
+        runs: that are listed, oldest first.
+        forgotten: that are no more.
+        run: the last one that was added, as it is listed; None: none was.
+    """
+
+    content: bytes = attrs.field(repr=False)
+    version: int
+    runs: tuple[BackupRun, ...]
+    forgotten: tuple[BackupRun, ...]
+    run: BackupRun | None = None
+
+
+class CatalogueStore(Protocol):
+    """Where the list is kept."""
+
+    async def create(self) -> DirectoryCap:
+        """
+        Make an empty catalogue; return the cap that changes it.
+
+        Raises:
+            PipegridError: it could not be stored.
+        """
+
+    async def load(self, cap: DirectoryCap) -> bytes:
+        """
+        Return the bytes of a catalogue, of any kind that reads.
+
+        Raises:
+            PipegridError: it cannot be read.
+        """
+
+    async def change(
+        self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
+    ) -> Changed:
+        """
+        Change a catalogue, whatever others have made of it.
+
+        Args:
+            remembered: its bytes as far as this client knows.
+
+        Raises:
+            RollbackError: an older one is there than this client has seen.
+            PipegridError: it could not be changed.
+        """
+
+    async def write_anew(
+        self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
+    ) -> Changed:
+        """Change what is remembered of a catalogue, and put that in the place of whatever is there."""
+
+
+class GridCatalogues:
+    """
+    Keeps catalogues as directories on a grid.
+
+    Args:
+        now: seconds since 1970.
+    """
+
+    def __init__(self, grid: Grid, now: Callable[[], float]) -> None:
+        self._grid = grid
+        self._now = now
+
+    async def create(self) -> DirectoryCap:
+        return (await create_directory(self._grid)).cap
+
+    async def load(self, cap: DirectoryCap) -> bytes:
+        """Return the bytes of a catalogue."""
+        file = cap.file
+        is_mutable = isinstance(file, MutableCap) and file.access != "verify"
+        if not (is_mutable or isinstance(file, (ChkCap, LitCap))):
+            raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
+        if not isinstance(file, ChkCap) or file.size <= MAX_BYTES:
+            data = await self._grid.read(file, 0, None if not is_mutable else MAX_BYTES + 1)
+            if len(data) <= MAX_BYTES:
+                return data
+        raise DirectoryError("this is no catalogue of backups: it is too large for one")
+
+    async def change(
+        self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
+    ) -> Changed:
+        directory = Directory(self._grid, cap, self._now)
+        done: Changed | None = None
+
+        def edits(content: bytes) -> list[Edit]:
+            nonlocal done
+            listed = runs_of(cap, content)
+            done = change.done(listed)
+            return change.edits(listed)
+
+        content, written = await directory.change_by(edits, remembered)
+        assert done is not None
+        return attrs.evolve(done, content=content, version=written.version.sequence_number)
+
+    async def write_anew(
+        self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
+    ) -> Changed:
+        directory = Directory(self._grid, cap, self._now)
+        listed = runs_of(cap, remembered)
+        content = directory.applied(remembered, change.edits(listed))
+        written = await self._grid.overwrite(cap, content)
+        done = change.done(listed)
+        return attrs.evolve(done, content=content, version=written.version.sequence_number)

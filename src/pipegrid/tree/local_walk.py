@@ -1,0 +1,450 @@
+"""
+A directory on this machine, met in order: what is in it, and the content of what is wanted.
+
+Everything is opened relative to the directory that it is in, and no symbolic link is followed, so nobody
+who moves directories about meanwhile can lead the walk elsewhere. Small files come with their content, large
+ones open. What cannot be read, and what is met a second time on the way down (a loop of mounts) is named;
+what no tree holds (sockets, devices, pipes; parts of downloads) is skipped; and the walk goes on. All
+methods block, and are meant for a worker thread; one batch at a time.
+
+**Bounds.** A batch ends when it has so many things, or bytes, or a file that is open. Of the directories on
+the way down, only the lowest ``_OPEN_LEVELS`` are open; the others are opened again from below when the walk
+comes back, and must be the same then.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Generator, Iterator
+from threading import Lock
+from typing import Any
+
+import attrs
+
+from pipegrid.disk.atomic_write import is_part_name
+from pipegrid.tree.directory_plan import MAX_ENTRIES
+from pipegrid.tree.selection import TreeSelection
+
+SMALL_BYTES = 128 << 10
+"""Files up to this come with their content; larger ones are read when they are stored."""
+
+BATCH_THINGS = 128
+BATCH_BYTES = 1 << 20
+MAX_DEPTH = 1000
+"""Levels below the root; readers take no more."""
+
+_OPEN_LEVELS = 32
+_TRIES = 3
+"""So often is a small file read that changes meanwhile."""
+
+CHANGED = "it changed while it was read; store it again when nobody writes to it"
+"""What is said of a file whose beginning and end may be of two versions, as a clause."""
+
+_NOTHING = TreeSelection()
+
+
+@attrs.frozen
+class DirectoryBegun:
+    """A directory; ``number`` is new, ``parent`` that of the one it is in (-1: the root)."""
+
+    number: int
+    parent: int
+    name: bytes
+    path: str
+    found: os.stat_result
+
+
+@attrs.frozen
+class DirectoryEnded:
+    """All that is in a directory was met."""
+
+    number: int
+
+
+@attrs.frozen
+class FileMet:
+    """
+    A file or symbolic link.
+
+    Attributes:
+        parent: the directory it is in.
+        path: from the root, with ``/``, as Python spells names.
+        found: of the moment before it was read.
+        began_ns: that moment, in nanoseconds since 1970.
+        content: of a small file, whatever size it reports; the file, open, if it is larger (close it); None:
+            it was not asked for.
+        link: what a symbolic link leads to.
+        known: what ``know`` said of it, if it said something.
+    """
+
+    parent: int
+    name: bytes
+    path: str
+    found: os.stat_result
+    began_ns: int
+    content: bytes | io.FileIO | None = attrs.field(default=None, repr=False)
+    link: bytes | None = None
+    known: Any = None
+
+    def is_same(self, found: os.stat_result) -> bool:
+        """Whether what is there now seems to be what was met."""
+        return _signature(found) == _signature(self.found)
+
+
+@attrs.frozen
+class LeftOut:
+    """Something that is not stored, and why, in a sentence."""
+
+    path: str
+    why: str
+
+
+@attrs.frozen
+class Skipped:
+    """
+    Something that no tree holds: it has no content, or is the part of an unfinished download.
+
+    Attributes:
+        what: it is, in words.
+        is_part: the latter.
+    """
+
+    path: str
+    what: str
+    is_part: bool = False
+
+
+Thing = DirectoryBegun | DirectoryEnded | FileMet | LeftOut | Skipped
+
+
+class LocalWalk:
+    """
+    One walk through a directory, in batches.
+
+    Args:
+        root: its path; if that is a link it is followed, since the user named it.
+        selection: what is wanted of it.
+        one_file_system: what is mounted in it comes as an empty directory.
+        without: directories that are passed over, each by device and inode; see ``own_directories``.
+        know: asked of every regular file before it is opened; unless it says None, the file is not read.
+        read: whether files are read at all.
+        now_ns: nanoseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        selection: TreeSelection = _NOTHING,
+        one_file_system: bool = False,
+        without: Collection[tuple[int, int]] = (),
+        know: Callable[[str, os.stat_result], Any] = lambda path, found: None,
+        read: bool = True,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._root = root
+        self._selection = selection
+        self._one_file_system = one_file_system
+        self._without = without
+        self._know = know
+        self._read = read
+        self._now_ns = now_ns
+        self._levels: list[_Level] = []
+        self._numbers = 0
+        self._bytes = 0
+        self._device = 0
+        self._things = self._walk()
+        self._busy = Lock()  # whoever gives up does not wait for the thread that reads
+
+    def batch(self) -> list[Thing]:
+        """
+        Return what comes next; nothing: that was all.
+
+        Raises:
+            OSError: the root cannot be read.
+        """
+        batch: list[Thing] = []
+        with self._busy:
+            self._bytes = 0
+            for thing in self._things:
+                batch.append(thing)
+                is_open = isinstance(thing, FileMet) and isinstance(thing.content, io.FileIO)
+                if is_open or len(batch) >= BATCH_THINGS or self._bytes >= BATCH_BYTES:
+                    break
+        return batch
+
+    def close(self) -> None:
+        """Let go of all directories, when the batch that is being read has ended."""
+        with self._busy:
+            self._things.close()
+            while self._levels:
+                self._levels.pop().close()
+
+    def open(self, path: str) -> io.FileIO:
+        """
+        Open a file of the walk once more.
+
+        Raises:
+            OSError: it cannot be, or is none any more.
+        """
+        *above, name = path.split("/")
+        fd = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
+        try:
+            for each in above:
+                inner = os.open(each, _DIRECTORY, dir_fd=fd)
+                os.close(fd)
+                fd = inner
+            return _open_file(fd, name, self._shown(path))
+        finally:
+            os.close(fd)
+
+    def _shown(self, path: str) -> str:
+        return os.path.join(self._root, path)
+
+    def _walk(self) -> Generator[Thing, None, None]:
+        fd = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
+        found = os.fstat(fd)
+        self._device = found.st_dev
+        yield self._enter(fd, "", b"", found)
+        yield from self._list()
+        while self._levels:
+            level = self._levels[-1]
+            if not level.names:
+                yield DirectoryEnded(level.number)
+                yield from self._leave()
+                continue
+            name, is_directory = level.names.pop()
+            path = f"{level.path}/{name}" if level.path else name
+            if not self._selection.takes(path, is_directory):
+                continue
+            try:
+                if is_directory:
+                    yield from self._descend(name, path)
+                else:
+                    yield from self._look(level, name, path)
+            except OSError as error:
+                yield LeftOut(path, _reason(error))
+        for path in self._selection.unmet:
+            yield LeftOut(path, "it was listed, and is not there")
+
+    def _enter(self, fd: int, path: str, name: bytes, found: os.stat_result) -> DirectoryBegun:
+        parent = self._levels[-1].number if self._levels else -1
+        level = _Level(self._numbers, fd, path, (found.st_dev, found.st_ino))
+        self._numbers += 1
+        self._levels.append(level)
+        if len(self._levels) > _OPEN_LEVELS:
+            self._levels[-_OPEN_LEVELS - 1].close()
+        return DirectoryBegun(level.number, parent, name, path, found)
+
+    def _list(self) -> Iterator[LeftOut]:
+        """Read the names in the lowest directory."""
+        level = self._levels[-1]
+        try:
+            with os.scandir(level.fd) as entries:
+                for entry in entries:
+                    path = f"{level.path}/{entry.name}" if level.path else entry.name
+                    if not self._selection.may_take(path):
+                        continue  # before it is looked at, as some file systems have it
+                    try:
+                        level.names.append((entry.name, entry.is_dir(follow_symlinks=False)))
+                    except OSError as error:
+                        if self._selection.takes(path, True):
+                            yield LeftOut(path, _reason(error))
+                        continue
+                    if len(level.names) > MAX_ENTRIES:
+                        level.names.clear()
+                        yield LeftOut(
+                            level.path,
+                            f"it has more than {MAX_ENTRIES} entries, more than one directory may; make "
+                            "several of it",
+                        )
+                        return
+        except OSError as error:
+            if len(self._levels) == 1:
+                raise
+            level.names.clear()
+            yield LeftOut(level.path, _reason(error))
+        # Files first, since they are held open no longer than needed; taken from the end.
+        level.names.sort(key=lambda each: (each[1], each[0]), reverse=True)
+
+    def _descend(self, name: str, path: str) -> Iterator[Thing]:
+        level = self._levels[-1]
+        if len(self._levels) > MAX_DEPTH:
+            yield LeftOut(path, f"it is more than {MAX_DEPTH} levels deep; readers take no more")
+            return
+        fd = os.open(name, _DIRECTORY, dir_fd=level.fd)
+        found = os.fstat(fd)
+        if (found.st_dev, found.st_ino) in self._without:
+            os.close(fd)
+            return
+        if any(each.identity == (found.st_dev, found.st_ino) for each in self._levels):
+            os.close(fd)
+            yield LeftOut(path, "it contains itself, through a mount")
+            return
+        yield self._enter(fd, path, os.fsencode(name), found)
+        if self._one_file_system and found.st_dev != self._device:
+            return
+        yield from self._list()
+
+    def _leave(self) -> Iterator[LeftOut]:
+        """Go back up; a directory that was closed is opened again, if it is still there."""
+        level = self._levels.pop()
+        if self._levels and self._levels[-1].fd < 0:
+            above = self._levels[-1]
+            try:
+                fd = os.open("..", _DIRECTORY, dir_fd=level.fd) if level.fd >= 0 else -1
+                found = os.fstat(fd)
+                if (found.st_dev, found.st_ino) == above.identity:
+                    above.fd = fd
+                else:
+                    os.close(fd)
+            except OSError:
+                pass
+            if above.fd < 0 and above.names:
+                above.names.clear()
+                yield LeftOut(
+                    above.path, "it was moved while it was read; the rest of it is left out"
+                )
+        level.close()
+
+    def _look(self, level: _Level, name: str, path: str) -> Iterator[Thing]:
+        began_ns = self._now_ns()
+        found = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
+        raw = os.fsencode(name)
+        kind = stat.S_IFMT(found.st_mode)
+        if kind == stat.S_IFLNK:
+            link = os.fsencode(os.readlink(name, dir_fd=level.fd))
+            yield FileMet(level.number, raw, path, found, began_ns, link, link)
+        elif kind == stat.S_IFDIR:  # it was none when the names were read
+            if self._selection.takes(path, True):
+                yield from self._descend(name, path)
+        elif kind != stat.S_IFREG:
+            yield Skipped(path, _KINDS.get(kind, "no file"))
+        elif is_part_name(name):
+            yield Skipped(path, "the part of an unfinished download", is_part=True)
+        else:
+            known = self._know(path, found)
+            if known is not None or not self._read:
+                yield FileMet(level.number, raw, path, found, began_ns, None, None, known)
+                return
+            file = _open_file(level.fd, name, self._shown(path))
+            try:
+                met = self._take(file, level, raw, path)
+            except BaseException:
+                file.close()
+                raise
+            if met is None:
+                file.close()
+                yield LeftOut(path, CHANGED)
+                return
+            if not isinstance(met.content, io.FileIO):
+                file.close()
+            yield met
+
+    def _take(self, file: io.FileIO, level: _Level, name: bytes, path: str) -> FileMet | None:
+        """Read a small file; None: it changed all the time."""
+        fd = file.fileno()
+        for _ in range(_TRIES):
+            began_ns = self._now_ns()
+            found = os.fstat(fd)
+            if found.st_size > SMALL_BYTES:
+                return FileMet(level.number, name, path, found, began_ns, file)
+            content = os.pread(fd, found.st_size + 1, 0)
+            if len(content) != found.st_size:
+                content = _read_to_end(fd)
+            if _signature(os.fstat(fd)) != _signature(found):
+                continue
+            if len(content) <= SMALL_BYTES:
+                self._bytes += len(content)
+                return FileMet(level.number, name, path, found, began_ns, content)
+            if not found.st_size:  # who stores it reads it to its end
+                return FileMet(level.number, name, path, found, began_ns, file)
+        return None
+
+
+def own_directories(*paths: str | os.PathLike[str]) -> frozenset[tuple[int, int]]:
+    """
+    Return which directories these are, as far as they are there.
+
+    A backup of a home must not store the embedded grid in it, which grows by what is stored, nor the database
+    that it is writing.
+    """
+    found = set()
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        found.add((status.st_dev, status.st_ino))
+    return frozenset(found)
+
+
+class _Level:
+    """A directory that the walk is in; ``fd`` is -1 while it is closed."""
+
+    def __init__(self, number: int, fd: int, path: str, identity: tuple[int, int]) -> None:
+        self.number = number
+        self.fd = fd
+        self.path = path
+        self.identity = identity
+        self.names: list[tuple[str, bool]] = []
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_KINDS = {
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
+
+
+def _open_file(fd: int, name: str, shown: str) -> io.FileIO:
+    """Open a regular file, without waiting for whoever may have put a pipe in its place."""
+
+    def opener(_: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=fd)
+
+    file = io.FileIO(shown, "rb", opener=opener)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.ENOENT, "it is no file any more")
+    return file
+
+
+def _signature(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _read_to_end(fd: int) -> bytes:
+    """Return a file's content whatever size it reports (none in ``/proc``); if it is small, all of it."""
+    content = bytearray()
+    while len(content) <= SMALL_BYTES:
+        more = os.pread(fd, SMALL_BYTES + 1 - len(content), len(content))
+        if not more:
+            break
+        content += more
+    return bytes(content)
+
+
+def _reason(error: OSError) -> str:
+    if error.errno == errno.ENOENT:
+        return "it vanished while the directory was read"
+    if error.errno in (errno.ENOTDIR, errno.ELOOP):
+        return "something else came into its place while the directory was read"
+    if error.errno == errno.ESTALE:
+        return (
+            "it cannot be read: its file system lost it (stale file handle); mount that again, and store "
+            "it then"
+        )
+    return f"it cannot be read: {error.strerror}"

@@ -1,0 +1,400 @@
+"""Check of every object of a tree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap, keepable, writes
+from pipegrid.errors import CapError, NotEnoughSharesError, UnhappyError
+from pipegrid.reactor.deferreds import Waiters, start_cancellable
+from pipegrid.transfer.results import CheckResult, RepairResult
+from pipegrid.transfer.settings import UpkeepSettings
+from pipegrid.transfer.upkeep import OnOutcome, Upkeep, UpkeepOutcome, UpkeepRequest, UpkeepSummary
+from pipegrid.tree.listing import ListingLimits, ReadsFiles
+from pipegrid.tree.retry import MOST, RetryQueue, wants_servers
+from pipegrid.tree.walk import Met, TreePath, Unreadable, Walk, WalkLimits, identity_of, walk
+
+# Objects of a tree that could not be repaired for want of servers: they are looked after once more, at
+# the end.
+#
+# When is ``secondtry``'s decision: at once, if others came through meanwhile; else when servers are back.
+
+T = TypeVar("T")
+
+_SOMETHING_ELSE = -1
+
+
+def lacking(outcome: UpkeepOutcome) -> Exception | None:
+    """Return the error that says so, if servers that were out of reach may be all that was wanting."""
+    if isinstance(outcome, Failure):
+        error = outcome.value
+        return error if isinstance(error, Exception) and wants_servers(error) else None
+    if isinstance(outcome, CheckResult) and outcome.unreachable and not outcome.recoverable:
+        found, needed = len(outcome.good_shares), outcome.required_shares
+        absent = len(outcome.unreachable)
+        return NotEnoughSharesError("", found, needed, absent, outcome.total_shares)
+    if isinstance(outcome, RepairResult) and not outcome.whole:
+        absent = len({*outcome.absent, *outcome.after.unreachable})
+        return UnhappyError("", 0, 0, absent) if absent else None
+    return None
+
+
+class CheckRetries(Generic[T]):
+    """
+    Those at the objects of one run.
+
+    Args:
+        waiting: told a sentence when too few servers are in reach, and None when the run goes on.
+
+    Attributes:
+        helped: objects that came through at a second try.
+    """
+
+    def __init__(self, clock: IReactorTime, waiting: Callable[[str | None], None]) -> None:
+        self.helped = 0
+        self._clock = clock
+        self._woken: Waiters[None] = Waiters()
+        self._kept: list[tuple[T, UpkeepOutcome, Exception]] = []
+        self._later: RetryQueue[int, tuple[T, UpkeepOutcome]] = RetryQueue(
+            clock, lambda: self._woken.fire(None), waiting
+        )
+
+    def keeps(self, what: T, outcome: UpkeepOutcome) -> bool:
+        """Something came of an object; returns whether it is looked after once more."""
+        error = lacking(outcome)
+        if error is None:
+            self._later.succeeded(_SOMETHING_ELSE)
+        elif len(self._kept) < MOST:
+            self._kept.append((what, outcome, error))
+            return True
+        return False
+
+    async def take(
+        self,
+        look: Callable[[T, OnOutcome], Awaitable[None]],
+        finished: Callable[[], Awaitable[None]],
+        tell: Callable[[T, UpkeepOutcome], None],
+    ) -> None:
+        """
+        Take them now.
+
+        Args:
+            look: begins to look after an object once more.
+            finished: returns when all that was begun has ended.
+            tell: told what came of each in the end.
+        """
+        for number, (what, outcome, error) in enumerate(self._kept):
+            if not self._later.keeps(number, (what, outcome), error, -math.inf):
+                tell(what, outcome)
+        self._kept.clear()
+        under_way = 0
+
+        def told(number: int, what: T, began_s: float, outcome: UpkeepOutcome) -> None:
+            nonlocal under_way
+            under_way -= 1
+            error = lacking(outcome)
+            if error is None:
+                self.helped += self._later.succeeded(number)
+            elif self._later.keeps(number, (what, outcome), error, began_s):
+                return
+            tell(what, outcome)
+
+        try:
+            while True:
+                again = self._later.next(at_end=not under_way)
+                for _, lost in self._later.take_lost():
+                    tell(*lost)
+                if again is not None:
+                    number, (what, _) = again
+                    under_way += 1
+                    await look(what, partial(told, number, what, self._clock.seconds()))
+                elif under_way:
+                    await finished()
+                elif self._later.has_any:
+                    await self._woken.wait()
+                else:
+                    return
+        finally:
+            self._later.close()
+
+
+# Looking after everything in a tree: each object once, while the tree is walked.
+#
+# Directories have to be read to be entered, and what is found in them is looked after at once: reading and
+# checking overlap, so that a tree takes about as many round trips as it has levels, and one more.
+#
+# A directory that cannot be read is named, and looked after like any other object; the rest goes on.
+#
+# What could not be repaired for want of servers is looked after once more, at the end; see ``lookagain``.
+#
+# **Write caps.** To repair an object that can change takes its write cap, and so does a look at its private
+# key; but what is met first may be a link that only reads it, or a directory that only reads, with all in it.
+# What comes of such an object is held back where its write cap could have had another outcome. At the end, if
+# any object was met once more by a cap that writes it, the directories that can be changed are walked
+# again by their write caps, until the caps of all that is held are found. A tree where nothing is held is
+# walked once.
+
+MAX_HELD = 10_000
+"""Objects whose write caps are looked for at a time, some 3 kB each; more take a walk for each so many."""
+
+
+class LooksAfter(ReadsFiles, Protocol):
+    """What it needs of a grid."""
+
+    def upkeep(self, todo: UpkeepRequest, bounds: UpkeepSettings | None = None) -> Deferred[Upkeep]:
+        """Open what looks after objects."""
+
+    @property
+    def clock(self) -> IReactorTime:
+        """The reactor, as far as it tells the time."""
+
+
+@attrs.frozen
+class FirstMet:
+    """
+    Where in a tree an object was met first.
+
+    Attributes:
+        path: names from the root; empty for the root itself.
+        cap: its cap; None if the tree does not tell it.
+    """
+
+    path: TreePath
+    cap: Cap | None
+
+
+@attrs.define
+class TreeSummary(UpkeepSummary):
+    """
+    What came of a tree.
+
+    Attributes:
+        unreadable: directories that could not be entered; what is below is not counted.
+        second_tries: objects of which a repair came through when servers were in reach again.
+    """
+
+    unreadable: int = 0
+    second_tries: int = 0
+
+
+Ended = Callable[[int, FirstMet, UpkeepOutcome], None]
+OnUnread = Callable[[int, FirstMet, Exception], None]
+
+
+def check_tree(
+    grid: LooksAfter,
+    cap: str | Cap,
+    todo: UpkeepRequest,
+    *,
+    bounds: UpkeepSettings | None = None,
+    ended: Callable[[FirstMet, UpkeepOutcome], None] | None = None,
+    unreadable: Callable[[FirstMet, Exception], None] | None = None,
+    walk_limits: WalkLimits | None = None,
+    listing_limits: ListingLimits | None = None,
+) -> Deferred[TreeSummary]:
+    """
+    Look after everything in a tree; fires with what came of it, in numbers.
+
+    Args:
+        grid: an open ``Grid``.
+        cap: a directory's; or a file's, which is all that there is then.
+        todo: what is to be done with each object.
+        bounds: how much at once.
+        ended: called with each object's place and outcome, in the order of ending. Objects in their caps are
+            healthy; those that cannot be checked, being of an unknown kind, have a failure.
+        unreadable: called with each directory that could not be entered, and why. It is looked after, too, as
+            far as its own shares go.
+        walk_limits, listing_limits: what the walk may take.
+
+    Raises (through the Deferred):
+        CapError: it is no well-formed cap.
+        UnhappyError: there are no servers.
+    """
+    return check_trees(
+        grid,
+        [cap],
+        todo,
+        bounds=bounds,
+        ended=None if ended is None else lambda _, *told: ended(*told),
+        unreadable=None if unreadable is None else lambda _, *told: unreadable(*told),
+        walk_limits=walk_limits,
+        listing_limits=listing_limits,
+    )
+
+
+def check_trees(
+    grid: LooksAfter,
+    caps: Sequence[str | Cap],
+    todo: UpkeepRequest,
+    summary: TreeSummary | None = None,
+    *,
+    bounds: UpkeepSettings | None = None,
+    ended: Ended | None = None,
+    unreadable: OnUnread | None = None,
+    waiting: Callable[[str | None], None] = lambda why: None,
+    walk_limits: WalkLimits | None = None,
+    listing_limits: ListingLimits | None = None,
+) -> Deferred[TreeSummary]:
+    """
+    Look after several trees, one behind the other, as one; an object that is in two counts once.
+
+    Args:
+        summary: to be counted in as it goes; by default a new one.
+        ended, unreadable: as those of ``check_tree``, with the number of the tree in front.
+        waiting: told why, when servers are waited for to repair what they were missing for, and None when
+            the run goes on.
+        Others: see ``check_tree``.
+    """
+    start = partial(walk, grid, limits=walk_limits, listing=listing_limits)
+    counted = TreeSummary() if summary is None else summary
+    again = CheckRetries[_Placed](grid.clock, waiting)
+    work = _Trees(grid, start, caps, todo, counted, ended, unreadable, again)
+    return start_cancellable(work.run(bounds), grid.clock)
+
+
+_Keepable = ChkCap | ChkVerifierCap | LitCap | MutableCap
+_Placed = tuple[int, FirstMet, _Keepable]
+"""An object by the number of its tree, its place, and what it is looked after by."""
+
+
+@attrs.frozen
+class _Held:
+    """What came of an object, unless there is a cap that writes it."""
+
+    number: int
+    place: FirstMet
+    outcome: UpkeepOutcome
+
+
+@attrs.define
+class _Trees:
+    _grid: LooksAfter
+    _walk: Callable[..., Walk]
+    _caps: Sequence[str | Cap]
+    _todo: UpkeepRequest
+    _summary: TreeSummary
+    _ended: Ended | None
+    _unreadable: OnUnread | None
+    _again: CheckRetries[_Placed]
+    _met_before: set[bytes] = attrs.field(factory=set)
+    _met_stronger: bool = False
+    _held: dict[bytes, _Held] = attrs.field(factory=dict)
+
+    async def run(self, bounds: UpkeepSettings | None) -> TreeSummary:
+        walks = [self._walk(cap) for cap in self._caps]
+        upkeep = await self._grid.upkeep(self._todo, bounds)
+        try:
+            for number, tree in enumerate(walks):
+                with tree:
+                    async for met in tree:
+                        await self._look_after(number, met, upkeep)
+                        if len(self._held) >= MAX_HELD:
+                            await self._find_write_caps(upkeep)
+            await upkeep.finished()
+            if self._met_stronger and self._held:
+                await self._find_write_caps(upkeep)
+                await upkeep.finished()
+            self._give_up(self._held)
+            await self._look_again(upkeep)
+        finally:
+            await upkeep.close()
+        return self._summary
+
+    async def _look_after(self, number: int, met: Met, upkeep: Upkeep) -> None:
+        place = FirstMet(met.path, met.cap)
+        best = met.best or met.cap
+        if isinstance(met, Unreadable):
+            self._summary.unreadable += 1
+            if self._unreadable is not None:
+                self._unreadable(number, place, met.error)
+        identity = identity_of(met.cap)
+        if identity is not None:
+            if identity in self._met_before:
+                self._met_stronger = self._met_stronger or writes(best)
+                return
+            self._met_before.add(identity)
+        try:
+            cap = _keepable(best)
+        except CapError as error:
+            self._note(number, place, Failure(error))
+            return
+        await upkeep.room()
+        if identity is None or not isinstance(cap, MutableCap) or writes(cap):
+            upkeep.begin(cap, partial(self._came, (number, place, cap)))
+        else:
+            upkeep.begin(cap, partial(self._note_read, identity, (number, place, cap)))
+
+    async def _look_again(self, upkeep: Upkeep) -> None:
+        """Look once more after what was not repaired for want of servers."""
+
+        async def look(what: _Placed, told: OnOutcome) -> None:
+            await upkeep.room()
+            upkeep.begin(what[2], told)
+
+        def tell(what: _Placed, outcome: UpkeepOutcome) -> None:
+            self._note(what[0], what[1], outcome)
+
+        await self._again.take(look, upkeep.finished, tell)
+        self._summary.second_tries += self._again.helped
+
+    def _came(self, what: _Placed, outcome: UpkeepOutcome) -> None:
+        """Note what came of an object, unless it is to be repaired, and servers were missing for that."""
+        if not (self._todo.repair and self._again.keeps(what, outcome)):
+            self._note(what[0], what[1], outcome)
+
+    def _note(self, number: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
+        self._summary.note(outcome)
+        if self._ended is not None:
+            self._ended(number, place, outcome)
+
+    # Write caps that come later.
+
+    def _note_read(self, identity: bytes, what: _Placed, outcome: UpkeepOutcome) -> None:
+        """Hold back what came of an object that can change, if a write cap could do more."""
+        if isinstance(outcome, Failure):
+            wants_more = self._todo.repair and outcome.check(CapError) is not None
+        else:
+            # Its private key was not looked at.
+            wants_more = self._todo.verify and isinstance(outcome, CheckResult) and outcome.healthy
+        if wants_more:
+            self._held[identity] = _Held(what[0], what[1], outcome)
+        else:
+            self._came(what, outcome)
+
+    async def _find_write_caps(self, upkeep: Upkeep) -> None:
+        """Look after what is held by the write caps that the trees tell; tell of the rest as it is."""
+        held, self._held = self._held, {}
+        for cap in self._caps:
+            with self._walk(cap, by_write_caps=True) as tree:
+                async for met in tree:
+                    best = met.best or met.cap
+                    one = held.pop(identity_of(best) or b"", None) if writes(best) else None
+                    if one is not None:
+                        await upkeep.room()
+                        damaged = isinstance(one.outcome, Failure)
+                        cap = _keepable(best)
+                        told = partial(self._came, (one.number, one.place, cap))
+                        upkeep.begin(cap, told, damaged=damaged)
+                    if not held:
+                        return
+        self._give_up(held)
+
+    def _give_up(self, held: dict[bytes, _Held]) -> None:
+        for one in held.values():
+            self._note(one.number, one.place, one.outcome)
+
+
+def _keepable(cap: Cap | None) -> _Keepable:
+    if cap is None:
+        raise CapError(
+            "only the cap that writes it is here, encrypted: open the tree by its write cap"
+        )
+    return keepable(cap)

@@ -1,0 +1,412 @@
+"""
+Copies into directories of a grid: of local files and directories, and of what is on the grid already.
+
+What can never change is linked by its cap, and no byte of it moves. Of what can change a copy is made as it
+is now, which can never change: whoever changes the original does not change the copy. (A second name for the
+original is a link: ``Directory.link``.) A directory whose name is there already goes into the one that is
+there, if that can be changed; a file of that name is replaced only if that is wanted, but a mutable one is
+overwritten, and keeps its cap.
+
+Everything is looked at before anything is sent, and the names in one directory are changed in one publish.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap
+from pipegrid.core.mutable.directory_edits import Edit, Link
+from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immutable
+from pipegrid.core.text import composed, printable
+from pipegrid.errors import ChildExists, DirectoryError, PipegridError, SourceError, UsageError
+from pipegrid.grid.grid import Grid
+from pipegrid.reactor.deferreds import few_at_a_time
+from pipegrid.transfer.put.source import open_spool
+from pipegrid.tree.directory import Child, Directory, check_writable
+from pipegrid.tree.metadata import entry_metadata, entry_name
+
+MAX_DEPTH = 200
+"""Of directories that can be changed, one in the other, of which a copy is made."""
+
+MAX_ITEMS = 100_000
+"""In one directory, of one copy."""
+
+_AT_ONCE = 16
+
+CopyAction = Literal["new", "same", "over", "into"]
+CopiedAs = Literal["linked", "copied", "overwritten", "same", "merged"]
+
+
+@attrs.frozen(eq=False)
+class Item:
+    """
+    One thing that is copied: a path of this machine, or what is on the grid.
+
+    Attributes:
+        name: that it gets.
+        label: what errors call it.
+        path: local, or None.
+        child: on the grid, or None.
+        follow: a local symbolic link stands for what it leads to.
+    """
+
+    name: str
+    label: str
+    path: str | None = None
+    child: Child | None = None
+    follow: bool = True
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory."""
+        if self.child is not None:
+            return self.child.kind == "directory"
+        assert self.path is not None
+        return os.path.isdir(self.path) and (self.follow or not os.path.islink(self.path))
+
+
+@attrs.frozen
+class CopyReports:
+    """
+    What the caller is told.
+
+    Attributes:
+        done: called with an item, what became of it, and its cap.
+        failed: called with what something is called, and why it is not copied; the rest goes on.
+    """
+
+    done: Callable[[Item, CopiedAs, Cap | None], None] = lambda item, how, cap: None
+    failed: Callable[[str, Exception], None] = lambda label, error: None
+
+
+def decide(item: Item, there: Child | None, force: bool) -> CopyAction:
+    """
+    Return what to do with an item in a directory where something may have its name; pure but for local kinds.
+
+    Raises:
+        ChildExists: that is in the way.
+    """
+    if there is None:
+        return "new"
+    name = printable(item.name)
+    if item.is_directory:
+        if there.kind != "directory":
+            raise ChildExists(
+                f"there is a file '{name}' already; take it out first with 'pipegrid rm', or copy to another "
+                "name",
+                item.name,
+            )
+        if item.child is not None and item.child.read_cap == there.read_cap:
+            return "same"
+        file = there.cap.file if isinstance(there.cap, DirectoryCap) else None
+        if isinstance(file, MutableCap) and file.access == "write":
+            return "into"
+    elif there.kind == "directory":
+        raise ChildExists(
+            f"there is a directory '{name}' already; take it out first with 'pipegrid rm -r', or copy to "
+            "another name",
+            item.name,
+        )
+    elif item.child is not None and item.child.read_cap == there.read_cap:
+        return "same"
+    elif isinstance(there.write_cap, MutableCap):
+        return "over"
+    if not force:
+        raise ChildExists(
+            f"there is a '{name}' already; copy to another name, or replace it with -f", item.name
+        )
+    return "new"
+
+
+class Copier:
+    """
+    One copy.
+
+    Args:
+        put_tree: stores a local directory; returns its cap.
+        force: replace files, and directories that can never change, whose names are needed.
+        calls: returns what ``put_many`` of such sources reports to.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        put_tree: Callable[[str], Deferred[DirectoryCap]],
+        reports: CopyReports | None = None,
+        force: bool = False,
+        calls: Callable[[Sequence[Any]], dict[str, Any]] = lambda sources: {},
+    ) -> None:
+        self._calls = calls
+        self._grid = grid
+        self._put_tree = put_tree
+        self._reports = reports or CopyReports()
+        self._force = force
+        self._frozen: dict[bytes | None, Cap] = {}  # by what they are copies of
+        self._partial: set[Cap] = set()
+
+    async def into(self, directory: Directory, items: Sequence[Item], depth: int = 0) -> None:
+        """
+        Copy items into a directory; one of several that cannot be copied is reported.
+
+        Raises:
+            ChildExists: the name of the only item is there already.
+            PipegridError: the directory could not be changed.
+        """
+        check_writable(directory.cap)
+        there = await directory.list() if items else {}
+        actions = self._actions(items, there, alone=len(items) == 1 and depth == 0)
+        caps = await self._store([item for item in actions if actions[item] == "new"])
+        edits: list[Edit] = [
+            Link(item.name, cap, metadata=self._metadata(item), replace=self._force)
+            for item, cap in caps.items()
+        ]
+        if edits:
+            await directory.change(edits)
+        for item, cap in caps.items():
+            linked = item.child is not None and item.child.read_cap == cap
+            self._reports.done(item, "linked" if linked else "copied", cap)
+        for item, action in actions.items():
+            old = there.get(composed(item.name))
+            if action == "same":
+                self._reports.done(item, "same", None if old is None else old.cap)
+            elif action == "over":
+                assert old is not None
+                await self._trying(item.label, self.over(item, old.write_cap))
+            elif action == "into":
+                assert old is not None
+                await self._trying(item.label, self._merge(item, old, depth))
+
+    def _actions(
+        self, items: Sequence[Item], there: Mapping[str, Child], alone: bool
+    ) -> dict[Item, CopyAction]:
+        """Return what to do with each item; those with which nothing can be done are reported."""
+        actions: dict[Item, CopyAction] = {}
+        labels: dict[str, str] = {}
+        for item in items:
+            name = composed(item.name)
+            try:
+                check_name_free(item, labels.get(name))
+                actions[item] = decide(item, there.get(name), self._force)
+                labels[name] = item.label
+            except UsageError as error:
+                if alone:
+                    raise
+                self._reports.failed(item.label, error)
+        return actions
+
+    async def over(self, item: Item, cap: Cap | None) -> None:
+        """
+        Overwrite a mutable file with a file.
+
+        Raises:
+            PipegridError: either failed.
+        """
+        assert isinstance(cap, MutableCap)
+        if item.path is not None:
+            await self._grid.overwrite(cap, item.path)
+        else:
+            assert item.child is not None
+            async with self._spooled(item.child) as spool:
+                await self._grid.overwrite(cap, spool)
+        self._reports.done(item, "overwritten", cap)
+
+    async def _merge(self, item: Item, there: Child, depth: int) -> None:
+        if depth >= MAX_DEPTH:
+            raise DirectoryError(f"directories are more than {MAX_DEPTH} levels deep")
+        assert isinstance(there.cap, DirectoryCap)
+        inner = await self.items_in(item)
+        await self.into(Directory(self._grid, there.cap), inner, depth + 1)
+        self._reports.done(item, "merged", there.cap)
+
+    async def items_in(self, item: Item) -> list[Item]:
+        """Return what is in a directory, as items."""
+        if item.path is not None:
+            return local_items(item.path, item.label)
+        assert item.child is not None
+        assert isinstance(item.child.cap, DirectoryCap)
+        children = await Directory(self._grid, item.child.cap).list()
+        return [Item(name, f"{item.label}/{name}", None, each) for name, each in children.items()]
+
+    # Caps of what is copied.
+
+    async def _store(self, items: Sequence[Item]) -> dict[Item, Cap]:
+        """Return the caps of items that are stored now, in their order; failures are told."""
+        caps: dict[Item, Cap] = {}
+        files = {item for item in items if item.path is not None and not item.is_directory}
+        sources = await self._sources([item for item in items if item in files])
+        given = list(sources.values())
+        outcomes = await self._grid.put_many(given, **self._calls(given)) if given else []
+        for item, outcome in zip(sources, outcomes, strict=True):
+            if isinstance(outcome, Failure):
+                error = outcome.value
+                self._reports.failed(item.label, error)  # type: ignore[arg-type]
+            else:
+                caps[item] = outcome.cap
+
+        async def other(item: Item) -> None:
+            if item.path is not None:
+                caps[item] = await self._put_tree(item.path)
+            else:
+                assert item.child is not None
+                caps[item] = await self.frozen(item.child, item.label)
+
+        steps = [
+            lambda item=item: self._trying(item.label, other(item))
+            for item in items
+            if item not in files
+        ]
+        await few_at_a_time(_AT_ONCE, steps)
+        return {item: caps[item] for item in items if item in caps}
+
+    async def _sources(self, items: Sequence[Item]) -> dict[Item, Any]:
+        sources: dict[Item, Any] = {}
+        for item in items:
+            assert item.path is not None
+            try:
+                found = os.stat(item.path, follow_symlinks=item.follow)
+                if stat.S_ISLNK(found.st_mode):
+                    sources[item] = os.fsencode(os.readlink(item.path))
+                elif stat.S_ISREG(found.st_mode):
+                    sources[item] = item.path
+                else:
+                    raise SourceError("it is no file, and has no content to store; leave it out")
+            except OSError as error:
+                failed = SourceError(f"it cannot be read: {error.strerror}; check the path")
+                self._reports.failed(item.label, failed)
+            except SourceError as error:
+                self._reports.failed(item.label, error)
+        return sources
+
+    def _metadata(self, item: Item) -> dict[str, Any]:
+        if item.child is not None:
+            return dict(item.child.metadata)
+        assert item.path is not None
+        try:
+            found = os.stat(item.path, follow_symlinks=item.follow)
+            is_link = stat.S_ISLNK(found.st_mode)
+            link = os.fsencode(os.readlink(item.path)) if is_link else None
+        except OSError:
+            return {}  # it vanished, and is stored
+        return entry_metadata(found, link=link, name=entry_name(_raw_name(item.path))[1])
+
+    async def frozen(
+        self, child: Child, label: str, above: frozenset[bytes | None] = frozenset()
+    ) -> Cap:
+        """
+        Return a cap of what something is now, and can never change. A directory that is met again is the
+        copy that was made of it: thirty can have a billion paths.
+
+        Args:
+            above: storage indexes of the directories that it is in.
+
+        Raises:
+            UsageError: it is of no known kind.
+            DirectoryError: a directory contains itself, or is too deep.
+            PipegridError: the grid failed.
+        """
+        cap = child.cap
+        file = cap.file if isinstance(cap, DirectoryCap) else cap
+        if child.kind == "unknown" or cap is None:
+            raise UsageError("nothing is known that reads it, so it cannot be copied; link it")
+        if isinstance(file, (ChkCap, LitCap)):
+            return cap
+        if not isinstance(cap, DirectoryCap):
+            async with self._spooled(child) as spool:
+                return (await self._grid.put(spool)).cap
+        index = cap.storage_index
+        if index in above or len(above) >= MAX_DEPTH:
+            raise DirectoryError(
+                f"it contains itself, or is more than {MAX_DEPTH} levels deep; copy what is in it one by one"
+            )
+        if index in self._frozen:
+            if self._frozen[index] in self._partial:
+                told = DirectoryError("it lacks here, too, what could not be copied before")
+                self._reports.failed(label, told)
+            return self._frozen[index]
+        children = await Directory(self._grid, cap).list()
+        caps: dict[str, Cap] = {}
+
+        async def freeze(each: Child, inner: str) -> None:
+            caps[each.name] = await self.frozen(each, inner, above | {index})
+
+        for name, each in children.items():
+            inner = f"{label}/{name}"
+            await self._trying(inner, freeze(each, inner))
+        packed = pack_immutable(
+            PackedChild(name, inner_cap, _without_times(children[name].metadata))
+            for name, inner_cap in caps.items()
+        )
+        self._frozen[index] = made = directory_cap((await self._grid.put(packed)).cap)
+        if len(caps) < len(children) or not self._partial.isdisjoint(caps.values()):
+            self._partial.add(made)
+        return made
+
+    @asynccontextmanager
+    async def _spooled(self, child: Child) -> AsyncIterator[Any]:
+        assert child.cap is not None
+        with open_spool("it") as spool:
+            await self._grid.get(child.cap, spool)
+            spool.seek(0)
+            yield spool
+
+    async def _trying(self, label: str, work: Any) -> None:
+        try:
+            await work
+        except PipegridError as error:
+            self._reports.failed(label, error)
+
+
+def local_items(path: str, label: str) -> list[Item]:
+    """
+    Return what is in a local directory; links stand for themselves.
+
+    Raises:
+        SourceError: it cannot be read.
+        UsageError: there is too much in it.
+    """
+    items: list[Item] = []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if len(items) >= MAX_ITEMS:
+                    raise UsageError(
+                        f"{printable(label)} has more than {MAX_ITEMS} entries; copy a part of it"
+                    )
+                name = entry_name(os.fsencode(entry.name))[0]
+                inner = f"{label}/{entry.name}"
+                items.append(Item(name, inner, entry.path, follow=False))
+    except OSError as error:
+        raise SourceError(f"cannot read {printable(path)}: {error.strerror}") from error
+    return sorted(items, key=lambda item: item.name)
+
+
+def check_name_free(item: Item, other: str | None) -> None:
+    """
+    Args:
+        other: label of an item with the same name, or None.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if other is not None:
+        raise UsageError(
+            f"{printable(other)} and {printable(item.label)} would both be called "
+            f"'{printable(composed(item.name))}'; copy them one after the other, to different names"
+        )
+
+
+def _raw_name(path: str) -> bytes:
+    return os.fsencode(os.path.basename(os.path.abspath(path)))
+
+
+def _without_times(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata without the times of linking, which an entry that never changes does not have."""
+    return {key: value for key, value in metadata.items() if key != "tahoe"}

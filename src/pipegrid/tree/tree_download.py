@@ -1,0 +1,845 @@
+"""The download of a tree: directories read ahead, files fetched, retries, a summary."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Literal, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import Cap, ChkCap, LitCap
+from pipegrid.disk.atomic_write import is_part_name, part_path
+from pipegrid.disk.part_file import PartInUse, TargetExists
+from pipegrid.errors import CapError, PipegridError, SinkError, UsageError, naming
+from pipegrid.flow.concurrency import Budget
+from pipegrid.reactor.deferreds import Waiters, start_cancellable
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.results import GetResult, Progress
+from pipegrid.transfer.settings import Limits
+from pipegrid.tree import local_files
+from pipegrid.tree.listing import ListingLimits, ReadsFiles
+from pipegrid.tree.local_directory import DirectoryFd, failed
+from pipegrid.tree.local_files import NameCollisions, local_name
+from pipegrid.tree.metadata import Modes, RestoredMetadata, restored
+from pipegrid.tree.retry import MOST, RetryQueue, wants_servers
+from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
+
+# What fetching a tree needs, what it may take, and what comes of it.
+
+SMALL_IN_FLIGHT_BYTES = 16 << 20
+"""Of small files together: it fills a line of 1 Gbit/s at 100 ms."""
+
+LARGE_AT_ONCE = 3
+"""Each may hold what ``DownloadSettings.memory_bytes`` says."""
+
+
+class FetchesFiles(ReadsFiles, Protocol):
+    """What fetching a tree needs of a grid."""
+
+    def get(
+        self, cap: str | Cap, sink: Any, *, progress: Progress | None = None
+    ) -> Deferred[GetResult]:
+        """Fetch a file into a sink; see ``Grid.get``."""
+
+    @property
+    def clock(self) -> IReactorTime:
+        """The reactor, as far as it tells the time."""
+
+
+MAX_PATHS = 1_000_000
+"""Of a tree that is fetched, unless somebody says otherwise."""
+
+
+@attrs.define
+class TreeGetResult:
+    """
+    What came of fetching a tree.
+
+    Attributes:
+        files: that were fetched.
+        present: files that were there.
+        directories, links: that are there now.
+        size: bytes of files that were fetched or there.
+        fetched_bytes: of the former.
+        second_tries: files that came, and directories that were read, when servers were in reach again.
+        failed: how many objects were left out; each was told.
+        part_files: of other downloads, which the tree has and which were skipped.
+        not_kept: how many files, directories and links have not the mode or time that they should.
+    """
+
+    files: int = 0
+    present: int = 0
+    directories: int = 0
+    links: int = 0
+    size: int = 0
+    fetched_bytes: int = 0
+    second_tries: int = 0
+    failed: int = 0
+    part_files: int = 0
+    not_kept: int = 0
+
+
+@attrs.frozen
+class GetTreeLimits:
+    """
+    What fetching a tree may take.
+
+    Attributes:
+        in_flight_bytes: of small files.
+        large_at_once: files that are larger.
+        jobs: files of either kind.
+        paths: files, directories and links; a few of them can have a billion paths.
+        walk, listing: see there.
+    """
+
+    in_flight_bytes: int = SMALL_IN_FLIGHT_BYTES
+    large_at_once: int = LARGE_AT_ONCE
+    jobs: int = 1 << 20
+    walk: WalkLimits = attrs.field(factory=WalkLimits)
+    listing: ListingLimits = attrs.field(factory=ListingLimits)
+    paths: int = MAX_PATHS
+
+
+def bounded(limits: Limits) -> GetTreeLimits:
+    """Return what fetching a tree may take, of what its grid may: a quarter of the memory for each use."""
+    bounds = GetTreeLimits()
+    jobs = bounds.jobs if limits.jobs is None else limits.jobs
+    in_flight_bytes, walk = bounds.in_flight_bytes, bounds.walk
+    if limits.memory_bytes is not None:
+        part = limits.memory_bytes // 4
+        in_flight_bytes = min(in_flight_bytes, part)
+        walk = attrs.evolve(walk, ahead_bytes=min(walk.ahead_bytes, part))
+    return GetTreeLimits(in_flight_bytes, min(bounds.large_at_once, jobs), jobs, walk)
+
+
+# A local directory while a tree is fetched into it: what is yet to come, and what has come.
+
+
+@attrs.define(eq=False)
+class IncomingDirectory:
+    """
+    A local directory that something is in, or comes into.
+
+    Attributes:
+        path: None if it is left out, with all in it; so is ``home``, which knows whether it is still there.
+        names: its path on the grid.
+        unfinished: what is yet to end in it, the walk through it included.
+        links: to be made in it.
+    """
+
+    path: str | None
+    home: DirectoryFd | None
+    parent: IncomingDirectory | None
+    names: TreePath
+    kept: RestoredMetadata
+    taken: NameCollisions
+    mode_before: int | None = None
+    unfinished: int = 1
+    links: list[tuple[TreePath, str, RestoredMetadata]] = attrs.Factory(list)
+
+    @property
+    def depth(self) -> int:
+        """How many levels it is below the root."""
+        return len(self.names)
+
+    @property
+    def there(self) -> DirectoryFd:
+        """The directory, if it is not left out."""
+        assert self.home is not None
+        return self.home
+
+    def claim(self, path: str) -> None:
+        """Give what stands at a path in it to the entry of that name; see ``NameCollisions``."""
+        self.taken.claim(self.there, path)
+
+
+@attrs.frozen
+class Unread:
+    """A directory of the tree that could not be read, and the local one that it comes into."""
+
+    met: Unreadable
+    parent: IncomingDirectory
+
+
+# One file of a tree on its way to its place, or found to be there.
+
+SMALL_BYTES = 1 << 20
+"""Files up to this are held in memory whole."""
+
+LOOK_S = 0.1
+WAIT_S = 60.0
+"""When nothing has come for so long into a file that another process writes, the wait ends."""
+
+MAX_LOOKS = 5
+"""At a file that comes while it is fetched, each time anew."""
+
+How = Literal["fetched", "present"]
+
+
+@attrs.frozen(eq=False)
+class WantedFile:
+    """
+    A file that is to come.
+
+    Attributes:
+        path: names from the root of the tree.
+        size: None if nobody knows before it is read.
+        parent: the local directory.
+        place: where it goes.
+        standing: what stood there when it was met.
+        kept: what its entry says.
+    """
+
+    path: TreePath
+    cap: Cap
+    size: int | None
+    parent: IncomingDirectory
+    place: str
+    standing: local_files.Presence
+    kept: RestoredMetadata
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is held in memory whole."""
+        return self.size is not None and self.size <= SMALL_BYTES
+
+
+class OtherWriter:
+    """
+    Waits for another process that writes to the same file, while that goes on.
+
+    Args:
+        grid: whose clock tells the time.
+    """
+
+    def __init__(self, grid: FetchesFiles, file: WantedFile) -> None:
+        self._clock = grid.clock
+        self._place = file.place
+        self._seen: tuple[int, ...] = ()
+        self._changed_s = self._clock.seconds()
+        self._looks = 0
+
+    async def wait(self, error: SinkError) -> None:
+        """
+        Wait a little.
+
+        Raises:
+            SinkError: this one; nothing has changed for ``WAIT_S``.
+        """
+        if isinstance(error, TargetExists):  # it has just been completed, or is another file
+            self._looks += 1
+            if self._looks > MAX_LOOKS:
+                raise error
+            return
+        seen: tuple[int, ...] = ()
+        with suppress(OSError):
+            found = os.lstat(part_path(self._place))
+            seen = (found.st_ino, found.st_size, found.st_mtime_ns)
+        now_s = self._clock.seconds()
+        if seen != self._seen:
+            self._seen, self._changed_s = seen, now_s
+        elif now_s - self._changed_s > WAIT_S:
+            raise error
+        await deferLater(self._clock, LOOK_S, lambda: None)
+
+
+class FileFetcher:
+    """
+    Fetches files.
+
+    Args:
+        workers: for what takes as long as the disk does.
+        force: replace what differs.
+    """
+
+    def __init__(self, grid: FetchesFiles, workers: CpuWorkers, force: bool) -> None:
+        self._grid = grid
+        self._workers = workers
+        self._force = force
+
+    async def fetch(self, file: WantedFile, progress: Progress | None) -> tuple[How, int, str]:
+        """
+        Have it there; returns how it came, its size, and what of its mode and time could not be set.
+
+        A file to which another process writes is waited for, as long as that goes on.
+
+        Args:
+            progress: of a large one, called with bytes that have come and their sum.
+
+        Raises:
+            PipegridError, OSError: it is not there.
+        """
+        other = OtherWriter(self._grid, file)
+        while True:
+            outcome = await self._attempt(file, progress, other)
+            if not isinstance(outcome, WantedFile):
+                return outcome
+            file = outcome
+
+    async def _attempt(
+        self, file: WantedFile, progress: Progress | None, other: OtherWriter
+    ) -> tuple[How, int, str] | WantedFile:
+        """Do so, or return the file as it is met after another process has written to it."""
+        try:
+            return await self._fetch(file, progress)
+        except (PartInUse, TargetExists) as error:
+            await other.wait(error)
+            home, place = file.parent.there, file.place
+            standing = local_files.standing(home, place, file.size, file.kept)
+            if standing == "same":
+                not_kept = local_files.restore_mode_and_time(home, place, file.kept)
+                return "present", file.size or 0, not_kept
+            replaces = self._force and local_files.may_be_replaced(home, place)
+            if standing == "other" and not replaces:
+                raise local_files.in_the_way(place) from error
+            return attrs.evolve(file, standing=standing)
+
+    async def _fetch(self, file: WantedFile, progress: Progress | None) -> tuple[How, int, str]:
+        """
+        Have it there, unless another process is about to.
+
+        Raises:
+            PipegridError, OSError: it is not there.
+        """
+        home, cap, size = file.parent.there, file.cap, file.size
+        home.check()  # before bytes are fetched for nothing
+        if file.standing in ("same", "perhaps"):
+            if await self._is_same(file):
+                not_kept = local_files.restore_mode_and_time(home, file.place, file.kept)
+                return "present", size or 0, not_kept
+            if not self._force:
+                raise local_files.in_the_way(file.place)
+        replace = file.standing != "missing"
+        if file.is_small:
+            data = cap.data if isinstance(cap, LitCap) else await self._grid.read(cap)
+            write = local_files.write_whole
+            not_kept = await self._workers.run(write, home, file.place, data, replace, file.kept)
+            return "fetched", size or 0, not_kept
+        local_files.room_for(os.path.dirname(file.place), size or 0)
+        part = local_files.TreePart(home, file.place, replace, file.kept)
+        try:
+            result = await self._grid.get(cap, part, progress=progress)
+            # ``Grid.get`` publishes parts that it has opened, and those it is given.
+            if not part.closed:
+                await self._workers.run(part.publish)
+        finally:
+            part.leave()  # and keep what is in it for another time
+        return "fetched", result.size, part.not_kept
+
+    async def _is_same(self, file: WantedFile) -> bool:
+        home, cap = file.parent.there, file.cap
+        if isinstance(cap, LitCap):
+            return local_files.holds(home, file.place, cap.data)
+        there = local_files.FileThere(home, file.place)
+        try:
+            await self._grid.get(cap, there)
+        except local_files.Differs:
+            return False
+        finally:
+            there.close()
+        return True
+
+
+# Directories of a tree that could not be read for want of servers: they are read once more, at the end of
+# all.
+
+
+class DirectoryRetries:
+    """
+    Those of one tree.
+
+    Args:
+        woken: fired when a pause is over.
+        waiting: see ``RetryQueue``.
+
+    Attributes:
+        is_reading: the end has come, and they are read.
+    """
+
+    def __init__(
+        self, clock: IReactorTime, woken: Waiters[None], waiting: Callable[[str | None], None]
+    ) -> None:
+        self.is_reading = False
+        self._woken = woken
+        self._unread: list[Unread] = []
+        self._path: TreePath | None = None
+        self._later: RetryQueue[TreePath, Unread] = RetryQueue(
+            clock, lambda: woken.fire(None), waiting
+        )
+
+    def keeps(self, one: Unread) -> bool:
+        """A directory could not be read; returns whether that is tried again."""
+        met = one.met
+        if self.is_reading:
+            return met.path == self._path and self._keeps(one)
+        if not wants_servers(met.error) or len(self._unread) >= MOST:
+            return False
+        self._unread.append(one)
+        return True
+
+    def is_read(self, path: TreePath) -> bool:
+        """A directory was read; returns whether that was at a second try."""
+        return path == self._path and self._later.succeeded(path)
+
+    async def read(
+        self,
+        walk: Callable[[Unread], Coroutine[Any, Any, bool]],
+        give_up: Callable[[Unread], None],
+    ) -> None:
+        """
+        Read them now.
+
+        Args:
+            walk: through one, with all that is in it; returns whether the next may follow.
+            give_up: told of those that are given up.
+        """
+        self.is_reading = True
+        for each in self._unread:
+            self._keeps(each)
+        try:
+            while True:
+                again = self._later.next(at_end=True)
+                for _, lost in self._later.take_lost():
+                    give_up(lost)
+                if again is not None:
+                    self._path = again[0]
+                    if not await walk(again[1]):
+                        return
+                    self._later.ended(again[0])
+                elif self._later.tries.waiting:
+                    await self._woken.wait()
+                else:
+                    return
+        finally:
+            self._later.close()
+
+    def _keeps(self, one: Unread) -> bool:
+        # Nobody knows when its reading began: other things may have come meanwhile.
+        return self._later.keeps(one.met.path, one, one.met.error, -math.inf)
+
+
+# Fetching a whole tree: directories and files as one pipeline.
+#
+# The walk reads directories far ahead; files leave as they are met. Small ones, up to a segment, are fetched
+# into memory, many at once, bounded by their bytes; of large ones a few are on their way at a time, each into
+# a part beside its name. What lies ahead waits in the walk, which is bounded as well.
+#
+# **A rerun** fetches what is missing or differs. A file that has size and time of its entry is taken for that
+# file; one that has its size alone, or all of them with ``paranoid``, is compared: it is encrypted again,
+# segment for segment, and checked against the hashes to which the cap leads, for which a round trip and the
+# hashes are fetched.
+#
+# **What fails** is told with its path, and stops nothing else; for want of servers it is tried once more
+# (``secondtry``). Directories get their modes and times when all in them has ended; links are made just
+# before, since no file is then written there any more.
+
+FILE_BYTES = 32 << 10
+"""What even an empty file counts as: objects of its download. So at most 512 are on their way."""
+
+
+class TreeGet:
+    """
+    Fetches one tree, once.
+
+    Args:
+        grid: an open one.
+        workers: for what takes as long as the disk does.
+        cap: of the root, a directory.
+        directory: where it goes; made if missing.
+        force: replace files and links that are in the way.
+        paranoid: compare also files that have size and time of their entries.
+        progress: called with bytes that are there, or were fetched, and those known so far.
+        problem: told what was left out, and why.
+        done: told of each file or link that is there now: path, ``fetched``, ``present`` or ``link``, bytes.
+        into: see ``target.begin_tree``.
+        modes: what files and directories get of the modes that their entries say.
+        not_kept: told of what has not the mode or time that it should, and why.
+        waiting: see ``TreeReports``.
+    """
+
+    def __init__(
+        self,
+        grid: FetchesFiles,
+        workers: CpuWorkers,
+        cap: Cap,
+        directory: str,
+        *,
+        metadata_json: bytes = b"{}",
+        force: bool = False,
+        paranoid: bool = False,
+        progress: Progress | None = None,
+        problem: Callable[[TreePath, Exception], None] | None = None,
+        done: Callable[[TreePath, str, int], None] | None = None,
+        limits: GetTreeLimits | None = None,
+        into: DirectoryFd | None = None,
+        waiting: Callable[[str | None], None] | None = None,
+        modes: Modes = "umask",
+        not_kept: Callable[[TreePath, str], None] | None = None,
+    ) -> None:
+        self._grid = grid
+        self._workers = workers
+        self._cap = cap
+        self._directory = directory
+        self._metadata_json = metadata_json
+        self._force = force
+        self._paranoid = paranoid
+        self._progress = progress
+        self._problem = problem
+        self._done = done
+        self._limits = limits or GetTreeLimits()
+        self._into = into
+        self._modes = modes
+        self._not_kept = not_kept
+        self._paths = 0
+        self._small = Budget(self._limits.in_flight_bytes)
+        self._large = Budget(self._limits.large_at_once)
+        self._jobs = Budget(self._limits.jobs)
+        self._running: set[Deferred[None]] = set()
+        self._woken: Waiters[None] = Waiters()
+        waiting = waiting or (lambda why: None)
+        self._fetcher = FileFetcher(grid, workers, force)
+        self._later: RetryQueue[TreePath, tuple[WantedFile, Exception]] = RetryQueue(
+            grid.clock, lambda: self._woken.fire(None), waiting
+        )
+        self._unread = DirectoryRetries(grid.clock, self._woken, waiting)
+        self._bug: BaseException | None = None
+        self._stack: list[IncomingDirectory] = []
+        self._folds = False
+        self._known_bytes = 0
+        self._here_bytes = 0
+        self.result = TreeGetResult()
+
+    async def run(self) -> TreeGetResult:
+        """
+        Fetch it.
+
+        Raises:
+            CapError: it is not the cap of a directory.
+            SinkError: the target cannot be made.
+            PipegridError: the root cannot be read.
+        """
+        try:
+            await self._walk(self._cap, self._metadata_json, ())
+            self._leave_down_to(0)
+            await self._catch_up(at_end=True)
+            if self._bug is None:
+                await self._unread.read(self._walk_again, self._stays_unread)
+            if self._bug is not None:
+                raise self._bug
+        except BaseException:
+            await self._stop()
+            raise
+        finally:
+            self._later.close()
+        return self.result
+
+    async def _walk(self, cap: Cap, metadata_json: bytes, base: TreePath) -> None:
+        """Meet a directory, whose path is ``base``, and all that is below."""
+        walking = self._limits.walk
+        walking = attrs.evolve(walking, objects=max(walking.objects, self._limits.paths + 1))
+        bounds: Any = {"limits": walking, "listing": self._limits.listing}
+        with walk(self._grid, cap, all_paths=True, metadata_json=metadata_json, **bounds) as tree:
+            async for met in tree:
+                if base:
+                    met = attrs.evolve(met, path=(*base, *met.path))
+                self._leave_down_to(len(met.path))
+                await self._meet(met)
+                if base and isinstance(met, Found):
+                    self.result.second_tries += self._unread.is_read(met.path)
+                await self._catch_up()
+                if self._bug is not None:
+                    break
+
+    # What is tried a second time.
+
+    async def _catch_up(self, at_end: bool = False) -> None:
+        """Begin what is to be tried again now; return when something new may begin, or nothing is left."""
+        later = self._later
+        while self._bug is None and (at_end or later.has_any):
+            again = later.next(at_end and not self._running)
+            for _, (file, error) in later.take_lost():
+                self._give_up(file, error)
+            if again is not None:
+                await self._begin(again[1][0])
+            elif later.tries.waiting or (at_end and self._running):
+                await self._woken.wait()
+            else:
+                return
+
+    async def _walk_again(self, one: Unread) -> bool:
+        """Walk through a directory that could not be read before; returns whether nobody made a mistake."""
+        self._stack = [one.parent]
+        assert one.met.cap is not None
+        await self._walk(one.met.cap, one.met.metadata_json, one.met.path)
+        self._leave_down_to(0)
+        await self._catch_up(at_end=True)
+        return self._bug is None
+
+    def _could_not_read(self, one: Unread) -> None:
+        """A directory could not be read; perhaps it can later."""
+        if self._unread.keeps(one):
+            one.parent.unfinished += 1
+        else:
+            self._fail(one.met.path, one.met.error)
+
+    def _stays_unread(self, one: Unread) -> None:
+        self._fail(one.met.path, one.met.error)
+        self._ended_in(one.parent)
+
+    async def _stop(self) -> None:
+        running = list(self._running)
+        for each in running:
+            each.cancel()
+        await DeferredList(running, consumeErrors=True)
+
+    # Directories.
+
+    async def _meet(self, met: Found | Unreadable) -> None:
+        self._paths += 1
+        if self._paths > self._limits.paths:
+            text = (
+                f"the tree has more than {self._limits.paths} paths, and the rest is not fetched; fetch "
+                "parts of it by their own paths, or give max_paths"
+            )
+            raise naming(SinkError(text), "give max_paths")
+        parent = self._stack[-1] if self._stack else None
+        if isinstance(met, Unreadable):
+            if parent is None:
+                raise met.error
+            if parent.path is not None:
+                self._could_not_read(Unread(met, parent))
+            return
+        if parent is None and met.kind != "directory":
+            text = "this is the cap of a file, and this fetches directories; fetch it with Grid.get"
+            raise naming(CapError(text), "fetch it with Grid.get")
+        if parent is not None and parent.path is None:
+            if met.kind == "directory":
+                self._enter(None, parent, met, RestoredMetadata(), None)
+            return
+        kept = restored(met.metadata, self._modes)
+        if parent is not None and met.kind != "directory" and _is_part(met, kept):
+            self.result.part_files += 1
+            return
+        try:
+            path = self._directory if parent is None else self._place(met, parent, kept)
+            if met.kind == "directory":
+                self._make(path, parent, met, kept)
+                return
+            assert parent is not None
+            if kept.link is not None:
+                parent.links.append((met.path, path, kept))
+                return
+            await self._meet_file(met, path, parent, kept)
+        except PipegridError as error:
+            if parent is None:
+                raise
+            self._fail(met.path, error)
+            if met.kind == "directory":
+                self._enter(None, parent, met, RestoredMetadata(), None)
+
+    def _place(self, met: Found, parent: IncomingDirectory, kept: RestoredMetadata) -> str:
+        name = local_name(met.path[-1], kept.name)
+        parent.taken.take(name)
+        assert parent.path is not None
+        return os.path.join(parent.path, name)
+
+    def _make(
+        self, path: str, parent: IncomingDirectory | None, met: Found, kept: RestoredMetadata
+    ) -> None:
+        if parent is None:
+            home, mode_before = local_files.begin_tree(path, self._into, kept, self._force)
+            self._folds = local_files.folds_names(home)
+        else:
+            parent.claim(path)  # a file there may go
+            home, mode_before = local_files.make_directory(parent.there, path, kept, self._force)
+            parent.claim(path)
+        self.result.directories += 1
+        self._enter(home, parent, met, kept, mode_before)
+
+    def _enter(
+        self,
+        home: DirectoryFd | None,
+        parent: IncomingDirectory | None,
+        met: Found,
+        kept: RestoredMetadata,
+        mode_before: int | None,
+    ) -> None:
+        if parent is not None:
+            parent.unfinished += 1
+        taken = NameCollisions(self._folds)
+        path = None if home is None else home.path
+        self._stack.append(
+            IncomingDirectory(path, home, parent, met.path, kept, taken, mode_before)
+        )
+
+    def _leave_down_to(self, depth: int) -> None:
+        """The walk is in no directory any more whose path is so long."""
+        while self._stack and self._stack[-1].depth >= depth:
+            self._ended_in(self._stack.pop())
+
+    def _ended_in(self, local: IncomingDirectory | None) -> None:
+        """Something in a directory has ended; the last one finishes it."""
+        while local is not None:
+            local.unfinished -= 1
+            if local.unfinished:
+                return
+            if local.path is not None:
+                for path, place, kept in local.links:
+                    self._make_link(local, path, place, kept)
+                with suppress(PipegridError):  # it is gone, as was told of what is in it
+                    not_kept = local_files.finish_directory(
+                        local.there, local.kept, local.mode_before
+                    )
+                    self._note(local.names, not_kept)
+            local = local.parent
+
+    def _make_link(
+        self, local: IncomingDirectory, path: TreePath, place: str, kept: RestoredMetadata
+    ) -> None:
+        try:
+            local.claim(place)
+            not_kept = local_files.make_link(local.there, place, kept, self._force)
+        except PipegridError as error:
+            self._fail(path, error)
+        else:
+            self.result.links += 1
+            self._note(path, not_kept)
+            self._tell(path, "link", 0)
+
+    # Files.
+
+    async def _meet_file(
+        self, met: Found, path: str, parent: IncomingDirectory, kept: RestoredMetadata
+    ) -> None:
+        cap = met.cap
+        size = cap.size if isinstance(cap, (ChkCap, LitCap)) else None
+        if cap is None or met.kind != "file":
+            raise UsageError(
+                "this is neither a file nor a directory that PipeGrid knows, and was left out; "
+                "a later version may fetch it"
+            )
+        self._known_bytes += size or 0
+        standing = local_files.standing(parent.there, path, size, kept)
+        if standing != "missing":
+            parent.claim(path)
+        if standing == "other" and not (
+            self._force and local_files.may_be_replaced(parent.there, path)
+        ):
+            raise local_files.in_the_way(path)
+        if standing == "same" and not self._paranoid:
+            self._note(met.path, local_files.restore_mode_and_time(parent.there, path, kept))
+            self._is_here(met.path, "present", size or 0)
+            return
+        parent.unfinished += 1
+        await self._begin(WantedFile(met.path, cap, size, parent, path, standing, kept))
+
+    async def _begin(self, file: WantedFile) -> None:
+        """Begin to fetch a file when there is room for it."""
+        budget = self._small if file.is_small else self._large
+        lent = await budget.borrow(FILE_BYTES + (file.size or 0) if file.is_small else 1)
+        await self._jobs.borrow(1)
+        began_s = self._grid.clock.seconds()
+        running = start_cancellable(self._fetch(file), self._grid.clock)
+        self._running.add(running)
+
+        def ended(outcome: Failure | None) -> None:
+            try:
+                self._fetched(file, began_s, outcome)
+            except BaseException as error:  # of whoever is told; nobody else would hear of it
+                self._bug = self._bug or error
+            self._running.discard(running)
+            budget.give_back(lent)
+            self._jobs.give_back(1)
+            self._woken.fire(None)
+
+        running.addBoth(ended)
+
+    async def _fetch(self, file: WantedFile) -> None:
+        how, size, not_kept = await self._fetcher.fetch(file, self._counting())
+        self._note(file.path, not_kept)
+        self.result.fetched_bytes += size if how == "fetched" else 0
+        if isinstance(file.cap, LitCap):
+            self._later.ended(file.path)  # no server was asked
+        else:
+            self.result.second_tries += self._later.succeeded(file.path)
+        self._is_here(file.path, how, size)
+
+    def _fetched(self, file: WantedFile, began_s: float, outcome: Failure | None) -> None:
+        """A file has come to its end; what is cut off, or nobody foresaw, ends all."""
+        error = None if outcome is None else outcome.value
+        if isinstance(error, OSError):
+            error = failed("write", file.place, error)
+        if error is not None and not isinstance(error, PipegridError):
+            raise error
+        try:
+            file.parent.claim(file.place)
+        except PipegridError as other:  # which is why
+            error = other
+        again = error is not None and not self._unread.is_reading
+        if error is None:
+            self._ended_in(file.parent)
+        elif not again or not self._later.keeps(file.path, (file, error), error, began_s):
+            self._give_up(file, error)
+
+    def _give_up(self, file: WantedFile, error: Exception) -> None:
+        self._later.ended(file.path)
+        self._fail(file.path, error)
+        self._ended_in(file.parent)
+
+    def _counting(self) -> Progress | None:
+        if self._progress is None:
+            return None
+        report = self._progress
+
+        def progress(done: int, total: int) -> None:
+            report(self._here_bytes + done, self._known_bytes)
+
+        return progress
+
+    # Telling.
+
+    def _is_here(self, path: TreePath, how: str, size: int) -> None:
+        if how == "fetched":
+            self.result.files += 1
+        else:
+            self.result.present += 1
+        self.result.size += size
+        self._here_bytes += size
+        if self._progress is not None:
+            self._progress(self._here_bytes, max(self._known_bytes, self._here_bytes))
+        self._tell(path, how, size)
+
+    def _tell(self, path: TreePath, how: str, size: int) -> None:
+        if self._done is not None:
+            self._done(path, how, size)
+
+    def _note(self, path: TreePath, not_kept: str) -> None:
+        """Something is there, but perhaps without its mode or time."""
+        if not_kept:
+            self.result.not_kept += 1
+            if self._not_kept is not None:
+                self._not_kept(path, not_kept)
+
+    def _fail(self, path: TreePath, error: Exception) -> None:
+        if self._bug is None and local_files.stops_all(error):
+            self._bug = SinkError(
+                f"{error}; nothing more is fetched: see that the disk has space and may be written to, and "
+                "run the same command again"
+            )
+            self._bug.__cause__ = error
+            return
+        self.result.failed += 1
+        if self._problem is not None:
+            self._problem(path, error)
+
+
+def _is_part(met: Found, kept: RestoredMetadata) -> bool:
+    """Return whether an entry is the part of an unfinished download, which was stored with its directory."""
+    return is_part_name(met.path[-1] if kept.name is None else os.fsdecode(kept.name))

@@ -1,0 +1,749 @@
+"""Upload of a directory; counts and reports."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, is_literal_size
+from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immutable
+from pipegrid.core.text import printable
+from pipegrid.errors import GridError, PipegridError, SourceError
+from pipegrid.grid.grid import Grid
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.settings import Limits
+from pipegrid.tree import local_walk
+from pipegrid.tree.directory_plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
+from pipegrid.tree.local_walk import (
+    DirectoryBegun,
+    DirectoryEnded,
+    FileMet,
+    LeftOut,
+    LocalWalk,
+    Skipped,
+    own_directories,
+)
+from pipegrid.tree.metadata import entry_metadata, entry_name
+from pipegrid.tree.retry import RetryQueue
+from pipegrid.tree.selection import TreeSelection
+from pipegrid.tree.tree_store import (
+    Content,
+    GridFiles,
+    KnownObject,
+    KnownObjects,
+    StoresFiles,
+    unreadable_root,
+)
+from pipegrid.tree.upload_queue import MAX_BYTES, UploadQueue
+
+# How far the upload of a tree has come, and what came of it.
+
+SubtreeCounts = tuple[int, int, int, int]
+"""Files, directories, links and bytes."""
+
+
+@attrs.define
+class TreeCounts:
+    """
+    How far a tree has come.
+
+    Attributes:
+        files, directories, links: met so far, without those that were left out.
+        bytes: of those files.
+        sent_files, sent_directories, sent_bytes: that were not known, and are stored now. What lives in its
+            cap is not sent.
+        already_stored: objects of these of which servers said that they had all shares already.
+        unchanged_bytes: of files that an earlier run has stored, and that were not sent again.
+        checked: known objects that were looked for on the grid, and were found whole or stored again.
+        unleased: those of them that are whole, and to which too few servers gave leases.
+        second_tries: objects that were stored, or found, when servers were in reach again.
+        left_out: files, directories and whatever else is not in the tree, or only in part.
+        skipped: named pipes, sockets and devices, which no tree holds.
+        part_files: of unfinished downloads, which are skipped, too.
+    """
+
+    files: int = 0
+    directories: int = 0
+    links: int = 0
+    bytes: int = 0
+    sent_files: int = 0
+    sent_directories: int = 0
+    sent_bytes: int = 0
+    already_stored: int = 0
+    unchanged_bytes: int = 0
+    checked: int = 0
+    unleased: int = 0
+    second_tries: int = 0
+    left_out: int = 0
+    skipped: int = 0
+    part_files: int = 0
+
+
+class TreeTally:
+    """
+    Counts what is met, and takes back what turns out not to be in the tree.
+
+    A directory that cannot be stored is missing with all that is in it, so each node knows what it holds; the
+    one above is told when the walk leaves it.
+    """
+
+    def __init__(self, counts: TreeCounts) -> None:
+        self._counts = counts
+
+    def met(
+        self, place: TreeNode, files: int = 0, directories: int = 0, links: int = 0, size: int = 0
+    ) -> None:
+        """Count one thing; ``size``: its bytes."""
+        place.held = amounts = (files, directories, links, size)
+        self._count(amounts, 1)
+        if not isinstance(place, DirectoryNode) and place.parent is not None:
+            _hold(place.parent, amounts, 1)
+
+    def grown(self, place: TreeNode, more: int) -> None:
+        """A file is so many bytes longer than its file system said."""
+        amounts = (0, 0, 0, more)
+        self._count(amounts, 1)
+        _hold(place, amounts, 1)
+        at = place
+        while at.parent is not None and (not isinstance(at, DirectoryNode) or at.left):
+            at = at.parent
+            _hold(at, amounts, 1)
+
+    def left(self, directory: DirectoryNode) -> None:
+        """All that is in a directory was met; before the plan hears of it."""
+        if directory.parent is not None:
+            _hold(directory.parent, directory.held, 1)
+
+    def lost(self, place: TreeNode) -> None:
+        """Count it no more, unless a directory above it is lost already; before the plan hears of it."""
+        amounts = place.held
+        above = place.parent
+        while above is not None:
+            if above.failed:
+                return
+            above = above.parent
+        self._count(amounts, -1)
+        at = place
+        while at.parent is not None and (not isinstance(at, DirectoryNode) or at.left):
+            at = at.parent
+            _hold(at, amounts, -1)
+
+    def _count(self, amounts: SubtreeCounts, sign: int) -> None:
+        files, directories, links, size = amounts
+        counts = self._counts
+        counts.files += sign * files
+        counts.directories += sign * directories
+        counts.links += sign * links
+        counts.bytes += sign * size
+
+
+def _hold(place: TreeNode, amounts: SubtreeCounts, sign: int) -> None:
+    files, directories, links, size = place.held
+    place.held = (
+        files + sign * amounts[0],
+        directories + sign * amounts[1],
+        links + sign * amounts[2],
+        size + sign * amounts[3],
+    )
+
+
+@attrs.frozen
+class TreeResult:
+    """
+    A stored tree.
+
+    Attributes:
+        cap: of its root; all that is below it is stored.
+        metadata: of its root, which no entry has.
+        counts: what is in it, what was sent, how much was left out.
+        elapsed_s: from the start until all was stored.
+    """
+
+    cap: DirectoryCap
+    metadata: dict[str, Any]
+    counts: TreeCounts
+    elapsed_s: float
+
+
+@attrs.frozen
+class TreeReports:
+    """
+    What the caller of a tree's put is told.
+
+    Attributes:
+        left_out: called with a path (from the root; the root is ``.``) and a sentence.
+        skipped: called with a path, and what that is, in words: a named pipe, a socket, a device, or the part
+            of an unfinished download.
+        progress: called when something is stored, and when more was met.
+        sending: called with how many bytes more servers have acknowledged of files that are not stored yet;
+            less than nothing when one is stored, or will not be.
+        waiting: called with a sentence when too few servers are in reach, so that nothing more begins, and
+            with None when it goes on.
+    """
+
+    left_out: Callable[[str, str], None] = lambda path, why: None
+    progress: Callable[[TreeCounts], None] = lambda counts: None
+    sending: Callable[[TreeCounts, int], None] = lambda counts, more: None
+    waiting: Callable[[str | None], None] = lambda why: None
+    skipped: Callable[[str, str], None] = lambda path, what: None
+
+
+class FileProgress:
+    """Reports how far one large file has come, until it is stored; then it is one of the counts."""
+
+    def __init__(self, reports: TreeReports, counts: TreeCounts, size: int) -> None:
+        self._reports = reports
+        self._counts = counts
+        self._size = size
+        self._told = 0
+
+    def is_at(self, done: int, total: int) -> None:
+        """So much of its shares is acknowledged."""
+        self._tell(self._size * done // max(1, total))
+
+    def end(self) -> None:
+        """It is under way no more."""
+        self._tell(0)
+
+    def _tell(self, now: int) -> None:
+        if now != self._told:
+            more, self._told = now - self._told, now
+            self._reports.sending(self._counts, more)
+
+
+def path_of(directory: DirectoryNode) -> str:
+    """Return where a directory is, from the root, which is nothing."""
+    names = []
+    at: TreeNode | None = directory
+    while at is not None and at.parent is not None:
+        names.append(at.name)
+        at = at.parent
+    return "/".join(reversed(names))
+
+
+# One file or directory of a tree on its way to the store, as the tree's counts, reports and bounds see it.
+
+
+class FailedObject:
+    """
+    What could not be stored.
+
+    Attributes:
+        path: from the root.
+        error: of its last try.
+        met: of a file or link; a file's content is read again.
+        size: of that, in bytes.
+    """
+
+    def __init__(self, path: str, error: PipegridError, met: FileMet | None = None) -> None:
+        self.path = path
+        self.error = error
+        self.met = met
+        self.size = 0
+        if met is not None:
+            self.size = met.found.st_size if met.link is None else len(met.link)
+        if met is not None and met.link is None:
+            self.met = attrs.evolve(met, content=None)
+
+
+def reopened(walk: LocalWalk, path: str, why: str) -> io.FileIO:
+    """
+    Open a file of the walk once more.
+
+    Args:
+        why: it would be of use, for the error.
+
+    Raises:
+        SourceError: it is gone, or cannot be read.
+    """
+    try:
+        return walk.open(path)
+    except OSError as error:
+        reason = "it vanished" if error.errno == 2 else f"it cannot be read: {error.strerror}"
+        raise SourceError(f"{reason}, {why}") from error
+
+
+class TreeSending:
+    """
+    Gives to the store, and asks it, for one tree.
+
+    Args:
+        under_way: is told of large files how much is left.
+        wake: called when there may be room for more, or a cap has become known.
+    """
+
+    def __init__(
+        self,
+        store: StoresFiles,
+        memory: KnownObjects,
+        counts: TreeCounts,
+        reports: TreeReports,
+        under_way: UploadQueue[TreeNode],
+        wake: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._memory = memory
+        self._counts = counts
+        self._reports = reports
+        self._under_way = under_way
+        self._wake = wake
+
+    async def put(
+        self, place: TreeNode, source: Content, size: int, cap_known: Callable[[ChkCap], None]
+    ) -> ChkCap | LitCap:
+        """Store something, and count it; returns its cap, and raises what ``StoresFiles.put`` does."""
+        sending = FileProgress(self._reports, self._counts, size)
+
+        def progress(done: int, total: int) -> None:
+            sending.is_at(done, total)
+            if self._under_way.weigh(place, size * (total - done) // max(1, total)):
+                self._wake()
+
+        def known(cap: ChkCap) -> None:
+            cap_known(cap)
+            self._wake()
+
+        report = progress if size > MAX_BYTES // 8 else None
+        try:
+            cap, was_there = await self._store.put(source, size, known, report)
+        finally:
+            sending.end()
+        self._counts.sent_bytes += 0 if isinstance(cap, LitCap) else size
+        self._counts.already_stored += was_there
+        return cap
+
+    async def is_whole(self, known: KnownObject) -> bool:
+        """Look for something on the grid; whatever is wrong with it is mended by storing it again."""
+        try:
+            health = await self._store.check(known.cap)
+        except PipegridError:
+            return False
+        if health.whole and health.leased:
+            self._memory.checked(known.cap)
+        self._counts.unleased += health.whole and not health.leased
+        return health.whole
+
+
+# A directory of this machine on its way to a grid, as one pipeline.
+#
+#     local walk (thread) ─ files, in batches → puts, side by side ─ caps known → plan ─ directories → puts
+#
+# Files are read when there is room for them. A directory leaves as soon as the caps of its children are
+# known, which is when they are coded; so a tree of any depth takes a round trip and its bytes. What
+# counts is what is *stored*: ``plan`` says when that is all. What cannot be read or stored is told, and
+# left out; the rest goes on.
+#
+# What may be under way at a time: ``underway``. What fails for want of servers: ``secondtry``.
+
+GIVE_UP = 10
+"""
+When so many objects could not be stored, and none could (ever, or since servers were waited for in vain), the
+grid is at fault and not the files.
+"""
+
+_LARGE_DIRECTORY = 1000
+"""Entries from which packing is left to a thread: a millisecond has some 50."""
+
+
+class TreeUpload:
+    """
+    One tree on its way.
+
+    Args:
+        walk: through the directory; closed at the end.
+        store: takes files; closed at the end.
+        root: what errors call the directory.
+        memory: what earlier runs have stored.
+        limits: how much may be under way.
+    """
+
+    def __init__(
+        self,
+        workers: CpuWorkers,
+        clock: IReactorTime,
+        walk: LocalWalk,
+        store: StoresFiles,
+        root: str,
+        reports: TreeReports | None = None,
+        memory: KnownObjects | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._workers = workers
+        self._clock = clock
+        self._walk = walk
+        self._store = store
+        self._root = root
+        self._reports = reports or TreeReports()
+        self._memory = memory or KnownObjects()
+        self._plan = TreePlan()
+        self.counts = TreeCounts()
+        self._tally = TreeTally(self.counts)
+        self._directories: dict[int, DirectoryNode] = {}
+        self._root_metadata: dict[str, Any] = {}
+        self._batch: Deferred[Any] | None = None
+        self._walked = False
+        self._under_way: UploadQueue[TreeNode] = UploadQueue(
+            self._ended, limits or Limits(), clock.seconds, lambda: store.appetite, store.expect
+        )
+        self._sending = TreeSending(
+            store, self._memory, self.counts, self._reports, self._under_way, self._wake
+        )
+        self._later: RetryQueue[TreeNode, FailedObject] = RetryQueue(
+            clock, self._wake, self._reports.waiting
+        )
+        self._stored = self._failures = 0
+        self._error: BaseException | None = None
+        self._waiter: Deferred[None] | None = None
+
+    async def run(self) -> TreeResult:
+        """
+        Store it all.
+
+        Raises:
+            SourceError: the root cannot be read.
+            GridError: the grid takes nothing.
+        """
+        began_s = self._clock.seconds()
+        try:
+            while not (self._plan.done and not self._under_way.running):
+                if self._error is not None:
+                    raise self._error
+                if not self._go_on():
+                    self._waiter = Deferred()
+                    await self._waiter
+            if self._error is not None:
+                raise self._error
+        except BaseException:
+            await self._stop()
+            raise
+        finally:
+            self._later.close()
+            self._walk.close()
+        self._store.close()
+        if not isinstance(self._plan.root_cap, DirectoryCap):
+            raise GridError(
+                f"cannot store the directory {printable(self._root)} itself, though perhaps all that is in "
+                "it; what was said before tells why"
+            )
+        elapsed_s = self._clock.seconds() - began_s
+        return TreeResult(self._plan.root_cap, self._root_metadata, self.counts, elapsed_s)
+
+    async def _stop(self) -> None:
+        ending = self._under_way.forget_waiting()
+        ending.append(self._store.close())
+        if self._batch is not None:
+            ending.append(self._batch)
+        for each in ending:
+            each.cancel()
+        await DeferredList(ending, consumeErrors=True)
+
+    def _go_on(self) -> bool:
+        """Begin one thing that can begin now; return whether there was one."""
+        waiting = self._later.tries.waiting
+        has_room = self._under_way.has_room
+        if self._later.has_any and (waiting or has_room) and self._begin_again(False):
+            return True
+        self._under_way.hold(self._later.tries.waiting)
+        if self._under_way.held or not has_room:
+            return False
+        ready = self._plan.take_ready()
+        if ready is not None:
+            directory = ready[0]
+            self._under_way.begin(directory.bytes, self._store_directory(*ready), directory)
+            return True
+        if self._batch is None and not self._walked:
+            self._batch = self._workers.run(self._walk.batch)
+            self._batch.addCallbacks(self._take, self._walk_failed)
+            return True
+        return self._walked and self._under_way.is_idle and self._begin_again(True)
+
+    def _begin_again(self, at_end: bool) -> bool:
+        """Begin a second try, or tell what is given up; returns whether there was either."""
+        again = self._later.next(at_end)
+        lost = self._later.take_lost()
+        for each, why in lost:
+            self._lose(each, why.path, why.error)
+            self._failures = 0  # what comes next is to show whether it is as hopeless
+        if again is None:
+            return bool(lost)
+        place, kept = again
+        if self._plan.is_lost(place):
+            self._later.ended(place)
+            return True
+        if isinstance(place, DirectoryNode):
+            size, work = place.bytes, self._store_directory(place, self._plan.again(place))
+        else:
+            assert kept.met is not None
+            size, work = kept.size, self._store_once_more(place, kept.met)
+        self._under_way.begin(size, work, place, at_once=True)
+        return True
+
+    # What the walk meets.
+
+    def _take(self, batch: Sequence[Any]) -> None:
+        self._batch = None
+        self._walked = not batch
+        if self._walked:
+            self._under_way.all_met()
+        try:
+            for thing in batch:
+                if isinstance(thing, FileMet):
+                    self._meet(thing)
+                elif isinstance(thing, DirectoryBegun):
+                    self._enter(thing)
+                elif isinstance(thing, DirectoryEnded):
+                    directory = self._directories.pop(thing.number, None)
+                    if directory is not None:
+                        self._tally.left(directory)
+                        self._plan.leave(directory)
+                elif isinstance(thing, Skipped):
+                    self._skip(thing)
+                else:
+                    assert isinstance(thing, LeftOut)
+                    self._leave_out(thing.path, thing.why)
+            self._reports.progress(self.counts)  # of what is unchanged nothing else tells
+        except Exception as error:  # nobody else would hear of it
+            self._error = error
+        self._wake()
+
+    def _walk_failed(self, failure: Failure) -> None:
+        self._batch = None
+        error = failure.value
+        if isinstance(error, OSError):
+            error = unreadable_root(self._root, error)
+        self._error = error
+        self._wake()
+
+    def _enter(self, thing: DirectoryBegun) -> None:
+        if thing.parent < 0:
+            self._root_metadata = entry_metadata(thing.found)
+            directory = self._plan.enter(None, "", {})
+        else:
+            entry = self._entry(thing.parent, thing.name, thing.path, thing.found, None)
+            if entry is None:
+                return
+            directory = self._plan.enter(*entry)
+        self._directories[thing.number] = directory
+        self._tally.met(directory, directories=1)
+
+    def _entry(
+        self, number: int, raw: bytes, path: str, found: os.stat_result, link: bytes | None
+    ) -> tuple[DirectoryNode, str, dict[str, Any]] | None:
+        """Return where something goes, under which name, with which metadata; None: nowhere."""
+        parent = self._directories.get(number)
+        if parent is None:
+            return None  # that was left out, with a sentence
+        if not self._plan.has_room(parent):
+            self._leave_out(path, "its directory is larger than one may be; make several of it")
+            return None
+        name, exact = entry_name(raw)
+        unique = self._plan.free_name(parent, name)
+        if unique != name:  # two names that look the same
+            exact = raw
+        return parent, unique, entry_metadata(found, link=link, name=exact)
+
+    def _meet(self, met: FileMet) -> None:
+        entry = self._entry(met.parent, met.name, met.path, met.found, met.link)
+        if entry is None:
+            if isinstance(met.content, io.FileIO):
+                met.content.close()
+            return
+        place = self._plan.expect(*entry)
+        size = len(met.content) if isinstance(met.content, bytes) else met.found.st_size
+        if met.link is None:
+            self._tally.met(place, files=1, size=size)
+        else:
+            self._tally.met(place, links=1)
+        known: KnownObject | None = met.known
+        if known is not None:
+            self._plan.known(place, known.cap)
+            if known.due:
+                self._under_way.begin(0, self._check_file(place, met, known), place, stores=False)
+            else:
+                self.counts.unchanged_bytes += met.found.st_size
+                self._plan.stored(place, known.cap)
+        elif isinstance(met.content, bytes) and is_literal_size(len(met.content)):
+            cap = LitCap(met.content)
+            if met.link is None:
+                self._remember(met, cap)
+            self._plan.stored(place, cap)
+        else:
+            self._under_way.begin(size, self._store_file(place, met, met.content, size), place)
+
+    # What is stored.
+
+    async def _store_file(self, place: TreeNode, met: FileMet, source: Content, size: int) -> None:
+        began_s = self._clock.seconds()
+        try:
+            cap = await self._sending.put(place, source, size, partial(self._plan.known, place))
+            if isinstance(source, io.FileIO) and not met.is_same(os.fstat(source.fileno())):
+                raise SourceError(local_walk.CHANGED)
+        except PipegridError as error:
+            self._failed(place, FailedObject(met.path, error, met), began_s)
+            return
+        finally:
+            if isinstance(source, io.FileIO):
+                source.close()
+        self.counts.sent_files += met.link is None and not isinstance(cap, LitCap)
+        if met.link is None:
+            self._remember(met, cap)
+            if cap.size != size:
+                self._tally.grown(place, cap.size - size)
+        self._came_through(place)
+        self._plan.stored(place, cap)
+
+    def _remember(self, met: FileMet, cap: ChkCap | LitCap) -> None:
+        """Remember a file, unless it reports another size: then nothing tells that it changes."""
+        if cap.size == met.found.st_size:
+            self._memory.file_stored(met, cap)
+
+    async def _check_file(self, place: TreeNode, met: FileMet, known: KnownObject) -> None:
+        self.counts.checked += 1
+        if await self._sending.is_whole(known):
+            self.counts.unchanged_bytes += met.found.st_size
+            self._came_through(place, stored=False)
+            self._plan.stored(place, known.cap)
+            return
+        await self._store_once_more(place, met, "and its shares are missing")
+
+    async def _store_once_more(
+        self, place: TreeNode, met: FileMet, why: str = "and too few servers were in reach before"
+    ) -> None:
+        """Store something that the walk has met earlier; ``why`` it is of no use if it is gone."""
+        if met.link is not None:
+            await self._store_file(place, met, met.link, len(met.link))
+            return
+        try:
+            file = await self._workers.run(reopened, self._walk, met.path, why)
+        except SourceError as error:
+            self._lose(place, met.path, error)
+            return
+        await self._store_file(place, met, file, met.found.st_size)
+
+    async def _store_directory(self, directory: DirectoryNode, children: list[PackedChild]) -> None:
+        path = path_of(directory)
+        began_s = self._clock.seconds()
+        try:
+            if len(children) < _LARGE_DIRECTORY:
+                packed = pack_immutable(children)
+            else:
+                packed = await self._workers.run(pack_immutable, children)
+            del children
+            if is_literal_size(len(packed)):
+                self._plan.stored(directory, directory_cap(LitCap(packed)))
+                return
+
+            known = self._memory.directory(packed)
+            if known is not None:
+                self._plan.bytes_known(directory, known.cap)
+                self.counts.checked += known.due
+                if not known.due or await self._sending.is_whole(known):
+                    if known.due:  # else no server was asked
+                        self._came_through(directory, stored=False)
+                    self._later.ended(directory)
+                    self._plan.stored(directory, directory_cap(known.cap))
+                    return
+            tell = partial(self._plan.bytes_known, directory)
+            cap = await self._sending.put(directory, packed, len(packed), tell)
+        except PipegridError as error:
+            self._failed(directory, FailedObject(path, error), began_s)
+            return
+        self.counts.sent_directories += 1
+        assert isinstance(cap, ChkCap)
+        self._memory.directory_stored(packed, cap)
+        self._came_through(directory)
+        self._plan.stored(directory, directory_cap(cap))
+
+    def _came_through(self, place: TreeNode, stored: bool = True) -> None:
+        """Servers have taken something, or (not ``stored``) have it from before."""
+        self._stored += stored
+        self._failures = 0
+        self.counts.second_tries += self._later.succeeded(place)
+
+    def _failed(self, place: TreeNode, kept: FailedObject, began_s: float) -> None:
+        """Something could not be stored now; perhaps it can later."""
+        is_probe = self._later.tries.is_probe(place)
+        has_room = self._plan.held_entries <= MAX_ENTRIES
+        if has_room and self._later.keeps(place, kept, kept.error, began_s):
+            if not is_probe:
+                self._count_failure(kept.error)
+            self._under_way.hold(self._later.tries.waiting)
+        else:
+            self._lose(place, kept.path, kept.error)
+
+    def _lose(self, place: TreeNode, path: str, error: PipegridError) -> None:
+        """Something could not be stored."""
+        self._later.ended(place)
+        self._leave_out(path, str(error))
+        self._count_failure(error)
+        self._tally.lost(place)
+        self._plan.failed(place)
+
+    def _count_failure(self, error: PipegridError) -> None:
+        self._failures += isinstance(error, GridError)
+        if self._failures >= GIVE_UP and (not self._stored or self._later.tries.given_up):
+            self._error = error
+
+    def _skip(self, thing: Skipped) -> None:
+        self.counts.part_files += thing.is_part
+        self.counts.skipped += not thing.is_part
+        self._reports.skipped(thing.path, thing.what)
+
+    def _leave_out(self, path: str, why: str) -> None:
+        self.counts.left_out += 1
+        self._reports.left_out(path or ".", why)
+
+    def _ended(self, outcome: Any) -> None:
+        if isinstance(outcome, Failure) and not outcome.check(CancelledError):
+            self._error = outcome.value
+        try:
+            self._reports.progress(self.counts)
+        except Exception as error:  # nobody else would hear of it
+            self._error = self._error or error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            waiter.callback(None)
+
+
+# The upload of a directory of this machine to a grid, put together from its parts.
+
+NOTES_NAME = "unfinished-trees"
+"""Where a client notes what was stored of trees, below what it remembers; see ``unfinished``."""
+
+
+def tree_upload(
+    grid: Grid,
+    path: str | os.PathLike[str],
+    selection: TreeSelection | None = None,
+    one_file_system: bool = False,
+    reports: TreeReports | None = None,
+    options: Mapping[str, Any] | None = None,
+    memory: KnownObjects | None = None,
+) -> TreeUpload:
+    """Return the upload of a directory with all that is in it; ``options`` are those of ``Grid.put``."""
+    root = os.fspath(path)
+    local = grid.config.local
+    walk = LocalWalk(
+        root,
+        selection=selection or TreeSelection(),
+        one_file_system=one_file_system,
+        without=own_directories(
+            *([] if local is None else [local.directory]),
+            *(cache / NOTES_NAME for cache in grid.config.caches[:1]),
+        ),
+        know=(memory or KnownObjects()).file,
+    )
+    store = GridFiles(grid, **(options or {}))
+    means = grid.workers, grid.clock
+    return TreeUpload(*means, walk, store, root, reports, memory, grid.limits)

@@ -1,0 +1,232 @@
+"""
+What a ``put -r`` has stored, in case that it does not end: the next one of the same directory goes on.
+
+A put that ends within ``WRITTEN_AFTER_S`` writes nothing down. What is written down was stored before, and is
+forgotten when a put of that directory has ended well. Whoever goes on has the grid asked about each object
+(in surveys, without its bytes): so a grid that has lost it meanwhile is sent it again. It is a database as
+those of backups are (``backup.database``), beside the client's other notes on what is unfinished.
+
+At most one put at a time has the notes of a directory; another one does without. Whoever has them has a lock
+beside them, and only who has it removes any: neither does a put that takes a week lose them to others, nor
+does one whose lock a cleaner has taken away take them from the next. Where there are no locks nothing is
+noted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from pipegrid.core.caps import ChkCap, LitCap
+from pipegrid.disk.safe_open import CannotLock, names_file, open_locked
+from pipegrid.errors import PipegridError
+from pipegrid.grid.grid import Grid
+from pipegrid.tree.backup.backup_database import Database
+from pipegrid.tree.local_walk import FileMet
+from pipegrid.tree.tree_store import KnownObject, KnownObjects
+from pipegrid.tree.tree_upload import NOTES_NAME
+
+WRITTEN_AFTER_S = 1.0
+MAX_UNWRITTEN = 100
+MAX_UNWRITTEN_BYTES = 1 << 20
+"""Files, and their bytes, after which it is written down even sooner."""
+
+_LOCK = ".lock"
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT
+
+KEPT_S = 7 * 86400.0
+"""Servers keep unfinished uploads for as long."""
+
+
+def unfinished_put(
+    grid: Grid,
+    directory: str | os.PathLike[str],
+    options: Mapping[str, Any],
+    now: Callable[[], float] = time.time,
+) -> UploadJournal | NoUnfinishedPut:
+    """
+    Return what an earlier put of a directory has stored, and remembers for a later one what this one stores.
+
+    Args:
+        options: of ``Grid.put``; what was stored with others does not count.
+    """
+    config = grid.config
+    if not config.caches:
+        return NoUnfinishedPut()
+    params = options.get("params") or config.params
+    numbers = (params.required_shares, params.total_shares, params.max_segment_bytes)
+    happy = options.get("happy") or min(config.happy, params.total_shares)
+    convergence = options.get("convergence")
+    if options.get("random_key"):
+        convergence = b"random"
+    elif convergence is None:
+        convergence = config.convergence
+    context = repr((numbers, happy)).encode() + convergence
+    root = os.path.realpath(directory)
+    notes = config.caches[0] / NOTES_NAME
+    with suppress(OSError):  # at once, so that the walk passes it over if it is within the tree
+        notes.mkdir(mode=0o700, exist_ok=True)
+    _forget_old(notes, now())
+    return UploadJournal(notes, context, root, now)
+
+
+class NoUnfinishedPut(KnownObjects):
+    """There is no place for notes."""
+
+    def forget(self) -> None:
+        """There is nothing to forget."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+class UploadJournal(KnownObjects):
+    """
+    The notes on one directory; see the module. Close it at the end.
+
+    Args:
+        notes: where they are.
+        context: how files are encoded and keyed.
+        root: absolute path of the directory that is stored.
+        now: seconds since 1970.
+    """
+
+    def __init__(self, notes: Path, context: bytes, root: str, now: Callable[[], float]) -> None:
+        digest = hashlib.sha256(context + b"\0" + os.fsencode(root)).hexdigest()[:32]
+        self._path = notes / f"{digest}.sqlite"
+        self._context = context
+        self._root = root
+        self._now = now
+        self._began_s = now()
+        self._unwritten: list[Callable[[KnownObjects], None]] = []
+        self._unwritten_bytes = 0
+        self._database: Database | None = None
+        self._lock = -1
+        self._off = False
+        if self._path.exists():
+            self._open()
+
+    def file(self, path: str, found: os.stat_result) -> KnownObject | None:
+        """Return what is known of a regular file, if it is unchanged; it has to be checked."""
+        return None if self._database is None else _due(self._database.file(path, found))
+
+    def directory(self, packed: bytes) -> KnownObject | None:
+        """Return what is known of a directory of exactly these bytes; it has to be checked."""
+        return None if self._database is None else _due(self._database.directory(packed))
+
+    def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
+        """A file was read, and is stored."""
+        if isinstance(cap, ChkCap):
+            met = attrs.evolve(met, content=None)
+            self._unwritten_bytes += cap.size
+            self._note(lambda memory: memory.file_stored(met, cap))
+
+    def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
+        if self._database is not None:  # few, and large: they are not held
+            self._database.directory_stored(packed, cap)
+
+    def checked(self, cap: ChkCap | LitCap) -> None:
+        """What this cap reads was found to be whole: the note stays true."""
+
+    def forget(self) -> None:
+        """The put has ended: remove the notes."""
+        self._off = True
+        self._unwritten.clear()
+        self._close_database()
+        if self._lock >= 0 and names_file(f"{self._path}{_LOCK}", self._lock):
+            for suffix in ("", "-wal", "-shm", _LOCK):
+                with suppress(OSError):
+                    os.unlink(f"{self._path}{suffix}")
+
+    def close(self) -> None:
+        """Write down what is stored, if the put did not end, and let go."""
+        if self._unwritten and not self._off:
+            self._write()
+        self._off = True
+        self._close_database()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _note(self, tell: Callable[[KnownObjects], None]) -> None:
+        if self._off:
+            return
+        if self._database is not None:
+            tell(self._database)
+            return
+        self._unwritten.append(tell)
+        early = 0 <= self._now() - self._began_s < WRITTEN_AFTER_S
+        much = self._unwritten_bytes >= MAX_UNWRITTEN_BYTES
+        if much or len(self._unwritten) >= MAX_UNWRITTEN or not early:
+            self._write()
+
+    def _write(self) -> None:
+        self._open()
+        for tell in self._unwritten:
+            if self._database is not None:
+                tell(self._database)
+        self._unwritten.clear()
+
+    def _open(self) -> None:
+        if self._off or self._database is not None:
+            return
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = open_locked(f"{self._path}{_LOCK}", _LOCK_FLAGS, mode=0o600)
+            if lock is None:
+                raise BlockingIOError
+            self._lock = lock
+            self._database = Database(self._path, self._context, self._root, now=self._now)
+        except (OSError, PipegridError) as error:
+            # Another put has the notes, or nothing can be written: this one is not remembered.
+            self._off = True
+            if isinstance(error, CannotLock):
+                with suppress(OSError):
+                    os.unlink(f"{self._path}{_LOCK}")
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+    def _close_database(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+
+def _due(known: KnownObject | None) -> KnownObject | None:
+    return known if known is None or isinstance(known.cap, LitCap) else KnownObject(known.cap, True)
+
+
+def _forget_old(notes: Path, now_s: float) -> None:
+    """Remove notes that nobody came back for; their file that was written last tells how old they are."""
+    files: dict[str, list[os.DirEntry[str]]] = {}
+    with suppress(OSError), os.scandir(notes) as entries:
+        for entry in entries:
+            files.setdefault(entry.name.partition(".")[0], []).append(entry)
+    for stem, each in files.items():
+        with suppress(OSError):
+            written_s = max(entry.stat(follow_symlinks=False).st_mtime for entry in each)
+            if now_s - written_s > KEPT_S:
+                _remove(str(notes / f"{stem}.sqlite{_LOCK}"), [entry.path for entry in each])
+
+
+def _remove(lock_path: str, paths: list[str]) -> None:
+    """Remove the notes of a put, unless it runs."""
+    try:
+        lock = open_locked(lock_path, _LOCK_FLAGS, mode=0o600)
+        if lock is None:
+            return
+    except CannotLock:
+        lock = -1
+    for path in (*paths, lock_path):
+        with suppress(OSError):
+            os.unlink(path)
+    if lock >= 0:
+        os.close(lock)

@@ -1,0 +1,497 @@
+"""Order of a walk (pure)."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from typing import Any
+
+import attrs
+
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap, writes
+from pipegrid.errors import DirectoryError
+from pipegrid.tree.listing import ENTRY_BYTES, Entry, Kind, Listing, kind_of, metadata_of
+
+# What is met on a walk through a tree, and what a walk may take.
+
+TreePath = tuple[str, ...]
+"""Names from the root of a tree."""
+
+
+@attrs.frozen
+class WalkLimits:
+    """
+    What a walk may take.
+
+    Attributes:
+        reads: directories that are being read at a time.
+        ahead_bytes: of memory for directories that were read, or are being read, ahead of the walk.
+        open_bytes: of memory for those that the walk is in.
+        depth: levels below the root.
+        objects: that are met; a tree of thirty directories can have a billion paths.
+    """
+
+    reads: int = 64
+    ahead_bytes: int = 64 << 20
+    open_bytes: int = 256 << 20
+    depth: int = 1000
+    objects: int = 20_000_000
+
+
+@attrs.frozen
+class Found:
+    """
+    A directory, file, or unknown object that a walk has met.
+
+    Attributes:
+        path: names from the root; empty for the root itself.
+        cap: what reads it; None if only a write cap is stored, encrypted.
+        kind: ``directory``, ``file`` or ``unknown``.
+        metadata_json: what its entry says beside the cap; see ``metadata``.
+        again: an object of this verifier cap was met before. If all paths are wanted, it is entered all the
+            same, and otherwise not, but for a directory that was met by its verifier cap only. Literal ones
+            are never met again, since they are on no server.
+        listing: of a directory that is entered next, what is in it.
+        best: the cap that grants most, where the tree tells one that does more than read.
+    """
+
+    path: TreePath
+    cap: Cap | None
+    kind: Kind
+    metadata_json: bytes = attrs.field(default=b"{}", repr=False)
+    again: bool = False
+    listing: Listing | None = attrs.field(default=None, repr=False)
+    best: Cap | None = attrs.field(default=None, repr=False)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What its entry says beside the cap."""
+        return metadata_of(self.metadata_json)
+
+
+@attrs.frozen
+class Unreadable:
+    """
+    A directory that could not be read, or is not entered; the walk goes on behind it.
+
+    Attributes:
+        path, cap, metadata_json, best: as of what is found.
+        error: why, a sentence.
+    """
+
+    path: TreePath
+    cap: Cap | None
+    error: Exception
+    metadata_json: bytes = attrs.field(default=b"{}", repr=False)
+    best: Cap | None = attrs.field(default=None, repr=False)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What its entry says beside the cap."""
+        return metadata_of(self.metadata_json)
+
+
+Met = Found | Unreadable
+
+
+def identity_of(cap: Cap | None) -> bytes | None:
+    """
+    Return 16 bytes that tell an object from all others, whatever its cap grants; None if it is on no server.
+
+    They are made of the verifier cap, so that a hostile cap with the storage index of another file hides
+    nothing.
+    """
+    if cap is None or isinstance(cap, UnknownCap):
+        return None
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    if isinstance(file, LitCap):
+        return None
+    return hashlib.sha256(str(file.verifier()).encode("ascii")).digest()[:16]
+
+
+# Which directory of a tree is read next, and what the walk meets next; pure.
+#
+# A tree is met depth first: each directory before its children, these in ascending order of their names. So
+# what is met does not depend on which server was fast, and who walks knows that a directory is finished when
+# something comes that is not below it. It is *read* far ahead of that: all directories that are known,
+# nearest first, many at once, so that a level costs a round trip and not a directory.
+#
+# **Memory.** What lies open at a time: the directories on the way from the root down to where the walk
+# is, and those that were read ahead. Both are bounded in bytes: of the first, a directory that would lead
+# beyond it is left out with a sentence; the others wait. The next directory in order is always read,
+# whatever is ahead of it. An open directory takes one place among those to be read ahead, not one for
+# each child, so that a directory of 100,000 directories costs no more than its own listing.
+#
+# **Loops.** A directory that contains itself, possible where directories can change, is met again as its own
+# descendant: it is not entered again, nor read again ahead of that. Neither is, unless all paths are wanted,
+# any directory that was met before; but a verifier cap, by which none is entered, hides nothing.
+
+_UNREAD_BYTES = 1 << 20
+"""What a directory of unknown size is thought to take in memory."""
+
+_EXPANSION = 6
+"""
+Of a packed directory as large in memory as its bytes times this, until it is there: an entry has some 300.
+"""
+
+
+def _expected_bytes(cap: DirectoryCap) -> int:
+    """Return what a directory is thought to take in memory, before it was read."""
+    file = cap.file
+    if isinstance(file, (ChkCap, LitCap)):
+        return _EXPANSION * file.size + ENTRY_BYTES
+    return _UNREAD_BYTES
+
+
+@attrs.frozen(eq=False)
+class _Step:
+    """A directory on the way to another. It holds no listing, so that none is left to the collector."""
+
+    identity: bytes | None
+    before: _Step | None = attrs.field(repr=False)
+
+
+@attrs.define(eq=False)
+class AheadDirectory:
+    """
+    A directory that is to be read, is being read, or lies open; the book of ``WalkOrder``.
+
+    Attributes:
+        cap: what reads it.
+        way: from the root to it.
+        depth: levels below the root.
+        key: its place in order: the places in their directories of all on the way to it.
+        state: ``unread``, ``reading``, ``ready`` or ``failed``.
+        ahead: it counts among those that were read ahead.
+        position: of the entry that is met next.
+        next_ahead: of the entry from which on none was read ahead.
+        children: by position, those that were begun and not met yet.
+        dropped: nobody waits for it any more.
+    """
+
+    cap: DirectoryCap
+    way: _Step | None
+    depth: int
+    key: bytes
+    expected_bytes: int
+    state: str = "unread"
+    listing: Listing | None = None
+    error: Exception | None = None
+    ahead: bool = False
+    identity: bytes | None = None
+    position: int = 0
+    next_ahead: int = 0
+    children: dict[int, AheadDirectory] = attrs.Factory(dict)
+    dropped: bool = False
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes, or is expected to."""
+        if self.listing is not None:
+            return self.listing.memory_bytes
+        return 0 if self.state == "failed" else self.expected_bytes
+
+    @property
+    def is_in_itself(self) -> bool:
+        """Whether it is one of those on the way to it; at most as many steps as it is deep."""
+        step = self.way if self.identity is not None else None
+        while step is not None and step.identity != self.identity:
+            step = step.before
+        return step is not None
+
+
+class WalkOrder:
+    """
+    The order of one walk.
+
+    Args:
+        cap: of the root: a directory, or anything else.
+        metadata_json: what its entry says, if it has one.
+        all_paths: enter a directory under each of its paths, as whoever restores them must.
+        by_write_caps: enter only directories that can be changed, by the caps that do so: since nothing below
+            others has a write cap, all that the tree has are met so. Nothing else counts as met before.
+    """
+
+    def __init__(
+        self,
+        cap: Cap | None,
+        limits: WalkLimits | None = None,
+        *,
+        metadata_json: bytes = b"{}",
+        all_paths: bool = False,
+        by_write_caps: bool = False,
+    ) -> None:
+        self.limits = limits or WalkLimits()
+        self._all_paths = all_paths
+        self._by_write_caps = by_write_caps
+        self._metadata_json = metadata_json
+        self._root: Cap | None = cap
+        self._began = False
+        self._over = False
+        self._head: AheadDirectory | None = None
+        self._stack: list[AheadDirectory] = []
+        self._path: list[str] = []
+        self._cursors: list[tuple[bytes, int, AheadDirectory]] = []
+        self._tie = 0
+        self._seen: set[bytes | None] = set()
+        self._shut: set[bytes | None] = set()
+        self._reading_ids: set[bytes | None] = set()
+        self._reading = 0
+        self._open_bytes = 0
+        self._ahead_bytes = 0
+        self._met = 0
+        root = self._entered(cap)
+        if root is not None:
+            self._head = self._directory(root, None, 0, b"")
+
+    @property
+    def done(self) -> bool:
+        """Whether the walk is at its end: all was met, or it was given up."""
+        return self._over or (self._began and not self._stack)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of memory, for directories that lie open, or are ahead."""
+        return self._open_bytes + self._ahead_bytes
+
+    # Reading.
+
+    def next_read(self) -> AheadDirectory | None:
+        """Return the directory to read now, if any; tell its end to ``arrived``."""
+        if self._over:
+            return None
+        head = self._head
+        if head is not None and head.state == "unread":
+            return self._begin(head)
+        while self._cursors and self._reading < self.limits.reads:
+            parent = self._cursors[0][2]
+            cap = None if parent.dropped else self._next_child(parent)
+            if cap is None:
+                heapq.heappop(self._cursors)
+                continue
+            if self._ahead_bytes + _expected_bytes(cap) > self.limits.ahead_bytes:
+                return None
+            index = parent.next_ahead
+            parent.next_ahead += 1
+            directory = self._child(parent, index, cap)
+            heapq.heapreplace(self._cursors, (directory.key, self._ticket(), parent))
+            known = self._is_over(directory) or directory.identity in self._reading_ids
+            if directory.is_in_itself if self._all_paths else known:
+                continue
+            directory.ahead = True
+            parent.children[index] = directory
+            return self._begin(directory)
+        return None
+
+    def _is_over(self, directory: AheadDirectory) -> bool:
+        """Return whether a directory was met before, and this cap shows no more of it."""
+        identity = directory.identity
+        if identity is None or identity not in self._seen:
+            return False
+        return identity not in self._shut or kind_of(directory.cap) != "directory"
+
+    def _entered(self, cap: Cap | None) -> DirectoryCap | None:
+        """Return the cap, if it is that of a directory that is to be entered."""
+        if isinstance(cap, DirectoryCap) and (not self._by_write_caps or writes(cap)):
+            return cap
+        return None
+
+    def _begin(self, directory: AheadDirectory) -> AheadDirectory:
+        directory.state = "reading"
+        self._reading += 1
+        if directory.identity is not None:
+            self._reading_ids.add(directory.identity)
+        if directory.ahead:
+            self._ahead_bytes += directory.memory_bytes
+        return directory
+
+    def arrived(self, directory: AheadDirectory, outcome: Listing | Exception) -> None:
+        """A directory was read, or could not be."""
+        assert directory.state == "reading"
+        self._reading -= 1
+        if directory.dropped:
+            return
+        before = directory.memory_bytes
+        if isinstance(outcome, Listing):
+            directory.state, directory.listing = "ready", outcome
+            if directory.depth < self.limits.depth and outcome.entries:
+                heapq.heappush(self._cursors, (directory.key, self._ticket(), directory))
+        else:
+            directory.state, directory.error = "failed", outcome
+        if directory.ahead:
+            self._ahead_bytes += directory.memory_bytes - before
+
+    def _next_child(self, parent: AheadDirectory) -> DirectoryCap | None:
+        """
+        Return the next directory in an open one that was not begun, if any; ``next_ahead`` is its place.
+        """
+        assert parent.listing is not None
+        entries = parent.listing.entries
+        for index in range(max(parent.next_ahead, parent.position), len(entries)):
+            cap = self._entered(entries[index].best)
+            if cap is not None and index not in parent.children:
+                parent.next_ahead = index
+                return cap
+        parent.next_ahead = len(entries)
+        return None
+
+    def _child(self, parent: AheadDirectory, index: int, cap: DirectoryCap) -> AheadDirectory:
+        way = _Step(parent.identity, parent.way)
+        return self._directory(cap, way, parent.depth + 1, parent.key + index.to_bytes(4, "big"))
+
+    def _directory(
+        self, cap: DirectoryCap, way: _Step | None, depth: int, key: bytes
+    ) -> AheadDirectory:
+        return AheadDirectory(cap, way, depth, key, _expected_bytes(cap), identity=identity_of(cap))
+
+    def _ticket(self) -> int:
+        self._tie += 1
+        return self._tie
+
+    # Meeting.
+
+    def next_met(self) -> Met | None:
+        """Return what is met next; None if it has to be read first, or if all is done."""
+        if self._over:
+            return None
+        if not self._began:
+            return self._meet_root()
+        while self._stack:
+            top = self._stack[-1]
+            assert top.listing is not None
+            if top.position == len(top.listing.entries):
+                self._leave(top)
+                continue
+            if self._met >= self.limits.objects:
+                return self._give_up()
+            entry = top.listing.entries[top.position]
+            cap = self._entered(entry.best)
+            if cap is not None:
+                child = top.children.get(top.position) or self._child(top, top.position, cap)
+                top.children[top.position] = child
+                met = self._enter(child, entry)
+                if met is None:
+                    return None
+                del top.children[top.position]
+            else:
+                met = Found(
+                    (*self._path, entry.name),
+                    entry.cap,
+                    entry.kind,
+                    entry.metadata_json,
+                    again=not self._by_write_caps and self._note(identity_of(entry.best)),
+                    best=entry.best,
+                )
+            top.position += 1
+            self._met += 1
+            return met
+        return None
+
+    def _meet_root(self) -> Met | None:
+        met: Met | None
+        if self._head is not None:
+            met = self._enter(self._head, None)
+            if met is None:
+                return None
+        else:
+            met = Found((), self._root, kind_of(self._root), self._metadata_json)
+        self._began = True
+        self._met = 1
+        return met
+
+    def _enter(self, child: AheadDirectory, entry: Entry | None) -> Met | None:
+        """Meet a directory by its entry, or the root, which has none; None if it is not read yet."""
+        cap: Cap | None = child.cap
+        path, metadata_json, best = tuple(self._path), self._metadata_json, None
+        if entry is not None:
+            path, metadata_json = (*path, entry.name), entry.metadata_json
+            cap, best = entry.cap, entry.best
+        again = child.identity is not None and child.identity in self._seen
+        if self._is_over(child) and not self._all_paths:
+            self._drop(child)
+            return Found(path, cap, kind_of(child.cap), metadata_json, True, best=best)
+        error = child.error or self._obstacle(child)
+        if error is None:
+            if child.state != "ready":
+                self._head = child
+                return None
+            assert child.listing is not None
+            if self._open_bytes + child.memory_bytes > self.limits.open_bytes:
+                error = DirectoryError(
+                    "this directory and those around it have more entries than are held in memory; it "
+                    "was left out: walk it by itself, by its cap"
+                )
+        self._head = None
+        if error is not None:
+            if kind_of(child.cap) != "directory" and not again:
+                self._shut.add(child.identity)
+            self._note(child.identity)
+            self._drop(child)
+            return Unreadable(path, cap, error, metadata_json, best)
+        self._note(child.identity)
+        self._shut.discard(child.identity)
+        self._move_to_open(child)
+        self._stack.append(child)
+        if entry is not None:
+            self._path.append(entry.name)
+        return Found(path, cap, "directory", metadata_json, again, child.listing, best)
+
+    def _obstacle(self, child: AheadDirectory) -> Exception | None:
+        if child.depth > self.limits.depth:
+            return DirectoryError(
+                f"this directory lies {child.depth} levels deep, and was not entered; if you mean it, begin "
+                "with its own cap"
+            )
+        if child.is_in_itself:
+            return DirectoryError("this directory contains itself, and was not entered again")
+        return None
+
+    def _note(self, identity: bytes | None) -> bool:
+        """Return whether an object was met before, and remember it."""
+        if identity is None:
+            return False
+        if identity in self._seen:
+            return True
+        self._seen.add(identity)
+        return False
+
+    def _move_to_open(self, directory: AheadDirectory) -> None:
+        if directory.ahead:
+            self._ahead_bytes -= directory.memory_bytes
+            directory.ahead = False
+        self._open_bytes += directory.memory_bytes
+
+    def _leave(self, top: AheadDirectory) -> None:
+        self._stack.pop()
+        if self._stack:
+            self._path.pop()
+        self._open_bytes -= top.memory_bytes
+        self._forget(top)
+
+    def _drop(self, directory: AheadDirectory) -> None:
+        """Forget a directory that is not entered, and all that was read ahead below it."""
+        dropping = [directory]
+        while dropping:
+            each = dropping.pop()
+            dropping += each.children.values()
+            if each.ahead:
+                self._ahead_bytes -= each.memory_bytes
+                each.ahead = False
+            self._forget(each)
+
+    def _forget(self, directory: AheadDirectory) -> None:
+        directory.dropped = True
+        directory.children.clear()
+        if directory.identity is not None:
+            self._reading_ids.discard(directory.identity)
+
+    def _give_up(self) -> Met:
+        self._over = True
+        return Unreadable(
+            tuple(self._path),
+            self._stack[-1].cap,
+            DirectoryError(
+                f"this tree has more than {self.limits.objects} objects, counted on all paths; the rest "
+                "was left out: walk parts of it by their own paths"
+            ),
+        )

@@ -1,0 +1,231 @@
+"""The introducer protocol: subscribe, announcements received, reconnection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from foolscap.api import Any as FoolscapAny
+from foolscap.api import DictOf, Referenceable, RemoteInterface, SetOf
+from foolscap.ipb import DeadReferenceError
+from foolscap.tokens import (
+    BananaError,
+    NegotiationError,
+    NoLocationHintsError,
+    RemoteNegotiationError,
+    Violation,
+)
+from twisted.internet import error as network
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+
+from pipegrid.core.text import printable
+from pipegrid.wire.announcements import MAX_SERVERS
+from pipegrid.wire.foolscap_broker import KEEPALIVE_S
+from pipegrid.wire.foolscap_receiver import Bounds, LimitExceeded
+from pipegrid.wire.server_address import Furl
+
+# The introducer's remote interfaces, as Foolscap wants them declared.
+#
+# Source: the format reference, storage protocols, section 4.1.
+
+# mypy: ignore-errors
+# ruff: noqa: B008
+# Foolscap's way to declare: no self, and what an argument may be as its default.
+
+
+class RIIntroducerSubscriberClient(RemoteInterface):
+    """What a listener offers to the introducer."""
+
+    __remote_name__ = "RIIntroducerSubscriberClient_v2.tahoe.allmydata.com"
+
+    # One malformed announcement must not make the others fail, so each is looked at by itself, later.
+    def announce_v2(announcements=SetOf(FoolscapAny())):
+        """Hear announcements: those known, then each new one."""
+
+
+class RIIntroducer(RemoteInterface):
+    """What an introducer offers: servers publish their announcements, clients subscribe to them."""
+
+    __remote_name__ = "RIIntroducerPublisherAndSubscriberService_v2.tahoe.allmydata.com"
+
+    def get_version():
+        """Tell which versions of the protocol are spoken."""
+        return DictOf(bytes, FoolscapAny())
+
+    def publish_v2(announcement=FoolscapAny(), canary=Referenceable):
+        """Tell all subscribers of the service that a signed announcement names."""
+
+    def subscribe_v2(
+        subscriber=RIIntroducerSubscriberClient,
+        service_name=bytes,
+        subscriber_info=DictOf(bytes, FoolscapAny()),
+    ):
+        """Be told of all servers of a service."""
+
+
+# The introducer's protocol, as far as those who listen and those who announce have it in common.
+#
+# Source: the format reference, storage protocols, section 4.1.
+
+
+PROTOCOL_KEY = b"http://allmydata.org/tahoe/protocols/introducer/v2"
+SERVICE = b"storage"
+CONNECT_TIMEOUT_S = 15.0
+LOST_AFTER_S = 3 * KEEPALIVE_S
+"""Silence after which an introducer is taken to be gone."""
+
+BOUNDS = Bounds(call_cost=MAX_SERVERS * 4096)
+"""An introducer tells all it knows in one message; an announcement has 1 to 3 KB, and becomes 1 KB more."""
+
+_NO_INTRODUCER = "what answers there is no introducer"
+_MAX_REASON_CHARACTERS = 200
+
+Connect = Callable[[str], "Deferred[Any]"]
+"""Given a fURL, fires with a remote reference: a tub's ``getReference``."""
+
+
+class RemoteFailure(Exception):
+    """The other side failed: Foolscap hands that on as texts, which coroutines cannot raise."""
+
+
+def call(reference: Any, name: str, *arguments: Any) -> Deferred[Any]:
+    """Call a remote method; what fails there fails here with ``RemoteFailure``."""
+    answer: Deferred[Any] = reference.callRemote(name, *arguments)
+    return answer.addErrback(_as_exception)
+
+
+def _as_exception(failure: Any) -> Any:
+    if isinstance(failure.value, BaseException):
+        return failure
+    raise RemoteFailure(str(failure.value))
+
+
+async def connect_introducer(connect: Connect, furl: Furl, clock: IReactorTime) -> Any:
+    """
+    Return a reference to an introducer that speaks the protocol.
+
+    Raises:
+        Exception: see ``reason_of``.
+    """
+    direct = attrs.evolve(furl, hints=furl.tcp_hints)
+    connecting = connect(str(direct)).addErrback(_as_exception)
+    reference = await connecting.addTimeout(CONNECT_TIMEOUT_S, clock)
+    if not hasattr(reference, "callRemote"):
+        raise ValueError(_NO_INTRODUCER)
+    version = await call(reference, "get_version").addTimeout(CONNECT_TIMEOUT_S, clock)
+    if type(version) is not dict:  # an object that names no interface answers what it likes
+        raise ValueError(_NO_INTRODUCER)
+    if PROTOCOL_KEY not in version:
+        raise ValueError("it speaks another version of the introducer's protocol")
+    return reference
+
+
+def until_lost(reference: Any) -> Deferred[None]:
+    """Return what fires when the reference's connection is lost."""
+    lost: Deferred[None] = Deferred(lambda _: reference.dontNotifyOnDisconnect(marker))
+
+    def notify() -> None:
+        if not lost.called:
+            lost.callback(None)
+
+    marker = reference.notifyOnDisconnect(notify)
+    return lost
+
+
+def reason_of(error: Exception | None) -> str:
+    """Return, for a person, why there is no connection."""
+    if error is None or isinstance(error, (DeadReferenceError, network.ConnectionClosed)):
+        return "the connection was lost"
+    if isinstance(error, (TimeoutError, network.TimeoutError)):
+        return f"nobody answered within {CONNECT_TIMEOUT_S:g} s"
+    if isinstance(error, network.DNSLookupError):
+        return "its host name is not known"
+    if isinstance(error, network.ConnectError):
+        return "nobody listens there"
+    if isinstance(error, NoLocationHintsError):
+        return "none of its addresses can be used"
+    if isinstance(error, LimitExceeded):
+        return f"it was cut off, since {_excerpt(str(error))}"
+    if isinstance(error, (NegotiationError, RemoteNegotiationError, BananaError)):
+        return "whoever answers there does not have its key, or does not speak Foolscap"
+    if "unable to find reference for name" in str(error):
+        return "the server at that address knows nothing under the fURL's last part"
+    if isinstance(error, (Violation, RemoteFailure)):
+        return _NO_INTRODUCER
+    return _excerpt(str(error)) or type(error).__name__
+
+
+def _excerpt(text: str) -> str:
+    """Return the beginning of what may be a stranger's text: it goes to terminals and logs."""
+    return printable((text.splitlines() or [""])[0][:_MAX_REASON_CHARACTERS])
+
+
+# Keeping a connection: make it, use it, and make it again when it is lost, with growing patience.
+
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 300.0
+_GOOD_S = 60.0
+"""A connection that held for so long was a good one: the next attempt comes soon."""
+
+
+class Reconnecting:
+    """
+    Keeps one connection until it is stopped.
+
+    Args:
+        clock: for the pauses.
+        use: connects, uses the connection, and fires or fails when it is lost, or could not be made.
+        lost: told the reason, each time; None if ``use`` just ended.
+        spread: gives a factor for each pause, so that many clients do not come back at once.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        use: Callable[[], Deferred[None]],
+        lost: Callable[[Exception | None], None],
+        spread: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self._clock = clock
+        self._use = use
+        self._lost = lost
+        self._spread = spread
+        self._running: Deferred[None] | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        """Connect for the first time."""
+        if self._running is None:
+            self._running = Deferred.fromCoroutine(self._run())
+            self._running.addErrback(lambda failure: failure.trap(CancelledError))
+
+    def stop(self) -> None:
+        """Let go of the connection, and make no other."""
+        self._stopped = True
+        if self._running is not None:
+            self._running.cancel()
+
+    async def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = self._clock.seconds()
+            reason: Exception | None = None
+            try:
+                await self._use()
+            except CancelledError:
+                raise
+            except Exception as error:
+                reason = error
+            self._lost(reason)
+            if self._stopped:  # by whom we just told
+                return
+            if self._clock.seconds() - began >= _GOOD_S:
+                pause_s = FIRST_PAUSE_S
+            await deferLater(self._clock, pause_s * self._spread(), _nothing)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+
+def _nothing(*_: Any) -> None: ...

@@ -1,0 +1,201 @@
+"""Addresses of servers: NURLs of GBS and fURLs of Foolscap."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import re
+
+import attrs
+
+from pipegrid.core import base32
+from pipegrid.errors import UsageError
+
+# fURLs: where a Foolscap object is, how to know its owner, and the secret that opens it.
+#
+#     pb://<tub id>@tcp:<host>:<port>,<another hint>/<swissnum>
+#
+# The introducer has one; so has every storage server of Tahoe-LAFS, over HTTPS as well: secrets are derived
+# from its tub id.
+#
+# Source: the format reference, storage protocols, sections 2.1 and 6.
+
+_MAX_TEXT = 2048
+# Readers use 32 characters of the tub id, whatever follows.
+_FURL = re.compile(r"pb://([a-z2-7]{32})[a-z2-7]*@([^/\s]*)/([^/#?\s]+)\Z")
+_TCP = re.compile(r"(tcp:)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
+
+
+@attrs.frozen
+class Furl:
+    """
+    The address of one Foolscap object.
+
+    Attributes:
+        tub_id: 20 bytes, SHA-1 of the owner's certificate (DER).
+        hints: where it may be, such as ``tcp:example.org:1234``; alternatives.
+        swissnum: whoever knows it may use the object.
+    """
+
+    tub_id: bytes
+    hints: tuple[str, ...]
+    swissnum: str = attrs.field(repr=False)
+
+    def __str__(self) -> str:
+        return f"pb://{base32.encode(self.tub_id)}@{','.join(self.hints)}/{self.swissnum}"
+
+    @property
+    def address(self) -> str:
+        """Where it is, for people, without the secret: it is a stranger's, and goes to terminals and logs."""
+        hint = self.hints[0].removeprefix("tcp:") if self.hints else "nowhere"
+        return "".join(char if char.isprintable() else "?" for char in hint)
+
+    @property
+    def tcp_hints(self) -> tuple[str, ...]:
+        """Those of the hints that are addresses which plain TCP can reach; of old they had no prefix."""
+        return tuple(
+            hint
+            for hint in self.hints
+            if _TCP.match(hint) and not is_overlay_name(hint.rpartition(":")[0])
+        )
+
+    @property
+    def leads_to_tcp(self) -> bool:
+        """Whether one of the hints is such an address."""
+        return bool(self.tcp_hints)
+
+
+def is_overlay_name(host: str) -> bool:
+    """Return whether only Tor or I2P resolve a name: to ask for it would tell where one goes (RFC 7686)."""
+    return host.lower().rstrip(".").endswith((".onion", ".i2p"))
+
+
+def is_furl(text: str) -> bool:
+    """Return whether a text is a fURL (a NURL is none)."""
+    return len(text) <= _MAX_TEXT and _FURL.match(text) is not None
+
+
+def parse_furl(text: str) -> Furl:
+    """
+    Return what a fURL says.
+
+    Raises:
+        UsageError: it is none. The text does not repeat the secret.
+    """
+    if "#v=" in text:
+        raise UsageError("that is a storage server's NURL (its end is #v=1), and no fURL")
+    match = _FURL.match(text) if len(text) <= _MAX_TEXT else None
+    if match is None:
+        raise UsageError("a fURL looks like pb://TUBID@tcp:HOST:PORT/SWISSNUM; copy all of it")
+    try:
+        tub_id = base32.decode(match[1])
+    except ValueError:
+        raise UsageError("the fURL's tub id is not base32; copy it again") from None
+    hints = tuple(hint for hint in match[2].split(",") if hint)
+    return Furl(tub_id, hints, match[3])
+
+
+# NURLs: where a storage server is, how to know it, and the secret that opens it.
+#
+#     pb://<spki>@<host>:<port>/<swissnum>#v=1
+#     pb+tor://<spki>@<host>.onion:<port>/<swissnum>#v=1
+#
+# Source: the format reference, storage protocols, section 1.1.
+
+SPKI_HASH_BYTES = 32
+
+_SWISSNUM = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%-]+\Z")
+_NURL = re.compile(
+    r"pb(?P<tor>\+tor)?://(?P<spki>[A-Za-z0-9_-]{43})@"
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})"
+    r"/(?P<swissnum>[^/#?]+)#v=1\Z"
+)
+_OTHER_VERSION = re.compile(r"#v=(?!1\Z)[0-9]+\Z")
+
+
+@attrs.frozen
+class Nurl:
+    """
+    The address of one server's HTTPS protocol.
+
+    Attributes:
+        spki_hash: 32 bytes, SHA-256 of the certificate's SubjectPublicKeyInfo (DER).
+        host: a name or an address; IPv6 without its brackets.
+        port: 1 to 65535.
+        swissnum: ASCII; whoever knows it may use the server.
+        tor: the server is reached through Tor.
+    """
+
+    spki_hash: bytes
+    host: str
+    port: int
+    swissnum: str = attrs.field(repr=False)
+    tor: bool = False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        spki = base64.urlsafe_b64encode(self.spki_hash).rstrip(b"=").decode("ascii")
+        scheme = "pb+tor" if self.tor else "pb"
+        return f"{scheme}://{spki}@{host}:{self.port}/{self.swissnum}#v=1"
+
+    @property
+    def leads_through_tor(self) -> bool:
+        """Whether plain TCP cannot reach it, whatever its scheme says."""
+        return self.tor or is_overlay_name(self.host)
+
+    def recognises(self, spki_hash: bytes) -> bool:
+        """Return whether a certificate with this SPKI hash is the server's."""
+        return hmac.compare_digest(self.spki_hash, spki_hash)
+
+
+def parse_nurl(text: str) -> Nurl:
+    """
+    Return what a NURL says.
+
+    Raises:
+        UsageError: it is none. The text does not repeat the secret.
+    """
+    match = _NURL.match(text) if len(text) <= _MAX_TEXT else None
+    if match is None and is_furl(text):
+        raise UsageError(
+            "that is a fURL, which leads to Foolscap; the NURL of the same server has #v=1 at its end"
+        )
+    if match is None and _OTHER_VERSION.search(text):
+        raise UsageError("the NURL is of a version that is not known here; the known one is #v=1")
+    if match is None:
+        raise UsageError(
+            "a storage server's NURL looks like pb://SPKI@HOST:PORT/SWISSNUM#v=1, with 43 characters "
+            "of SPKI hash; copy all of it from the server's output"
+        )
+    host = match["host"] or match["ipv6"]
+    port = int(match["port"])
+    if match["ipv6"] is not None:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise UsageError(f"the NURL's host [{host}] is no IPv6 address; correct it") from None
+    if not 1 <= port <= 65535:
+        raise UsageError(f"the NURL's port is {port}; a port is 1 to 65535")
+    if match["tor"] and not host.endswith(".onion"):
+        raise UsageError(f"the NURL leads through Tor, but {host} is no .onion name; correct it")
+    if not is_swissnum(match["swissnum"]):
+        raise UsageError("the NURL's swissnum has characters that a URL cannot hold; copy it again")
+    return Nurl(_spki_hash(match["spki"]), host, port, match["swissnum"], match["tor"] is not None)
+
+
+def is_swissnum(text: str) -> bool:
+    """Return whether a text may be a swissnum: ASCII characters of a URL's path segment."""
+    return _SWISSNUM.match(text) is not None
+
+
+def _spki_hash(text: str) -> bytes:
+    try:
+        digest = base64.b64decode(text + "=", altchars=b"-_", validate=True)
+    except binascii.Error:
+        digest = b""
+    # 43 characters hold two bits more than 32 bytes: they must be zero, so that texts compare.
+    if base64.urlsafe_b64encode(digest).rstrip(b"=") != text.encode("ascii"):
+        raise UsageError("the NURL's SPKI hash is not base64url of 32 bytes; copy it again")
+    return digest
