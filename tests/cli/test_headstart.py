@@ -41,7 +41,7 @@ class Noting(_socket.socket):
         asked.append(sorted(sys.modules))
         return super().send(data)
 _socket.socket = Noting
-from pipegrid.mirror.sprint import headstart
+from pipegrid.mirror import preconnect_mirrors as headstart
 begin, loaded = headstart.begin, []
 def noted(place):
     loaded.append(sorted(sys.modules))

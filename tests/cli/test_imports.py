@@ -54,7 +54,7 @@ OURS = (
     "pipegrid.grid.embedded_grid",
     "pipegrid.grid.request_trace",
     "pipegrid.http11.agent",
-    "pipegrid.simulation",
+    "pipegrid.testing",
     "pipegrid.speedtest",
     "pipegrid.storage.store",
     "pipegrid.transfer.check",

@@ -38,8 +38,8 @@ signal.signal(signal.SIGUSR1, set_back)
 """
 
 HALF_HEAD = """
-from pipegrid.server.gbs import site, timeouts
-timeouts.HEAD_TIMEOUT_S, site.TICK_S = 0.5, 0.1
+from pipegrid.server.gbs import http_connection
+http_connection.HEAD_TIMEOUT_S, http_connection.TICK_S = 0.5, 0.1
 """
 
 SERVE = """

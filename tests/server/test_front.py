@@ -254,7 +254,7 @@ class FrontTests(SynchronousTestCase):
     def test_memory_of_those_that_ended(self) -> None:
         """What refers to itself is freed, and given back, when many have ended, whatever they spoke."""
         given: list[None] = []
-        self.patch(process_settings, "give_back", lambda: given.append(None))
+        self.patch(process_settings, "trim_heap", lambda: given.append(None))
         gc.disable()  # as if Python saw no reason to look
         self.addCleanup(gc.enable)
         left = []

@@ -196,7 +196,7 @@ class AllocateTests(StoreTestCase):
         def refuse(*_: object) -> bool:
             raise OSError(errno.EROFS, "read-only")
 
-        self.patch(share_file, "renew", refuse)
+        self.patch(share_file, "renew_lease", refuse)
         self.assertEqual(self.store.allocate(SI, set(), 0, SECRETS).already_have, {1})
         self.assertRaises(ServerRefused, self.store.add_lease, SI, SECRETS.lease)
 

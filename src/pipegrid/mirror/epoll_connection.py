@@ -18,12 +18,13 @@ from collections import deque
 from collections.abc import Callable
 
 from pipegrid.mirror.archive_file import MAX_UNTOLD_BYTES
-from pipegrid.mirror.file_store import PAGE_BYTES, Page
 from pipegrid.mirror.mirror_http import (
     LF_ALONE,
     MAX_HEAD_BYTES,
+    PAGE_BYTES,
     USUAL_HEAD,
     Head,
+    Page,
     UnsupportedResponse,
     judge,
     parse_head,

@@ -16,6 +16,7 @@ from pipegrid.disk.files import write_all, write_all_pieces
 from pipegrid.errors import PipegridError
 from pipegrid.mirror.archive_file import BadEntry
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.mirror_http import PAGE_BYTES, Page
 from pipegrid.mirror.scheduler import FetchJob
 
 # Files of a sprint that become durable, and get their names, together.
@@ -103,28 +104,6 @@ class SyncBatch:
                 with suppress(OSError):
                     self._destination.discard(name)
         self.close()
-
-
-# Memory that sockets are read into, and from which answers are cut out.
-
-PAGE_BYTES = 256 << 10
-"""Received at a time. What is hashed, and written, right after that is still in the processor's cache."""
-
-
-class Page:
-    """
-    Memory that is read into.
-
-    Attributes:
-        users: jobs of the thread that still need what is in it, and one more while it is being parsed.
-    """
-
-    __slots__ = ("data", "users", "view")
-
-    def __init__(self) -> None:
-        self.data = bytearray(PAGE_BYTES)
-        self.view = memoryview(self.data)
-        self.users = 0
 
 
 # A thread beside one that must not wait: it does jobs, and the other learns of their ends when it likes.

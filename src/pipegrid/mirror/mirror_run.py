@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, NoReturn
 
 from pipegrid.errors import PipegridError
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError, kept_first
@@ -24,6 +23,8 @@ from pipegrid.mirror.scheduler import Report, Scheduler, Tally
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 
 if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
     from pipegrid.disk.commit import Policy
     from pipegrid.mirror.mirror_http import SocketCache
 

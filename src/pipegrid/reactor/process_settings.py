@@ -6,7 +6,6 @@ import gc
 import signal
 import time
 from functools import lru_cache
-from typing import Any
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 

@@ -202,7 +202,7 @@ class MutableTests(http.ServerTestCase):
     def test_memory_is_given_back(self) -> None:
         """Once large messages are done with, the system gets their memory back, and is not asked twice."""
         given: list[None] = []
-        self.patch(process_settings, "give_back", lambda: given.append(None))
+        self.patch(process_settings, "trim_heap", lambda: given.append(None))
         self.assertEqual(self.statuses(put(0, bytes(1 << 20))), [200])
         self.assertEqual(len(given), 0)
         self.assertEqual(self.statuses(put(0, bytes(17 << 20))), [200])

@@ -296,7 +296,7 @@ class HttpTests(ServerTestCase):
     def test_memory_of_many(self) -> None:
         """What a crowd has let go of is given back to the system, once, when most of it is gone."""
         given: list[None] = []
-        self.patch(process_settings, "give_back", lambda: given.append(None))
+        self.patch(process_settings, "trim_heap", lambda: given.append(None))
         transports = [self.connect()[1] for _ in range(MANY)]
         for transport in transports[: MANY // 2]:
             transport.lose()
