@@ -18,9 +18,9 @@ import os
 import re
 from typing import BinaryIO, NamedTuple
 
-from pipegrid.cli.outcome import printable, unreadable
+from pipegrid.cli.outcome import unreadable
 from pipegrid.cli.stdin import read_given
-from pipegrid.core.text import CAP_STARTS, decode_text
+from pipegrid.core.text import CAP_STARTS, decode_text, printable
 from pipegrid.errors import SourceError, UsageError
 
 MAX_BYTES = 16 << 20

@@ -10,7 +10,7 @@ from pipegrid.cli.completing import any_path
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
-from pipegrid.cli.outcome import printable
+from pipegrid.core.text import printable
 
 if TYPE_CHECKING:
     from pipegrid.tree.tree_grid import Grid

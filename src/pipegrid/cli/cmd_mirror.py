@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,8 +25,6 @@ from pipegrid.cli.options import common_options, usage_error
 if TYPE_CHECKING:
     from pipegrid.cli.mirroring import MirrorOptions
     from pipegrid.grid import Grid
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group(name="mirror", cls=CommandGroup)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.changing import no_directory, spot_at
 from pipegrid.cli.files import argument_label
-from pipegrid.cli.outcome import ExitStatus, one_status, printable
+from pipegrid.cli.outcome import ExitStatus, one_status
 from pipegrid.cli.outputpaths import made_home
 from pipegrid.cli.trees import root_of
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
+from pipegrid.core.text import printable
 from pipegrid.errors import (
     ChildExists,
     NoSuchChild,

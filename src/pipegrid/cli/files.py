@@ -14,7 +14,7 @@ from pipegrid.cli.capfile import CapLine, read_cap_file
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation
 from pipegrid.cli.meant import caps_in_file
-from pipegrid.cli.outcome import ExitStatus, one_status, printable
+from pipegrid.cli.outcome import ExitStatus, one_status
 from pipegrid.core import base32
 from pipegrid.core.caps import (
     Cap,
@@ -25,7 +25,7 @@ from pipegrid.core.caps import (
     MutableCap,
     parse_cap,
 )
-from pipegrid.core.text import CAP_STARTS, as_pasted
+from pipegrid.core.text import CAP_STARTS, as_pasted, printable
 from pipegrid.errors import CapError, PipegridError, UsageError, naming
 from pipegrid.reactor.deferreds import few_at_a_time
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pipegrid.cli.job import GridJob, ReactorJob
 from pipegrid.cli.mirroring import Display, MirrorOptions
 from pipegrid.cli.mirrortell import store, tell, tell_skipped
-from pipegrid.cli.outcome import Interrupted, printable
-from pipegrid.core.text import counted
+from pipegrid.cli.outcome import Interrupted
+from pipegrid.core.text import counted, printable
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import ExitStatus, printable
+from pipegrid.cli.outcome import ExitStatus
 from pipegrid.cli.verifysame import verified
-from pipegrid.core.text import counted
+from pipegrid.core.text import counted, printable
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Collection
 
-from pipegrid.core.text import printable as printable
+from pipegrid.core.text import printable
 from pipegrid.errors import (
     CorruptionError,
     NotEnoughSharesError,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.cli.outcome import printable
+from pipegrid.core.text import printable
 from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import click
 
 from pipegrid.cli.capfile import as_line
 from pipegrid.cli.options import EMPTY_NAME, as_one, usage_error
-from pipegrid.cli.outcome import ExitStatus, one_status, printable, with_options
+from pipegrid.cli.outcome import ExitStatus, one_status, with_options
 from pipegrid.cli.stdin import read_given
-from pipegrid.core.text import decode_text
+from pipegrid.core.text import decode_text, printable
 from pipegrid.errors import PipegridError, SourceError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import click
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import CapArguments, upkeep_bounds
-from pipegrid.cli.outcome import ExitStatus, printable, sentence, worst_status
-from pipegrid.core.text import counted
+from pipegrid.cli.outcome import ExitStatus, sentence, worst_status
+from pipegrid.core.text import counted, printable
 
 if TYPE_CHECKING:
     from pipegrid.cli.files import NamedFile

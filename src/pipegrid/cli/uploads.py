@@ -14,17 +14,17 @@ from twisted.python.failure import Failure
 
 from pipegrid.cli.capfile import as_line
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import ExitStatus, UnprintedCap, one_status, printable
+from pipegrid.cli.outcome import ExitStatus, UnprintedCap, one_status
 from pipegrid.cli.progress import ProgressBar
 from pipegrid.cli.render import keep_caps, print_cap
 from pipegrid.cli.stdin import InterruptibleInput, opened
-from pipegrid.core.text import counted
+from pipegrid.core.text import counted, printable
 from pipegrid.errors import SourceError
 from pipegrid.transfer.put.source import size_of
 
 if TYPE_CHECKING:
-    from pipegrid.grid import Grid
     from pipegrid.transfer.results import PutResult
+    from pipegrid.grid import Grid as FileGrid
 
 
 class Uploads:
@@ -39,7 +39,7 @@ class Uploads:
 
     def __init__(
         self,
-        grid: Grid,
+        grid: FileGrid,
         console: Console,
         files: Sequence[str],
         options: dict[str, Any],
