@@ -17,8 +17,8 @@ A module is *entered* when a function of it is called by one of another module, 
 * **all** rooms that are entered until then, whatever for, and the ways into them beside the first of each:
   from how many other rooms (**again**), not how often, so that neither servers nor segments count twice.
 
-``errors``, ``core`` (formats), ``wire`` (messages), ``cli/lazymodules`` (loads modules; once
-``cli/later``), ``cli/classcode`` (makes classes) and ``reactor/standstill`` (tells the time) are no rooms.
+``errors``, ``core`` (formats), ``wire`` (messages), ``cli/startup/lazy_modules`` (loads modules) and
+``reactor/process_settings`` (tells the time) are no rooms, nor are those that older versions had for that.
 
     python -m misc.walk [--source DIR] [--list]
 """
@@ -43,6 +43,7 @@ LARGE = 16_000
 HERE = Path(__file__).resolve().parent.parent
 NO_ROOMS = (
     *("errors", "core/", "wire/", "version", "arguments", "grid/tracing"),
+    *("grid/request_trace", "cli/startup/lazy_modules", "reactor/process_settings"),
     *("cli/lazymodules", "cli/later", "cli/classcode", "reactor/standstill"),
 )
 
@@ -151,7 +152,9 @@ class Tracer:
             frame = frame.f_back
         module = None if frame is None else self._module(frame)
         # Who runs the reactor calls nobody.
-        return "the reactor" if module in (None, "cli/process") else str(module)
+        return (
+            "the reactor" if module in (None, "cli/process", "cli/startup/process") else str(module)
+        )
 
     def written(self, size: int) -> None:
         """So much was written to a socket."""

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli import capfile
-from pipegrid.cli.capfile import as_line, parse_cap_file
-from pipegrid.cli.outcome import sentence
+from pipegrid.cli import cap_file
+from pipegrid.cli.cap_file import as_line, parse_cap_file
+from pipegrid.cli.exit_status import sentence
 from pipegrid.core.caps import LitCap, checkable
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import UsageError
@@ -98,8 +98,8 @@ class FormatTests(SynchronousTestCase):
         for data, words in (
             (b"", "caps holds no cap"),
             (b"# nothing\n\n", "caps holds no cap"),
-            (bytes(capfile.MAX_BYTES + 1), "larger than 16 MiB"),
-            (b"URI:LIT:\n" * (capfile.MAX_CAPS + 1), "more than 100000 caps"),
+            (bytes(cap_file.MAX_BYTES + 1), "larger than 16 MiB"),
+            (b"URI:LIT:\n" * (cap_file.MAX_CAPS + 1), "more than 100000 caps"),
             (b"x  \0", "caps:1: it holds a zero byte"),
             (b"x\nx  a\\x00", "caps:2: no file can be called so"),
             (b"x  \\ud800", "caps:1: no file can be called so"),

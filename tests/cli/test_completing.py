@@ -12,8 +12,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.completion import names
-from pipegrid.cli.completion.words import for_bash, split
+from pipegrid.cli import completion
+from pipegrid.cli.completion import for_bash, split
 from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_client
 from tests.cli.pty import SOURCE
@@ -154,8 +154,8 @@ class NamesTests(SynchronousTestCase):
             before = self.files()
             answer, took_s = self.ask("pipegrid --trace trace ls work:")
         self.assertEqual(answer, "")
-        self.assertGreater(took_s, names.LIMIT_S)  # it was asked
-        self.assertLess(took_s, names.LIMIT_S + 15)
+        self.assertGreater(took_s, completion.LIMIT_S)  # it was asked
+        self.assertLess(took_s, completion.LIMIT_S + 15)
         self.assertEqual(self.files(), before)
 
     def test_an_option_with_its_value(self) -> None:
@@ -183,8 +183,8 @@ class NamesTests(SynchronousTestCase):
     def test_many(self) -> None:
         """Some hundred of many names, which are as far alike as all are."""
         all_names = [f"a{number:04}" for number in range(1000)] + ["bcd", "a/b\ud800"]
-        found = [str(item.value) for item in names._items("", all_names, "")]
-        self.assertEqual(len(found), names.MAX_NAMES)
+        found = [str(item.value) for item in completion._items("", all_names, "")]
+        self.assertEqual(len(found), completion.MAX_NAMES)
         self.assertEqual(common(found), "")
-        found = [str(item.value) for item in names._items("work:", all_names, "a0")]
+        found = [str(item.value) for item in completion._items("work:", all_names, "a0")]
         self.assertEqual(common(found), common([f"work:a{n:04}" for n in range(1000)]))

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli import plain
+from pipegrid.cli.startup import fast_args
 from pipegrid.errors import UsageError
 from pipegrid.mirror import mirror_http
 from pipegrid.mirror.mirror_http import SocketCache
@@ -162,16 +162,16 @@ class HeadStartTests(SynchronousTestCase):
                     1,
                 ),
             ):
-                found = plain.read(line)
+                found = fast_args.read(line)
                 assert found is not None
-                start = plain.dial(found)
+                start = fast_args.dial(found)
                 made = None if start is None else len(start._begun[self.server.url])
                 self.assertEqual(made, count, line)
                 if start is not None:
                     start.close()
             os.environ["HTTP_PROXY"] = "http://127.0.0.1:1"  # who is asked in their place
             assert found is not None
-            self.assertIsNone(plain.dial(found))
+            self.assertIsNone(fast_args.dial(found))
 
 
 class PlainUrlTests(SynchronousTestCase):

@@ -138,7 +138,7 @@ class ImportTests(SynchronousTestCase):
         """Next to nothing: connections are made while the rest is imported."""
         _, loaded = modules(
             "import json, sys\n"
-            "from pipegrid.cli import process\n"
+            "from pipegrid.cli.startup import process\n"
             "def begin(job, invocation):\n"
             "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
             "    return 0\n"
@@ -156,7 +156,7 @@ class ImportTests(SynchronousTestCase):
 
 
 class LaterTests(SynchronousTestCase):
-    """``pipegrid.cli.lazymodules``, in processes of their own."""
+    """``pipegrid.cli.startup.lazy_modules``, in processes of their own."""
 
     def run_after(self, *programs: str) -> list[str]:
         """
@@ -169,7 +169,7 @@ class LaterTests(SynchronousTestCase):
             [
                 *(sys.executable, "-W", "error::RuntimeWarning", "-c"),
                 "import os, sys\n"
-                "from pipegrid.cli.lazymodules import install_lazy_modules, tls_put_off\n"
+                "from pipegrid.cli.startup.lazy_modules import install_lazy_modules, tls_put_off\n"
                 "install_lazy_modules()\n"
                 "with tls_put_off():\n"
                 "    from twisted.internet import defer, reactor\n"

@@ -13,9 +13,9 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.lazymodules import LAZY
-from pipegrid.cli.mirrorarchive import rpm_job
-from pipegrid.cli.mirroring import MirrorOptions
+from pipegrid.cli.mirror_archive import rpm_job
+from pipegrid.cli.mirror_job import MirrorOptions
+from pipegrid.cli.startup.lazy_modules import LAZY
 from pipegrid.mirror import blocking_mirror
 from pipegrid.mirror.destination import Destination
 from tests.cli.test_imports import _COMMAND, modules

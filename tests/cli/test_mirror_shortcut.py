@@ -18,7 +18,7 @@ from typing import Any
 from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.lazymodules import LAZY
+from pipegrid.cli.startup.lazy_modules import LAZY
 from tests.cli.test_imports import _COMMAND, modules
 from tests.mirror.test_sprint import Server, ok
 
@@ -110,8 +110,8 @@ class ShortcutTests(SynchronousTestCase):
     def test_a_list_that_changes(self) -> None:
         """Nothing is deleted for a list that is written while it is read; that is what it wants by then."""
         from pipegrid.cli.console import Console
-        from pipegrid.cli.mirroring import MirrorOptions
-        from pipegrid.cli.mirrorlist import ListRun
+        from pipegrid.cli.mirror_job import MirrorOptions
+        from pipegrid.cli.mirror_list import ListRun
         from pipegrid.errors import SourceError
 
         self.mirror()
@@ -132,9 +132,9 @@ class ShortcutTests(SynchronousTestCase):
     def test_stopped_while_looking(self) -> None:
         """A run that was told to stop while it looked at what is there is not one that was complete."""
         from pipegrid.cli.console import Console
-        from pipegrid.cli.mirroring import MirrorOptions
-        from pipegrid.cli.mirrorlist import ListRun
-        from pipegrid.cli.outcome import Interrupted
+        from pipegrid.cli.exit_status import Interrupted
+        from pipegrid.cli.mirror_job import MirrorOptions
+        from pipegrid.cli.mirror_list import ListRun
 
         self.mirror()
         manifest = self.dest / ".pipegrid-mirror/manifest"

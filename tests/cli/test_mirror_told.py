@@ -7,8 +7,7 @@ import io
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirroring import Display
-from pipegrid.cli.mirrortell import tell
+from pipegrid.cli.mirror_job import Display, tell
 from pipegrid.mirror.scheduler import Report, Tally
 from tests.cli.support import Terminal
 

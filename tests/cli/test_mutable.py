@@ -194,7 +194,7 @@ class MutableTests(ProcessTestCase):
         """What moves has two names then; the same command again takes the old one out."""
         script = (
             "import os, signal, sys\n"
-            "from pipegrid.cli.process import run_process\n"
+            "from pipegrid.cli.startup.process import run_process\n"
             "from pipegrid.tree.directory import Directory\n"
             "Directory.unlink_same = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
             "sys.exit(run_process(sys.argv[1:]))\n"

@@ -1,4 +1,4 @@
-"""``pipegrid.cli.plain`` understands what click would, in the same way, or nothing."""
+"""``pipegrid.cli.startup.fast_args`` understands what click would, in the same way, or nothing."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from unittest.mock import patch
 import click
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli import cmd_mirror, mirrorarchive, mirrorlist, mirrorverify, plain
+from pipegrid.cli import cmd_mirror, mirror_archive, mirror_list, mirror_verify
 from pipegrid.cli.app import parse
 from pipegrid.cli.cmd_mirror import debian_command, list_command, rpm_command, verify_command
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirroring import MirrorOptions
+from pipegrid.cli.mirror_job import MirrorOptions
+from pipegrid.cli.startup import fast_args
 from pipegrid.mirror.quick_check import QuickCheckResult
 
 URL = ("--from", "http://here/")
 COMMANDS: dict[str, tuple[click.Command, dict[str, Any]]] = {
-    "list": (list_command, plain.LIST),
-    "rpm": (rpm_command, plain.RPM),
-    "debian": (debian_command, plain.DEBIAN),
-    "verify": (verify_command, plain.VERIFY),
+    "list": (list_command, fast_args.LIST),
+    "rpm": (rpm_command, fast_args.RPM),
+    "debian": (debian_command, fast_args.DEBIAN),
+    "verify": (verify_command, fast_args.VERIFY),
 }
 
 
@@ -46,9 +47,9 @@ class PlainTests(SynchronousTestCase):
             return object()
 
         for module, name in (
-            (mirrorlist, "list_job"),
-            (mirrorverify, "verify_job"),
-            *product((cmd_mirror, mirrorarchive), ("rpm_job", "debian_job")),
+            (mirror_list, "list_job"),
+            (mirror_verify, "verify_job"),
+            *product((cmd_mirror, mirror_archive), ("rpm_job", "debian_job")),
         ):
             self.patch(module, name, note)
 
@@ -56,7 +57,7 @@ class PlainTests(SynchronousTestCase):
         """What is made of a command line without click; None: nothing."""
         self.made.clear()
         told = console()
-        if plain.plain_job(arguments, told) is None:
+        if fast_args.plain_job(arguments, told) is None:
             self.assertEqual((self.made, told.json, told.verbosity), ([], False, 0))
             return None
         return (*self.made[0], told.json, told.verbosity)
@@ -161,7 +162,7 @@ class PlainTests(SynchronousTestCase):
     def test_what_was_seen(self) -> None:
         """Who looks more closely is told what was found at a glance."""
         seen = QuickCheckResult(b"", 0, 0, [])
-        plain.plain_job(("mirror", "verify", self.dest), console(), None, seen)
+        fast_args.plain_job(("mirror", "verify", self.dest), console(), None, seen)
         self.assertEqual(self.made, [(self.dest, False, 0.0, seen)])
 
     def test_defaults(self) -> None:
@@ -176,5 +177,5 @@ class PlainTests(SynchronousTestCase):
 
     def test_completion(self) -> None:
         """A shell that asks what comes next is answered by click."""
-        with patch.dict(os.environ, {plain.COMPLETION: "bash_complete"}):
+        with patch.dict(os.environ, {fast_args.COMPLETION: "bash_complete"}):
             self.assertIsNone(self.plainly("mirror", "verify", self.dest))

@@ -83,7 +83,7 @@ class ProcessTests(SynchronousTestCase):
         script = (
             "import signal, sys, threading, time\n"
             "from twisted.internet.defer import Deferred\n"
-            "from pipegrid.cli import process\n"
+            "from pipegrid.cli.startup import process\n"
             "from pipegrid.cli.console import Console\n"
             "from pipegrid.cli.job import Invocation\n"
             "def signalled():\n"
@@ -108,7 +108,7 @@ class ProcessTests(SynchronousTestCase):
         script = (
             "import os, signal, sys, time\n"
             "import pipegrid.cli\n"
-            "from pipegrid.cli import process\n"
+            "from pipegrid.cli.startup import process\n"
             "one_heap = process.one_heap\n"
             "def forgetful():\n"
             "    try:\n"

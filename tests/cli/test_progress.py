@@ -12,8 +12,8 @@ import tqdm.std
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.progress import ProgressBar
-from pipegrid.cli.treeput import counts_of, reports_of
+from pipegrid.cli.progress_bar import ProgressBar
+from pipegrid.cli.tree_transfers import counts_of, reports_of
 from pipegrid.core.caps import LitCap
 from pipegrid.grid.creation import create_local
 from pipegrid.tree.tree_upload import TreeCounts

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import speedtest_run
 from pipegrid.cli.app import COMMANDS
-from pipegrid.cli.cmd_speedtest import HOMES, command, with_command
+from pipegrid.cli.cmd_speedtest import HOMES, speedtest_command, with_command
 from pipegrid.core.params import Params
 from pipegrid.speedtest import html_report, runner
 from pipegrid.speedtest.link_proxy import PROFILES
@@ -187,9 +187,9 @@ class GroupTests(SynchronousTestCase):
     def test_commands_are_loaded_when_named(self) -> None:
         """Each is where the group looks for it."""
         self.assertIn("speedtest", COMMANDS)
-        context = click.Context(command)
+        context = click.Context(speedtest_command)
         for name in HOMES:
-            found = command.get_command(context, name)
+            found = speedtest_command.get_command(context, name)
             assert found is not None
             self.assertEqual(found.name, name)
 
@@ -209,7 +209,7 @@ class GroupTests(SynchronousTestCase):
 
     def test_help_names_all(self) -> None:
         """``pipegrid speedtest --help`` is of the group."""
-        shown = CliRunner().invoke(command, ["--help"], obj=None).output
+        shown = CliRunner().invoke(speedtest_command, ["--help"], obj=None).output
         for name in HOMES:
             self.assertIn(name, shown)
 

@@ -223,7 +223,7 @@ class Server:
 
 def load() -> None:
     """Import what commands do, in their way."""
-    from pipegrid.cli.lazymodules import install_lazy_modules, tls_put_off
+    from pipegrid.cli.startup.lazy_modules import install_lazy_modules, tls_put_off
 
     install_lazy_modules()
     with tls_put_off():

@@ -14,9 +14,9 @@ from pathlib import Path
 from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.cli.startup.preconnect_servers import addresses_in, dial
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.configured_servers import parse_static_servers
-from pipegrid.grid.dialling import addresses_in, dial
 from pipegrid.reactor.preconnect import MOST
 
 PIN = "A" * 43
@@ -152,7 +152,7 @@ class DialTests(SynchronousTestCase):
         """It imports neither Twisted nor what describes servers; with nobody to connect to, no TLS either."""
         code = (
             "import sys; begun = set(sys.modules)\n"  # zope.interface 6.2 has zope there from the first
-            "import pipegrid.grid.dialling as dialling\n"
+            "import pipegrid.cli.startup.preconnect_servers as dialling\n"
             "dialling.dial('/nowhere')\n"
             "print(*(each for each in ('ssl', 'socket') if each in sys.modules))\n"
             "import pipegrid.reactor.preconnect, pipegrid.reactor.tls_context\n"

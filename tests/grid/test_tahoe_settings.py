@@ -8,11 +8,11 @@ from pathlib import Path
 from misc import settings_page
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from pipegrid.cli.startup.preconnect_servers import dial
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_config, server_config
 from pipegrid.grid.creation import create_like_tahoe
-from pipegrid.grid.dialling import dial
 from pipegrid.grid.tahoe_settings import (
     MAX_MANAGERS,
     SETTINGS,

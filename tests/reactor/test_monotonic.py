@@ -55,7 +55,7 @@ Twist.main(["twist", "pipegrid", "--directory", sys.argv[1], "--port", "tcp:0:in
 
 COMMAND = """
 import os, signal
-from pipegrid.cli import process
+from pipegrid.cli.startup import process
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation
 from twisted.internet.task import deferLater

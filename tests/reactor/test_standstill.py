@@ -26,7 +26,7 @@ STOPPED_S = 1.5
 
 COMMAND = """
 import sys, time
-from pipegrid.cli import process
+from pipegrid.cli.startup import process
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import Invocation
 from twisted.internet.task import deferLater

@@ -20,7 +20,7 @@ from misc.command import environment
 from misc.speedtest.processes import ROOT, first_line
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli import lazymodules
+from pipegrid.cli.startup import lazy_modules
 from tests.grid.introducer_support import FURL
 
 ATTACKS = (
@@ -138,7 +138,7 @@ class BringInTests(SynchronousTestCase):
                 sys.executable,
                 "-c",
                 "import sys\n"
-                "from pipegrid.cli.lazymodules import LAZY, LazyModule, bring_in, install_lazy_modules\n"
+                "from pipegrid.cli.startup.lazy_modules import LazyModule, bring_in, install_lazy_modules\n"
                 "install_lazy_modules()\n"
                 "print(sum(isinstance(each, LazyModule) for each in sys.modules.values()))\n"
                 "bring_in()\n"
@@ -150,5 +150,5 @@ class BringInTests(SynchronousTestCase):
             timeout=PATIENCE_S,
         )
         before, after = done.stdout.split()
-        self.assertGreater(int(before), len(lazymodules.LAZY) // 2)
+        self.assertGreater(int(before), len(lazy_modules.LAZY) // 2)
         self.assertEqual((int(after), done.stderr), (0, ""))

@@ -20,7 +20,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.uploads import Uploads
+from pipegrid.cli.put_files import Uploads
 from pipegrid.core.caps import ChkCap
 from pipegrid.grid.configured_servers import Windows
 from pipegrid.testing.link_model import Bottleneck

@@ -13,7 +13,7 @@ from misc.command import environment
 from misc.speedtest.server import Connection, Server
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.logfile import line
+from pipegrid.cli.log_file import line
 from pipegrid.core import base32, dates
 from pipegrid.storage import share_file
 from pipegrid.storage.garbage_collector import why_wrong

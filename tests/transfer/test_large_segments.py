@@ -8,7 +8,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.outcome import ExitStatus, sentence, status_of
+from pipegrid.cli.exit_status import ExitStatus, sentence, status_of
 from pipegrid.core.params import Params
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.errors import SegmentTooLarge

@@ -13,7 +13,7 @@ from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.outcome import sentence
+from pipegrid.cli.exit_status import sentence
 from pipegrid.core.encoder import Encoder
 from pipegrid.core.params import Params
 from pipegrid.errors import NoSpace, SourceError, UnhappyError

@@ -9,7 +9,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.outcome import ExitStatus, status_of
+from pipegrid.cli.exit_status import ExitStatus, status_of
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.params import Params
 from pipegrid.core.ueb import CapCheck, pack

@@ -46,7 +46,7 @@ def main() -> None:
         import gc
 
         gc.disable()  # until the work begins: modules are no garbage
-        from pipegrid.cli.plain import cut_short, dial, read
+        from pipegrid.cli.startup.fast_args import cut_short, dial, read
 
         plain = read(sys.argv[1:])
         found = None if plain is None else cut_short(plain)
@@ -55,7 +55,7 @@ def main() -> None:
         else:
             # What follows takes as long as mirrors are away.
             begun = None if plain is None else dial(plain)
-            from pipegrid.cli.process import run_process
+            from pipegrid.cli.startup.process import run_process
 
             status = run_process(sys.argv[1:], begun, found)
         if any(each in sys.modules for each in _LEFT):

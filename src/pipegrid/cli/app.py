@@ -1,23 +1,21 @@
-"""
-The command line's grammar: global options, and commands that are loaded when they are named.
-"""
+"""The grammar of the command line: global options, and commands that are loaded when they are named."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.group import CommandGroup
+from pipegrid.cli.exit_status import ExitStatus, Interrupted
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, failure
 from pipegrid.cli.options import common_options
-from pipegrid.cli.outcome import ExitStatus, Interrupted
-from pipegrid.cli.plain import COMPLETION
+from pipegrid.cli.startup.fast_args import COMPLETION
 from pipegrid.errors import SinkError
 from pipegrid.version import __version__
 
@@ -27,27 +25,138 @@ if TYPE_CHECKING:
     from pipegrid.cli.job import OpenGrid
     from pipegrid.reactor.preconnect import Preconnector
 
-SECTIONS = {
-    "Files": ("put", "get", "cat", "encode", "decode", "storage-index"),
-    "Directories": ("alias", "mkdir", "ls", "cp", "ln", "mv", "rm", "du", "stats", "manifest"),
-    "Backups": ("backup", "backups", "restore"),
-    "Maintenance": ("check", "repair", "renew"),
-    "Servers": ("init", "status", "serve"),
-    "Mirrors": ("mirror", "pdiff"),
-    "Measuring": ("speedtest",),
-    "Shell": ("completion",),
-}
-"""The commands, by the section of the help that lists them, in the order in which people meet them."""
 
-COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
-"""Each is ``command`` in ``cmd_NAME``, with ``_`` for ``-``."""
+# A group of commands whose help is not cut off.
+
+
+class CommandGroup(click.Group):
+    """A group whose help says of each command what it does, in a whole sentence."""
+
+    homes: Mapping[str, tuple[str, str]] = {}
+    """Commands that are imported when they are named: the module in this package, and what it is there."""
+
+    sections: Mapping[str, Sequence[str]] = {}
+    """The commands by the heading under which the help lists them; others are under "Commands"."""
+
+    elsewhere: Mapping[str, str] = {}
+    """What other programs call commands, and what those are called here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; where no command is named, an error names them (click's own is all of the help)."""
+        if not args and not ctx.resilient_parsing:
+            names = self.list_commands(ctx)
+            raise click.UsageError(f"say which: {', '.join(names[:-1])} or {names[-1]}", ctx)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is named first; where there is none, the error says which may be meant."""
+        name = args[0]
+        if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        from difflib import get_close_matches  # only mistakes need it
+
+        near = self.elsewhere.get(name) or next(
+            iter(get_close_matches(name, self.list_commands(ctx), 1)), None
+        )
+        hint = "" if near is None else f"; did you mean '{ctx.command_path} {near}'?"
+        raise click.UsageError(f"No such command '{name}'{hint}", ctx)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *self.homes]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return one command, or None."""
+        if cmd_name not in self.homes:
+            return super().get_command(ctx, cmd_name)
+        module, name = self.homes[cmd_name]
+        command = getattr(import_module(f"pipegrid.cli.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the lists of commands; click's own cuts off what takes a second line."""
+        names = self.list_commands(ctx)
+        listed = {name for section in self.sections.values() for name in section}
+        rest = [name for name in names if name not in listed]
+        widest = max(map(len, names), default=0)
+        for heading, section in (*self.sections.items(), ("Commands", rest)):
+            found = [(name, self.get_command(ctx, name)) for name in section]
+            rows = [
+                (name.ljust(widest), each.get_short_help_str(1000))
+                for name, each in found
+                if each is not None
+            ]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+# The command line's grammar: global options, and commands that are loaded when they are named.
+
+SECTIONS = {
+    "Files": {
+        "put": "cmd_put",
+        "get": "cmd_get",
+        "cat": "cmd_get",
+        "encode": "cmd_offline",
+        "decode": "cmd_offline",
+        "storage-index": "cmd_offline",
+    },
+    "Directories": {
+        "alias": "cmd_alias",
+        "mkdir": "cmd_directory",
+        "ls": "cmd_ls",
+        "cp": "cmd_directory",
+        "ln": "cmd_directory",
+        "mv": "cmd_directory",
+        "rm": "cmd_directory",
+        "du": "cmd_ls",
+        "stats": "cmd_ls",
+        "manifest": "cmd_ls",
+    },
+    "Backups": {
+        "backup": "cmd_backup",
+        "backups": "cmd_restore",
+        "restore": "cmd_restore",
+    },
+    "Maintenance": {
+        "check": "cmd_check",
+        "repair": "cmd_check",
+        "renew": "cmd_check",
+    },
+    "Servers": {
+        "init": "cmd_init",
+        "status": "cmd_status",
+        "serve": "cmd_serve",
+    },
+    "Mirrors": {
+        "mirror": "cmd_mirror",
+        "pdiff": "cmd_mirror",
+    },
+    "Measuring": {
+        "speedtest": "cmd_speedtest",
+    },
+    "Shell": {
+        "completion": "cmd_completion",
+    },
+}
+"""
+The commands and the module of each, by the section of the help that lists them, in the order in which
+people meet them. A command is ``NAME_command`` in its module, with ``_`` for ``-``.
+"""
+
+COMMANDS = {name: module for names in SECTIONS.values() for name, module in names.items()}
 
 
 class LazyGroup(CommandGroup):
     """All commands of ``COMMANDS``; the module of each is imported when it is named."""
 
-    sections = SECTIONS
-    homes = {name: (f"cmd_{name.replace('-', '_')}", "command") for name in COMMANDS}
+    sections = {heading: tuple(names) for heading, names in SECTIONS.items()}
+    homes = {
+        name: (module, f"{name.replace('-', '_')}_command") for name, module in COMMANDS.items()
+    }
 
     elsewhere = {
         "add": "put",
@@ -111,7 +220,7 @@ def parse(
     """
     invocation = Invocation(console)
     if COMPLETION in os.environ:
-        from pipegrid.cli.completion.shells import answer_shells
+        from pipegrid.cli.completion import answer_shells
 
         answer_shells()
         invocation.run_job = run_job

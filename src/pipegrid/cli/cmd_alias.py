@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipegrid.cli.completing import alias_name
+from pipegrid.cli.app import CommandGroup
 from pipegrid.cli.console import Console
-from pipegrid.cli.group import CommandGroup
+from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob, OfflineJob
-from pipegrid.cli.options import common_options, format_option, grid_options, read_only_option
-from pipegrid.cli.outcome import ExitStatus
+from pipegrid.cli.options import (
+    alias_name,
+    common_options,
+    format_option,
+    grid_options,
+    read_only_option,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.group(name="alias", cls=CommandGroup)
 @common_options
-def command() -> None:
+def alias_command() -> None:
     """
     Give directories names, which paths can begin with: NAME:some/path.
 
@@ -30,7 +35,7 @@ def command() -> None:
     """
 
 
-@command.command(name="add")
+@alias_command.command(name="add")
 @click.argument("name")
 @click.argument("cap")
 @common_options
@@ -39,7 +44,7 @@ def add(name: str, cap: str) -> OfflineJob:
     directory = _configured()
 
     def work(console: Console) -> int:
-        from pipegrid.cli.meant import check_no_file
+        from pipegrid.cli.cap_file import check_no_file
         from pipegrid.core.caps import parse_cap
         from pipegrid.core.text import as_pasted
         from pipegrid.errors import UsageError
@@ -61,7 +66,7 @@ def add(name: str, cap: str) -> OfflineJob:
     return OfflineJob(work)
 
 
-@command.command(name="create")
+@alias_command.command(name="create")
 @click.argument("name")
 @format_option
 @read_only_option
@@ -90,12 +95,12 @@ def create(name: str, format: str | None, read_only: bool) -> GridJob:
     return GridJob(work)
 
 
-@command.command(name="list")
+@alias_command.command(name="list")
 @click.option("--read-only", is_flag=True, help="Print the read caps, which can be shared.")
 @common_options
 def list_(read_only: bool) -> OfflineJob:
     """List the aliases and their caps: with them the directories can be changed."""
-    from pipegrid.cli.files import client_directory
+    from pipegrid.cli.grid_arguments import client_directory
 
     directory = client_directory()
 
@@ -123,7 +128,7 @@ def list_(read_only: bool) -> OfflineJob:
     return OfflineJob(work)
 
 
-@command.command(name="remove")
+@alias_command.command(name="remove")
 @click.argument("name", shell_complete=alias_name)
 @common_options
 def remove(name: str) -> OfflineJob:
@@ -174,7 +179,7 @@ def _configured() -> Path:
     Raises:
         UsageError: nothing is configured there.
     """
-    from pipegrid.cli.files import client_directory
+    from pipegrid.cli.grid_arguments import client_directory
     from pipegrid.errors import UsageError
     from pipegrid.grid.client_paths import is_configured
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus, sentence, worst_status
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
-from pipegrid.cli.outcome import ExitStatus, sentence, worst_status
-from pipegrid.cli.treeput import (
+from pipegrid.cli.tree_transfers import (
     SelectionOptions,
     counts_of,
     fields_of,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 @selection_options
 @limit_options
 @grid_options
-def command(
+def backup_command(
     source: str,
     names: tuple[str, ...],
     dry_run: bool,
@@ -97,7 +97,7 @@ def command(
         retention = Retention(keep_last, keep_daily, keep_weekly)
         archives = None
         if path is not None:
-            from pipegrid.cli.trees import root_of
+            from pipegrid.cli.grid_arguments import root_of
 
             archives = root_of(grid, path)
         options = BackupOptions(
@@ -137,7 +137,7 @@ async def _run(
     options: BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
-    from pipegrid.cli.progress import ProgressBar
+    from pipegrid.cli.progress_bar import ProgressBar
     from pipegrid.core.text import counted
     from pipegrid.errors import NotEnoughSharesError
 
@@ -180,8 +180,8 @@ async def _would_send(
     options: BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
-    from pipegrid.cli.progress import ProgressBar
-    from pipegrid.cli.render import amount
+    from pipegrid.cli.output import amount
+    from pipegrid.cli.progress_bar import ProgressBar
     from pipegrid.core.text import counted
 
     with ProgressBar(console, "backup") as progress:

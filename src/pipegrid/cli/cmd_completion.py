@@ -11,9 +11,9 @@ from typing import NamedTuple
 import click
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import OfflineJob
 from pipegrid.cli.options import common_options, usage_error
-from pipegrid.cli.outcome import ExitStatus
 
 SHELLS = ("bash", "zsh", "fish")
 ASK_S = 10
@@ -43,7 +43,7 @@ class ScriptPlace(NamedTuple):
     "--install", is_flag=True, help="Write it where the shell looks, and print where that is."
 )
 @common_options
-def command(shell: str | None, install: bool) -> OfflineJob:
+def completion_command(shell: str | None, install: bool) -> OfflineJob:
     """
     Print the script that makes Tab complete pipegrid's commands in SHELL (bash, zsh or fish).
 
@@ -55,7 +55,7 @@ def command(shell: str | None, install: bool) -> OfflineJob:
         raise usage_error("say for which shell: bash, zsh or fish")
 
     def work(console: Console) -> int:
-        from pipegrid.cli.completion.shells import script
+        from pipegrid.cli.completion import script
 
         text = script(name)
         if not install:

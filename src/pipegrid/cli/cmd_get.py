@@ -1,13 +1,17 @@
-"""``pipegrid get``: fetch files, or a part of one."""
+"""``pipegrid get`` and ``cat``: fetch files, or a part of one."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import (
     EMPTY_NAME,
@@ -19,19 +23,109 @@ from pipegrid.cli.options import (
     reading_options,
     usage_error,
 )
-from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.outputpaths import OutputPaths, destinations
+from pipegrid.core.text import printable
 from pipegrid.errors import UsageError
 
 if TYPE_CHECKING:
-    from pipegrid.cli.files import NamedFile
-    from pipegrid.cli.progress import ProgressCall
+    from pipegrid.cli.grid_arguments import NamedFile
+    from pipegrid.cli.progress_bar import ProgressCall
     from pipegrid.core.caps import ChkCap, LitCap, MutableCap
     from pipegrid.disk.part_file import PartFile
     from pipegrid.grid import Grid
     from pipegrid.transfer.results import GetResult
     from pipegrid.tree.local_directory import DirectoryFd
 
+
+# Where the files of one ``get`` go.
+
+
+class OutputPaths:
+    """
+    A path for each file; None: standard output.
+
+    Args:
+        paths: in the order of the files.
+
+    Attributes:
+        directory: that they go into, if it is one.
+        home: the same, once it was made: what comes into its place gets nothing.
+    """
+
+    def __init__(
+        self, files: Sequence[NamedFile[Any]], paths: Sequence[str | None], directory: str | None
+    ) -> None:
+        self.directory = directory
+        self.home: DirectoryFd | None = None
+        self._paths = {id(file): path for file, path in zip(files, paths, strict=True)}
+
+    def of(self, file: NamedFile[Any]) -> str | None:
+        """Return where the file goes; None for one with a problem, too."""
+        return self._paths.get(id(file))
+
+    def make_directory(self) -> None:
+        """
+        Make the directory if it is missing.
+
+        Raises:
+            SinkError: that cannot be done, or something else is there.
+        """
+        assert self.directory is not None
+        self.home = made_home(self.directory)
+
+
+def made_home(path: str) -> DirectoryFd:
+    """
+    Return the directory that files go to, made if it is missing.
+
+    Raises:
+        SinkError: that cannot be done, or something else is there.
+    """
+    from pipegrid.tree.local_directory import DirectoryFd, unmade
+
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise unmade(path, error) from error
+    return DirectoryFd(path)
+
+
+def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> OutputPaths:
+    """
+    Return where each file goes: several into a directory, one also into a file or to standard output.
+
+    Of a name with directories in it only the last part counts, so that nothing is written elsewhere.
+
+    Raises:
+        UsageError: there is no place for all of them, or two would have the same name.
+    """
+    count = len(files)
+    files = [file for file in files if file.problem is None]
+    if output is None:
+        if count > 1:
+            raise UsageError(f"{count} files cannot be told apart on standard output; add -o DIR")
+        return OutputPaths(files, [None], None)
+    if count == 1 and not (output.endswith("/") or os.path.isdir(output)):
+        return OutputPaths(files, [output], None)
+    names = [_name(file) for file in files]
+    taken: dict[str, int] = {}
+    for number, name in enumerate(names, 1):
+        if name in taken:
+            raise UsageError(
+                f"two caps would be fetched to {printable(os.path.join(output, name))}, the "
+                f"{taken[name]}. and the {number}.; give them different names in the cap file"
+            )
+        taken[name] = number
+    return OutputPaths(files, [os.path.join(output, name) for name in names], output)
+
+
+def _name(file: NamedFile[Any]) -> str:
+    name = file.base_name if file.name is None else file.name.rpartition("/")[2]
+    if name in ("", ".", ".."):
+        raise UsageError(f"{file.label!r} names no file; correct it in the cap file")
+    return name
+
+
+# ``pipegrid get``: fetch files, or a part of one.
 
 FILES_AT_ONCE = 4
 
@@ -69,7 +163,7 @@ FILES_AT_ONCE = 4
 @limit_options
 @reading_options
 @click.pass_obj
-def command(
+def get_command(
     invocation: Invocation,
     caps: CapArguments,
     output: str | None,
@@ -96,7 +190,7 @@ def command(
         given = "--paranoid" if paranoid else "--exact-modes" if exact_modes else "--max-paths"
         raise usage_error(f"{given} goes with --recursive")
     if recursive:
-        from pipegrid.cli.treeget import tree_job
+        from pipegrid.cli.tree_transfers import tree_job
 
         return tree_job(caps, output, byte_range, force, paranoid, exact_modes, max_paths)
     if output == "-":  # as 'decode' has it; a file of this name is './-'
@@ -104,7 +198,7 @@ def command(
     elif output is None:
         results = invocation.console.results
         results.wants_text = results.isatty()
-    from pipegrid.cli.files import starts_of
+    from pipegrid.cli.grid_arguments import starts_of
 
     files, places = _asked_for(invocation.console, caps, output, force, byte_range)
 
@@ -126,9 +220,8 @@ async def fetch_files(
     at_once: int,
 ) -> int:
     """Fetch files, so many at a time, and tell what came of each in their order; returns the exit status."""
-    from pipegrid.cli.files import each_in_order
-    from pipegrid.cli.progress import ProgressBar
-    from pipegrid.cli.trees import Locator
+    from pipegrid.cli.grid_arguments import Locator, each_in_order
+    from pipegrid.cli.progress_bar import ProgressBar
     from pipegrid.core.caps import fetchable
 
     if console.json and output is None:
@@ -176,7 +269,7 @@ def _asked_for(
     Raises:
         click.UsageError, PipegridError: something is.
     """
-    from pipegrid.cli.files import named_files
+    from pipegrid.cli.grid_arguments import named_files
     from pipegrid.core.caps import fetchable
 
     if force and output is None:
@@ -194,7 +287,6 @@ def _asked_for(
 
 def _part_of(cap: ChkCap | LitCap | MutableCap, byte_range: str | None) -> tuple[int, int | None]:
     """Return beginning and length of what is wanted of a file."""
-    from pipegrid.cli.ranges import resolve
     from pipegrid.core.caps import MutableCap
 
     if not isinstance(cap, MutableCap):
@@ -217,7 +309,7 @@ async def fetch(
     home: DirectoryFd | None = None,
 ) -> GetResult:
     """Fetch a part of a file, given as start and length, to where it shall go; see ``OutputFile``."""
-    from pipegrid.cli.outfile import OutputFile
+    from pipegrid.cli.output_file import OutputFile
 
     with ExitStack() as stack:
         sink: BinaryIO | PartFile = console.data_sink
@@ -236,7 +328,7 @@ def report(
     console: Console, file: NamedFile[Any], result: GetResult, output: str | None, lead: str
 ) -> None:
     """Tell what came of one file, each line beginning with ``lead``."""
-    from pipegrid.cli.render import corruption_fields, warn_of_corruption
+    from pipegrid.cli.output import corruption_fields, warn_of_corruption
     from pipegrid.core.text import counted
 
     warn_of_corruption(console, result.corrupt, lead)
@@ -250,3 +342,73 @@ def report(
             "corrupt": corruption_fields(result.corrupt),
         }
     )
+
+
+# ``pipegrid cat``: the bytes of files, on standard output.
+
+
+@click.command(name="cat")
+@cap_arguments
+@reading_options
+@click.pass_obj
+def cat_command(invocation: Invocation, caps: CapArguments) -> GridJob:
+    """
+    Write files to standard output, one after the other.
+
+    Each is a cap, perhaps with a path after it: CAP/some/path. Every byte is verified before it is written;
+    the first that cannot be fetched ends it.
+    """
+    from pipegrid.cli.grid_arguments import Locator, check_all, named_files, starts_of
+    from pipegrid.core.caps import fetchable
+
+    files = named_files(invocation.console, *caps, fetchable)
+    check_all(files)  # before anything is written
+
+    async def work(grid: Grid, console: Console) -> int:
+        if console.json:
+            raise UsageError("--json would mix with the files on standard output; leave it out")
+        locator = Locator(grid)
+        for file in files:
+            cap = (await locator.located(file, fetchable)).cap
+            await grid.get(cap, console.data_sink)
+            console.data_sink.flush()
+        return ExitStatus.DONE
+
+    return GridJob(work, *starts_of(files))
+
+
+# Byte ranges as users give them: ``A-B`` with both ends included, as in HTTP.
+
+_RANGE = re.compile(r"([0-9]{1,20})?-([0-9]{1,20})?")
+
+
+def resolve(text: str, size: int) -> tuple[int, int]:
+    """
+    Return the start and the length that a range means in a file of ``size`` bytes.
+
+    ``0-99`` is the first hundred bytes, ``100-`` all from byte 100 on, ``-100`` the last hundred.
+
+    Raises:
+        UsageError: text is no range, or reaches outside the file.
+    """
+    match = _RANGE.fullmatch(text)
+    if match is None or text == "-":
+        raise UsageError(f"{text!r} is not a range; write 0-99, 100- or -100")
+    first, last = match[1], match[2]
+    if first is None:
+        length = int(last)
+        start, end = size - length, size
+    else:
+        start = int(first)
+        end = size if last is None else int(last) + 1
+        if end <= start and last is not None:
+            raise UsageError(f"the range {text} ends before it begins")
+    if not 0 <= start < end <= size:
+        raise UsageError(f"the range {text} reaches outside the file, which has {_extent(size)}")
+    return start, end - start
+
+
+def _extent(size: int) -> str:
+    if size == 0:
+        return "no bytes at all"
+    return "one byte, number 0" if size == 1 else f"{size} bytes, 0 to {size - 1}"

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 @happy_option
 @init_options
 @click.pass_obj
-def command(
+def init_command(
     invocation: Invocation,
     addresses: tuple[str, ...],
     local: bool,

@@ -1,4 +1,4 @@
-"""``pipegrid ls``: what is in a directory?"""
+"""``pipegrid ls``, ``du``, ``stats`` and ``manifest``: what is in directories."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob
-from pipegrid.cli.options import NO_SHORT_HELP, human_option, reading_options, usage_error
-from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.render import amount
+from pipegrid.cli.options import (
+    NO_SHORT_HELP,
+    grid_path,
+    human_option,
+    reading_options,
+    usage_error,
+)
+from pipegrid.cli.output import amount
 from pipegrid.core.text import printable
 
 if TYPE_CHECKING:
@@ -21,6 +26,9 @@ if TYPE_CHECKING:
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.listing import Listing
     from pipegrid.tree.tree_grid import Grid
+
+
+# ``pipegrid ls``: what is in a directory?
 
 Layout = Literal["names", "long", "human"]
 
@@ -43,7 +51,7 @@ Layout = Literal["names", "long", "human"]
     help="Show before each name its read cap, which can be shared; '-' if there is none.",
 )
 @reading_options
-def command(path: str, long: bool, human: bool, recursive: bool, read_only: bool) -> GridJob:
+def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: bool) -> GridJob:
     """
     List the names in a directory.
 
@@ -56,7 +64,7 @@ def command(path: str, long: bool, human: bool, recursive: bool, read_only: bool
     layout: Layout = "human" if human else "long" if long else "names"
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.trees import check_known, place_of
+        from pipegrid.cli.grid_arguments import check_known, place_of
 
         place = await place_of(grid, path)
         if not place.names:
@@ -87,7 +95,7 @@ def command(path: str, long: bool, human: bool, recursive: bool, read_only: bool
 
 def _names(listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the line of each entry, as ``_shower`` would show it; ten thousand are worth a shorter way."""
-    from pipegrid.cli.trees import shown_path
+    from pipegrid.cli.grid_arguments import shown_path
 
     for entry in listing.entries:
         yield shown_path((entry.name,)) + ("/" if entry.kind == "directory" else ""), {}
@@ -96,7 +104,7 @@ def _names(listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
 async def _list_all(
     grid: Grid, console: Console, place: PathEnd, layout: Layout, read_only: bool
 ) -> ExitStatus:
-    from pipegrid.cli.trees import walk_through
+    from pipegrid.cli.grid_arguments import walk_through
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.walk import Found, Met
 
@@ -115,7 +123,7 @@ def _shower(
     """Return what makes of an entry's path and place the line for people and the fields of ``--json``."""
     import attrs
 
-    from pipegrid.cli.trees import shown_path
+    from pipegrid.cli.grid_arguments import shown_path
     from pipegrid.core.caps import UnknownCap
 
     def readable(place: PathEnd) -> PathEnd:
@@ -164,7 +172,7 @@ def _fields(path: Sequence[str], place: PathEnd) -> dict[str, Any]:
 
 def _long(name: str, place: PathEnd, human: bool) -> str:
     """Return the line of an entry with kind, mode, size and time."""
-    from pipegrid.cli.trees import shown_path
+    from pipegrid.cli.grid_arguments import shown_path
     from pipegrid.tree.listing import metadata_of
     from pipegrid.tree.metadata import restored
 
@@ -206,3 +214,157 @@ def _time(metadata: dict[str, Any], mtime_ns: int | None) -> str:
         except (OverflowError, ValueError, OSError):
             pass  # a year that no calendar has
     return "-".ljust(20)
+
+
+# ``pipegrid du``: how large is a tree?
+
+
+@click.command(name="du", context_settings=NO_SHORT_HELP)
+@click.argument("paths", nargs=-1, required=True, metavar="CAP[/PATH]...", shell_complete=grid_path)
+@click.option("-s", "--summarize", is_flag=True, help="Only the sum.")
+@human_option
+@reading_options
+def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
+    """
+    Print the bytes of the files in every directory of a tree, those below it included.
+
+    Each file counts once, where it is met first, as each is stored once. Files whose cap does not say their
+    size, such as mutable ones, count as nothing. Of several trees each is counted by itself.
+    """
+
+    async def measure(grid: Grid, console: Console, path: str, root: str | None) -> ExitStatus:
+        from pipegrid.cli.grid_arguments import directory_at, shown_path, walk_through
+        from pipegrid.tree.walk import Met, Unreadable
+
+        sums: list[tuple[tuple[str, ...], int]] = []
+
+        def close(depth: int) -> None:
+            while len(sums) > depth:
+                name, size = sums.pop()
+                if sums:
+                    sums[-1] = (sums[-1][0], sums[-1][1] + size)
+                if not summarize or not sums:
+                    within = shown_path(name)
+                    if root is not None:
+                        within = f"{root.rstrip('/')}/{within}" if name else root
+                    more = {} if root is None else {"argument": root}
+                    console.result(
+                        f"{amount(size):>8} {within}" if human else f"{size:>15} {within}",
+                        {**more, "path": list(name), "size": size},
+                    )
+
+        def meet(met: Met) -> None:
+            close(len(met.path))
+            if isinstance(met, Unreadable):
+                return
+            if met.listing is not None:
+                sums.append((met.path, 0))
+            elif met.kind == "file" and not met.again:
+                name, size = sums[-1]
+                sums[-1] = (name, size + (size_of(met.cap) or 0))
+
+        status = await walk_through(grid, console, await directory_at(grid, path), meet)
+        close(0)
+        return status
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.grid_arguments import argument_label, each_argument
+
+        numbers = iter(range(1, len(paths) + 1))
+
+        async def each(path: str) -> ExitStatus:
+            number = next(numbers)
+            root = argument_label(path, number) if len(paths) > 1 else None
+            return await measure(grid, console, path, root)
+
+        return await each_argument(console, paths, each)
+
+    return GridJob(work, *paths)
+
+
+# ``pipegrid stats``: what is in a tree, counted.
+
+
+@click.command(name="stats")
+@click.argument("path", metavar="CAP[/PATH]", shell_complete=grid_path)
+@reading_options
+def stats_command(path: str) -> GridJob:
+    """
+    Count the files and directories of a tree, each once, and their bytes.
+
+    Names and meanings are those of 'tahoe stats'. Sizes of mutable files and directories are not known before
+    they are read, and are left out. A directory that cannot be read is reported, and counts for what is known
+    of it; the exit status shows it.
+    """
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.grid_arguments import directory_at, walk_through
+        from pipegrid.tree.walk import TreeStats
+
+        stats = TreeStats()
+        status = await walk_through(grid, console, await directory_at(grid, path), stats.count)
+        fields = stats.fields()
+        lines = [
+            f"{name}: {value}" for name, value in fields.items() if not isinstance(value, list)
+        ]
+        lines += [f"  {first}-{last} bytes: {files}" for first, last, files in stats.histogram()]
+        console.result("\n".join(lines), fields)
+        return status
+
+    return GridJob(work, path)
+
+
+# ``pipegrid manifest``: the caps of all that is in a tree.
+
+
+@click.command(name="manifest")
+@click.argument("path", metavar="CAP[/PATH]", shell_complete=grid_path)
+@click.option(
+    "--verify-cap", "verifier", is_flag=True, help="Print verifier caps, which cannot read."
+)
+@click.option("-s", "--storage-index", is_flag=True, help="Print storage indexes, and no paths.")
+@reading_options
+def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
+    """
+    Print the cap and path of every object of a tree, each once.
+
+    The lines are those of a cap file. What has no shares, as small files have none, has no verifier cap and
+    no storage index, and is left out with these options. A directory that cannot be read is printed and
+    reported; it does not stop the rest.
+    """
+    if verifier and storage_index:
+        raise usage_error("choose one of --verify-cap and -s")
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.cap_file import as_line
+        from pipegrid.cli.grid_arguments import directory_at, walk_through
+        from pipegrid.core import base32
+        from pipegrid.core.caps import UnknownCap
+        from pipegrid.tree.walk import Found, Met
+
+        def meet(met: Met) -> None:
+            if met.cap is None or (isinstance(met, Found) and met.again):
+                return
+            known = None if isinstance(met.cap, UnknownCap) else met.cap
+            index = None if known is None else known.storage_index
+            checks = None if known is None else known.verifier()
+            fields: dict[str, Any] = {
+                "path": list(met.path),
+                "type": met.kind if isinstance(met, Found) else "directory",
+                "cap": str(met.cap),
+                "verifycap": "" if checks is None else str(checks),
+                "storage-index": "" if index is None else base32.encode(index),
+            }
+            name = "/".join(met.path)
+            kind = "storage-index" if storage_index else "verifycap" if verifier else "cap"
+            shown = printable(
+                fields[kind]
+            )  # of a kind that nobody knows it may be any text, of several lines
+            told = console.json and not isinstance(met, Found)  # with its error
+            if shown and not told:
+                line = shown if storage_index or not name else as_line(shown, name)
+                console.result(line, fields)
+
+        return await walk_through(grid, console, await directory_at(grid, path), meet)
+
+    return GridJob(work, path)

@@ -1,35 +1,133 @@
-"""``pipegrid mirror``: package archives from several mirrors at once."""
+"""``pipegrid mirror`` and ``pdiff``: package archives from several mirrors at once."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipegrid.cli.app import CommandGroup
+from pipegrid.cli.cap_file import check_no_file
 from pipegrid.cli.console import Console
-from pipegrid.cli.group import CommandGroup
+from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
-from pipegrid.cli.meant import check_no_file
-from pipegrid.cli.mirrorarchive import DEBIAN_KEYRING, debian_job, rpm_job
-from pipegrid.cli.mirroroptions import (
-    check_options,
-    fetch_options,
-    from_grid_option,
-    keep_going_option,
-    keyring_option,
-    unsigned_option,
-)
-from pipegrid.cli.mirrortell import tell
-from pipegrid.cli.options import common_options, usage_error
+from pipegrid.cli.mirror_archive import DEBIAN_KEYRING, debian_job, rpm_job
+from pipegrid.cli.mirror_job import tell
+from pipegrid.cli.options import F, all_of, as_one, byte_rate, common_options, usage_error
 
 if TYPE_CHECKING:
-    from pipegrid.cli.mirroring import MirrorOptions
+    from pipegrid.cli.mirror_job import MirrorOptions
     from pipegrid.grid import Grid
+
+
+# The options that the commands of ``pipegrid mirror`` have in common.
+
+check_options = all_of(
+    click.option(
+        "--paranoid", is_flag=True, help="Hash all existing files, whatever is known of them."
+    ),
+    click.option(
+        "--sample",
+        type=click.FloatRange(0, 100),
+        default=0.0,
+        metavar="PERCENT",
+        help="Hash PERCENT of the existing files, drawn at random.",
+    ),
+)
+"""Say how much of what is there is read again."""
+
+from_grid_option = click.option(
+    "--from-grid",
+    metavar="CAP",
+    help="In place of --from: bring back what --to-grid stored; nothing else needs to be given.",
+)
+
+
+keep_going_option = click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Show the new indexes also if no mirror has some of what they name; that is named, with status 1.",
+)
+
+
+def keyring_option(help: str) -> Callable[[F], F]:
+    """Return the option that names keys, which comes as ``keyrings``."""
+    return click.option(
+        "--keyring",
+        "keyrings",
+        multiple=True,
+        type=click.Path(readable=False),
+        metavar="FILE",
+        help=help,
+    )
+
+
+unsigned_option = click.option(
+    "--allow-unsigned", is_flag=True, help="Check no signature: trust the mirror."
+)
+
+
+def _fetching(limit_rate: str | None, **options: Any) -> MirrorOptions:
+    from pipegrid.cli.mirror_job import MirrorOptions
+
+    limit = None if limit_rate is None else byte_rate(limit_rate)
+    return MirrorOptions(limit_bytes_per_s=limit, **options)
+
+
+fetch_options = as_one(
+    "fetching",
+    _fetching,
+    click.option(
+        "--durability",
+        type=click.Choice(["none", "batch", "strict"]),
+        default="batch",
+        show_default=True,
+        help="When a file may get its name: at once, when its group is on the disk, or when it is.",
+    ),
+    click.option(
+        "--limit-rate",
+        metavar="BYTES",
+        help="Fetch at most BYTES a second, such as 500K or 10M, from all mirrors together.",
+    ),
+    click.option(
+        "--connections",
+        type=click.IntRange(1, 64),
+        default=4,
+        show_default=True,
+        help="To each mirror, at most.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Fetch and remove nothing; say what would be."),
+    click.option(
+        "--delete",
+        is_flag=True,
+        help="When all files exist, remove files from DEST that are not wanted.",
+    ),
+    click.option(
+        "--from",
+        "urls",
+        multiple=True,
+        metavar="URL",
+        help="A mirror; give several, and they share the work.",
+    ),
+    click.option(
+        "--to-grid",
+        is_flag=True,
+        help="When all files exist, store them in the grid, too, and print the cap that brings it back.",
+    ),
+    check_options,
+)
+"""Those that every command has that fetches."""
+
+
+# ``pipegrid mirror``: package archives from several mirrors at once.
 
 
 @click.group(name="mirror", cls=CommandGroup)
 @common_options
-def command() -> None:
+def mirror_command() -> None:
     """
     Keep directories of packages up to date from several mirrors at once.
 
@@ -39,7 +137,7 @@ def command() -> None:
     """
 
 
-@command.command(name="list")
+@mirror_command.command(name="list")
 @click.argument("file", type=click.Path(readable=False))
 @click.argument("dest", type=click.Path(readable=False))
 @click.option(
@@ -65,12 +163,12 @@ def list_command(
     """
     _check_urls(fetching)
 
-    from pipegrid.cli.mirrorlist import list_job
+    from pipegrid.cli.mirror_list import list_job
 
     return list_job(file, dest, jobs, fetching)
 
 
-@command.command(name="debian")
+@mirror_command.command(name="debian")
 @click.argument("dest", type=click.Path(readable=False))
 @click.option(
     "--suite",
@@ -161,7 +259,7 @@ def debian_command(
     return debian_job(dest, options, keyrings, allow_unsigned, fetching)
 
 
-@command.command(name="rpm")
+@mirror_command.command(name="rpm")
 @click.argument("dest", type=click.Path(readable=False))
 @click.option(
     "--newest-only",
@@ -216,7 +314,7 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
     fetching.check_deleting(dest)
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
-        from pipegrid.cli.mirroring import Display
+        from pipegrid.cli.mirror_job import Display
         from pipegrid.mirror.debian import names_by_hash
         from pipegrid.mirror.grid_archive import GridFetch
         from pipegrid.mirror.mirror import Mirror
@@ -240,7 +338,7 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
     return ReactorGridJob(work, cap)
 
 
-@command.command(name="verify")
+@mirror_command.command(name="verify")
 @click.argument("dest", type=click.Path(exists=True, file_okay=False))
 @check_options
 @common_options
@@ -250,6 +348,77 @@ def verify_command(dest: str, sample: float, paranoid: bool) -> OfflineJob:
 
     A file that was hashed once and has not changed since costs a look, not a reading.
     """
-    from pipegrid.cli.mirrorverify import verify_job
+    from pipegrid.cli.mirror_verify import verify_job
 
     return verify_job(dest, paranoid, sample / 100)
+
+
+# ``pipegrid pdiff``: bring an index up to date by patches.
+
+
+@click.command(name="pdiff")
+@click.argument("index", type=click.Path(readable=False))
+@click.argument(
+    "patches", nargs=-1, required=True, type=click.Path(readable=False), metavar="PATCH..."
+)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(readable=False),
+    metavar="OUT",
+    help="Where the result goes.",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option(
+    "--sha256", metavar="HEX", help="What the result must hash to; if it does not, there is no OUT."
+)
+@common_options
+def pdiff_command(
+    index: str, patches: tuple[str, ...], output: str, force: bool, sha256: str | None
+) -> OfflineJob:
+    """
+    Apply the PATCHes, oldest first, to INDEX, and write the result to OUT.
+
+    Patches are ed scripts, as Debian's archive has them. All of them cost one pass over INDEX. Packed files
+    (gzip, xz, bzip2, zstandard) are unpacked; OUT is not packed. Prints SHA-256, size and name of the result.
+    """
+    if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
+        raise usage_error("--sha256 takes 64 hexadecimal digits")
+    return OfflineJob(lambda console: _patch(console, index, patches, output, force, sha256))
+
+
+def _patch(
+    console: Console,
+    index: str,
+    patches: tuple[str, ...],
+    output: str,
+    force: bool,
+    sha256: str | None,
+) -> int:
+    from pipegrid.cli.output_file import OutputFile
+    from pipegrid.errors import SinkError
+    from pipegrid.mirror.decompress import PatchError
+    from pipegrid.mirror.pdiff import apply_patches
+
+    with ExitStack() as stack:
+        out = stack.enter_context(OutputFile(output, force)).file
+        try:
+            patched = apply_patches(index, patches, out.fileno())
+        except OSError as error:
+            if error.filename is not None:  # what is read has its name in what is wrong with it
+                raise
+            raise SinkError(
+                f"cannot write {output}: {error.strerror}; free some space or choose another place"
+            ) from error
+        found = patched.digest.hex()
+        if sha256 is not None and found != sha256.lower():
+            raise PatchError(
+                f"the result has another SHA-256, {found}: a patch is damaged, missing, or not for {index};"
+                " fetch the index again"
+            )
+    console.result(
+        f"{found}  {patched.size_bytes}  {output}",
+        {"path": output, "size": patched.size_bytes, "sha256": found},
+    )
+    return ExitStatus.DONE

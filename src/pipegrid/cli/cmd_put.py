@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid.cli.completing import any_path
 from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import (
     EMPTY_NAME,
     Encoding,
+    any_path,
     choose_params,
     encoding_options,
     grid_options,
@@ -21,8 +22,7 @@ from pipegrid.cli.options import (
     read_only_option,
     usage_error,
 )
-from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.treeput import SelectionOptions, selection_options
+from pipegrid.cli.tree_transfers import SelectionOptions, selection_options
 
 if TYPE_CHECKING:
     from pipegrid.tree.tree_grid import Grid
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 )
 @limit_options
 @grid_options
-def command(
+def put_command(
     files: tuple[str, ...],
     recursive: bool,
     mutable: bool,
@@ -111,17 +111,17 @@ def command(
     placed = _is_placed(destination, sources, mutable, long)
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.uploads import Uploads
+        from pipegrid.cli.put_files import Uploads
 
         options = {**_encoding(grid, encoding, happy), **key}
         if placed:
-            from pipegrid.cli.mutableput import put_at
+            from pipegrid.cli.put_files import put_at
 
             kind = (format or grid.config.mutable_format) if mutable else None
             await put_at(grid, console, sources[0], destination, kind, force, options, read_only)
             return ExitStatus.DONE
         if chosen is not None:
-            from pipegrid.cli.treeput import put_trees
+            from pipegrid.cli.tree_transfers import put_trees
 
             return await put_trees(grid, console, sources, chosen, options, long)
         return await Uploads(grid, console, sources, options, with_names=long).run()
@@ -140,7 +140,7 @@ def _chosen(recursive: bool, selection: dict[str, Any]) -> SelectionOptions | No
 
 def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], str | None]:
     """Return what is stored, and the place on the grid that it goes to, if one is named."""
-    from pipegrid.cli.mutableput import destination_of
+    from pipegrid.cli.put_files import destination_of
 
     if files.count("-") > 1:
         raise click.UsageError("standard input can be stored only once", None)
@@ -150,7 +150,7 @@ def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], st
             "put -r has no PATH; 'pipegrid cp -r' copies a directory to a place on the grid"
         )
     if len(files) > 1 and destination is None and not recursive:
-        from pipegrid.cli.changing import alias_meant
+        from pipegrid.cli.grid_destination import alias_meant
 
         if meant := alias_meant(files[-1]):  # before the others are stored
             raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")

@@ -1,4 +1,4 @@
-"""``pipegrid restore``: bring back what a backup has stored."""
+"""``pipegrid backups`` and ``restore``: list the runs of backups, and bring one back."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipegrid.cli.completing import grid_path
 from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import (
     EMPTY_NAME,
     exact_modes_option,
     grid_options,
+    grid_path,
     limit_options,
     max_paths_option,
     usage_error,
@@ -27,6 +28,95 @@ if TYPE_CHECKING:
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.tree_grid import Grid
 
+
+# ``pipegrid backups``: which runs are there?
+
+NONE_LISTED = (
+    "this client's own list has no backup; if another machine has stored one, give the cap that 'pipegrid "
+    "backup' printed there"
+)
+
+
+@click.command(name="backups")
+@click.argument("cap", required=False, metavar="[CAP]", shell_complete=grid_path)
+@grid_options
+def backups_command(cap: str | None) -> GridJob:
+    """
+    List the runs of all backups, the oldest first.
+
+    CAP is what 'backup' printed, on this machine or another one, or ALIAS:some/path where 'backup --as' keeps
+    archives; without it, those of this client are listed.
+    """
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.output import amount
+        from pipegrid.core.text import counted, printable
+
+        runs = await listed_runs(grid, console, cap)
+        if cap is None and not runs:
+            console.say(f"pipegrid: {NONE_LISTED}")
+        several = len({run.machine.id for run in runs} - {""}) > 1
+        for run in runs:
+            name = printable(run.name)
+            host = f", on {printable(run.machine.name)}" if several and run.machine.name else ""
+            left_out = f", {run.left_out} left out" if run.left_out else ""
+            what = f"  {counted(run.files, 'file')}, {amount(run.bytes)}{left_out}"
+            console.result(
+                f"{run.time}  {name}{what if run.counted else ''}{host}",
+                {
+                    "name": run.name,
+                    "time": run.time,
+                    "cap": str(run.cap),
+                    "files": run.files if run.counted else None,
+                    "bytes": run.bytes if run.counted else None,
+                    "left_out": run.left_out,
+                    "directory": run.directory,
+                    "machine": run.machine.id,
+                    "host": run.machine.name,
+                },
+            )
+        return ExitStatus.DONE
+
+    return GridJob(work, cap or "", makes=cap is not None)
+
+
+async def listed_runs(
+    grid: Grid, console: Console, cap: str | None, *, some: bool = False
+) -> Sequence[BackupRun]:
+    """
+    Return the runs that a catalogue lists, or archives keep, or this client's own.
+
+    Args:
+        cap: of a catalogue, or a path that leads to one, or to where archives are kept.
+        some: whether it is an error if this client's own list has none.
+
+    Raises:
+        CapError: not the cap of a catalogue.
+        PipegridError: it cannot be read.
+        UsageError: this client's own list has none, and there must be some.
+    """
+    from pipegrid.cli.grid_arguments import place_of
+    from pipegrid.core.caps import DirectoryCap
+    from pipegrid.errors import CapError, UsageError
+    from pipegrid.tree.backup.backup_run import Backups
+    from pipegrid.tree.backup.catalogue import archived_runs, runs_of
+
+    backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
+    if cap is None:
+        own = await backups.runs()
+        if some and not own:
+            raise UsageError(NONE_LISTED)
+        return own
+    place = await place_of(grid, cap)
+    if not isinstance(place.cap, DirectoryCap):
+        raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
+    name = place.names[-1] if place.names else "backup"
+    content = await backups.catalogues.load(place.cap)
+    archived = await archived_runs(grid, place.cap, content, name)
+    return runs_of(place.cap, content) if archived is None else archived
+
+
+# ``pipegrid restore``: bring back what a backup has stored.
 
 MAX_PATHS = 20_000_000
 
@@ -55,7 +145,7 @@ MAX_PATHS = 20_000_000
 @max_paths_option("20000000")
 @limit_options
 @grid_options
-def command(
+def restore_command(
     arguments: tuple[str, ...],
     output: str,
     name: str | None,
@@ -89,8 +179,7 @@ def command(
     names = tuple(part for part in rest[0].split("/") if part) if rest else ()
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.cmd_backups import listed_runs
-        from pipegrid.cli.treeget import fetch_tree
+        from pipegrid.cli.tree_transfers import fetch_tree
         from pipegrid.core.text import printable
         from pipegrid.tree.backup.catalogue import chosen
 
@@ -143,7 +232,7 @@ def _described(run: BackupRun, runs: Sequence[BackupRun]) -> str:
 
 def _too_many(paths: list[str], cap: str | None, missing: str) -> str:
     """Return what to say of several paths."""
-    from pipegrid.cli.meant import caps_in_file
+    from pipegrid.cli.cap_file import caps_in_file
     from pipegrid.core.text import printable
 
     if cap is not None or missing:
@@ -170,7 +259,7 @@ async def _found(
         CapError: it was meant otherwise.
         NoSuchChild: there is nothing.
     """
-    from pipegrid.cli.meant import check_no_file
+    from pipegrid.cli.cap_file import check_no_file
     from pipegrid.core.text import printable
     from pipegrid.errors import CapError, NoSuchChild
     from pipegrid.tree.grid_paths import resolve
@@ -204,7 +293,7 @@ def _directory_of_one(place: PathEnd) -> DirectoryCap:
     Raises:
         CapError: nothing is known that reads this, or it can change, and no backup has stored it.
     """
-    from pipegrid.cli.trees import check_known
+    from pipegrid.cli.grid_arguments import check_known
     from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
     from pipegrid.core.packed_directory import PackedChild, pack_immutable
     from pipegrid.core.text import printable
@@ -226,6 +315,6 @@ def _is_cap(text: str) -> bool:
     bare = as_pasted(text)
     if bare.startswith("URI:") or ":" not in bare:
         return bare.startswith("URI:")
-    from pipegrid.cli.files import begins_with_alias
+    from pipegrid.cli.grid_arguments import begins_with_alias
 
     return begins_with_alias(bare)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
-from pipegrid.cli.options import common_options, kept_duration
-from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.sizes import byte_room
+from pipegrid.cli.options import byte_room, common_options, kept_duration
 
 if TYPE_CHECKING:
     from pipegrid.grid.server_config import ServerDirectory
@@ -37,8 +36,8 @@ class ServeJob(GridJob):
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Serve; being cancelled stops in good order, and gives 0."""
-        from pipegrid.cli.lazymodules import bring_in
-        from pipegrid.cli.logfile import logging_to
+        from pipegrid.cli.log_file import logging_to
+        from pipegrid.cli.startup.lazy_modules import bring_in
         from pipegrid.server.serve import serve
         from pipegrid.server.systemd import end_without_memory
 
@@ -164,7 +163,7 @@ def settings_of(
     help="Append the log to FILE, as JSON, one object a line; SIGHUP opens it again.",
 )
 @common_options
-def command(
+def serve_command(
     port: str | None,
     location: str | None,
     storage: str | None,

@@ -1,22 +1,34 @@
-"""``pipegrid speedtest``: how far from the wire? The commands of the group are loaded when they are named."""
+"""``pipegrid speedtest``: how far from the speed of the wire are transfers here?"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from pipegrid.cli.group import CommandGroup
-from pipegrid.cli.options import common_options
+from pipegrid.cli.app import CommandGroup
+from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.job import GridJob, Invocation, OfflineJob
+from pipegrid.cli.options import byte_size, common_options
+from pipegrid.cli.speedtest_run import SpeedTestJob
+
+if TYPE_CHECKING:
+    from pipegrid.speedtest.run_results import Run
+
+
+# ``pipegrid speedtest``: how far from the wire? The commands of the group are loaded when they are named.
 
 HOMES = {
     "run": "speedtest_run",
     "selfcheck": "speedtest_run",
-    "compare": "speedtest_results",
-    "report": "speedtest_results",
-    "responder": "speedtest_paths",
-    "proxy": "speedtest_paths",
+    "compare": "cmd_speedtest",
+    "report": "cmd_speedtest",
+    "responder": "cmd_speedtest",
+    "proxy": "cmd_speedtest",
 }
 """The module of each command, in which it is called as it is here."""
 
@@ -71,10 +83,189 @@ def with_command(args: list[str]) -> list[str]:
 
 @click.group(name="speedtest", cls=SpeedTestGroup, subcommand_metavar="[COMMAND] [ARGS]...")
 @common_options
-def command() -> None:
+def speedtest_command() -> None:
     """
     Measure what files cost: in round trips, and compared with raw TCP on the same path in the same run.
 
     Without a command, 'run' is meant: 'pipegrid speedtest --link dsl'. It measures a private grid, which it
     starts and removes again; with -d, the grid of that directory.
     """
+
+
+# ``pipegrid speedtest compare`` and ``report``: what runs say, without measuring anything.
+
+
+def read_run(path: str) -> Run:
+    """
+    Return the run in a file.
+
+    Raises:
+        UsageError: it holds none that this version reads.
+        SourceError: it cannot be read.
+    """
+    from pipegrid.cli.exit_status import unreadable
+    from pipegrid.speedtest.run_results import parse_run
+
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return parse_run(data, path)
+
+
+@click.command(name="compare")
+@click.argument("before")
+@click.argument("after")
+@click.option(
+    "--more-before",
+    multiple=True,
+    metavar="FILE",
+    help="Another run before; several give a better answer.",
+)
+@click.option("--more-after", multiple=True, metavar="FILE", help="Another run after.")
+@click.option("--all", "everything", is_flag=True, help="Show what did not change, too.")
+@click.option("--anyway", is_flag=True, help="Compare what was measured under other conditions.")
+@click.option(
+    "--fail-on-regression", is_flag=True, help="The exit status is 1 if anything got slower."
+)
+@common_options
+def compare(
+    before: str,
+    after: str,
+    more_before: tuple[str, ...],
+    more_after: tuple[str, ...],
+    everything: bool,
+    anyway: bool,
+    fail_on_regression: bool,
+) -> OfflineJob:
+    """
+    Say what changed beyond noise between two runs, given as files that 'run' wrote.
+    """
+
+    def work(console: Console) -> int:
+        from pipegrid.speedtest import compare as comparing
+
+        comparison = comparing.compare(
+            [read_run(path) for path in (before, *more_before)],
+            [read_run(path) for path in (after, *more_after)],
+            anyway,
+        )
+        console.result(comparison.as_text(everything).rstrip("\n"), comparison.as_dict())
+        if fail_on_regression and comparison.regressed:
+            return ExitStatus.FAILED
+        return ExitStatus.DONE
+
+    return OfflineJob(work)
+
+
+@click.command(name="report")
+@click.argument("run")
+@click.argument("earlier", nargs=-1)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, readable=False),
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+)
+@common_options
+def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
+    """
+    Write one HTML file about a run; with EARLIER runs, oldest first, also a history.
+    """
+
+    def work(console: Console) -> int:
+        from pipegrid.speedtest.html_report import check_libraries, write_report
+
+        check_libraries()
+        write_report(output, read_run(run), [read_run(path) for path in earlier])
+        console.result(output, {"path": output})
+        return ExitStatus.DONE
+
+    return OfflineJob(work)
+
+
+# ``pipegrid speedtest responder`` and ``proxy``: the far end of a measured path, and an emulated path.
+
+
+@click.command(name="responder")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="[any that is free]")
+@click.option(
+    "--token",
+    metavar="TEXT",
+    envvar="PIPEGRID_RESPONDER_TOKEN",
+    help="The secret that opens it; other users see options, not $PIPEGRID_RESPONDER_TOKEN.  [a random one]",
+)
+@click.option(
+    "--max-bytes", type=byte_size, default="10GB", show_default=True, help="Moved in all."
+)
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(1, 7 * 86400),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="After which it ends.",
+)
+@common_options
+def responder(
+    host: str, port: int, token: str | None, max_bytes: int, max_seconds: float
+) -> GridJob:
+    """
+    Be the far end of raw TCP streams, for clients that know the token; ends by itself.
+
+    Prints what to give to 'pipegrid speedtest run --responder'.
+    """
+
+    async def serve(reactor: Any, invocation: Invocation) -> int:
+        import secrets
+
+        from pipegrid.speedtest.responder import ResponderSettings, responder_main
+
+        console = invocation.console
+        settings = ResponderSettings(
+            host, port, token or secrets.token_hex(16), max_bytes, max_seconds
+        )
+        await responder_main(
+            reactor, settings, lambda text: console.result(str(text), {"responder": str(text)})
+        )
+        return ExitStatus.DONE
+
+    return SpeedTestJob(serve)
+
+
+@click.command(name="proxy")
+@click.argument("pairs", nargs=-1, required=True, metavar="[HOST:]PORT=HOST:PORT...")
+@click.option("--link", metavar="PROFILE", help="dsl, colo, wan or lfn.")
+@click.option("--rtt", metavar="TIME", help="Round trip, such as 11ms.")
+@click.option("--up", metavar="RATE", help="From clients to the target, such as 80kB/s.")
+@click.option("--down", metavar="RATE", help="Back.")
+@common_options
+def proxy(
+    pairs: tuple[str, ...], link: str | None, rtt: str | None, up: str | None, down: str | None
+) -> GridJob:
+    """
+    Emulate one link, which all connections to all these ports share, until it is stopped.
+
+    'pipegrid speedtest proxy --link dsl 8000=127.0.0.1:80'
+    """
+
+    async def relay(reactor: Any, invocation: Invocation) -> int:
+        from pipegrid.errors import UsageError
+        from pipegrid.speedtest.link_proxy import make_link, parse_pair, proxy_main, shape_of
+
+        found = make_link(link, rtt, up, down)
+        if found is None:
+            raise UsageError("say what link to emulate: --link dsl, or --rtt, --up and --down")
+        console = invocation.console
+        await proxy_main(
+            reactor,
+            shape_of(found),
+            [parse_pair(pair) for pair in pairs],
+            lambda text: console.result(str(text), {"proxy": str(text)}),
+        )
+        return ExitStatus.DONE
+
+    return SpeedTestJob(relay)

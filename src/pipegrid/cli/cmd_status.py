@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
-from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.render import amount, columns
+from pipegrid.cli.output import amount, columns
 from pipegrid.core.text import counted, printable
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command(name="status")
 @grid_options
-def command() -> GridJob:
+def status_command() -> GridJob:
     """
     Ask every server for its round-trip time and its free space.
 

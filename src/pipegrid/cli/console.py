@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import isfinite
 
-from pipegrid.cli.outcome import ExitStatus, sentence, status_of
-from pipegrid.cli.plainjson import plain_json
+from pipegrid.cli.exit_status import ExitStatus, sentence, status_of
+from pipegrid.cli.startup.fast_json import plain_json
 from pipegrid.core.text import harmless, printable
 from pipegrid.disk.private_output import interruptible, wait_for_room
 from pipegrid.errors import SinkError

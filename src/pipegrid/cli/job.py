@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.outcome import ExitStatus, Interrupted, UnprintedCap, sentence
+from pipegrid.cli.exit_status import ExitStatus, Interrupted, UnprintedCap, sentence
 from pipegrid.errors import SinkError
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for

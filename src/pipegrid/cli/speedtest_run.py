@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, status_of_job
-from pipegrid.cli.options import common_options
-from pipegrid.cli.outcome import ExitStatus
-from pipegrid.cli.sizes import byte_size
+from pipegrid.cli.options import byte_size, common_options
 
 if TYPE_CHECKING:
     from pipegrid.core.params import Params
@@ -289,7 +288,7 @@ def write_output(directory: Path, result: Run, console: Console) -> None:
     Raises:
         SinkError: a file cannot be written.
     """
-    from pipegrid.cli.outcome import sentence
+    from pipegrid.cli.exit_status import sentence
     from pipegrid.errors import SinkError, UsageError
     from pipegrid.speedtest.html_report import write_report
 

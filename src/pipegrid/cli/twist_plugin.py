@@ -28,8 +28,8 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from pipegrid.cli.cmd_serve import settings_of
-from pipegrid.cli.outcome import ExitStatus, sentence, status_of
-from pipegrid.cli.sizes import byte_room
+from pipegrid.cli.exit_status import ExitStatus, sentence, status_of
+from pipegrid.cli.options import byte_room
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import parse_kept
 from pipegrid.reactor.process_settings import make_monotonic

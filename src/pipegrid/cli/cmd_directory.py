@@ -1,0 +1,283 @@
+"""``pipegrid cp``, ``ln``, ``mkdir``, ``mv`` and ``rm``: what changes directories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.job import GridJob
+from pipegrid.cli.options import (
+    EMPTY_NAME,
+    any_path,
+    format_option,
+    grid_options,
+    grid_path,
+    limit_options,
+    read_only_option,
+    usage_error,
+)
+from pipegrid.cli.output import print_cap
+from pipegrid.core.text import printable
+
+if TYPE_CHECKING:
+    from pipegrid.tree.tree_grid import Grid
+
+
+# ``pipegrid cp``: copies to, from and within a grid.
+
+
+@click.command(name="cp")
+@click.argument(
+    "arguments",
+    nargs=-1,
+    required=True,
+    metavar="SOURCE... TARGET",
+    type=click.Path(readable=False),
+    shell_complete=any_path,
+)
+@click.option(
+    "-r", "--recursive", is_flag=True, help="Copy directories, too, with all that is in them."
+)
+@click.option("-f", "--force", is_flag=True, help="Replace existing files.")
+@limit_options
+@grid_options
+def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> GridJob:
+    """
+    Copy files and directories to a grid, from it, or within it.
+
+    Each argument is a local path, or a place on the grid: ALIAS:some/path, CAP or CAP/some/path. If TARGET
+    is an existing directory, each SOURCE goes into it and keeps its name; of a directory that is named by
+    its cap or alias alone, what is in it. Several go into a directory only, as does a directory; it and the
+    directories above it are created if they are missing.
+
+    What can never change is linked, and no byte of it moves. Of what can change a copy is made as it is
+    now, which never changes; 'ln' gives the original another name. A mutable file that has the name of a
+    copy is overwritten, and keeps its cap; a directory of that name that can be changed takes what is
+    copied; anything else is replaced with -f only.
+    """
+    if len(arguments) < 2:
+        raise usage_error("give a source and a target")
+    if any(not each.strip() for each in arguments):
+        raise usage_error(EMPTY_NAME)
+    if "-" in arguments:
+        raise usage_error("standard input and output are for 'put' and 'cat'; cp copies files")
+    from pipegrid.cli.grid_destination import alias_meant, is_on_grid
+
+    *sources, target = arguments
+    on_grid = [is_on_grid(source) for source in sources]
+    to_grid = is_on_grid(target)
+    if not (to_grid or all(on_grid)):
+        meant = next(filter(None, map(alias_meant, arguments)), "")
+        if meant:
+            raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
+        raise usage_error(
+            f"'{printable(sources[on_grid.index(False)])}' and the target are both local files; one of them "
+            "has to be on the grid: ALIAS:some/path or CAP/some/path"
+        )
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.copy_items import fetch_copies, store_copies
+
+        if to_grid:
+            given = list(zip(sources, on_grid, strict=True))
+            return await store_copies(grid, console, given, target, recursive, force)
+        return await fetch_copies(grid, console, sources, target, recursive, force)
+
+    return GridJob(work, *arguments)
+
+
+# ``pipegrid ln``: another name for what is there.
+
+
+@click.command(name="ln")
+@click.argument(
+    "sources", nargs=-1, required=True, metavar="CAP[/PATH]...", shell_complete=grid_path
+)
+@click.argument("path", metavar="PATH", shell_complete=grid_path)
+@click.option(
+    "-f",
+    "--force",
+    is_flag=True,
+    help="Replace what has this name, but no directory that can change.",
+)
+@grid_options
+def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
+    """
+    Link files or directories into a directory that can be changed.
+
+    PATH is ALIAS:some/name or CAP/some/name; if it is an existing directory, and CAP has a path, the name
+    stays. Missing directories are created. Several go into a directory that exists.
+    """
+
+    async def link(grid: Grid, console: Console, source: str) -> None:
+        from pipegrid.cli.grid_arguments import root_of, shown_path
+        from pipegrid.cli.grid_destination import spot_at
+        from pipegrid.errors import NoSuchChild
+        from pipegrid.tree.directory import link_of, look_up
+
+        root, names = root_of(grid, source)
+        way = await look_up(grid, root, names)
+        if len(way) <= len(names):
+            name = names[len(way) - 1]
+            raise NoSuchChild(f"there is no '{shown_path([name])}' to link; check the path", name)
+        spot = await spot_at(grid, path, names[-1] if names else None, make=True)
+        spot.check_free(force, way[-1].cap)
+        await (await spot.reach()).change([link_of(way[-1], spot.name, force)])
+        console.json_result({"name": spot.name, "cap": str(way[-1].cap)})
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.grid_arguments import each_argument
+        from pipegrid.cli.grid_destination import check_takes
+
+        await check_takes(grid, path, sources)
+        return await each_argument(console, sources, lambda source: link(grid, console, source))
+
+    return GridJob(work, *sources, path)
+
+
+# ``pipegrid mkdir``: a directory that can be changed.
+
+
+@click.command(name="mkdir")
+@click.argument("paths", nargs=-1, metavar="[PATH...]", shell_complete=grid_path)
+@format_option
+@read_only_option
+@grid_options
+def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -> GridJob:
+    """
+    Make directories that can be changed, and print their write caps.
+
+    With PATH, ALIAS:some/path or CAP/some/path, it is linked there, and missing directories are created.
+    If there is a directory, its cap is printed.
+    """
+    if read_only and not paths:
+        raise usage_error(
+            "--read-only is for a directory at a PATH: of any other the write cap would be lost"
+        )
+
+    async def make(grid: Grid, console: Console, path: str | None) -> None:
+        if path is None:
+            directory = await grid.create_directory(format=format)
+        else:
+            from pipegrid.cli.grid_arguments import root_of
+            from pipegrid.tree.directory import make_directories
+
+            root, names = root_of(grid, path)
+            directory = await make_directories(grid, root, names, format)
+        cap = directory.cap
+        read_cap = str(cap.readonly())
+        fields = {"read_cap": read_cap} if read_only else {"cap": str(cap), "read_cap": read_cap}
+        shown = read_cap if read_only else str(cap)
+        print_cap(console, grid.config.directory, shown, fields, str(cap), path or "")
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.grid_arguments import each_argument
+
+        if paths:
+            return await each_argument(console, paths, lambda path: make(grid, console, path))
+        await make(grid, console, None)
+        return ExitStatus.DONE
+
+    return GridJob(work, *(paths or ("",)))
+
+
+# ``pipegrid mv``: another name, or another directory.
+
+
+@click.command(name="mv")
+@click.argument("sources", nargs=-1, required=True, metavar="PATH...", shell_complete=grid_path)
+@click.argument("path", metavar="PATH", shell_complete=grid_path)
+@click.option(
+    "-f",
+    "--force",
+    is_flag=True,
+    help="Replace what has the new name, but no directory that can change.",
+)
+@grid_options
+def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
+    """
+    Rename or move files or directories; their metadata moves with them.
+
+    All are ALIAS:some/name or CAP/some/name. If the last is an existing directory, the name stays; missing
+    directories are created. Several go into a directory that exists. Between two directories it is linked
+    first and taken out then, so that nothing is lost if that is interrupted; the same command finishes it.
+    """
+
+    async def move_one(grid: Grid, console: Console, source: str) -> None:
+        from pipegrid.cli.grid_arguments import root_of
+        from pipegrid.cli.grid_destination import missing, spot_at
+        from pipegrid.errors import UsageError
+        from pipegrid.tree.directory import is_same, move
+
+        old = await spot_at(grid, source)
+        if old.there is None:
+            raise missing(old)
+        new = await spot_at(grid, path, old.name, make=True)
+        if new.directory.cap == old.there.cap and not new.missing and root_of(grid, path)[1]:
+            new = await spot_at(grid, path)  # not into itself: it has got there already
+        if old.there.cap is not None and old.there.cap in new.way:
+            raise UsageError(
+                "a directory cannot go into itself, since no path would lead to it then"
+            )
+        if new.missing or (old.directory.cap, old.name) != (new.directory.cap, new.name):
+            if old.directory.cap == new.directory.cap or not is_same(old.there, new.there):
+                new.check_free(force, old.there.cap)
+            await move(old.directory, old.name, await new.reach(), new.name, force)
+        console.json_result({"name": new.name, "cap": str(old.there.cap)})
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.grid_arguments import each_argument
+        from pipegrid.cli.grid_destination import check_takes
+
+        await check_takes(grid, path, sources)
+        return await each_argument(console, sources, lambda source: move_one(grid, console, source))
+
+    return GridJob(work, *sources, path)
+
+
+# ``pipegrid rm``: take names out of directories.
+
+
+@click.command(name="rm")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=grid_path)
+@click.option(
+    "-r", "--recursive", is_flag=True, help="Also a directory, with all that is below it."
+)
+@grid_options
+def rm_command(paths: tuple[str, ...], recursive: bool) -> GridJob:
+    """
+    Take files or directories out of their directories.
+
+    Each PATH is ALIAS:some/name or CAP/some/name. A client that has the cap of what was there can read it
+    until servers release it.
+    """
+
+    async def remove(grid: Grid, console: Console, path: str) -> None:
+        from pipegrid.cli.grid_destination import missing, spot_at
+        from pipegrid.core.text import printable
+        from pipegrid.errors import UsageError
+
+        spot = await spot_at(grid, path)
+        if spot.there is None:
+            raise missing(spot)
+        if spot.there.kind == "directory" and not recursive:
+            raise UsageError(
+                f"'{printable(spot.name)}' is a directory, whose cap may stand nowhere else; add -r to take "
+                "it out with all that is below it"
+            )
+        if not await spot.directory.unlink_same(spot.name, spot.there):
+            raise UsageError(
+                f"'{printable(spot.name)}' was replaced by another client meanwhile, and stays; "
+                f"look at it again"
+            )
+        console.json_result({"name": spot.name, "cap": str(spot.there.cap)})
+
+    async def work(grid: Grid, console: Console) -> int:
+        from pipegrid.cli.grid_arguments import each_argument
+
+        return await each_argument(console, paths, lambda path: remove(grid, console, path))
+
+    return GridJob(work, *paths)

@@ -1,0 +1,283 @@
+"""``pipegrid encode``, ``decode`` and ``storage-index``: what needs no grid."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus, one_status
+from pipegrid.cli.job import Invocation, OfflineJob
+from pipegrid.cli.options import (
+    CapArguments,
+    Encoding,
+    byte_size,
+    cap_arguments,
+    cap_file_option,
+    checked_caps,
+    choose_params,
+    common_options,
+    encoding_options,
+    key_options,
+)
+
+if TYPE_CHECKING:
+    from pipegrid.disk.part_file import PartFile
+    from pipegrid.grid.client_config import GridConfig
+    from pipegrid.transfer.offline import DecodeResult
+
+
+# ``pipegrid encode``: a file becomes share files, with no grid.
+
+
+@click.command(name="encode")
+@click.argument("file", type=click.Path(readable=False))
+@click.option(
+    "--shares",
+    "share_directory",
+    required=True,
+    type=click.Path(file_okay=False, readable=False),
+    metavar="DIR",
+    help="Where the share files go; they are called 0, 1, 2...",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace existing shares.")
+@encoding_options
+@key_options
+@common_options
+@click.pass_obj
+def encode_command(
+    invocation: Invocation,
+    file: str,
+    share_directory: str,
+    force: bool,
+    encoding: Encoding,
+    key: dict[str, Any],
+) -> OfflineJob:
+    """
+    Encode FILE into share files and print its capability.
+
+    Shares and capability are those that 'put' would make with the same options: defaults and the
+    convergence secret come from the client's directory. Without one the key is random.
+    """
+
+    def work(console: Console) -> int:
+        from pipegrid.cli.progress_bar import ProgressBar
+        from pipegrid.core.params import Params
+        from pipegrid.transfer.offline import encode_file
+
+        config = _configuration(invocation.directory)
+        params = choose_params(config.params if config else Params(), encoding)
+        secret = key["convergence"]
+        if secret is None and config and not key["random_key"]:
+            secret = config.convergence
+        with ProgressBar(console, "encode") as progress:
+            result = encode_file(
+                file,
+                share_directory,
+                params,
+                secret,
+                force=force,
+                progress=progress.transfer(),
+            )
+        if not result.paths:
+            console.say(f"pipegrid: {file} is so small that its cap holds it; there are no shares")
+        console.result(
+            str(result.cap),
+            {
+                "path": file,
+                "cap": str(result.cap),
+                "size": result.size,
+                "share_bytes": result.share_bytes,
+                "shares": result.paths,
+            },
+        )
+        return 0
+
+    return OfflineJob(work)
+
+
+def _configuration(directory: str | None) -> GridConfig | None:
+    """Return what the client's directory says; None if none was named and the user has none."""
+    from pipegrid.errors import UsageError
+    from pipegrid.grid.client_config import load
+    from pipegrid.grid.client_paths import default_directory, is_configured
+
+    if directory is not None:
+        return load(directory, offline=True)
+    try:
+        own = default_directory()
+    except UsageError:  # without a home there is none, either
+        return None
+    return load(own, offline=True) if is_configured(own) else None
+
+
+# ``pipegrid decode``: share files become the file again, with no grid.
+
+
+@click.command(name="decode")
+@click.argument("words", nargs=-1, metavar="CAP SHAREFILE|DIR...", type=click.Path(readable=False))
+@cap_file_option
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(readable=False),
+    metavar="FILE",
+    help="Where the file goes; it appears when all of it is verified. '-' is standard output.",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option(
+    "--max-segment",
+    type=byte_size,
+    metavar="SIZE",
+    help="Take files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
+)
+@common_options
+@click.pass_obj
+def decode_command(
+    invocation: Invocation,
+    words: tuple[str, ...],
+    cap_files: tuple[str, ...],
+    output: str,
+    force: bool,
+    max_segment: int | None,
+) -> OfflineJob:
+    """
+    Restore the file that CAP names from any k of its share files.
+
+    They may be shares that 'encode' wrote or files from a storage server's directory, under any names. Files
+    that do not belong, or are damaged, are named and left out. In a DIR, such as a storage server's whole
+    directory or one with the directories of many, the file's own shares are found by its storage index.
+    With --cap-file, which must hold one cap, all arguments are share files.
+    """
+    caps, paths = ((), words) if cap_files else (words[:1], words[1:])
+    checked_caps(caps, cap_files)
+
+    def work(console: Console) -> int:
+        return decode(console, caps, cap_files, paths, output, force, max_segment)
+
+    return OfflineJob(work)
+
+
+def decode(
+    console: Console,
+    caps: tuple[str, ...],
+    cap_files: tuple[str, ...],
+    paths: tuple[str, ...],
+    output: str,
+    force: bool,
+    max_segment: int | None,
+) -> int:
+    """Restore one file to where it shall go."""
+    from pipegrid.cli.grid_arguments import check_path, named_files
+    from pipegrid.cli.output_file import OutputFile
+    from pipegrid.cli.progress_bar import ProgressBar
+    from pipegrid.core.caps import LitCap, readable
+    from pipegrid.core.params import MAX_SEGMENT_BYTES
+    from pipegrid.core.text import counted
+    from pipegrid.errors import UsageError
+    from pipegrid.transfer.offline import decode_file
+    from pipegrid.transfer.share_files import ShareFinder
+
+    files = named_files(console, caps, cap_files, readable)
+    if len(files) > 1:
+        raise UsageError(f"decode restores one file, but {len(files)} caps were given; give one")
+    check_path(files[0])
+    cap = files[0].cap
+    if console.json and output == "-":
+        raise UsageError("--json would mix with the file on standard output; choose a file for -o")
+    if not isinstance(cap, LitCap):
+        finder = ShareFinder(cap.storage_index)
+        paths = tuple(finder.among(paths))
+        if finder.others:
+            console.say(
+                f"pipegrid: {counted(finder.others, 'file')} left out that the directory's name says to be "
+                f"of another storage index than {files[0].base_name}"
+            )
+    with ExitStack() as stack:
+        sink: BinaryIO | PartFile = console.data_sink
+        if output != "-":
+            sink = stack.enter_context(OutputFile(output, force)).file
+        progress = None
+        if output != "-" or not console.results.isatty():
+            progress = stack.enter_context(ProgressBar(console, "decode")).transfer()
+        result = decode_file(
+            cap,
+            paths,
+            sink,
+            progress=progress,
+            max_segment_bytes=MAX_SEGMENT_BYTES if max_segment is None else max_segment,
+        )
+    _tell(console, result, output)
+    return 0
+
+
+def _tell(console: Console, result: DecodeResult, output: str) -> None:
+    """Tell what came of it."""
+    from pipegrid.cli.output import corruption_fields, warn_of_corruption
+    from pipegrid.core.text import counted
+
+    warn_of_corruption(console, result.problems)
+    used = ", ".join(map(str, sorted(result.shares_used)))
+    console.detail(f"{counted(result.size, 'byte')} from shares {used or 'none'}")
+    console.json_result(
+        {
+            "path": output,
+            "size": result.size,
+            "shares_used": result.shares_used,
+            "corrupt": corruption_fields(result.problems),
+        }
+    )
+
+
+# ``pipegrid storage-index``: what servers call a file.
+
+
+@click.command(name="storage-index")
+@cap_arguments
+@common_options
+def storage_index_command(caps: CapArguments) -> OfflineJob:
+    """
+    Print the storage indexes of files, by which servers name their shares.
+
+    On a server's disk the shares are in shares/XX/INDEX, where XX are the first two characters of
+    INDEX. With it alone a file can neither be read nor checked. No grid is needed. Caps of
+    directories, of what can change, and verifier caps will do as well. A file that is in its cap has no
+    storage index: its line is '-'.
+    """
+
+    def work(console: Console) -> int:
+        from pipegrid.cli.grid_arguments import (
+            check_path,
+            identity,
+            named_files,
+            storage_index_text,
+        )
+        from pipegrid.core.caps import LitCap, MutableCap, keepable
+        from pipegrid.errors import CapError
+
+        files = named_files(console, *caps, keepable)
+        statuses: set[ExitStatus] = set()
+        for file in files:
+            try:
+                check_path(file)
+            except CapError as error:
+                if len(files) == 1:
+                    raise
+                statuses.add(console.failed(error, file.label, identity(file), True))
+                continue
+            index = storage_index_text(file.cap) or None
+            coded = None if isinstance(file.cap, (LitCap, MutableCap)) else file.cap
+            fields: dict[str, Any] = {
+                **identity(file),
+                "storage_index": index,
+                "size": None if isinstance(file.cap, MutableCap) else file.cap.size,
+                "required_shares": None if coded is None else coded.required_shares,
+                "total_shares": None if coded is None else coded.total_shares,
+            }
+            console.result(index or "-", fields)
+        return one_status(statuses)
+
+    return OfflineJob(work)

@@ -1,0 +1,471 @@
+"""Shell completion: what a shell asks, what could come next, and how it is put into the line."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from click import Command
+from click.shell_completion import CompletionItem, ShellComplete, add_completion_class
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import GridJob, Invocation
+from pipegrid.cli.startup.fast_args import COMPLETION
+from pipegrid.core.text import CAP_STARTS
+from pipegrid.errors import UsageError
+from pipegrid.grid.client_paths import default_directory, is_configured
+
+if TYPE_CHECKING:
+    from pipegrid.tree.tree_grid import Grid
+
+
+# What is typed in a shell, taken apart as that shell does, and names put into it so that they stay one word.
+#
+# A line ends where the cursor is, so its last word may have a quote that is still open. Pure.
+
+_SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./^-]")
+"""ASCII that no shell takes for more than it is, within a word."""
+
+_ESCAPES = dict(zip("ntrabfveE", "\n\t\r\a\b\f\v\x1b\x1b", strict=True))
+_CODE = re.compile(r"x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{1,4})|U([0-9A-Fa-f]{1,8})|([0-7]{1,3})")
+
+
+class TypedLine(NamedTuple):
+    """
+    A line up to the cursor.
+
+    Attributes:
+        words: those that are ended, as the command is given them; the first is its name.
+        last: the word that the cursor is in or behind, likewise; empty: none has begun.
+        quote: that is open there: ``'``, ``"`` or ``$'``; empty: none.
+        kept: of ``last``, what stands before the place from which on bash replaces it.
+    """
+
+    words: list[str]
+    last: str
+    quote: str
+    kept: str
+
+
+def split(text: str, breaks: str = "", fish: bool = False) -> TypedLine:
+    """
+    Take a line apart.
+
+    Args:
+        breaks: characters behind which, where they are not quoted, bash begins to replace ($COMP_WORDBREAKS).
+        fish: it is fish's, whose quotes know escapes.
+    """
+    words: list[str] = []
+    last = quote = broken = opened = ""
+    begun = False
+    at = 0
+    while at < len(text):
+        char = text[at]
+        at += 1
+        if char == "\\" and (quote != "'" or fish):
+            added, at = _escaped(text, at, quote, fish)
+            last += added
+            begun = True
+        elif quote:
+            if char == quote[-1]:
+                quote = ""
+            else:
+                last += char
+        elif char in " \t\n":
+            if begun:
+                words.append(last)
+            last, broken, begun = "", "", False
+        elif char in "'\"":
+            # $'...' is bash's and zsh's own.
+            ansi = char == "'" and text[at - 2 : at - 1] == "$" and not fish and last.endswith("$")
+            last = last[:-1] if ansi else last
+            quote, opened, begun = "$'" if ansi else char, last, True
+        else:
+            last += char
+            begun = True
+            if char in breaks:
+                broken = last
+    return TypedLine(words, last, quote, opened if quote else broken)
+
+
+def _escaped(text: str, at: int, quote: str, fish: bool) -> tuple[str, int]:
+    """Return what is meant behind a backslash, and where it ends."""
+    if at == len(text):
+        return "", at
+    char = text[at]
+    if quote == "$'" or (fish and not quote):
+        found = _CODE.match(text, at)
+        if found is not None:
+            digits = found[0].lstrip("xuU")
+            number = int(digits, 8 if found[4] else 16)
+            return (chr(number) if number < 0x110000 else ""), found.end()
+        if char in _ESCAPES:
+            return _ESCAPES[char], at + 1
+    if char == "\n":
+        return "", at + 1  # the line goes on
+    special = {"'": "\\'", '"': '\\"$' if fish else '\\"$`'}.get(quote)
+    if special is not None and char not in special:
+        return "\\" + char, at + 1
+    return char, at + 1
+
+
+def for_bash(value: str, quote: str, ended: bool) -> str:
+    """
+    Return how bash is to have a value.
+
+    Args:
+        quote: that is open where it goes.
+        ended: nothing will be added to it, so that the quote can be closed.
+    """
+    add = {"": _bare, "'": _in_single, '"': _in_double, "$'": _in_ansi}[quote]
+    return "".join(map(add, value)) + (quote[-1:] if ended else "")
+
+
+def _bare(char: str) -> str:
+    if _SAFE.match(char) or (char > "\x7f" and char.isprintable()):
+        return char
+    return f"\\{char}" if char.isprintable() else f"$'{_in_ansi(char)}'"
+
+
+def _in_single(char: str) -> str:
+    if char == "'":
+        return "'\\''"
+    return char if char.isprintable() else f"'$'{_in_ansi(char)}''"
+
+
+def _in_double(char: str) -> str:
+    if char in '\\"$`':
+        return f"\\{char}"
+    if char == "!":  # which an escape would not hide from the history
+        return '"\\!"'
+    return char if char.isprintable() else f"\"$'{_in_ansi(char)}'\""
+
+
+def _in_ansi(char: str) -> str:
+    if char in "\\'":
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return f"\\U{ord(char):08x}" if ord(char) > 0x7F else f"\\x{ord(char):02x}"
+
+
+# What bash, zsh and fish run at Tab, and in which form they are answered.
+#
+# click's own scripts hand over words that the shell has broken at colons, and quotes as they stand; so no
+# name behind ``ALIAS:``, and none with a blank, could be completed. Here the shell hands over the line up to
+# the cursor as it is typed, and ``words`` takes it apart. Whatever goes wrong, nothing is printed: a person
+# who types wants no sentence there.
+
+LINE = "_PIPEGRID_LINE"
+"""In the environment: the command, as typed, up to the cursor."""
+
+BREAKS = "_PIPEGRID_BREAKS"
+"""The same of bash's $COMP_WORDBREAKS."""
+
+_BASH = """\
+%(complete_func)s() {
+    local type value
+    COMPREPLY=()
+    while IFS= read -r -d '' type && IFS= read -r -d '' value; do
+        case $type in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            open) COMPREPLY+=("$value"); compopt -o nospace ;;
+            plain) COMPREPLY+=("$value") ;;
+        esac
+    done < <(_PIPEGRID_LINE="${COMP_LINE:0:COMP_POINT}" _PIPEGRID_BREAKS="$COMP_WORDBREAKS" \
+%(complete_var)s=bash_complete "$1" 2>/dev/null)
+    return 0
+}
+
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+_ZSH = """\
+#compdef %(prog_name)s
+
+%(complete_func)s() {
+    local -a response names open described
+    local type value help line
+    line="${(j: :)words[1,CURRENT-1]} $QIPREFIX$IPREFIX$PREFIX"
+    response=("${(@0)$(_PIPEGRID_LINE="$line" %(complete_var)s=zsh_complete \
+"${(Q)words[1]}" 2>/dev/null)}")
+
+    for type value help in "${(@)response}"; do
+        case $type in
+            dir) _path_files -/ ;;
+            file) _path_files -f ;;
+            open) open+=("$value") ;;
+            plain)
+                if [[ -n $help ]]; then
+                    described+=("${value//:/\\\\:}:$help")
+                else
+                    names+=("$value")
+                fi ;;
+        esac
+    done
+
+    (( $#described )) && _describe -V unsorted described -U
+    (( $#open )) && compadd -U -S '' -V unsorted -a -- open
+    (( $#names )) && compadd -U -V unsorted -a -- names
+    return 0
+}
+
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s
+fi
+"""
+
+_FISH = """\
+function %(complete_func)s
+    set -l token (commandline -ct)
+    set -l line (commandline -cp | string collect)
+    for each in (env _PIPEGRID_LINE=$line %(complete_var)s=fish_complete %(prog_name)s 2>/dev/null)
+        switch $each
+            case file
+                complete -C "'' $token"
+            case dir
+                complete -C "'' $token" | string match -r '.*/(?=$|\\t)'
+            case '+*'
+                string sub -s 2 -- $each
+        end
+    end
+end
+
+complete --no-files --command %(prog_name)s --arguments '(%(complete_func)s)'
+"""
+
+
+class _Shell(ShellComplete):
+    """What all have in common."""
+
+    def line(self) -> TypedLine:
+        """Return the words before the cursor, out of the environment that the script sets."""
+        return split(os.environ.get(LINE, ""))
+
+    def complete(self) -> str:
+        """Return the answer; nothing, if anything goes wrong."""
+        try:
+            line = self.line()
+            return self.answer(line, self._items(line))
+        except Exception:  # a broken configuration is told by the command itself
+            return ""
+
+    def answer(self, line: TypedLine, items: list[CompletionItem[Any]]) -> str:
+        """Return items in the form in which the shell's script reads them."""
+        raise NotImplementedError
+
+    def _items(self, line: TypedLine) -> list[CompletionItem[Any]]:
+        names = [os.path.basename(word) for word in line.words]
+        begin = (
+            names.index(self.prog_name) if self.prog_name in names else 0
+        )  # behind sudo, nice...
+        # As the shell would; which of them are quoted does not matter but for who has such a directory.
+        words = [os.path.expandvars(os.path.expanduser(word)) for word in line.words[begin + 1 :]]
+        items = self.get_completions(words, line.last)
+        option, found, _ = line.last.partition("=")
+        if found and line.last.startswith("-"):  # click leaves out what stands before the value
+            for item in items:
+                if item.type == "plain" and not str(item.value).startswith(f"{option}="):
+                    item.value = f"{option}={item.value}"
+        return items
+
+
+class Bash(_Shell):
+    """bash 4.4 and later; it replaces what is behind the last ``:`` or ``=``, and quotes nothing."""
+
+    name = "bash"
+    source_template = _BASH
+
+    def line(self) -> TypedLine:
+        return split(os.environ.get(LINE, ""), os.environ.get(BREAKS, ""))
+
+    def answer(self, line: TypedLine, items: list[CompletionItem[Any]]) -> str:
+        fields = []
+        for item in items:
+            kind, value = _kind(item), str(item.value)
+            if kind in ("open", "plain"):
+                if not value.startswith(line.kept):
+                    continue
+                value = for_bash(value[len(line.kept) :], line.quote, kind == "plain")
+            fields += [kind, value]
+        return "".join(f"{field}\0" for field in fields)
+
+
+class Zsh(_Shell):
+    """zsh, which quotes what it inserts."""
+
+    name = "zsh"
+    source_template = _ZSH
+
+    def answer(self, line: TypedLine, items: list[CompletionItem[Any]]) -> str:
+        fields = [field for item in items for field in (_kind(item), item.value, item.help or "")]
+        return "".join(f"{field}\0" for field in fields)
+
+
+class Fish(_Shell):
+    """fish, which quotes what it inserts, and takes a line for each name."""
+
+    name = "fish"
+    source_template = _FISH
+
+    def line(self) -> TypedLine:
+        return split(os.environ.get(LINE, ""), fish=True)
+
+    def answer(self, line: TypedLine, items: list[CompletionItem[Any]]) -> str:
+        lines = []
+        for item in items:
+            kind, value = _kind(item), str(item.value)
+            if kind in ("file", "dir"):
+                lines.append(kind)
+            elif value.isprintable():  # nothing else fits on a line
+                lines.append(f"+{value}" + (f"\t{item.help}" if item.help else ""))
+        return "".join(f"{each}\n" for each in lines)
+
+
+def _kind(item: CompletionItem[Any]) -> str:
+    """Return click's type of an item; ``open`` of one to which more is to be added."""
+    if item.type == "plain" and str(item.value).endswith(("/", ":")):
+        return "open"
+    return item.type
+
+
+def script(shell: str) -> str:
+    """Return what a shell has to run so that Tab completes the commands: bash, zsh or fish."""
+    kind = {each.name: each for each in (Bash, Zsh, Fish)}[shell]
+    return kind(Command("pipegrid"), {}, "pipegrid", COMPLETION).source()
+
+
+def answer_shells() -> None:
+    """Have click answer shells so."""
+    for each in (Bash, Zsh, Fish):
+        add_completion_class(each)
+
+
+# Names on a grid that could come next: aliases, and what is in the directory that the line has come to.
+#
+# Whoever presses Tab waits, and wanted nothing done. So a directory is read as ``ls`` reads it, no grid
+# is made where none is configured, and nothing is said, whatever goes wrong: after ``LIMIT_S``, or where
+# a directory is too large to be fetched meanwhile, nothing is offered.
+
+LIMIT_S = 2.0
+MAX_NAMES = 300
+MAX_DIRECTORY_BYTES = 4 << 20
+"""Some 10,000 entries."""
+
+
+def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
+    """
+    Return what may follow on a grid.
+
+    Args:
+        invocation: tells the client's directory, and does what needs a grid.
+        text: what is typed of the argument.
+    """
+    if ":" not in text:
+        return [] if "/" in text else aliases(invocation, text)
+    cut = text.rfind("/") + 1 or text.index(":") + 1
+    head, begun = text[:cut], unicodedata.normalize("NFC", text[cut:])
+    if head.startswith(CAP_STARTS) and "/" not in head:
+        return []
+    home = _home(invocation)
+    if not is_configured(home):
+        return []
+    from pipegrid.tree.grid_paths import parse_here
+
+    root, names = parse_here(head, home)
+    return _items(head, _read(invocation, root, names), begun)
+
+
+def anywhere(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
+    """Return what may follow on a grid or this machine; what looks like no alias is left to the shell."""
+    here = [CompletionItem(text, type="file")]
+    if text.startswith(CAP_STARTS):
+        return on_grid(invocation, text) or here
+    if "/" in text.partition(":")[0]:
+        return here
+    alias, colon, _ = text.partition(":")
+    found = aliases(invocation, alias + colon)
+    if not found:
+        return here
+    if colon:
+        return on_grid(invocation, text)
+    try:
+        with os.scandir(".") as entries:
+            local = [each.name + ("/" if os.path.isdir(each.name) else "") for each in entries]
+    except OSError:
+        local = []
+    if not text.startswith("."):
+        local = [each for each in local if not each.startswith(".")]
+    return found + _items("", local, text)
+
+
+def aliases(invocation: Invocation, begun: str, end: str = ":") -> list[CompletionItem[str]]:
+    """Return the aliases that begin so, each with ``end`` behind it."""
+    from pipegrid.tree.aliases import read_aliases
+
+    try:
+        found = read_aliases(_home(invocation))
+    except UsageError:
+        return []
+    return _items("", (name + end for name in found if "/" not in name), begun)
+
+
+def _home(invocation: Invocation) -> Path:
+    named = invocation.directory
+    return default_directory() if named is None else Path(named)
+
+
+def _items(head: str, names: Iterable[str], begun: str) -> list[CompletionItem[str]]:
+    """Return those names that begin so, as what the argument could become."""
+    found = sorted(each for each in names if each.startswith(begun) and _can_be_typed(each))
+    if len(found) > MAX_NAMES:  # the last one, too: how far all are alike the ends tell
+        found = [*found[: MAX_NAMES - 1], found[-1]]
+    return [CompletionItem(head + each) for each in found]
+
+
+def _can_be_typed(name: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" or char == "\0" for char in name)
+
+
+def _read(invocation: Invocation, root: str, names: tuple[str, ...]) -> list[str]:
+    """Return the names in a directory, those of directories with a slash; none if that cannot be done."""
+    found: list[str] = []
+
+    async def work(grid: Grid, _: Console) -> int:
+        from pipegrid.core.caps import DirectoryCap
+        from pipegrid.tree.grid_paths import resolve
+        from pipegrid.tree.listing import ListingLimits, read_listing
+
+        limits = ListingLimits(directory_bytes=MAX_DIRECTORY_BYTES)
+        place = await resolve(grid, root, names, limits)
+        cap = place.best or place.cap
+        if isinstance(cap, DirectoryCap):
+            listing = await read_listing(grid, cap, limits)
+            found.extend(
+                entry.name + ("/" if entry.kind == "directory" else "")
+                for entry in listing.entries
+                if entry.name and "/" not in entry.name
+            )
+        return 0
+
+    def too_late(*_: Any) -> None:
+        os._exit(1)
+
+    signal.signal(signal.SIGALRM, too_late)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    # Only the directory counts of what the line says: no trace is to be written, nobody is to be told.
+    bare = Invocation(Console(None, None, io.StringIO()))
+    bare.directory = invocation.directory
+    if invocation.run_job is not None:
+        invocation.run_job(GridJob(work), bare)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return found

@@ -1,0 +1,384 @@
+"""What ``cp`` does: from names on the command line to items, and to what becomes of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.cli.cmd_get import made_home
+from pipegrid.cli.exit_status import ExitStatus, one_status
+from pipegrid.cli.grid_arguments import argument_label, root_of
+from pipegrid.cli.grid_destination import no_directory, spot_at
+from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
+from pipegrid.core.text import printable
+from pipegrid.errors import (
+    ChildExists,
+    NoSuchChild,
+    PipegridError,
+    SinkError,
+    SourceError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+
+    from pipegrid.cli.console import Console
+    from pipegrid.tree.directory import Child
+    from pipegrid.tree.local_directory import DirectoryFd
+    from pipegrid.tree.tree_copy import Copier, Item
+    from pipegrid.tree.tree_grid import Grid
+
+
+class CopiesTold:
+    """What is said of a copy, from one source or ``several``; ``statuses`` of what failed."""
+
+    def __init__(self, console: Console, several: bool) -> None:
+        self._console = console
+        self._several = several
+        self.statuses: set[ExitStatus] = set()
+
+    def failed(self, label: str, error: Exception) -> None:
+        """Tell that ``label`` is not copied, and why; the error's exit status joins ``statuses``."""
+        fields = {"source": label}
+        status = self._console.failed(error, printable(label), fields, self._several)
+        self.statuses.add(status)
+
+    def done(self, item: Item, how: str, cap: Cap | None) -> None:
+        """Tell that ``item`` is there now, ``how``; the JSON line has its cap, null if there is none."""
+        self._console.detail(f"{printable(item.label)}: {how}")
+        fields = {"source": item.label, "name": item.name, "outcome": how}
+        self._console.json_result({**fields, "cap": None if cap is None else str(cap)})
+
+
+async def store_copies(
+    grid: Grid,
+    console: Console,
+    sources: Sequence[tuple[str, bool]],
+    target: str,
+    recursive: bool,
+    force: bool,
+) -> ExitStatus:
+    """
+    Copy to a place on the grid; returns the status.
+
+    Args:
+        sources: each with whether it is on the grid itself.
+
+    Raises:
+        UsageError, CapError, NoSuchChild, ChildExists: that cannot be.
+        PipegridError: the grid failed.
+    """
+    from pipegrid.cli.progress_bar import ProgressBar
+    from pipegrid.cli.put_files import BarsOfFiles
+    from pipegrid.cli.tree_transfers import reports_of
+    from pipegrid.tree.tree_copy import Copier, CopyReports
+
+    told = CopiesTold(console, several=len(sources) > 1)
+    with ProgressBar(console, "cp") as progress:
+
+        def put_tree(path: str) -> Deferred[DirectoryCap]:
+            def stored(result: Any) -> DirectoryCap:
+                if result.counts.left_out:
+                    told.statuses.add(ExitStatus.FAILED)
+                cap: DirectoryCap = result.cap
+                return cap
+
+            put = grid.tree.put_tree(path, reports=reports_of(console, progress))
+            return put.addCallback(stored)
+
+        def calls(files: Sequence[Any]) -> dict[str, Any]:
+            return BarsOfFiles(progress, files).calls if progress.is_wanted else {}
+
+        reports = CopyReports(told.done, told.failed)
+        copier = Copier(grid, put_tree, reports, force, calls)
+        root, names = root_of(grid, target)
+        if not names and isinstance(cap := parse_cap(root), MutableCap):
+            await copier.over(await _only_file(grid, sources), cap)
+            return ExitStatus.DONE
+        items, contents = await _items(grid, copier, sources, recursive, target, told.failed)
+        if not items and told.statuses:
+            return one_status(told.statuses)
+        single = len(sources) == 1 and not contents and not items[0].is_directory
+        await _copy_to(grid, copier, items, single, target)
+    return one_status(told.statuses)
+
+
+async def _copy_to(
+    grid: Grid, copier: Copier, items: Sequence[Item], single: bool, target: str
+) -> None:
+    """Copy items to what a path leads to; ``single``: one file, which may take the name of the path."""
+    from pipegrid.tree.directory import Directory, look_up, make_directories
+
+    root, names = root_of(grid, target)
+    way = await look_up(grid, root, names)
+    there = way[-1] if len(way) == len(names) + 1 else None
+    if there is not None and isinstance(there.cap, DirectoryCap):
+        _check_named(items, target)
+        await copier.into(Directory(grid, there.cap), items)
+    elif there is not None and not single:
+        name = names[-1] if names else ""
+        raise ChildExists(
+            f"'{printable(name)}' is a file, and these go into a directory; give another target",
+            name,
+        )
+    elif single and not target.strip().endswith("/"):
+        await _copy_as(grid, copier, items[0], target)
+    elif single:
+        raise no_directory(names[-1])
+    else:
+        _check_named(items, target)
+        await copier.into(await make_directories(grid, root, names), items)
+
+
+async def _copy_as(grid: Grid, copier: Copier, item: Item, target: str) -> None:
+    import attrs
+
+    spot = await spot_at(grid, target, make=True)
+    await copier.into(await spot.reach(), [attrs.evolve(item, name=spot.name)])
+
+
+async def _items(
+    grid: Grid,
+    copier: Copier,
+    sources: Sequence[tuple[str, bool]],
+    recursive: bool,
+    target: str,
+    failed: Callable[[str, Exception], None],
+) -> tuple[list[Item], bool]:
+    """
+    Return what is to be copied, and whether it is what is in a directory.
+
+    Args:
+        failed: told what one of several sources is called, and why it is not copied.
+
+    Raises:
+        PipegridError: the only source cannot be copied.
+    """
+    items: list[Item] = []
+    contents = False
+    for number, (text, on_grid) in enumerate(sources, 1):
+        try:
+            item = await _grid_item(grid, text) if on_grid else _local_item(text)
+            if item.is_directory and not recursive:
+                raise UsageError(f"{_shown(item)} is a directory; add -r to copy all that is in it")
+            if item.is_directory and not item.name:
+                items += await copier.items_in(item)
+                contents = True
+            else:
+                if len(sources) > 1:
+                    _check_named([item], target)
+                items.append(item)
+        except PipegridError as error:  # noqa: PERF203
+            if len(sources) == 1:
+                raise
+            failed(argument_label(text, number) if on_grid else text, error)
+    return items, contents
+
+
+async def _only_file(grid: Grid, sources: Sequence[tuple[str, bool]]) -> Item:
+    if len(sources) == 1:
+        text, on_grid = sources[0]
+        item = await _grid_item(grid, text) if on_grid else _local_item(text)
+        if not item.is_directory:
+            return item
+    raise UsageError("the target is a mutable file, which takes one file; give a directory")
+
+
+async def _grid_item(grid: Grid, text: str) -> Item:
+    from pipegrid.tree.tree_copy import Item
+
+    child, name = await _found(grid, text)
+    return Item(name, name or "the source", None, child)
+
+
+async def _found(grid: Grid, text: str) -> tuple[Child, str]:
+    """Return what is at a place, and its name; none if the cap or alias stands alone."""
+    from pipegrid.tree.directory import look_up
+
+    root, names = root_of(grid, text)
+    way = await look_up(grid, root, names)
+    if len(way) <= len(names):
+        name = names[len(way) - 1]
+        raise NoSuchChild(
+            f"there is no '{printable(name)}' to copy; 'pipegrid ls' shows what there is", name
+        )
+    return way[-1], names[-1] if names else ""
+
+
+def _local_item(path: str) -> Item:
+    from pipegrid.tree.metadata import entry_name
+    from pipegrid.tree.tree_copy import Item
+
+    if not os.path.exists(path):
+        raise SourceError(f"there is no local file {printable(path)}; check the path")
+    raw = os.fsencode(os.path.basename(os.path.abspath(path)))
+    return Item(entry_name(raw)[0], path, path)
+
+
+def _check_named(items: Sequence[Item], target: str) -> None:
+    for item in items:
+        if not item.name:
+            raise UsageError(
+                "the cap of a file has no name that it could keep; add one to the target: "
+                f"{'' if target.startswith('URI:') else printable(target.rstrip('/'))}/NAME"
+            )
+
+
+def _shown(item: Item) -> str:
+    return f"'{printable(item.label)}'" if item.name else item.label
+
+
+async def fetch_copies(
+    grid: Grid,
+    console: Console,
+    sources: Sequence[str],
+    target: str,
+    recursive: bool,
+    force: bool,
+) -> ExitStatus:
+    """
+    Copy from the grid to a local file or directory; returns the status.
+
+    Raises:
+        UsageError, NoSuchChild: that cannot be.
+        PipegridError: as ``get``, if there is one file only.
+    """
+    alone = len(sources) == 1
+    told = CopiesTold(console, several=not alone)
+    found = await _found_among(grid, sources, recursive, told.failed)
+    if not found:
+        return one_status(told.statuses)
+    if alone and found[0][0].kind != "directory" and not os.path.isdir(target):
+        if target.endswith("/"):
+            raise SinkError(
+                f"there is no directory {printable(target)}; make it, or leave out the slash"
+            )
+        await _fetch_file(grid, console, found[0][0], target, force)
+        return ExitStatus.DONE
+    placed = _placed(found, target, None if alone else told.failed)
+    home = made_home(target)
+    for child, place in placed:
+        told.statuses.add(await _fetch(grid, console, child, place, force, alone, home))
+    return one_status(told.statuses)
+
+
+async def _found_among(
+    grid: Grid,
+    sources: Sequence[str],
+    recursive: bool,
+    failed: Callable[[str, Exception], None],
+) -> list[tuple[Child, str]]:
+    """Return what is at some places, and its names; arguments and errors as of ``_items``."""
+    found: list[tuple[Child, str]] = []
+    for number, source in enumerate(sources, 1):
+        try:
+            child, name = await _found(grid, source)
+            if child.kind == "directory" and not recursive:
+                shown = f"'{printable(name)}'" if name else "the source"
+                raise UsageError(f"{shown} is a directory; add -r to copy all that is in it")
+            found.append((child, name))
+        except PipegridError as error:  # noqa: PERF203
+            if len(sources) == 1:
+                raise
+            failed(argument_label(source, number), error)
+    return found
+
+
+async def _fetch(
+    grid: Grid,
+    console: Console,
+    child: Child,
+    place: str,
+    force: bool,
+    alone: bool,
+    home: DirectoryFd,
+) -> ExitStatus:
+    """Fetch one of several into a directory; unless it is alone, its failure is told."""
+    try:
+        if child.kind == "directory":
+            return await _fetch_directory(grid, console, child, place, force, home)
+        await _fetch_file(grid, console, child, place, force, home)
+    except PipegridError as error:
+        if alone:
+            raise
+        return console.failed(error, place, {"path": place}, True)
+    return ExitStatus.DONE
+
+
+def _placed(
+    found: Sequence[tuple[Child, str]],
+    target: str,
+    failed: Callable[[str, Exception], None] | None,
+) -> list[tuple[Child, str]]:
+    """
+    Return each with its local path; names that lead elsewhere are refused.
+
+    Args:
+        failed: as of ``_items``; None: there is one source only.
+    """
+    taken: set[str] = set()
+    result = []
+    for child, name in found:
+        try:
+            place = _place_of(child, name, target)
+            if place in taken:
+                raise UsageError(
+                    f"two of them would be copied to {printable(place)}; copy them one after the other"
+                )
+        except UsageError as error:
+            if failed is None:
+                raise
+            failed(name or "the source", error)
+            continue
+        if place != target:
+            taken.add(place)
+        result.append((child, place))
+    return result
+
+
+def _place_of(child: Child, name: str, target: str) -> str:
+    if not name and child.kind == "directory":
+        return target
+    if not name:
+        raise UsageError(
+            "the cap of a file has no name that it could keep; give the name of a file as the target"
+        )
+    if name in (".", "..") or "/" in name or "\0" in name:
+        raise UsageError(
+            f"'{printable(name)}' cannot be the name of a local file; give one as the target"
+        )
+    return os.path.join(target, name)
+
+
+async def _fetch_directory(
+    grid: Grid, console: Console, child: Child, place: str, force: bool, home: DirectoryFd
+) -> ExitStatus:
+    import json
+
+    from pipegrid.cli.tree_transfers import fetch_tree
+
+    metadata_json = json.dumps(child.metadata).encode()
+    return await fetch_tree(grid, console, child.cap, place, metadata_json, force, into=home)
+
+
+async def _fetch_file(
+    grid: Grid,
+    console: Console,
+    child: Child,
+    place: str,
+    force: bool,
+    home: DirectoryFd | None = None,
+) -> None:
+    from pipegrid.cli.cmd_get import fetch
+    from pipegrid.cli.progress_bar import ProgressBar
+    from pipegrid.core.caps import fetchable
+
+    if child.cap is None:
+        raise UsageError("nothing is known that reads this; use the write cap of its directory")
+    cap = fetchable(child.cap)
+    part = (0, None) if isinstance(cap, MutableCap) else (0, cap.size)
+    with ProgressBar(console, "cp") as progress:
+        result = await fetch(grid, console, cap, part, place, force, progress.transfer(), home)
+    console.json_result({"path": place, "size": result.size})

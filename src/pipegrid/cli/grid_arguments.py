@@ -1,0 +1,496 @@
+"""Caps, paths and aliases that a command line or a cap file names, and the files that they mean."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import attrs
+import click
+
+from pipegrid.cli.cap_file import CapLine, caps_in_file, read_cap_file
+from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus, one_status
+from pipegrid.cli.job import Invocation
+from pipegrid.core import base32
+from pipegrid.core.caps import (
+    Cap,
+    ChkCap,
+    ChkVerifierCap,
+    DirectoryCap,
+    LitCap,
+    MutableCap,
+    UnknownCap,
+    parse_cap,
+    unknown_kind,
+)
+from pipegrid.core.text import CAP_STARTS, as_pasted, printable
+from pipegrid.errors import CapError, PipegridError, UsageError, naming
+from pipegrid.reactor.deferreds import few_at_a_time
+
+if TYPE_CHECKING:
+    from pipegrid.cli.console import Console
+    from pipegrid.grid.grid import Grid
+    from pipegrid.tree.grid_paths import PathEnd, PathFinder
+    from pipegrid.tree.tree_grid import Grid as TreeGrid
+    from pipegrid.tree.walk import Met
+
+
+# The files that a command line names by their caps, on itself or in cap files.
+
+C = TypeVar("C", bound=Cap)
+R = TypeVar("R")
+
+
+@attrs.frozen
+class NamedFile(Generic[C]):
+    """
+    One file that the user means.
+
+    Attributes:
+        text: its cap as given.
+        cap: the same, understood.
+        name: as the cap file has it, or the last of its path; or None.
+        names: the path below the cap, if that is a directory's: then ``cap`` is of no use until
+            ``grid_arguments.Locator`` has found what is there.
+        root: the cap that the path begins with.
+        where: it was given, if it is one of several.
+        problem: why it names no file; then ``cap`` is of no use, and ``grid_arguments.Locator`` raises this.
+        place: the path as given, if it begins with an alias, and so gives nothing away.
+    """
+
+    text: str
+    cap: C
+    name: str | None = None
+    names: tuple[str, ...] = ()
+    root: str = attrs.field(default="", repr=False)
+    where: str = ""
+    problem: UsageError | None = None
+    place: str = ""
+
+    @property
+    def label(self) -> str:
+        """
+        What people call it: its path or its name, or what servers call it, which gives nothing away.
+        """
+        if self.problem is not None:
+            return self.where
+        if self.place:
+            return printable(self.place)
+        return self.base_name if self.name is None else printable(self.name)
+
+    @property
+    def start(self) -> str:
+        """What its path begins with, as given: all of it where it is a cap alone."""
+        return self.root or self.text
+
+    @property
+    def base_name(self) -> str:
+        """What it is called if nobody says otherwise."""
+        return storage_index_text(self.cap) or f"literal-{_digest(self.cap)}"
+
+
+def identity(file: NamedFile[Any]) -> dict[str, Any]:
+    """Return the JSON fields that say which file it is."""
+    return {"cap": file.text} if file.name is None else {"cap": file.text, "name": file.name}
+
+
+def storage_index_text(cap: Cap) -> str:
+    """Return the storage index as servers spell it; nothing if the cap holds the file."""
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    return (
+        base32.encode(file.storage_index)
+        if isinstance(file, ChkCap | ChkVerifierCap | MutableCap)
+        else ""
+    )
+
+
+def _digest(cap: Cap) -> str:
+    return base32.encode(hashlib.sha256(str(cap).encode()).digest()[:10])
+
+
+def named_files(
+    console: Console,
+    caps: Sequence[str],
+    cap_files: Sequence[str],
+    understand: Callable[[str], C],
+) -> list[NamedFile[C]]:
+    """
+    Return the files that caps on the command line and cap files name, each once.
+
+    One of several that is no cap, or of the wrong kind, is returned with its ``problem``.
+
+    Args:
+        caps: ``-`` among them stands for those on standard input.
+        understand: returns a cap, or raises CapError.
+
+    Raises:
+        CapError: none of them is a cap of the right kind.
+        SourceError: a cap file cannot be read.
+        UsageError: there is none at all.
+    """
+    from_stdin = [path for path in (*caps, *cap_files) if path.strip() == "-"]
+    caps = [text for text in caps if text.strip() != "-"]
+    several = len(caps) > 1
+    lines = [
+        CapLine(text, None, f"cap number {number}" if several else "")
+        for number, text in enumerate(caps, 1)
+    ]
+    if len(from_stdin) > 1:
+        raise UsageError("standard input can be read only once")
+    for path in (*(path for path in cap_files if path != "-"), *from_stdin):
+        lines += read_cap_file(path, console.stdin)
+    found: dict[Any, NamedFile[C]] = {}
+    for line in lines:
+        file = _understood(line, understand)
+        found.setdefault((file.root or file.cap, file.names, file.name, file.where), file)
+    problems = [file.problem for file in found.values() if file.problem is not None]
+    if len(problems) == len(found):
+        raise problems[0]
+    if again := len(lines) - len(found):
+        console.say(f"pipegrid: {again} of {len(lines)} caps were given before; each counts once")
+    return list(found.values())
+
+
+def _understood(line: CapLine, understand: Callable[[str], C]) -> NamedFile[C]:
+    text, name, where = line
+    try:
+        return _named_file(text, name, understand)
+    except UsageError as error:
+        told = type(error)(f"{where}: {error}" if where else str(error))
+        problem = naming(told, *error.parameters)
+        return NamedFile(text, cast(C, LitCap(b"")), name, where=where or text, problem=problem)
+
+
+def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> NamedFile[C]:
+    text = as_pasted(text)
+    place = ""
+    if "/" in text or not text.startswith("URI:"):
+        from pipegrid.tree.grid_paths import has_path, names_alias, parse
+
+        if has_path(text):
+            if names_alias(text):
+                root, names = parse(text, aliases_here())
+                place = text if name is None else ""
+            else:
+                root, names = parse(text, None)
+            cap = parse_cap(root)
+            if names and isinstance(cap, DirectoryCap):
+                # Nobody knows yet what is there; an empty file stands for it.
+                return NamedFile(
+                    text, cast(C, LitCap(b"")), name or names[-1], names, root, place=place
+                )
+            if names:
+                raise CapError(
+                    "the cap before the path is not that of a directory; leave the path out, or give the "
+                    "cap of the directory"
+                )
+            text = root
+    try:
+        return NamedFile(text.strip(), understand(text), name, place=place)
+    except CapError:
+        if hint := caps_in_file(text, by_option=True):
+            raise CapError(hint) from None
+        meant = text.strip().partition("/")[0] + ":"
+        if ":" in text or not begins_with_alias(meant):
+            raise
+        shown = printable(meant)
+        raise CapError(
+            f"'{shown[:-1]}' is neither a cap nor an alias; did you mean '{shown}'?"
+        ) from None
+
+
+def check_path(file: NamedFile[Any]) -> None:
+    """
+    Check a file for a command that has no grid to ask what a path leads to.
+
+    Raises:
+        CapError: it is named by a path, or has a problem.
+    """
+    check_all((file,))
+    if file.names:
+        raise CapError(
+            "what a path leads to is known to the grid only; give its cap, which 'pipegrid manifest' lists"
+        )
+
+
+def check_all(files: Sequence[NamedFile[Any]]) -> None:
+    """
+    Raises:
+        UsageError: one of the files has a problem.
+    """
+    for file in files:
+        if file.problem is not None:
+            raise file.problem
+
+
+def starts_of(files: Sequence[NamedFile[Any]]) -> list[str]:
+    """Return what the paths begin with that ``GridJob`` looks at before it opens a grid."""
+    return [file.start for file in files if file.problem is None]
+
+
+def aliases_here() -> dict[str, str]:
+    """
+    Return the aliases of the client's directory that the command line means.
+
+    Raises:
+        UsageError: they cannot be read.
+    """
+    from pipegrid.tree.aliases import read_aliases
+
+    return read_aliases(client_directory())
+
+
+def begins_with_alias(text: str) -> bool:
+    """
+    Return whether text begins with an alias of this directory, and a colon behind it.
+
+    Raises:
+        UsageError: the aliases cannot be read.
+    """
+    from pipegrid.tree.aliases import as_written
+
+    alias, found, _ = text.partition(":")
+    return bool(found) and as_written(alias, aliases_here()) is not None
+
+
+def client_directory() -> Path:
+    """Return the client's directory that the command line means; it may not be there."""
+    from pipegrid.grid.client_paths import default_directory
+
+    context = click.get_current_context(silent=True)
+    invocation = None if context is None else context.find_object(Invocation)
+    named = None if invocation is None else invocation.directory
+    return default_directory() if named is None else Path(named)
+
+
+async def each_in_order(
+    console: Console,
+    files: Sequence[NamedFile[C]],
+    at_once: int,
+    work: Callable[[NamedFile[C]], Awaitable[R]],
+    show: Callable[[NamedFile[C], R], ExitStatus],
+    fields: Callable[[NamedFile[C]], dict[str, Any]] = identity,
+) -> ExitStatus:
+    """
+    Do something with each file, a few at once, and show what came of it in their order.
+
+    With one file its failure is raised. With several, one that fails does not stop the others.
+
+    Args:
+        at_once: how many files.
+        fields: say in JSON which file failed.
+
+    Returns:
+        0; or the status of those that are not well if they share one; or 1.
+    """
+    if len(files) == 1:
+        return show(files[0], await work(files[0]))
+    outcomes: dict[int, R | Exception] = {}
+    statuses: list[ExitStatus] = []
+
+    async def step(number: int) -> None:
+        try:
+            outcomes[number] = await work(files[number])
+        except Exception as error:
+            if _is_the_end(error):
+                raise
+            outcomes[number] = error
+        while len(statuses) in outcomes:
+            file, outcome = files[len(statuses)], outcomes.pop(len(statuses))
+            if isinstance(outcome, Exception):
+                statuses.append(console.failed(outcome, file.label, fields(file), True))
+            else:
+                statuses.append(show(file, outcome))
+
+    numbers = iter(range(len(files)))
+
+    async def steps() -> None:
+        for number in numbers:  # which all share, so that nothing is held for what is yet to come
+            await step(number)
+
+    await few_at_a_time(at_once, [steps] * at_once)
+    return one_status(statuses)
+
+
+async def each_argument(
+    console: Console, texts: Sequence[str], work: Callable[[str], Awaitable[ExitStatus | None]]
+) -> ExitStatus:
+    """
+    Do something with each path on a command line, one after the other.
+
+    With one its failure is raised. With several, one that fails does not stop the others.
+
+    Args:
+        work: returns a status, or None for 0.
+
+    Returns:
+        0; or the status of those that are not well if they share one; or 1.
+    """
+    if len(texts) == 1:
+        return await work(texts[0]) or ExitStatus.DONE
+    statuses: set[ExitStatus] = set()
+    for number, text in enumerate(texts, 1):
+        label = argument_label(text, number)
+        try:
+            statuses.add(await work(text) or ExitStatus.DONE)
+        except PipegridError as error:
+            statuses.add(console.failed(error, label, {"argument": label}, True))
+    return one_status(statuses)
+
+
+def argument_label(text: str, number: int) -> str:
+    """Return what people call an argument; a cap, which grants something, is shown as its number."""
+    text = as_pasted(text)
+    if not text.startswith(CAP_STARTS):
+        return printable(text)
+    _, slash, rest = text.partition("/")
+    return printable(f"cap number {number}{slash}{rest}")
+
+
+def _is_the_end(error: Exception) -> bool:
+    """Whether the command was cancelled, or nobody reads its results any more."""
+    from twisted.internet.defer import CancelledError
+
+    return isinstance(error, (CancelledError, BrokenPipeError))
+
+
+# Paths on the command line, and walks that commands show.
+#
+# Wherever a command takes a cap it takes ``CAP/some/path`` and ``ALIAS:some/path`` as well. What such a path
+# leads to is found when the grid is open: ``Locator`` is the one place for that.
+
+Fetchable = TypeVar("Fetchable", bound=ChkCap | ChkVerifierCap | LitCap | MutableCap)
+
+
+class Locator:
+    """Finds what the paths of many files lead to; ``grid_paths.PathFinder`` does it for directories."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._paths: PathFinder | None = None
+
+    async def located(
+        self, file: NamedFile[Any], understand: Callable[[Any], Fetchable]
+    ) -> NamedFile[Fetchable]:
+        """
+        Return a file with the cap of what its path leads to; without a path it is itself.
+
+        Args:
+            understand: returns a cap of the kind that is wanted, or raises CapError.
+
+        Raises:
+            NoSuchChild: there is no such name on the way.
+            CapError: what is there is of another kind, or the file has a problem.
+            PipegridError: a directory on the way could not be read.
+        """
+        if file.problem is not None:
+            raise file.problem
+        if not file.names:
+            return file
+        if self._paths is None:
+            from pipegrid.tree.grid_paths import PathFinder
+
+            self._paths = PathFinder(self._grid)
+        place = await self._paths.resolve(file.root, file.names)
+        return attrs.evolve(file, cap=understand(_there(place)), names=())
+
+
+def _there(place: PathEnd) -> Any:
+    cap = place.best or place.cap
+    if cap is None:
+        raise CapError(
+            f"the entry '{printable(place.names[-1])}' holds a write cap only, which the read cap of its "
+            "directory does not give; use the write cap of the directory"
+        )
+    return cap
+
+
+async def place_of(grid: Grid, text: str) -> PathEnd:
+    """Return what a cap or path leads to; errors as of ``Locator.located``."""
+    from pipegrid.tree.grid_paths import resolve
+
+    root, names = root_of(grid, text)
+    place = await resolve(grid, root, names)
+    _there(place)
+    return place
+
+
+def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
+    """
+    Take a path apart that may begin with an alias of the grid's directory; see ``paths.parse``.
+
+    Raises:
+        UsageError: it is no path, or there is no such alias.
+    """
+    from pipegrid.cli.cap_file import check_no_file
+    from pipegrid.errors import UsageError
+    from pipegrid.tree.grid_paths import parse_here
+
+    try:
+        return parse_here(text, grid.config.directory)
+    except UsageError:
+        check_no_file(text)
+        raise
+
+
+async def directory_at(grid: Grid, text: str) -> PathEnd:
+    """
+    Return the directory that a cap or path leads to.
+
+    Raises:
+        CapError: something else is there.
+        PipegridError: as of ``Locator.located``.
+    """
+    place = check_known(await place_of(grid, text))
+    if not isinstance(place.cap, DirectoryCap):
+        raise CapError("this is not the cap of a directory; use 'get' or 'cat' for a file")
+    return place
+
+
+def check_known(place: PathEnd) -> PathEnd:
+    """
+    Return a place, if a cap is known that reads what is there.
+
+    Raises:
+        CapError: it is a verifier cap, or one of a kind to come.
+    """
+    if place.kind != "unknown":
+        return place
+    cap = place.cap
+    if isinstance(cap, UnknownCap):
+        raise unknown_kind(cap)
+    what = "directory" if isinstance(cap, DirectoryCap) else "file"
+    raise CapError(
+        f"this is the verifier cap of a {what}: it checks its shares, but does not show what is in it; use "
+        "its read cap"
+    )
+
+
+def shown_path(path: Sequence[str]) -> str:
+    """Return a path as a terminal can show it; ``.`` for the root."""
+    return printable("/".join(path)) or "."
+
+
+async def walk_through(
+    grid: TreeGrid, console: Console, place: PathEnd, meet: Callable[[Met], None]
+) -> ExitStatus:
+    """
+    Walk through a directory; returns the status of what could not be read, which is told, in JSON too.
+
+    Args:
+        meet: given everything that is met, unreadable directories as well, after they were told.
+    """
+    from pipegrid.tree.walk import Unreadable
+
+    statuses = set()
+    assert place.cap is not None
+    with grid.tree.walk(place.cap) as tree:
+        async for met in tree:
+            if isinstance(met, Unreadable):
+                fields, shown = {"path": list(met.path)}, shown_path(met.path)
+                statuses.add(console.failed(met.error, shown, fields, cap=str(met.cap)))
+            meet(met)
+    return one_status(statuses)

@@ -1,0 +1,212 @@
+"""Where commands that change directories put things: a directory, and a name in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from pipegrid.core.caps import Cap, DirectoryCap
+from pipegrid.core.text import CAP_STARTS, as_pasted, printable
+from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
+
+if TYPE_CHECKING:
+    from pipegrid.tree.directory import Child, Directory
+    from pipegrid.tree.tree_grid import Grid
+
+
+def is_on_grid(text: str) -> bool:
+    """
+    Return whether an argument is a place on the grid, or else a local file.
+
+    A cap and an alias that is there are, and so is what looks like one of them, unless there is a local file
+    of this name.
+
+    Raises:
+        UsageError: the aliases cannot be read.
+    """
+    from pipegrid.cli.grid_arguments import begins_with_alias
+    from pipegrid.tree.grid_paths import names_alias
+
+    bare = as_pasted(text)
+    if bare.startswith(CAP_STARTS):
+        return not os.path.lexists(text)
+    if not names_alias(bare):
+        return False
+    return begins_with_alias(bare) or not os.path.lexists(text)
+
+
+def alias_meant(text: str) -> str:
+    """
+    Return the alias that an argument names without its colon, if there is no file of that name; or nothing.
+
+    Raises:
+        UsageError: the aliases cannot be read.
+    """
+    from pipegrid.cli.grid_arguments import begins_with_alias
+
+    meant = f"{text.strip()}:"
+    there = ":" in text or "/" in text or os.path.lexists(text)
+    return meant if not there and begins_with_alias(meant) else ""
+
+
+@attrs.frozen
+class GridDestination:
+    """
+    A name in a directory that can be changed.
+
+    Attributes:
+        directory: that it is in; if some of the way is ``missing``, the last that is there.
+        there: what has this name now, or None.
+        way: caps of the directories that lead there, the last included.
+        missing: names of directories below ``directory`` that are to be made.
+        ends_with_slash: the path says that the name is a directory's.
+    """
+
+    _grid: Grid
+    directory: Directory
+    name: str
+    there: Child | None
+    way: tuple[Cap | None, ...]
+    missing: tuple[str, ...] = ()
+    ends_with_slash: bool = False
+
+    async def reach(self) -> Directory:
+        """
+        Return the directory that it is in; missing directories are created.
+
+        Raises:
+            PipegridError: as ``make_directories``.
+        """
+        if not self.missing:
+            return self.directory
+        from pipegrid.tree.directory import make_directories
+
+        return await make_directories(self._grid, self.directory.cap, self.missing)
+
+    def check_free(self, force: bool, cap: Cap | None = None) -> None:
+        """
+        Args:
+            cap: of what is put there, if it is known.
+
+        Raises:
+            NoSuchChild: as of ``check_kind``.
+            ChildExists: there is something already that is not to be replaced, or another directory that can
+                be changed: nobody may have its write cap but this entry.
+        """
+        self.check_kind(cap)
+        there = self.there
+        if there is not None and there.kind == "directory" and there.write_cap not in (None, cap):
+            raise ChildExists(
+                f"there is a directory '{printable(self.name)}' already, whose cap may stand nowhere else; "
+                "take another name, or take it out first with 'pipegrid rm -r'",
+                self.name,
+            )
+        if there is not None and not force:
+            raise ChildExists(
+                f"there is a '{printable(self.name)}' already; take another name, or replace it with -f",
+                self.name,
+            )
+
+    def check_kind(self, cap: Cap | None = None) -> None:
+        """
+        Raises:
+            NoSuchChild: the path ends with a slash, there is no directory, and none is put there.
+        """
+        is_directory = self.there is not None and self.there.kind == "directory"
+        if self.ends_with_slash and not (is_directory or isinstance(cap, DirectoryCap)):
+            raise no_directory(self.name)
+
+
+async def spot_at(
+    grid: Grid, text: str, into: str | None = None, make: bool = False
+) -> GridDestination:
+    """
+    Return the spot that a path leads to.
+
+    Args:
+        into: the name that something gets if the path leads to a directory that is there, as with cp and
+            mv; None to mean that directory itself.
+        make: something is put there; directories on the way may be missing, ``GridDestination.reach``
+        makes them.
+
+    Raises:
+        UsageError: the path is none, has no name, or one that no child can have, or there is no such alias.
+        NoSuchChild: a directory on the way is not there, or is none.
+        CapError: the directory cannot be changed.
+    """
+    from pipegrid.cli.grid_arguments import root_of
+    from pipegrid.tree.directory import Directory, check_name, check_writable, look_up
+
+    root, names = root_of(grid, text)
+    ends_with_slash = text.rstrip().endswith("/")
+    way = await look_up(grid, root, names)
+    whole = len(way) == len(names) + 1
+    if whole and into is not None and isinstance(way[-1].cap, DirectoryCap):
+        directory = Directory(grid, check_writable(way[-1].cap, _called(names)))
+        there = (await directory.list()).get(into)
+        return GridDestination(grid, directory, into, there, tuple(child.cap for child in way))
+    if not names:
+        raise UsageError(
+            "this is a cap or an alias alone; add the name in the directory that is meant"
+        )
+    absent = names[len(way) - 1 : -1]
+    if absent and not make:
+        raise NoSuchChild(
+            f"there is no '{printable(absent[0])}' on the way; check the path", absent[0]
+        )
+    if make:
+        for name in names[len(way) - 1 :]:
+            check_name(name)  # before anything is stored, or made
+    way_there = way[: len(names)]
+    before = way_there[-1]
+    if before.cap is None:
+        raise CapError(f"nothing is known that reads '{printable(before.name)}'; use another path")
+    called = _called(names[: len(way_there) - 1])
+    directory = Directory(grid, check_writable(before.cap, called))
+    there = way[-1] if whole else None
+    caps = tuple(child.cap for child in way_there)
+    return GridDestination(grid, directory, names[-1], there, caps, absent, ends_with_slash)
+
+
+async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
+    """
+    Check that what several things are put at is a directory, before any of them is.
+
+    Raises:
+        UsageError: it is none.
+        PipegridError: what the path leads to cannot be read.
+    """
+    if len(sources) < 2:
+        return
+    from pipegrid.cli.grid_arguments import root_of
+    from pipegrid.tree.directory import look_up
+
+    root, names = root_of(grid, path)
+    way = await look_up(grid, root, names)
+    if len(way) <= len(names) or way[-1].kind != "directory":
+        raise UsageError(
+            f"more than one thing goes into a directory, and {_called(names)} is none; make it with "
+            "'pipegrid mkdir', or give another"
+        )
+
+
+def missing(spot: GridDestination) -> NoSuchChild:
+    """Return the error that there is nothing at a spot."""
+    return NoSuchChild(
+        f"there is no '{printable(spot.name)}'; 'pipegrid ls' shows what there is", spot.name
+    )
+
+
+def no_directory(name: str) -> NoSuchChild:
+    """Return the error that a path ends with a slash and leads to no directory."""
+    return NoSuchChild(
+        f"there is no directory '{printable(name)}'; make it with 'pipegrid mkdir', or leave out the slash",
+        name,
+    )
+
+
+def _called(names: tuple[str, ...]) -> str:
+    return f"'{printable('/'.join(names))}'" if names else "this directory"

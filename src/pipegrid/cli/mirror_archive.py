@@ -1,0 +1,190 @@
+"""``mirror debian`` and ``mirror rpm``: without a reactor while all goes well, as ``mirror_list``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.cli.exit_status import Interrupted
+from pipegrid.cli.job import GridJob, ReactorJob
+from pipegrid.cli.mirror_job import Display, MirrorOptions, store, tell, tell_skipped
+from pipegrid.core.text import counted, printable
+
+if TYPE_CHECKING:
+    from pipegrid.cli.console import Console
+    from pipegrid.grid import Grid
+    from pipegrid.mirror.blocking_mirror import AnyMirror, BlockingMirror
+    from pipegrid.mirror.destination import Destination
+    from pipegrid.mirror.scheduler import Report
+
+UpdateArchive = Callable[["AnyMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
+"""Brings an archive up to date; returns what has become of it, and what there is to tell besides."""
+
+Keep = Callable[["Report"], Awaitable[dict[str, Any]]]
+"""Stores what is there now, if that is wanted; returns what there is to tell of it."""
+
+DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+SELECTING = (
+    *("suites", "components", "architectures", "source", "diffs", "also", "indexes"),
+    "ignore_dates",
+)
+"""The options of ``mirror debian`` that say what of the archive is wanted, and how old it may be."""
+
+_LISTED = ("suites", "components", "architectures")
+
+
+def debian_job(
+    dest: str,
+    options: Mapping[str, Any],
+    keyrings: tuple[str, ...],
+    allow_unsigned: bool,
+    fetching: MirrorOptions,
+) -> ReactorJob | GridJob:
+    """Return what ``mirror debian`` does; ``options`` are those of ``SELECTING``."""
+
+    async def update(mirror: AnyMirror, console: Console) -> tuple[Any, dict[str, Any]]:
+        from pipegrid.mirror.debian import DebianArchive
+        from pipegrid.mirror.signatures import Keys
+        from pipegrid.mirror.suites import Selection
+
+        rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
+        selection = Selection(
+            **{name: tuple(dict.fromkeys(options[name])) for name in _LISTED},
+            with_sources=options["source"],
+            with_patches=options["diffs"],
+            also=options["also"],
+            indexes=options["indexes"],
+        )
+        keys = Keys(rings, allow_unsigned)
+        archive = DebianArchive(mirror, selection, keys, ignores_dates=options["ignore_dates"])
+        outcome = await archive.sync(fetching.delete, fetching.dry_run, fetching.keep_going)
+        for path in outcome.lacking:
+            console.detail(f"no mirror has {printable(path)}")
+        if outcome.absent:
+            console.say(_left_out(outcome.absent))
+        return outcome, {"patched": outcome.patched, "lacking": outcome.lacking}
+
+    return ArchiveRun(dest, fetching, update).job()
+
+
+def rpm_job(
+    dest: str,
+    newest_only: bool,
+    keyrings: tuple[str, ...],
+    allow_unsigned: bool,
+    fetching: MirrorOptions,
+) -> ReactorJob | GridJob:
+    """Return what ``mirror rpm`` does."""
+
+    async def update(mirror: AnyMirror, _: Console) -> tuple[Any, dict[str, Any]]:
+        from pipegrid.mirror.rpm import RpmRepository
+        from pipegrid.mirror.signatures import Keys
+
+        repository = RpmRepository(mirror, Keys(keyrings, allow_unsigned), newest_only)
+        return await repository.sync(fetching.delete, fetching.dry_run, fetching.keep_going), {}
+
+    return ArchiveRun(dest, fetching, update).job()
+
+
+def _left_out(absent: list[str]) -> str:
+    """Return one sentence for all that was wanted and that the release files do not name."""
+    more = len(absent) - 1
+    return f"pipegrid: {printable(absent[0])}" + (
+        f"; and so with {counted(more, 'other index', 'other indexes')}" if more else ""
+    )
+
+
+class ArchiveRun:
+    """One run, begun without a reactor where that can be."""
+
+    def __init__(self, dest: str, fetching: MirrorOptions, update: UpdateArchive) -> None:
+        self._dest = dest
+        self._fetching = fetching
+        self._update = update
+        self._begun: tuple[Coroutine[Any, Any, int], BlockingMirror] | None = None
+
+    def job(self) -> ReactorJob | GridJob:
+        """
+        Return what does it.
+
+        Raises:
+            UsageError: it would delete what is not its own.
+        """
+        self._fetching.check_deleting(self._dest)
+        return self._fetching.job(self.early, self.run)
+
+    def early(self, console: Console, stopped: Callable[[], bool]) -> int | None:
+        """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
+        fetching = self._fetching
+        addresses = fetching.direct_addresses()
+        if addresses is None:
+            return None
+        with ExitStack() as stack:
+            ahead = stack.enter_context(closing(fetching.dial(addresses)))
+            # Now that the mirrors are on their way, there is time to import what will talk to them.
+            from pipegrid.mirror.blocking_mirror import BlockingMirror, begin_early
+            from pipegrid.mirror.destination import Destination
+            from pipegrid.mirror.local_check import VerifyPolicy
+
+            display = stack.enter_context(Display(console))
+            with ExitStack() as opened:
+                destination = Destination(self._dest)
+                opened.callback(destination.close)
+                mirror = BlockingMirror(
+                    addresses,
+                    destination,
+                    VerifyPolicy(fetching.paranoid, fetching.sample_share),
+                    fetching.durability,
+                    fetching.connections,
+                    ahead,
+                    stopped,
+                    display.show if console.shows_progress else None,
+                )
+                work = self._work(mirror, console)
+                try:
+                    done = begin_early(work)
+                except Exception:
+                    if stopped():
+                        raise Interrupted from None
+                    raise
+                if done is not None:
+                    return done[0]
+                self._begun = work, mirror
+                opened.pop_all()  # the destination stays open for ``run``
+        return None
+
+    async def _work(self, mirror: AnyMirror, console: Console, keep: Keep | None = None) -> int:
+        fetching = self._fetching
+        outcome, further = await self._update(mirror, console)
+        report, entries = outcome.report, outcome.entries
+        tell_skipped(console, entries)
+        if report.failed_files and not outcome.is_published and not fetching.dry_run:
+            console.say(
+                "pipegrid: the indexes stay as they were, and name only what is there; --keep-going shows"
+                " the new ones"
+            )
+        stored = {} if keep is None or entries.skipped_files else await keep(report)
+        further = {
+            "index_bytes": outcome.index_bytes,
+            "skipped": entries.skipped_files,
+            **further,
+            **stored,
+        }
+        return tell(console, outcome.report, self._dest, outcome.removed, fetching.dry_run, further)
+
+    async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
+        """Do it, or what ``early`` left of it."""
+        from twisted.internet.defer import Deferred
+
+        begun = self._begun
+        dest: str | Destination = self._dest if begun is None else begun[1].destination
+        async with self._fetching.mirror(reactor, console, dest) as mirror:
+            if begun is None:
+                return await self._work(
+                    mirror, console, lambda report: store(mirror, grid, report, self._fetching)
+                )
+            begun[1].go_on(mirror)
+            return await Deferred.fromCoroutine(begun[0])

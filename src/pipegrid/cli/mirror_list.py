@@ -1,0 +1,192 @@
+"""``mirror list``: without a reactor while all goes well, and with one from there on if it does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+from pipegrid.cli.exit_status import Interrupted, unreadable
+from pipegrid.cli.job import GridJob, ReactorJob
+from pipegrid.cli.mirror_job import Display, MirrorOptions, store, tell
+from pipegrid.errors import SourceError, UsageError
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+    from pipegrid.cli.console import Console
+    from pipegrid.grid import Grid
+    from pipegrid.mirror.archive_file import ArchiveFile
+    from pipegrid.mirror.mirror_run import MirrorRun
+
+
+def list_job(file: str, dest: str, jobs: int, fetching: MirrorOptions) -> ReactorJob | GridJob:
+    """Return what ``mirror list`` does."""
+    run = ListRun(file, dest, fetching, jobs)
+    return fetching.job(run.sprint, run.run)
+
+
+class ListRun:
+    """One run; ``file`` is the list, ``jobs`` how many processes share the work."""
+
+    def __init__(self, file: str, dest: str, fetching: MirrorOptions, jobs: int = 1) -> None:
+        self._file = file
+        self._dest = dest
+        self._fetching = fetching
+        self._jobs = min(jobs, fetching.connections)
+        self._begun: MirrorRun | None = None
+        self._looked: tuple[int, int] | None = None
+
+    def sprint(self, console: Console, stopped: Callable[[], bool]) -> int | None:
+        """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
+        fetching = self._fetching
+        addresses = fetching.direct_addresses()
+        if addresses is None:
+            return None
+        with ExitStack() as stack:
+            source = stack.enter_context(self._open())
+            self._check_deleting(source)
+            ahead = stack.enter_context(closing(fetching.dial(addresses, self._each())))
+            # Now that the mirrors are on their way, there is time to import what will talk to them.
+            from pipegrid.mirror.destination import Destination
+            from pipegrid.mirror.local_check import VerifyPolicy
+            from pipegrid.mirror.manifest import keep_manifest, noting, read_manifest
+            from pipegrid.mirror.mirror_run import MirrorRun
+
+            display = stack.enter_context(Display(console))
+            destination = Destination(self._dest)
+            stack.callback(destination.close)
+            work = MirrorRun(
+                destination, addresses, VerifyPolicy(fetching.paranoid, fetching.sample_share)
+            )
+            if not work.sprint(
+                noting(destination, self._all(source, console)),
+                fetching.durability,
+                fetching.connections,
+                stopped,
+                display.show if console.shows_progress else None,
+                self._jobs,
+                ahead,
+            ):
+                if stopped():
+                    raise Interrupted
+                self._begun = work
+                stack.pop_all()  # the destination stays open; the list was read
+                source.close()
+                ahead.close()
+                return None
+            work.finish()
+            report = work.sum_up()
+            removed: list[str] = []
+            if not report.failed_files:
+                if fetching.delete:
+                    self._check_same(source)
+                keep_manifest(destination)
+                if fetching.delete:
+                    kept = read_manifest(destination)
+                    removed = destination.delete_others(each.path for each in kept)
+            return tell(console, report, self._dest, removed, False)
+
+    def _each(self) -> int:
+        """Return how many connections to begin to each mirror, before it is known what is missing."""
+        from pipegrid.mirror.preconnect_mirrors import connections_for
+
+        return connections_for(self._file, self._dest, self._fetching.connections // self._jobs)
+
+    async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
+        """Do it, or what ``sprint`` left of it."""
+        from pipegrid.mirror.manifest import keep_manifest, noting, read_manifest
+
+        fetching = self._fetching
+        work = self._begun
+        with self._open() as source:
+            if work is None:
+                self._check_deleting(source)
+            async with fetching.mirror(
+                reactor, console, self._dest if work is None else work.destination
+            ) as mirror:
+                destination = mirror.destination
+                if work is not None:
+                    report = await mirror.finish(work)
+                elif fetching.dry_run:
+                    report = await mirror.sync(self._entries(source))
+                else:
+                    report = await mirror.sync(noting(destination, self._entries(source)))
+                removed: list[str] = []
+                if not report.failed_files:
+                    kept = self._entries(source)
+                    if not fetching.dry_run:
+                        if fetching.delete:
+                            self._check_same(source)
+                        await mirror.run(keep_manifest, destination)
+                        kept = read_manifest(destination)
+                    if fetching.delete:
+                        removed = await mirror.delete_others(
+                            (each.path for each in kept), fetching.dry_run
+                        )
+                further = await store(mirror, grid, report, fetching)
+        return tell(console, report, self._dest, removed, fetching.dry_run, further)
+
+    def _open(self) -> BinaryIO:
+        try:
+            return self._looked_at(open(self._file, "rb"))
+        except OSError as error:
+            raise unreadable(self._file, error) from error
+
+    def _looked_at(self, source: BinaryIO) -> BinaryIO:
+        """
+        Return it, having noted how it looks when it is read first.
+
+        Raises:
+            UsageError: it cannot be read once more, as some runs have to.
+        """
+        if not source.seekable():
+            source.close()
+            raise UsageError(
+                f"{self._file} can be read once only, and a list is read more often; write it into a file"
+            )
+        if self._looked is None:
+            self._looked = _look_of(source)
+        return source
+
+    def _check_same(self, source: BinaryIO) -> None:
+        """
+        Raises:
+            SourceError: the list is another one now, perhaps because it is just being written.
+        """
+        if _look_of(source) != self._looked:
+            raise SourceError(
+                f"{self._file} was changed while it was read, so nothing is deleted for it; run it again"
+            )
+
+    def _check_deleting(self, source: BinaryIO) -> None:
+        """
+        Raises:
+            UsageError: everything would be deleted, for the list is empty; or what is not ours.
+        """
+        fetching = self._fetching
+        fetching.check_deleting(self._dest)
+        deletes = fetching.delete and not fetching.dry_run
+        if deletes and next(self._entries(source), None) is None:
+            raise UsageError(
+                f"{self._file} names no files, and --delete would remove all that is in {self._dest}; look "
+                "at what made the list"
+            )
+
+    def _all(self, source: BinaryIO, console: Console) -> Iterator[ArchiveFile]:
+        """Yield what the list names; at its end there are answers to wait for, and time to get ready."""
+        yield from self._entries(source)
+        console.get_ready()
+
+    def _entries(self, source: BinaryIO) -> Iterator[ArchiveFile]:
+        """Yield what the list names, from its beginning."""
+        from pipegrid.mirror.archive_file import lines_of, read_list
+
+        source.seek(0)
+        yield from read_list(lines_of(source), self._file)
+
+
+def _look_of(source: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(source.fileno())
+    return status.st_size, status.st_mtime_ns

@@ -1,0 +1,67 @@
+"""What ``mirror verify`` does: hash what is there in some processes, and say what is damaged."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.job import OfflineJob
+from pipegrid.cli.mirror_job import Display, tell_verified
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from pipegrid.mirror.destination import Destination
+    from pipegrid.mirror.quick_check import QuickCheckResult
+
+MOST_PROCESSES = 4
+"""More wait for the disk, or for each other."""
+
+
+def verify_job(
+    dest: str, paranoid: bool, sample: float, glimpse: QuickCheckResult | None = None
+) -> OfflineJob:
+    """
+    Return what it does.
+
+    Args:
+        sample: a share, 0.0 to 1.0, of what is there.
+        glimpse: what was found already; only where nothing is doubted.
+    """
+
+    def work(console: Console) -> int:
+        from pipegrid.mirror.local_check import VerifyPolicy
+        from pipegrid.mirror.manifest import check_complete
+        from pipegrid.mirror.verify import verify, verify_rest
+
+        check_complete(dest)
+        with Display(console) as display:
+            destination = _open(dest)
+            try:
+                report = verify_rest(destination, glimpse) or verify(
+                    destination,
+                    VerifyPolicy(paranoid, sample),
+                    display.show,
+                    processes=min(MOST_PROCESSES, os.cpu_count() or 1),
+                )
+            finally:
+                destination.close()
+        return tell_verified(console, report, dest)
+
+    return OfflineJob(work)
+
+
+def _open(dest: str) -> Destination:
+    """Open it, also where this process may only read."""
+    from pipegrid.mirror.archive_file import MirrorError
+    from pipegrid.mirror.destination import Destination
+
+    try:
+        return Destination(dest)
+    except MirrorError as error:
+        why = error.__cause__
+        if isinstance(why, OSError) and why.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            from pipegrid.mirror.readonly_destination import ReadOnlyDestination  # which few need
+
+            return ReadOnlyDestination(dest)
+        raise

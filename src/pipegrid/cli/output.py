@@ -1,0 +1,274 @@
+"""How several commands print results: caps, located files, amounts, and the health of a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.cli.cap_file import as_line
+from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import UnprintedCap, sentence
+from pipegrid.core.text import counted, printable
+from pipegrid.disk.private_output import open_private
+from pipegrid.errors import CorruptionError, SinkError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
+
+
+# How results that several commands share are shown.
+
+UNPRINTED = "unprinted.caps"
+"""In the client's private directory: a cap file."""
+
+MAX_LINES = 20
+"""Of one kind, on a screen; a file of ten shares has fewer problems, unless somebody gave ten thousand."""
+
+
+def corruption_fields(corrupt: Sequence[CorruptionError]) -> list[dict[str, Any]]:
+    """Return the documented JSON form of damage."""
+    return [
+        {
+            "share_number": error.share_number,
+            "offset": error.offset,
+            "server": error.server,
+            "problem": sentence(error),
+        }
+        for error in corrupt
+    ]
+
+
+def warn_of_corruption(
+    console: Console, corrupt: Sequence[CorruptionError], lead: str = ""
+) -> None:
+    """Tell of damage that did no harm this time; ``lead`` says of which file, if there are several."""
+    say_some(console, [f"{lead}worked around damage: {located(error)}" for error in corrupt])
+
+
+def say_some(console: Console, lines: Sequence[str]) -> None:
+    """Tell the first of many things, and how many more there are, which ``-v`` tells as well."""
+    shown = len(lines) if console.verbosity > 0 or len(lines) <= MAX_LINES else MAX_LINES - 1
+    for line in lines[:shown]:
+        console.say(f"pipegrid: {line}")
+    if shown < len(lines):
+        console.say(f"pipegrid: and {len(lines) - shown} more like that; -v names them")
+
+
+def print_cap(
+    console: Console, directory: Path, text: str, fields: dict[str, Any], cap: str, name: str = ""
+) -> None:
+    """
+    Print the result with a cap that nobody else has; if that fails, keep the cap.
+
+    Args:
+        directory: the client's.
+        text: for people; ``fields``: for ``--json``.
+        name: of its file, if it has one.
+
+    Raises:
+        UnprintedCap: it could not be printed; the sentence says where it is.
+    """
+    try:
+        console.result(text, fields)
+    except (BrokenPipeError, SinkError) as error:
+        raise keep_caps(directory, [as_line(cap, name) if name else cap], error) from error
+
+
+def keep_caps(directory: Path, lines: Sequence[str], error: Exception) -> UnprintedCap:
+    """
+    Append lines of a cap file to the one with the caps that could not be printed.
+
+    Args:
+        error: why they could not.
+
+    Returns:
+        The error that says why, and where they are; with the caps themselves if they cannot be kept.
+    """
+    gone = isinstance(error, BrokenPipeError)
+    why = "nobody reads standard output any more" if gone else sentence(error)
+    count = "the cap is" if len(lines) == 1 else f"{len(lines)} caps are"
+    path = directory / "private" / UNPRINTED
+    try:
+        fd = open_private(str(path), os.O_WRONLY | os.O_APPEND)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as second:
+        return UnprintedCap(
+            f"{why}; {count} not kept either, since {printable(str(path))} cannot be written "
+            f"({second.strerror}): {' '.join(lines)}"
+        )
+    return UnprintedCap(f"{why}; {count} kept in {printable(str(path))}")
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """
+    Return rows as lines with their columns aligned; the last of a row takes what it needs.
+
+    Args:
+        rows: may have different lengths.
+        right: numbers of the columns that are aligned at the right.
+    """
+    widths: dict[int, int] = {}
+    for row in rows:
+        for number, cell in enumerate(row[:-1]):
+            widths[number] = max(widths.get(number, 0), len(cell))
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(widths[number]) if number in right else cell.ljust(widths[number])
+            for number, cell in enumerate(row[:-1])
+        ]
+        lines.append("  ".join([*cells, *row[-1:]]).rstrip())
+    return lines
+
+
+def grouped(reasons: Sequence[str]) -> list[str]:
+    """Return each reason once, with the servers whose it is, if their names are its first word."""
+    servers: dict[str, list[str]] = {}
+    for reason in reasons:
+        name, _, rest = reason.partition(" ")
+        servers.setdefault(rest, []).append(name)
+    return [
+        f"{names[0]} {rest}" if len(names) == 1 else f"{', '.join(names)}: {rest}"
+        for rest, names in servers.items()
+    ]
+
+
+def located(error: CorruptionError) -> str:
+    """Return what is damaged, and on which server if that is known and not said yet."""
+    text = sentence(error)
+    where = printable(error.server)
+    return f"{where}: {text}" if where and where not in text else text
+
+
+def amount(size: int | None) -> str:
+    """Return a number of bytes as people read it: three digits and a unit."""
+    if size is None:
+        return "unknown"
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.4g} PB"
+
+
+# How the health of a file is shown: what ``check`` and ``repair`` found.
+
+MAX_DOWN = 5
+"""Servers that are named in a line about a file."""
+
+_STATES = {"unspread": "on too few servers"}
+
+
+def summary(result: CheckResult) -> str:
+    """Return it in one line."""
+    if result.total_shares == 0:
+        return "healthy: the file is in its cap"
+    found = f"{len(result.good_shares)} of {counted(result.total_shares, 'share')}"
+    down = f"; {are_down(result.unreachable)}" if result.unreachable else ""
+    if result.state == "reachable":
+        return f"reachable: {found}{down}"
+    state: str = _STATES.get(result.state, result.state)
+    if result.healthy and _waits(result):
+        state = "healthy on the servers in reach"
+    text = (
+        f"{state}: {found} good, any {result.required_shares} restore the file; "
+        f"happiness {result.happiness}"
+    )
+    if result.is_complete and not result.is_spread:
+        text += f", and {result.possible_happiness} is possible"
+    if result.corrupt:
+        text += f"; {counted(len(result.corrupt), 'problem')} found"
+    return text + down
+
+
+def _waits(result: CheckResult) -> bool:
+    """Whether it is as well as it can be now, and could be better with servers that are down."""
+    most = min(result.total_shares, result.happiness + len(result.unreachable))
+    return bool(result.unreachable) and result.happiness < most
+
+
+def are_down(servers: Sequence[str]) -> str:
+    """Return a clause that names the first of servers that are down."""
+    names = ", ".join(printable(name) for name in servers[:MAX_DOWN])
+    if len(servers) == 1:
+        return f"server {names} is down"
+    more = f" and {len(servers) - MAX_DOWN} more" if len(servers) > MAX_DOWN else ""
+    return f"servers {names}{more} are down"
+
+
+def lost(result: CheckResult | RenewResult) -> str:
+    """Return what to call a file that cannot be restored: who is out of reach may have what is missing."""
+    return "unavailable" if result.unreachable else "lost"
+
+
+def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
+    """
+    Tell what is damaged or out of reach, and with ``-v`` what is where.
+
+    Args:
+        lead: what every line begins with, where several files are told of.
+    """
+    good = result.good_shares
+    spare = " (there is a good copy of it)"
+    say_some(
+        console,
+        [
+            lead + located(error) + (spare if error.share_number in good else "")
+            for error in result.corrupt
+        ],
+    )
+    if not (good or result.corrupt or result.unreachable) and result.total_shares:
+        console.say(
+            f"pipegrid: {lead}no server has a share of the file; check that the cap was copied right, and "
+            "that this is the grid that it is for"
+        )
+    for remark in result.remarks:
+        console.say(f"pipegrid: {lead}{remark}")
+    for number, servers in sorted(result.good_shares.items()):
+        console.detail(f"{lead}share {number}: {', '.join(servers)}")
+
+
+def fields(result: CheckResult) -> dict[str, Any]:
+    """Return its documented JSON form, but for the cap."""
+    return {
+        "healthy": result.healthy,
+        "recoverable": result.recoverable,
+        "required_shares": result.required_shares,
+        "total_shares": result.total_shares,
+        "happiness": result.happiness,
+        "possible_happiness": result.possible_happiness,
+        "state": result.state,
+        "good_shares": result.good_shares,
+        "corrupt": corruption_fields(result.corrupt),
+        "unreachable": result.unreachable,
+        "remarks": result.remarks,
+    }
+
+
+def lacks_servers_only(outcome: CheckResult | RenewResult | RepairResult) -> bool:
+    """Whether nothing is wrong with an object but that servers are down."""
+    from pipegrid.transfer.results import CheckResult
+
+    return (
+        isinstance(outcome, CheckResult)
+        and outcome.state == "reachable"
+        and not outcome.lease_problems
+    )
+
+
+def is_well(outcome: CheckResult | RenewResult | RepairResult) -> bool:
+    """Whether there is nothing to tell of an object: it is whole, and nothing was in the way."""
+    from pipegrid.transfer.results import CheckResult, RenewResult
+
+    if isinstance(outcome, CheckResult):
+        return outcome.healthy and not (outcome.corrupt or outcome.lease_problems)
+    if isinstance(outcome, RenewResult):
+        return outcome.recoverable and not (outcome.reasons or outcome.unreachable)
+    return outcome.whole and not (outcome.uploaded or outcome.reasons or outcome.before.corrupt)

@@ -1,0 +1,86 @@
+"""
+Where ``-o`` goes: a file that appears under its name only when it is whole.
+
+``get`` takes up what an interrupted one has left beside it (``disk.part_file``), and says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pipegrid.cli.output import amount
+from pipegrid.disk.part_file import PartFile
+from pipegrid.transfer.results import GetResult
+
+if TYPE_CHECKING:
+    from pipegrid.tree.local_directory import DirectoryFd
+
+Say = Callable[[str], object]
+
+
+class OutputFile:
+    """
+    A context manager; ``file`` takes the bytes, and leaving it without an error names them.
+
+    Args:
+        path: where the file shall be. A device or pipe there is written to directly.
+        force: replace an existing file.
+        resume: take up what an interrupted command has left, and leave the same if this one is.
+        say: told in a sentence what was found, and what is left.
+        home: then the directory of the path: nothing leads out of it, and whatever has come into its place
+            gets nothing.
+
+    Raises:
+        SinkError: the file exists and may not be replaced, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        force: bool = False,
+        *,
+        resume: bool = False,
+        say: Say | None = None,
+        home: DirectoryFd | None = None,
+    ) -> None:
+        self.file = _part(path, force, resume, home)
+        self._say = say or (lambda text: None)
+        if self.file.found_bytes and self.file.part is not None:
+            name, found = os.path.basename(self.file.part), amount(self.file.found_bytes)
+            self._say(
+                f"pipegrid: {name} holds {found} from an earlier get; checking them, to fetch only the rest"
+            )
+
+    def tell(self, result: GetResult) -> None:
+        """Say so if what was found was not what it should have been."""
+        if result.found_bytes and not result.here_bytes:
+            self._say("pipegrid: what an earlier get had left was of no use, and was overwritten")
+        elif result.here_bytes:
+            fetched = amount(result.size - result.here_bytes)
+            self._say(f"pipegrid: {amount(result.here_bytes)} were there, {fetched} were fetched")
+
+    def __enter__(self) -> OutputFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.file.publish()
+        finally:
+            part = self.file.leave()
+            if part is not None:
+                if not os.path.dirname(part):
+                    part = os.path.join(os.path.dirname(self.file.path), part)
+                self._say(
+                    f"pipegrid: what came is kept in {part}; the same command goes on from there"
+                )
+
+
+def _part(path: str, force: bool, resume: bool, home: DirectoryFd | None) -> PartFile:
+    if home is None:
+        return PartFile(path, force, resume)
+    from pipegrid.tree.local_directory import HomePart
+
+    return HomePart(home, path, force, keeps_mode=True)

@@ -1,0 +1,256 @@
+"""The progress bar of a transfer, on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.output import amount
+
+if TYPE_CHECKING:
+    from pipegrid.cli.console import Console
+
+
+# A progress bar on stderr, if somebody watches.
+#
+# It counts bytes of files, as far as servers have acknowledged their shares: 100 % means stored, not
+# sent. All that a command prints meanwhile goes through the console, which takes the bar away and brings
+# it back.
+
+ProgressCall = Callable[[int, int], None]
+
+_SPARE = len("^C")
+"""Columns behind a bar, for what a terminal echoes there: it breaks no line then, and is taken away."""
+
+
+@contextmanager
+def _aside(bar: Any) -> Iterator[None]:
+    """Let something be printed where a bar is."""
+    _clear(bar)
+    try:
+        yield
+    finally:
+        bar.refresh()
+
+
+def _clear(bar: Any) -> None:
+    """Take a bar away, and what was echoed behind it."""
+    if bar.disable:
+        return
+    if bar.ncols:
+        bar.display(" " * (bar.ncols + _SPARE))
+    bar.clear()
+
+
+def open_bar(console: Console, text: str, unit: str = "B") -> Any:
+    """
+    Return a bar, which makes room for all that the console prints until ``close_bar``.
+
+    Args:
+        unit: ``B``, of which thousands and millions are counted; or a word for one of what is counted.
+    """
+    import tqdm
+
+    tqdm.tqdm.monitor_interval = 0  # no thread of its own
+    bar: Any = tqdm.tqdm(
+        desc=text,
+        total=0,
+        unit=unit if unit == "B" else f" {unit}s",
+        unit_scale=unit == "B",
+        miniters=1,  # else a phase that is slower than the one before is not shown for long
+        leave=False,
+        dynamic_ncols=True,
+        file=console.stderr,
+    )
+    if shape := bar.dynamic_ncols:
+        bar.dynamic_ncols = partial(_shape_of, shape)
+        bar.ncols, bar.nrows = bar.dynamic_ncols(console.stderr)
+    console.print_within(partial(_aside, bar))
+    console.results.before_text = partial(_take_away, bar)
+    return bar
+
+
+def _take_away(bar: Any) -> None:
+    """Take a bar away for good: what another program shows on the terminal comes when it likes."""
+    _clear(bar)
+    bar.fp.flush()
+    bar.disable = True
+
+
+def _shape_of(shape: Callable[[Any], tuple[int | None, int | None]], file: Any) -> Any:
+    """Return how many columns and lines a bar has on a terminal."""
+    columns, lines = shape(file)
+    return columns and max(columns - _SPARE, 1), lines
+
+
+def close_bar(console: Console, bar: Any) -> None:
+    """Take away a bar of ``open_bar``; the console prints again without making room for it."""
+    console.print_within(None)
+    console.results.before_text = None
+    _clear(bar)
+    bar.close()
+
+
+@attrs.define
+class Sums:
+    """
+    How far some transfers have come, in bytes of their files.
+
+    Attributes:
+        done, total: what was reported last.
+        found: what of that was there before.
+        hashed: for the keys of files.
+        hashing: how many files are at that.
+    """
+
+    done: int = 0
+    total: int = 0
+    found: int = 0
+    hashed: int = 0
+    hashing: int = 0
+
+    def exchange(self, before: Sums, after: Sums) -> None:
+        """One transfer has come from here to there."""
+        for name in ("done", "total", "found", "hashed", "hashing"):
+            change = getattr(after, name) - getattr(before, name)
+            setattr(self, name, getattr(self, name) + change)
+
+
+class OneTransfer:
+    """
+    One transfer of a command; what it reports is shown at once.
+
+    Args:
+        changed: told what it was, and what it is now.
+        size: of its file, if what is reported counts something else, such as bytes of shares.
+    """
+
+    def __init__(self, changed: Callable[[Sums, Sums], None], size: int | None) -> None:
+        self._changed = changed
+        self._size = size
+        self._now = Sums()
+        self._become(total=size or 0)
+
+    def sent(self, done: int, total: int) -> None:
+        """It has come so far."""
+        done, total = self._of_the_file(done, total)
+        self._become(done=done, total=total, hashed=0, hashing=0)
+
+    def found(self, done: int, total: int) -> None:
+        """So much was there before."""
+        self._become(found=self._of_the_file(done, total)[0])
+
+    def hashed(self, done: int, total: int) -> None:
+        """Its key was made from so much of the file."""
+        if self._size is None:
+            self._size = total  # of a pipe, this is the first that anybody knows
+        self._become(total=total, hashed=done, hashing=1)
+
+    def _become(self, **changes: int) -> None:
+        before, self._now = self._now, attrs.evolve(self._now, **changes)
+        self._changed(before, self._now)
+
+    def _of_the_file(self, done: int, total: int) -> tuple[int, int]:
+        if self._size is None or not total:
+            return done, total
+        return self._size * done // total, self._size
+
+
+class ProgressBar:
+    """
+    A context manager: one bar for all transfers of a command.
+
+    Args:
+        unit: what is counted, if that is not bytes.
+    """
+
+    def __init__(self, console: Console, verb: str, unit: str = "B") -> None:
+        self._console = console
+        self._verb = verb
+        self._unit = unit
+        self._sums = Sums()
+        self._bar: Any = None
+        self._shown_s = 0.0
+        self._waits = ""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a bar is shown, so that bytes are worth telling; within the ``with`` only."""
+        return self._bar is not None
+
+    def transfer(self) -> ProgressCall | None:
+        """Return what one transfer calls with what is done and what there is to do; None: nobody watches."""
+        return None if self._bar is None else self.upload(None).sent
+
+    def upload(self, size: int | None) -> OneTransfer:
+        """Return what an upload reports to, which counts bytes of shares; its file has ``size`` bytes."""
+        return OneTransfer(self._show, size)
+
+    def waits(self, waits: bool) -> None:
+        """Say, or say no more, that nothing moves because too few servers are in reach."""
+        self._waits = ": waiting for servers" if waits else ""
+        if self._bar is not None:
+            self._describe(self._verb, self._bar.postfix or "")
+
+    def _show(self, before: Sums, after: Sums) -> None:
+        sums, bar = self._sums, self._bar
+        sums.exchange(before, after)
+        if bar is None:
+            return
+        bar.total, found_before = sums.total or None, bar.initial
+        if sums.hashing and not sums.done:  # nothing has arrived yet
+            self._describe(f"{self._verb}: hashing", "")
+            done = sums.hashed
+        else:
+            done, found = sums.done, min(sums.done, sums.found)
+            if done < bar.n:  # another phase: it counts anew, with a time and a rate of its own
+                bar.initial = 0
+                bar.reset()
+            self._describe(self._verb, f"{amount(found)} found" if found else "")
+            bar.last_print_n += found - bar.initial  # what was there says nothing of the rate
+            bar.initial = found
+        bar.update(done - bar.n)
+        # For the rate, and so for when to show it, what was found is no step; where all is, none ever came.
+        if bar.initial != found_before and bar._time() >= self._shown_s + bar.mininterval:
+            self._shown_s = bar._time()
+            bar.refresh()
+
+    def _describe(self, text: str, postfix: str) -> None:
+        text += self._waits
+        if (text, postfix) != (self._bar.desc, self._bar.postfix or ""):
+            self._bar.set_description_str(text, refresh=False)
+            self._bar.set_postfix_str(postfix, refresh=False)
+            self._bar.refresh()
+
+    def __enter__(self) -> ProgressBar:
+        if self._console.shows_progress:
+            self._bar = open_bar(self._console, self._verb, self._unit)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            close_bar(self._console, self._bar)
+            self._bar = None
+
+
+# What commands say while servers are waited for, and of what was tried a second time.
+
+
+def waiting_of(console: Console, progress: ProgressBar) -> Callable[[str | None], None]:
+    """Return what is told why servers are waited for, and None when they are there again."""
+
+    def waiting(why: str | None) -> None:
+        progress.waits(why is not None)
+        console.say(f"pipegrid: {'goes on' if why is None else why}")
+
+    return waiting
+
+
+def retried_note(count: int) -> str:
+    """Return what came at a second try, in words for the end of a summary."""
+    return f"{count} at a second try, with servers back in reach"

@@ -1,0 +1,331 @@
+"""What ``put`` does: files stored many at once, or one file at a place or as a mutable file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from twisted.python.failure import Failure
+
+from pipegrid.cli.cap_file import as_line
+from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus, UnprintedCap, one_status
+from pipegrid.cli.output import keep_caps, print_cap
+from pipegrid.cli.progress_bar import ProgressBar
+from pipegrid.cli.stdin import InterruptibleInput, opened
+from pipegrid.core.caps import Cap, MutableCap, UnknownCap
+from pipegrid.core.text import counted, printable
+from pipegrid.errors import CapError, SourceError, UsageError
+from pipegrid.transfer.put.source import size_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipegrid.cli.console import Console
+    from pipegrid.cli.grid_destination import GridDestination
+    from pipegrid.grid import Grid as FileGrid
+    from pipegrid.transfer.results import PutResult
+    from pipegrid.tree.tree_grid import Grid
+
+
+# The files of one ``put``: stored many at once, their caps printed in the order asked for.
+#
+# Which go at the same time is ``Grid.put_many``'s decision.
+
+
+class Uploads:
+    """
+    The files of one ``put``.
+
+    Args:
+        files: paths; ``-`` is standard input.
+        options: for ``Grid.put_many``.
+        with_names: print the lines of a cap file, and not only caps.
+    """
+
+    def __init__(
+        self,
+        grid: FileGrid,
+        console: Console,
+        files: Sequence[str],
+        options: dict[str, Any],
+        with_names: bool = False,
+    ) -> None:
+        self._grid = grid
+        self._console = console
+        self._files = files
+        self._options = options
+        self._with_names = with_names
+        self._outcomes: dict[int, PutResult | Failure] = {}
+        self._waiting: list[InterruptibleInput] = []
+        self._printed = 0
+        self._statuses: set[ExitStatus] = set()
+
+    async def run(self) -> int:
+        """
+        Store all files and print all caps.
+
+        Returns:
+            0; or the status of the failures if they share one; or 1.
+        """
+        try:
+            sources: list[Any] = [self._opened(path) for path in self._files]
+            with ProgressBar(self._console, "put") as progress:
+                bars = BarsOfFiles(progress, sources)
+                await self._grid.put_many(
+                    sources,
+                    **(bars.calls if progress.is_wanted else {}),
+                    ended=self._ended,
+                    **self._options,
+                )
+        except UnprintedCap as error:
+            self._keep_the_rest(error)
+            raise
+        finally:
+            for each in self._waiting:
+                each.give_up()
+        return one_status(self._statuses)
+
+    def _keep_the_rest(self, error: UnprintedCap) -> None:
+        """Keep the caps of files that were stored after one whose cap could not be printed."""
+        lines = [
+            as_line(str(each.cap), self._files[number])
+            for number, each in sorted(self._outcomes.items())
+            if not isinstance(each, Failure)
+        ]
+        if lines and isinstance(error.__cause__, Exception):
+            kept = keep_caps(self._grid.config.directory, lines, error.__cause__)
+            self._console.complain(kept)
+
+    def _ended(self, number: int, outcome: PutResult | Failure) -> None:
+        self._outcomes[number] = outcome
+        self._print_in_order()
+
+    def _opened(self, path: str) -> Any:
+        """Return what a thread may read; what it may wait for is given up in the end."""
+        source = opened(path, self._console.stdin)
+        if isinstance(source, InterruptibleInput):
+            self._waiting.append(source)
+        return source
+
+    def _print_in_order(self) -> None:
+        while self._printed in self._outcomes:
+            path, outcome = self._files[self._printed], self._outcomes.pop(self._printed)
+            self._printed += 1
+            if isinstance(outcome, Failure):
+                self._report_failure(path, outcome)
+            else:
+                self._report_success(path, outcome)
+
+    def _report_failure(self, path: str, failure: Failure) -> None:
+        error = failure.value
+        assert error is not None
+        if isinstance(error, SourceError) and os.path.isdir(path):
+            error = SourceError(
+                f"'{printable(path)}' is a directory; add -r to store all that is in it"
+            )
+        self._statuses.add(self._console.failed(error, _name(path), {"path": path}))
+
+    def _report_success(self, path: str, result: PutResult) -> None:
+        console = self._console
+        console.detail(
+            f"{_name(path)}: {counted(result.size, 'byte')}, "
+            f"{counted(len(result.shares_placed), 'share')} placed, "
+            f"{len(result.shares_found)} found, happiness {result.happiness}, "
+            f"{result.elapsed_s:.3f} s"
+        )
+        cap = str(result.cap)
+        text = as_line(cap, path) if self._with_names else cap
+        fields = {
+            "path": path,
+            "cap": cap,
+            "size": result.size,
+            "share_bytes": result.share_bytes,
+            "shares_placed": result.shares_placed,
+            "shares_found": result.shares_found,
+            "happiness": result.happiness,
+            "elapsed_s": result.elapsed_s,
+        }
+        if self._options.get("random_key"):
+            print_cap(console, self._grid.config.directory, text, fields, cap, path)
+        else:  # the same command makes the same cap again
+            console.result(text, fields)
+
+
+class BarsOfFiles:
+    """
+    What the files of one ``put`` report, each under its number, on one bar.
+
+    Attributes:
+        calls: the arguments of ``Grid.put_many`` that report.
+    """
+
+    def __init__(self, progress: ProgressBar, sources: Sequence[Any]) -> None:
+        parts = [progress.upload(size_of(source)) for source in sources]
+        self.calls: dict[str, Any] = {
+            "progress": lambda number, done, total: parts[number].sent(done, total),
+            "found": lambda number, done, total: parts[number].found(done, total),
+            "hashing": lambda number, done, total: parts[number].hashed(done, total),
+        }
+
+
+def _name(path: str) -> str:
+    return "standard input" if path == "-" else printable(path)
+
+
+# ``put`` of what has a place: mutable files, and names in directories that can be changed.
+
+
+def destination_of(files: Sequence[str]) -> str | None:
+    """
+    Return the last of the arguments of ``put`` if it is a place on the grid, or None if all are files.
+
+    An alias that is there is one, and so is what looks like one, unless there is a local file of this name.
+
+    Raises:
+        UsageError: the aliases cannot be read.
+    """
+    last = files[-1]
+    if len(files) < 2:
+        return None
+    from pipegrid.cli.grid_destination import is_on_grid
+
+    return last.strip() if last.strip() != "-" and is_on_grid(last) else None
+
+
+async def put_at(
+    grid: Grid,
+    console: Console,
+    file: str,
+    destination: str | None,
+    format: str | None,
+    force: bool,
+    options: dict[str, Any],
+    read_only: bool = False,
+) -> None:
+    """
+    Store one file and print its cap.
+
+    Args:
+        destination: a path on the grid, the write cap of a mutable file, or None.
+        format: of a new mutable file; None for an immutable one.
+        options: of ``Grid.put``.
+        read_only: print the cap that reads.
+
+    Raises:
+        ChildExists: there is something of that name that is not to be replaced.
+        PipegridError: the grid or the file failed.
+    """
+    from pipegrid.cli.grid_arguments import root_of
+    from pipegrid.cli.grid_destination import spot_at
+    from pipegrid.core.caps import parse_cap
+
+    keeps = format is not None or options["random_key"]  # nobody else has the cap
+    show = partial(_show, console, grid.config.directory if keeps else None, file)
+    with _source(console, file) as source:
+        if destination is None:
+            show(await _store(grid, source, format, options), read_only)
+            return
+        root, names = root_of(grid, destination)
+        if not names and isinstance(cap := parse_cap(root), MutableCap):
+            if cap.access != "write":
+                raise CapError("this cap does not write the file; use its write cap")
+            await grid.overwrite(cap, source)
+            show(cap, read_only)
+            return
+        spot = await spot_at(grid, destination, _name_of(file), make=True)
+        spot.check_kind()
+        there = _overwritten(spot, format, force)
+        if there is not None:
+            await grid.overwrite(there, source)
+            show(there, read_only)
+            return
+        spot.check_free(force)
+        left: list[Cap] = []
+        try:
+            await _put_into(spot, source, format, force, options, left.append)
+        except BaseException:
+            if left:
+                show(left[0], False)  # its cap is what is left of it
+            raise
+        show(left[0], read_only)
+
+
+def _show(console: Console, keep_in: Path | None, file: str, cap: Cap, read_only: bool) -> None:
+    """Print a cap; where it cannot be printed, it is kept in this client's directory."""
+    from pipegrid.cli.output import print_cap
+
+    given = cap.readonly() if read_only and not isinstance(cap, UnknownCap) else cap
+    text, fields = str(given), {"path": file, "cap": str(given)}
+    if keep_in is None:
+        console.result(text, fields)
+    else:
+        print_cap(console, keep_in, text, fields, str(cap), file)
+
+
+def _name_of(file: str) -> str | None:
+    """Return what a local file is called in a directory, as ``put -r`` and ``cp`` call it."""
+    from pipegrid.tree.metadata import entry_name
+
+    return None if file == "-" else entry_name(os.fsencode(os.path.basename(file)))[0]
+
+
+async def _put_into(
+    spot: GridDestination,
+    source: Any,
+    format: str | None,
+    force: bool,
+    options: dict[str, Any],
+    stored: Callable[[Cap], None],
+) -> None:
+    """Make what is missing of the way, store a new file and link it; ``stored`` is told its cap between."""
+    if spot.missing and isinstance(source, str) and not os.path.exists(source):
+        raise SourceError(f"there is no local file {printable(source)}; check the path")
+    directory = await spot.reach()
+    put: Callable[..., Any] = directory.put
+    if format is not None:
+        put, options = directory.put_mutable, {"format": format, "params": options["params"]}
+    await put(spot.name, source, metadata={}, replace=force, stored=stored, **options)
+
+
+def _overwritten(spot: GridDestination, format: str | None, force: bool) -> MutableCap | None:
+    """
+    Return the write cap of what is overwritten in place, if anything is.
+
+    With force, too: whoever has its cap is to see the new content, and nobody may have it but this entry.
+
+    Args:
+        format: of a new mutable file, which takes the place of the old one only with force.
+    """
+    there = None if spot.there is None else spot.there.write_cap
+    if not isinstance(there, MutableCap) or (force and format is not None):
+        return None
+    if format is not None:
+        raise UsageError(
+            "there is a mutable file of this name already; leave out --mutable to overwrite it, or "
+            "add -f to put a new one in its place"
+        )
+    return there
+
+
+async def _store(grid: Grid, source: Any, format: str | None, options: dict[str, Any]) -> Cap:
+    if format is None:
+        return (await grid.put(source, **options)).cap
+    return (await grid.create_mutable(source, format=format, params=options["params"])).cap
+
+
+@contextmanager
+def _source(console: Console, file: str) -> Iterator[Any]:
+    if file != "-" and os.path.isdir(file):
+        raise SourceError(
+            f"'{printable(file)}' is a directory; 'pipegrid cp -r' copies all that is in it"
+        )
+    source = opened(file, console.stdin)
+    try:
+        yield source
+    finally:
+        if isinstance(source, InterruptibleInput):
+            source.give_up()

@@ -1,0 +1,1 @@
+"""What runs before click and Twisted are loaded: the process, plain command lines, connections ahead."""

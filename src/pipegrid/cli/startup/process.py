@@ -1,0 +1,285 @@
+"""
+One command as a process: real streams, real signals, the real reactor.
+
+This is the only place that touches the global reactor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from pipegrid.cli.console import Console
+from pipegrid.cli.exit_status import ExitStatus, Interrupted, sentence
+from pipegrid.cli.job import GridJob, Invocation, Job, NoReactorJob, OfflineJob, ReactorJob, failure
+from pipegrid.cli.startup.fast_args import plain_job
+from pipegrid.cli.startup.lazy_modules import install_lazy_modules, tls_put_off
+from pipegrid.disk.private_output import end_waiting
+from pipegrid.errors import SinkError
+from pipegrid.reactor.process_settings import ignore_suspended_time, make_monotonic, tune_gc
+
+TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+if TYPE_CHECKING:
+    from typing import Any
+
+    from twisted.internet.defer import Deferred
+
+    from pipegrid.mirror.preconnect_mirrors import EarlySockets
+    from pipegrid.mirror.quick_check import QuickCheckResult
+    from pipegrid.reactor.preconnect import Preconnector
+
+_M_ARENA_MAX = -8  # of glibc's mallopt
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Being told to end, or a terminal that is closed, is as good a reason to clean up as Ctrl-C."""
+
+
+def _end_now(_number: int, _frame: object) -> None:
+    """
+    End the process: nothing has begun yet, or all is done.
+
+    An exception would not do: one that is raised in a callback of the interpreter, as while it imports, is
+    printed and forgotten.
+    """
+    with contextlib.suppress(OSError):
+        os.write(2, f"pipegrid: {sentence(Interrupted())}\n".encode())
+    os._exit(ExitStatus.INTERRUPTED)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """Interrupt work that runs without a reactor, and cleans up."""
+    raise KeyboardInterrupt
+
+
+def _raise_again(unraisable: Any) -> None:
+    """Take care of an error in a finalizer, where none can be raised: an interrupt comes once more."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        import _thread
+
+        _thread.interrupt_main()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _handle_all(handler: Callable[[int, Any], Any]) -> None:
+    for number in _ENDING:
+        _handle(number, handler)
+
+
+def run_process(
+    arguments: Sequence[str],
+    begun: EarlySockets | None = None,
+    glimpse: QuickCheckResult | None = None,
+) -> int:
+    """
+    Run a command line with this process's streams and signals, and return its exit status.
+
+    Args:
+        begun: connections that it asks for, begun already.
+        glimpse: what was found at a glance of what it asks for.
+    """
+    _handle_all(_end_now)
+    console = Console(
+        getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
+    )
+    try:
+        invocation, job = _parse(arguments, console, begun, glimpse)
+    except BrokenPipeError:  # the reader of --help left
+        _forget_stdout()
+        return ExitStatus.FAILED
+    except Exception as error:
+        status = failure(error, console)
+        if isinstance(error, SinkError):  # of the help, which click has written past the console
+            _forget_stdout()
+            return status
+        return _flush(console, status)
+    if isinstance(job, OfflineJob):
+        tune_gc()
+        sys.unraisablehook = _raise_again
+        _handle_all(_interrupt)
+        status = job.run(console)
+        _handle_all(_end_now)
+    else:
+        found = _cut_short(job, console) if isinstance(job, NoReactorJob) else None
+        if begun is not None:
+            begun.close()
+        try:
+            status = run_job(job, invocation) if found is None else found
+        except Exception as error:  # not even a reactor can be had, as without files to spare
+            status = failure(error, console)
+    return _flush(console, status)
+
+
+def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
+    """Do a job with a reactor, and return its exit status; once in a process."""
+    install_lazy_modules()  # before Twisted
+    one_heap()  # before there are threads
+    ahead = _dial(invocation) if isinstance(job, GridJob) and job.asks_servers else None
+    from pipegrid.cli import classcode
+    from pipegrid.cli.app import start_job
+
+    methods = classcode.begin()  # before there are classes
+    try:
+        return _run_reactor(
+            lambda reactor: start_job(job, invocation, reactor, ahead=ahead), invocation
+        )
+    finally:
+        methods.keep()
+
+
+def _parse(
+    arguments: Sequence[str],
+    console: Console,
+    begun: EarlySockets | None,
+    glimpse: QuickCheckResult | None,
+) -> tuple[Invocation, Job]:
+    job = plain_job(arguments, console, begun, glimpse)
+    if job is not None:
+        return Invocation(console), job
+    install_lazy_modules()  # before click
+    from pipegrid.cli.app import parse
+
+    return parse(arguments, console, run_job)
+
+
+def _dial(invocation: Invocation) -> Preconnector | None:
+    """Begin to connect to the servers, for what is to be imported takes longer than they are away."""
+    if invocation.limit_rate is not None:
+        return None  # every byte counts, those of handshakes too
+    from pipegrid.cli.startup.preconnect_servers import dial
+
+    return dial(invocation.directory)
+
+
+def _cut_short(job: NoReactorJob, console: Console) -> int | None:
+    """Do without a reactor what can be; signals end it where it looks for them, a second one at once."""
+    told: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        told.append(number)
+
+    _handle_all(note)
+    try:
+        return job.cut_short(console, lambda: bool(told))
+    finally:
+        _handle_all(_end_now)
+
+
+def _stderr() -> Any:
+    if sys.stderr is not None:
+        return sys.stderr
+    return open(os.devnull, "w")
+
+
+def _flush(console: Console, status: int) -> int:
+    """Hand over what is still buffered, now that a failure can still be told."""
+    try:
+        console.results.flush()
+    except Exception as error:
+        status = failure(error, console)
+    if console.results.abandoned or (console.results.failed and sys.stdout is not None):
+        _forget_stdout()
+    return status
+
+
+def _forget_stdout() -> None:
+    """Keep the interpreter from flushing, and failing, once more when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) -> int:
+    """Run the reactor until ``start``'s Deferred has fired; signals cancel it."""
+    with tls_put_off():
+        from twisted.internet import reactor as global_reactor
+
+        from pipegrid.reactor.sockets import wake_for_signals
+
+    reactor: Any = global_reactor
+    make_monotonic(reactor)
+    ignore_suspended_time(reactor)
+    _log_to(invocation.console)
+    outcome = _Outcome(reactor)
+    reactor.callWhenRunning(outcome.begin, start)
+    # Twisted's own handlers would stop the reactor, and leave no time to clean up.
+    _handle_all(outcome.interrupted)
+    wake_for_signals(reactor)
+    reactor.run(installSignalHandlers=False)
+    _handle_all(_end_now)
+    return outcome.status
+
+
+def one_heap() -> None:
+    """
+    Have the C library serve all threads from one heap, where it is one that keeps several (glibc).
+
+    Segments are coded in threads and freed in the reactor's. With a heap for each thread, a put of a large
+    file over a long path peaked 10 MiB higher; it took no longer with one.
+    """
+    import ctypes  # a millisecond, which only commands that reach for the grid have to spend
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def _handle(number: int, handler: Callable[[int, Any], Any]) -> None:
+    """Handle a signal, unless our parent wants it ignored (``nohup``, or a shell's background)."""
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        signal.signal(number, handler)
+
+
+class _Outcome:
+    """The running command, and how it ended."""
+
+    def __init__(self, reactor: Any) -> None:
+        self.status: int = ExitStatus.FAILED
+        self._reactor = reactor
+        self._command: Deferred[int] | None = None
+        self._interrupted = False
+
+    def begin(self, start: Callable[[Any], Deferred[int]]) -> None:
+        self._command = start(self._reactor)
+        tune_gc()  # what the command needs is imported now
+        self._command.addCallback(self._finished).addErrback(self._broken)
+        self._command.addBoth(lambda _: self._reactor.stop())
+
+    def _finished(self, status: int) -> None:
+        # However a cancelled command put it, what happened is that it was interrupted.
+        stopped = self._interrupted and status != ExitStatus.DONE
+        self.status = ExitStatus.INTERRUPTED if stopped else status
+
+    def _broken(self, reason: Any) -> None:
+        reason.printTraceback(sys.stderr)
+
+    def interrupted(self, number: int, frame: Any) -> None:
+        """Have the command cancelled; a second signal waits for nothing."""
+        signal.signal(number, signal.SIG_DFL)
+        if not self._interrupted:  # it may come while the first one is being handled
+            self._interrupted = True
+            self._reactor.callFromThread(self._cancel)
+            from twisted.internet.defer import CancelledError
+
+            end_waiting(CancelledError())  # for who should read what is written
+
+    def _cancel(self) -> None:
+        if self._command is not None:
+            self._command.cancel()
+
+
+def _log_to(console: Console) -> None:
+    """Send Twisted's log where ``-v`` shows it; else nobody sees a traceback."""
+    from twisted.logger import ILogObserver, formatEvent, globalLogBeginner
+    from zope.interface import provider
+
+    @provider(ILogObserver)
+    def observe(event: Any) -> None:
+        failed = event.get("log_failure")
+        if failed is not None or event["log_level"].name in ("warn", "error", "critical"):
+            console.detail(formatEvent(event))
+            if failed is not None:
+                console.detail(failed.getTraceback())
+
+    globalLogBeginner.beginLoggingTo([observe], discardBuffer=True, redirectStandardIO=False)
