@@ -33,14 +33,19 @@ def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str,
     """Measure the version that this process imports; to be called once in a process."""
     from misc import ending
     from pipegrid import Grid
-    from pipegrid.speedtest.server_processes import Servers
 
+    servers_class = _first(
+        "pipegrid.speedtest.server_processes.Servers", "pipegrid.speedtest.processes.Servers"
+    )
     figures: dict[str, float] = {}
 
     async def run(reactor: Any) -> None:
-        with Servers(servers, rtt_s=rtt_s, durability="batch") as running:
+        with servers_class(servers, rtt_s=rtt_s, durability="batch") as running:
             grid = await Grid.open(reactor, running.client)
-            _calm_collector()
+            _first(
+                "pipegrid.reactor.process_settings.tune_gc",
+                "pipegrid.reactor.collector.calm_collector",
+            )()
             await grid.put_many([random.randbytes(size) for _ in range(WARM_FILES)])
             contents = [random.randbytes(size) for _ in range(files)]
             client_s, servers_s, began = time.process_time(), running.cpu_s(), time.perf_counter()
@@ -57,12 +62,13 @@ def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str,
     return figures
 
 
-def _calm_collector() -> None:
-    """Tune the collector as the command does, wherever the version that is measured keeps that."""
-    for name in ("pipegrid.reactor.process_settings", "pipegrid.flow.collector"):
+def _first(*names: str) -> Any:
+    """Return the first of some attributes, each with its module, that the version that is measured has."""
+    for name in names:
+        module, _, attribute = name.rpartition(".")
         with suppress(ImportError):
-            import_module(name).calm_collector()
-            return
+            return getattr(import_module(module), attribute)
+    raise SystemExit(f"this version has none of {', '.join(names)}")
 
 
 def measure_apart(checkout: Path, options: argparse.Namespace) -> dict[str, float]:

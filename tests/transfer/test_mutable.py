@@ -9,6 +9,7 @@ from unittest import mock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.mutable import keys
+from pipegrid.core.mutable import share as verified
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import CapError, NotEnoughSharesError, RollbackError, UnhappyError, UsageError
@@ -89,7 +90,7 @@ class RoundTripTests(SynchronousTestCase):
                 return keys.open_signing_key(*args)
 
             began_s = self.world.clock.seconds()
-            with mock.patch.object(share, "open_signing_key", note):
+            with mock.patch.object(verified, "open_signing_key", note):
                 trips, _ = self.world.round_trips(files.overwrite(cap, b"second"))
             self.assertEqual(opened_s, [began_s + RTT] * (1 + damaged))
             self.assertEqual(trips, 6)
