@@ -249,6 +249,10 @@ class ServerRefused(ServerError):
     """The server understood the request and will not do it; another server may."""
 
 
+class WrongSwissnum(ServerRefused):
+    """The secret in the server's address is not its own, so it did nothing; another address may be right."""
+
+
 class NoSuchShare(ServerRefused):
     """The server has no such share, or no such unfinished upload."""
 

@@ -65,7 +65,11 @@ class AddressesTests(TestCase):
     async def connect_s(self, name: str, *ports: int) -> float:
         """Store a file; returns how long that took with these ports before the server's own."""
         nurls = [str(attrs.evolve(self.good, port=port)) for port in ports]
-        entries = {"alice": {"ann": {"anonymous-storage-NURLs": [*nurls, str(self.good)]}}}
+        return await self.store_s(name, {"anonymous-storage-NURLs": [*nurls, str(self.good)]})
+
+    async def store_s(self, name: str, addresses: dict[str, Any], protocol: str = "https") -> float:
+        """Store a file on a server with these addresses; returns how long that took."""
+        entries = {"alice": {"ann": addresses}}
         create_client(
             self.directory / name,
             params=Params(1, 1),
@@ -76,7 +80,10 @@ class AddressesTests(TestCase):
         grid = await Grid.open(reactor, self.directory / name)
         try:
             await grid.put(b"x" * 1000)
-            return float(reactor.seconds() - began_s)
+            took_s = float(reactor.seconds() - began_s)
+            (status,) = await grid.status()
+            self.assertEqual((status.reachable, status.protocol), (True, protocol), status)
+            return took_s
         finally:
             await grid.close()
 
@@ -97,20 +104,56 @@ class AddressesTests(TestCase):
         return Deferred.fromCoroutine(self._test())
 
     async def _test(self) -> None:
+        await self.connect_s("warm")  # which imports what it needs
+        alone_s = await self.connect_s("alone")
+        for name, port in self.bad_ports():
+            took_s = await self.connect_s(name, port)
+            print(f"{name}: {took_s:.3f} s; the good one alone: {alone_s:.3f} s")
+            self.assertLess(took_s, LATEST_S, name)
+
+    def test_the_furl_where_no_nurl_works(self) -> Deferred[None]:
+        """The server is spoken to over Foolscap then, and at most half a second later."""
+        return Deferred.fromCoroutine(self._test_furl())
+
+    async def _test_furl(self) -> None:
+        furl = {"anonymous-storage-FURL": self.node.furl}
+        await self.store_s("warm", furl, "foolscap")  # which imports what it needs
+        alone_s = await self.store_s("alone", furl, "foolscap")
+        for name, port in self.bad_ports():
+            nurls = [str(attrs.evolve(self.good, port=port))]
+            took_s = await self.store_s(
+                name, {**furl, "anonymous-storage-NURLs": nurls}, "foolscap"
+            )
+            print(f"{name}, then the fURL: {took_s:.3f} s; the fURL alone: {alone_s:.3f} s")
+            self.assertLess(took_s, LATEST_S, name)
+
+    def test_nurls_with_other_keys_and_secrets(self) -> Deferred[None]:
+        """Those of an earlier key, or with an earlier secret, are tried, and the right one is used."""
+        return Deferred.fromCoroutine(self._test_others())
+
+    async def _test_others(self) -> None:
+        (_, refused), *_ = self.bad_ports()
+        good = str(self.good)
+        for name, nurl in (
+            ("key", attrs.evolve(self.good, spki_hash=b"k" * 32)),
+            ("secret", attrs.evolve(self.good, swissnum="earlier")),
+            ("down", attrs.evolve(self.good, spki_hash=b"k" * 32, port=refused)),
+        ):
+            took_s = await self.store_s(name, {"anonymous-storage-NURLs": [str(nurl), good]})
+            self.assertLess(took_s, LATEST_S, name)
+            furl = {"anonymous-storage-FURL": self.node.furl}
+            wrong = {**furl, "anonymous-storage-NURLs": [str(nurl)]}
+            await self.store_s(f"{name} furl", wrong, "foolscap")
+
+    def bad_ports(self) -> list[tuple[str, int]]:
+        """Return ports that refuse, swallow, and take connections without saying anything."""
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             refused = unused.getsockname()[1]
         silent = reactor.listenTCP(0, Factory.forProtocol(Silent), interface="127.0.0.1")
-        try:
-            await self.connect_s("warm")  # which imports what it needs
-            alone_s = await self.connect_s("alone")
-            for name, port in (
-                ("refused", refused),
-                ("swallowed", self.full_port()),
-                ("slow", silent.getHost().port),
-            ):
-                took_s = await self.connect_s(name, port)
-                print(f"{name}: {took_s:.3f} s; the good one alone: {alone_s:.3f} s")
-                self.assertLess(took_s, LATEST_S, name)
-        finally:
-            await silent.stopListening()
+        self.addCleanup(silent.stopListening)
+        return [
+            ("refused", refused),
+            ("swallowed", self.full_port()),
+            ("slow", silent.getHost().port),
+        ]

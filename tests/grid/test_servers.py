@@ -124,10 +124,10 @@ class ParseTests(SynchronousTestCase):
             server: Any = open_server(
                 reactor, known, Windows(1 << 20, 1 << 20), foolscap_beside=True
             ).server
-            ways.append(server._beside)
+            ways.append(getattr(server, "_current", server)._beside)
         self.assertEqual((len(ways), ways[1]), (2, None))
         server = open_server(reactor, found.servers[0], Windows(1 << 20, 1 << 20)).server
-        self.assertIsNone(server._beside)
+        self.assertIsNone(server._current._beside)
         other = ways[0]._open_server()
         self.assertIsInstance(other, FoolscapServer)
         self.assertFalse(other._uploads._close_behind)

@@ -17,6 +17,7 @@ from pipegrid.errors import (
     ServerProtocolError,
     ServerRefused,
     WrongSecret,
+    WrongSwissnum,
 )
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.uploads import CROWD_BYTES
@@ -157,7 +158,7 @@ class TahoeTests(SynchronousTestCase):
             ("patch beyond allocated", ServerRefused),
             ("patch no CR", ServerRefused),
             ("patch no secret", ServerProtocolError),
-            ("badauth", ServerRefused),
+            ("badauth", WrongSwissnum),
         ):
             self.fails(error, recorded(name), self.write)
         self.fails(NoSpace, render(507, {"content-length": ["0"]}, b""), self.write)
@@ -171,7 +172,7 @@ class TahoeTests(SynchronousTestCase):
             lambda s: s.allocate(SI, {0}, 10, SECRETS),
             lambda s: s.stream(SI, 0, 0, 10, Consumer()),
         ):
-            error = self.fails(ServerRefused, recorded("badauth"), question)
+            error = self.fails(WrongSwissnum, recorded("badauth"), question)
             self.assertIn("NURL", str(error))
 
     def test_abort(self) -> None:
@@ -248,7 +249,7 @@ class TahoeTests(SynchronousTestCase):
         for name, error in (
             ("mut bad we", WrongSecret),
             ("mut missing new-length", ServerProtocolError),
-            ("badauth", ServerRefused),
+            ("badauth", WrongSwissnum),
             ("mut write testfail", ServerProtocolError),  # not what was asked for
         ):
             self.fails(error, recorded(name), change([]))

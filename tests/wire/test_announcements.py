@@ -224,7 +224,7 @@ class DescribeTests(SynchronousTestCase):
         self.assertIn("version that is not known", str(caught.exception))
 
     def test_several_addresses(self) -> None:
-        """All NURLs count that have the first one's key and secret, each once; not those through Tor."""
+        """All NURLs count, each once, also with other keys and secrets; not those through Tor."""
         (first,) = FIELDS["anonymous-storage-NURLs"]
         known = server_address.parse_nurl(first)
         second = str(attrs.evolve(known, host="10.0.0.7"))
@@ -238,8 +238,16 @@ class DescribeTests(SynchronousTestCase):
         ]
         fields = {**FIELDS, "anonymous-storage-NURLs": [first, *others, second]}
         found = describe(SERVER_ID, fields)
-        self.assertEqual((str(found.nurl), list(map(str, found.other_nurls))), (first, [second]))
-        self.assertEqual(len(found.addresses), 3)
+        self.assertEqual(str(found.nurl), first)
+        self.assertEqual(list(map(str, found.other_nurls)), [*others[2:4], second])
+        self.assertEqual(len(found.addresses), 5)
+
+    def test_foolscap_where_all_nurls_lead_through_tor(self) -> None:
+        """A fURL that leads to TCP is used then."""
+        (first,) = FIELDS["anonymous-storage-NURLs"]
+        tor = str(attrs.evolve(server_address.parse_nurl(first), host="a.onion", tor=True))
+        found = describe(SERVER_ID, {**FIELDS, "anonymous-storage-NURLs": [tor]})
+        self.assertEqual((found.nurl, str(found.furl)), (None, FIELDS["anonymous-storage-FURL"]))
 
     def test_bundles(self) -> None:
         """What a server says of bundles is taken if it makes sense, and passed over otherwise."""

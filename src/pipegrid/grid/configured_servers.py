@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
 from pipegrid.grid.config_files import check_top_level, near_misses, parse_yaml, repeated_keys
 from pipegrid.grid.tahoe_settings import CONNECTIONS, RefusedSetting, check_entry
 from pipegrid.transfer.peers import Peer
+from pipegrid.transport.failover import FailoverServer, Route
 from pipegrid.wire import server_address
 from pipegrid.wire.announcements import FURL, NURLS, KnownServer, describe, printable
 from pipegrid.wire.messages import ServerIdentity
@@ -277,16 +278,47 @@ def open_server(
     Raises:
         ValueError: no protocol that it speaks is spoken here; the text says why.
     """
-    if known.nurl is not None and not force_foolscap:
-        beside = known.furl if foolscap_beside else None
-        gbs = _open_gbs(reactor, known, known.nurl, beside, throttle, ahead)
-        address = f"{known.nurl.host}:{known.nurl.port}"
-        return Peer(gbs, windows.pipeline(reactor, lambda: gbs.round_trip_s), "https", address)
-    if known.furl is None:
-        raise ValueError("it speaks HTTPS only, but [client] force_foolscap wants Foolscap")
-    server = _open_foolscap(reactor, known.identity, known.furl, throttle)
-    pipeline = Pipeline(AutoWindow(maximum_bytes=windows.held_bytes), reactor)
-    return Peer(server, pipeline, "foolscap", known.furl.address)
+    if known.nurl is None or force_foolscap:
+        if known.furl is None:
+            raise ValueError("it speaks HTTPS only, but [client] force_foolscap wants Foolscap")
+        server = _open_foolscap(reactor, known.identity, known.furl, throttle)
+        pipeline = Pipeline(AutoWindow(maximum_bytes=windows.held_bytes), reactor)
+        return Peer(server, pipeline, "foolscap", known.furl.address)
+    beside = known.furl if foolscap_beside else None
+    by_owner: dict[tuple[bytes, str], list[Nurl]] = {}
+    for each in (known.nurl, *known.other_nurls):
+        by_owner.setdefault((each.spki_hash, each.swissnum), []).append(each)
+    routes = [
+        Route(
+            "https",
+            f"{nurls[0].host}:{nurls[0].port}",
+            partial(_open_gbs, reactor, known, nurls, beside, throttle, ahead),
+        )
+        for nurls in by_owner.values()
+    ]
+    if known.furl is not None and known.furl.leads_to_tcp:
+        opens = partial(_open_foolscap, reactor, known.identity, known.furl, throttle)
+        routes.append(Route("foolscap", known.furl.address, lambda told: opens()))
+    return _peer_over(reactor, known.identity, routes, windows)
+
+
+def _peer_over(
+    reactor: IReactorTime, identity: ServerIdentity, routes: Sequence[Route], windows: Windows
+) -> Peer:
+    """Return a peer that is spoken to over the first route that works; that is HTTPS if it does."""
+    first = routes[0]
+
+    def chosen(route: Route) -> None:
+        peer.protocol, peer.address = route.protocol, route.address
+
+    gbs: Any = (
+        first.open(lambda usable: None)
+        if len(routes) == 1
+        else FailoverServer(identity, routes, reactor, chosen)
+    )
+    pipeline = windows.pipeline(reactor, lambda: gbs.round_trip_s)
+    peer = Peer(gbs, pipeline, first.protocol, first.address)
+    return peer
 
 
 # HTTP, TLS and Foolscap take long to import, and an embedded grid needs none of them.
@@ -295,22 +327,23 @@ def open_server(
 def _open_gbs(
     reactor: IReactorTime,
     known: KnownServer,
-    address: Nurl,
+    nurls: Sequence[Nurl],
     furl: Furl | None,
     throttle: Throttle | None,
     ahead: Preconnector | None,
+    told: Callable[[bool], None],
 ) -> GbsServer:
+    """Return a server that speaks HTTPS at NURLs with one key and one secret."""
     from pipegrid.transport.gbs.client import GbsServer, endpoints_for_all
 
     identity = known.identity
-    nurls = (address, *known.other_nurls)
-    endpoints = endpoints_for_all(reactor, nurls, identity.nickname, throttle, ahead)
+    endpoints = endpoints_for_all(reactor, nurls, identity.nickname, throttle, ahead, told)
     beside = None
     if furl is not None and furl.leads_to_tcp:
-        beside = partial(_open_foolscap, reactor, identity, furl, throttle, address)
+        beside = partial(_open_foolscap, reactor, identity, furl, throttle, nurls[0])
     return GbsServer(
         identity,
-        address,
+        nurls[0],
         endpoints,
         reactor,
         bundle_bytes=known.bundle_bytes,

@@ -62,10 +62,15 @@ class Alternatives:
 
     Args:
         ways: one at least, in the order of preference.
+        told: called when a connection is made (False), and when it is usable, over TLS too (True);
+            nothing was sent before.
     """
 
-    def __init__(self, ways: Sequence[Endpoints]) -> None:
+    def __init__(
+        self, ways: Sequence[Endpoints], told: Callable[[bool], None] = lambda usable: None
+    ) -> None:
         self._ways = list(ways)
+        self._told = told
 
     def __call__(self) -> IStreamClientEndpoint:
         return self._ways[0]()
@@ -79,6 +84,11 @@ class Alternatives:
         """A connection was usable that went this way: the next will try it first."""
         self._ways.remove(way)
         self._ways.insert(0, way)
+        self._told(True)
+
+    def connected(self) -> None:
+        """A connection is made, and not usable yet."""
+        self._told(False)
 
 
 class Dialer:
@@ -282,6 +292,8 @@ class _Attempt(NoOwner):
         # Not what the endpoint fires with: TLS and proxies wrap it.
         connection = self._made[-1]
         self._connected = True
+        if not self._over:
+            self._dialer.ways.connected()
         if not connection.open:
             self._failed(Failure(ConnectionError("it was closed at once")), again=True)
         elif connection.ready:

@@ -16,9 +16,9 @@ from pipegrid.errors import (
     NoSuchShare,
     ServerError,
     ServerProtocolError,
-    ServerRefused,
     ServerUnreachable,
     UsageError,
+    WrongSwissnum,
 )
 from pipegrid.flow.concurrency import SmallFileCapacity
 from pipegrid.wire.messages import (
@@ -323,9 +323,9 @@ def no_upload(server: str, share_number: int) -> NoSuchShare:
     )
 
 
-def wrong_swissnum(server: str, address: str) -> ServerRefused:
+def wrong_swissnum(server: str, address: str) -> WrongSwissnum:
     """The secret in its address, a NURL or a fURL, is not its own."""
-    return ServerRefused(
+    return WrongSwissnum(
         f"{server} does not know the secret in its address; copy its {address} anew", server
     )
 

@@ -316,7 +316,7 @@ class KnownServer:
         nurl: where it speaks HTTPS, or None; the first, if there are several.
         furl: where it speaks Foolscap, or None.
         bundle_bytes: of the longest bundle that it says it takes, 0 if it does not.
-        other_nurls: where else it speaks HTTPS, with the same key and the same secret.
+        other_nurls: where else it speaks HTTPS, perhaps with another key or another secret.
         certificates: of grid managers, as announced: nobody has looked at them.
     """
 
@@ -343,9 +343,9 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     """
     if not isinstance(server_id, str) or not 1 <= len(server_id) <= MAX_ID_CHARACTERS:
         raise ValueError(f"its id is no text of 1 to {MAX_ID_CHARACTERS} characters")
-    nurls = _nurls(fields)
-    address = nurls[0] if nurls else None
     foolscap = _furl(fields)
+    nurls = _nurls(fields, foolscap)
+    address = nurls[0] if nurls else None
     if address is None and foolscap is None:
         raise ValueError(f"it has neither {NURLS} nor {FURL}, so its address is not known")
     if address is None and foolscap is not None and not foolscap.leads_to_tcp:
@@ -376,8 +376,8 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def _nurls(fields: Mapping[Any, Any]) -> tuple[Nurl, ...]:
-    """Return the NURLs that can be used, each once; they all have the key and the secret of the first."""
+def _nurls(fields: Mapping[Any, Any], foolscap: Furl | None) -> tuple[Nurl, ...]:
+    """Return the NURLs that can be used, each once; none if only Foolscap leads there."""
     texts = fields.get(NURLS)
     if not texts:
         return ()
@@ -391,15 +391,11 @@ def _nurls(fields: Mapping[Any, Any]) -> tuple[Nurl, ...]:
             wrong.append(f"one of its {NURLS} cannot be used: {error}")
     direct = [each for each in found if not each.leads_through_tor]
     if direct:
-        first = direct[0]
-        same = [
-            each
-            for each in direct
-            if (each.spki_hash, each.swissnum) == (first.spki_hash, first.swissnum)
-        ]
-        return tuple(dict.fromkeys(same))
-    if fields.get(FURL) is not None and not found and not any(map(server_address.is_furl, texts)):
-        return ()  # all of a later version, and Foolscap leads there as well
+        return tuple(dict.fromkeys(direct))
+    if foolscap is not None and foolscap.leads_to_tcp and found:
+        return ()  # all through Tor, and Foolscap leads there as well
+    if foolscap is not None and not found and not any(map(server_address.is_furl, texts)):
+        return ()  # all of a later version
     raise ValueError(wrong[0] if wrong else "it is reached through Tor only, not supported yet")
 
 

@@ -666,10 +666,17 @@ def endpoints_for_all(
     server: str,
     throttle: Throttle | None = None,
     ahead: Preconnector | None = None,
+    told: Callable[[bool], None] = lambda usable: None,
 ) -> Callable[[], IStreamClientEndpoint]:
-    """Return the same for a server with several NURLs: all are tried, the first one first."""
-    ways = [endpoints_for(reactor, each, server, throttle, ahead) for each in nurls]
-    return ways[0] if len(ways) == 1 else Alternatives(ways)
+    """
+    Return the same for a server with several NURLs: all are tried, the first one first.
+
+    Args:
+        told: when a connection is made, and when it is usable; see ``Alternatives``.
+    """
+    return Alternatives(
+        [endpoints_for(reactor, each, server, throttle, ahead) for each in nurls], told
+    )
 
 
 def endpoints_for(

@@ -1,0 +1,451 @@
+"""
+The server contract over several routes to one server, such as NURLs with different keys and a fURL.
+
+The first route is the preferred one, and carries what is asked from the first moment on: nothing waits for a
+race. Only where it is not usable after ``STAGGER_S``, or fails, the next one is asked for its version, and
+the one after that ``STAGGER_S`` later, or at once when one fails (RFC 8305). The first route that is usable
+is **chosen**; what the preferred one was asked without effect goes over it, in the order of the calls.
+
+* **Nothing is carried out twice.** A route loses only before it was usable, so nothing was sent on it; or
+  when the server refused the secret of its address, before it looked at anything else.
+* **A busy program is no slow server.** Where the timer itself is late, or TCP has connected and only TLS is
+  missing, there is some more time: loading Foolscap takes longer than a handshake.
+* **Later.** A chosen route stays until something asked of it fails for want of a connection. When nothing is
+  unanswered there any more, the next call begins as the first one did.
+
+Which addresses of one route are tried, and when, is decided in ``http11.dialer``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredList, fail, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.errors import (
+    ServerError,
+    ServerProtocolError,
+    ServerTimeout,
+    ServerUnreachable,
+    WriteLost,
+    WrongSwissnum,
+)
+from pipegrid.flow.concurrency import SmallFileCapacity
+from pipegrid.reactor.deferreds import Timer
+from pipegrid.transport.interface import StorageServer, disconnected
+from pipegrid.transport.surveys import Question, Surveyed
+from pipegrid.wire.messages import LeaseSecrets, ServerIdentity
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+STAGGER_S = 0.25
+"""Between routes; the delay that RFC 8305 recommends."""
+
+TLS_S = 0.2
+"""So much longer where TCP is connected: together less than half a second."""
+
+LATE_S = 0.05
+MOST_LATE = 4
+"""A timer that is late by more was kept by this program; it is given its time again, so often at most."""
+
+
+@attrs.define(eq=False)
+class Route:
+    """
+    One way to speak to a server.
+
+    Attributes:
+        protocol, address: for people.
+        open: makes a server object; called again after a race that the route has lost. Its argument is told
+            when a connection of the route is made (False), and when it is usable (True), if the route knows.
+    """
+
+    protocol: str
+    address: str
+    open: Callable[[Callable[[bool], None]], StorageServer]
+
+
+class _Call:
+    """
+    An operation that may have to be asked for on another route.
+
+    Attributes:
+        route: over which it is asked now; None: over none yet, or nobody waits for it any more.
+    """
+
+    __slots__ = ("asked", "is_gone", "name", "options", "positional", "result", "route")
+
+    def __init__(
+        self,
+        name: str,
+        positional: tuple[Any, ...],
+        options: dict[str, Any],
+        cancelled: Callable[[_Call], None],
+    ) -> None:
+        self.name = name
+        self.positional = positional
+        self.options = options
+        self.route: Route | None = None
+        self.asked: Deferred[Any] | None = None
+        self.is_gone = False  # its bytes were let go of, and it cannot be repeated
+        self.result: Deferred[Any] = Deferred(lambda _: cancelled(self))
+        if (let_go := options.get("let_go")) is not None:
+            options["let_go"] = partial(self._let_go, let_go)
+
+    def _let_go(self, let_go: Callable[[], None]) -> None:
+        self.is_gone, self.positional = True, ()
+        let_go()
+
+
+def _forwarded(
+    method: Callable[Concatenate[Any, P], Deferred[T]],
+) -> Callable[Concatenate[Any, P], Deferred[T]]:
+    """Return the same method of a ``FailoverServer``."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: Any, /, *arguments: P.args, **options: P.kwargs) -> Deferred[T]:
+        answer: Deferred[T] = self._call(name, arguments, options)
+        return answer
+
+    return call
+
+
+class FailoverServer:
+    """
+    Implements ``transport.interface.StorageServer`` over the best of several routes.
+
+    Args:
+        routes: at least one; the preferred first.
+        chosen: told which one is used, each time that one is chosen.
+    """
+
+    def __init__(
+        self,
+        identity: ServerIdentity,
+        routes: Sequence[Route],
+        clock: IReactorTime,
+        chosen: Callable[[Route], None] = lambda route: None,
+    ) -> None:
+        self.identity = identity
+        self._clock = clock
+        self._routes = list(routes)
+        self._tell = chosen
+        self._servers: dict[Route, StorageServer] = {}
+        self._chosen: Route | None = None
+        self._unanswered = 0  # on the chosen one
+        self._is_suspect = False
+        self._calls: dict[_Call, None] = {}  # while none is chosen, in their order
+        self._racing: list[Route] = []  # begun, and not failed
+        self._untried: list[Route] = []
+        self._is_usable = False  # the preferred route: something may have been sent over it
+        self._error: Failure | None = None  # of the best route that has failed
+        self._timer = Timer(clock, self._time_is_over)
+        self._due_s = 0.0
+        self._late = 0
+        self._is_connected = False
+        self._leaving: set[Deferred[None]] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<FailoverServer {self._current!r}, {len(self._calls)} calls undecided>"
+
+    # The contract.
+
+    version = _forwarded(StorageServer.version)
+    allocate = _forwarded(StorageServer.allocate)
+    write = _forwarded(StorageServer.write)
+    store_whole = _forwarded(StorageServer.store_whole)
+    abort = _forwarded(StorageServer.abort)
+    list_shares = _forwarded(StorageServer.list_shares)
+    read = _forwarded(StorageServer.read)
+    stream = _forwarded(StorageServer.stream)
+    add_lease = _forwarded(StorageServer.add_lease)
+    advise_corrupt_share = _forwarded(StorageServer.advise_corrupt_share)
+    read_test_write = _forwarded(StorageServer.read_test_write)
+    list_slot = _forwarded(StorageServer.list_slot)
+    read_slot = _forwarded(StorageServer.read_slot)
+    read_slot_share = _forwarded(StorageServer.read_slot_share)
+    add_slot_lease = _forwarded(StorageServer.add_slot_lease)
+    advise_corrupt_slot_share = _forwarded(StorageServer.advise_corrupt_slot_share)
+
+    @property
+    def whole_bytes(self) -> int:
+        return self._current.whole_bytes
+
+    @property
+    def appetite(self) -> SmallFileCapacity:
+        return self._current.appetite
+
+    def expect(self, objects: int) -> None:
+        """Many small objects will be stored; see the contract."""
+        self._current.expect(objects)
+
+    # What only some servers have.
+
+    @property
+    def last_sign_s(self) -> float:
+        """When bytes last came from it or went to it, by the clock."""
+        signs_s = [getattr(each, "last_sign_s", -math.inf) for each in self._servers.values()]
+        return max(signs_s, default=-math.inf)
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """The shortest round trip that uploads have seen; None if they have seen none."""
+        round_trip_s: float | None = getattr(self._current, "round_trip_s", None)
+        return round_trip_s
+
+    @property
+    def is_known_to_take_surveys(self) -> bool:
+        """Whether many questions will go in one message over the route in use; see ``transport.surveys``."""
+        return bool(getattr(self._current, "is_known_to_take_surveys", False))
+
+    def survey(
+        self, questions: Sequence[Question]
+    ) -> Deferred[list[Surveyed | ServerError] | None] | None:
+        """Ask about many files in one message, if the server takes that; see ``transport.surveys``."""
+        server: Any = self._current
+        if not hasattr(server, "survey"):
+            return None
+        if server.is_known_to_take_surveys:
+            return self._call("survey", (questions,), {})
+        if self._chosen is not None:
+            server.survey(questions)  # sends none, but may ask what it takes
+        return None
+
+    def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+        """Add or renew a lease where there are shares; see ``transport.surveys``."""
+        return self._call("lease_listed", (storage_index, lease), {})
+
+    def disconnect(self) -> Deferred[None]:
+        """Give up connections and unanswered requests; fires when all are gone."""
+        self._closed = True
+        self._fail_calls(lambda: Failure(disconnected(self.identity.nickname)))
+        gone = [*self._leaving, *(server.disconnect() for server in self._servers.values())]
+        return DeferredList(gone).addCallback(lambda _: None)
+
+    # Calls.
+
+    @property
+    def _current(self) -> StorageServer:
+        """The server as the chosen route has it, or the preferred one."""
+        return self._server(self._chosen or self._routes[0])
+
+    def _server(self, route: Route) -> StorageServer:
+        if route not in self._servers:
+            self._servers[route] = route.open(partial(self._connected, route))
+        return self._servers[route]
+
+    def _call(
+        self, name: str, positional: tuple[Any, ...], options: dict[str, Any]
+    ) -> Deferred[Any]:
+        if self._closed:
+            return fail(disconnected(self.identity.nickname))
+        if self._is_suspect and not self._unanswered:
+            self._chosen, self._is_suspect = None, False
+            self._drop(list(self._servers))
+        if self._chosen is not None:
+            self._unanswered += 1
+            return _ask(self._server(self._chosen), name, positional, options).addBoth(self._note)
+        call = _Call(name, positional, options, self._cancelled)
+        self._calls[call] = None
+        if not self._racing:
+            self._begin()
+        elif self._routes[0] in self._racing:
+            self._ask_over(self._routes[0], call)
+        return call.result
+
+    def _note(self, result: R) -> R:
+        """The chosen route has answered a call, or has not."""
+        self._unanswered -= 1
+        if not isinstance(result, Failure):
+            self._is_suspect = False
+        elif result.check(ServerUnreachable, ServerTimeout):
+            self._is_suspect = True
+        return result
+
+    def _ask_over(self, route: Route, call: _Call) -> None:
+        call.route = route
+        asked = _ask(self._server(route), call.name, call.positional, call.options)
+        call.asked = asked
+        asked.addBoth(self._ended, call, route)
+
+    def _ended(self, result: Any, call: _Call, route: Route) -> None:
+        if call.route is not route:
+            return  # over another route by now, or cancelled
+        if self._chosen is not route:
+            if self._is_of_route(result):
+                self._failed(route, result)
+                return
+            self._choose(route)
+        call.route = call.asked = None
+        call.result.callback(self._note(result))
+
+    def _is_of_route(self, result: Any) -> bool:
+        """Return whether that is no answer to a call, but says that the route cannot be used."""
+        if not isinstance(result, Failure):
+            return False
+        if result.check(WrongSwissnum):
+            return True
+        error = result.value
+        unusable = isinstance(error, (ServerUnreachable, ServerTimeout, ServerProtocolError))
+        return unusable and not self._is_usable and not getattr(error, "may_have_happened", False)
+
+    def _cancelled(self, call: _Call) -> None:
+        self._calls.pop(call, None)
+        if call.route is not None and call.route is self._chosen:
+            self._unanswered -= 1
+        asked, call.asked, call.route = call.asked, None, None
+        if asked is not None:
+            asked.cancel()
+        if not self._calls and self._racing:
+            self._end_race(self._routes[0])  # which goes on connecting, for the next call
+
+    # The race.
+
+    def _begin(self) -> None:
+        self._untried = list(self._routes)
+        self._is_connected = False
+        self._error = None
+        self._late = 0
+        self._try_next()
+
+    def _try_next(self) -> None:
+        """Begin with the next route, and set the time for the one after it."""
+        route = self._untried.pop(0)
+        self._racing.append(route)
+        if self._untried and not self._is_usable:
+            self._wait(STAGGER_S)
+        if route is self._routes[0]:
+            for call in list(self._calls):
+                if route in self._racing:
+                    self._ask_over(route, call)
+            return
+        try:
+            probe = self._server(route).version()
+        except Exception:  # what leads nowhere
+            self._failed(route, Failure())
+            return
+        probe.addCallbacks(lambda _: self._won(route), lambda why: self._failed(route, why))
+
+    def _wait(self, delay_s: float) -> None:
+        self._timer.stop()
+        self._due_s = self._clock.seconds() + delay_s
+        self._timer.set(delay_s)
+
+    def _time_is_over(self) -> None:
+        if self._clock.seconds() - self._due_s > LATE_S and self._late < MOST_LATE:
+            self._late += 1
+            self._wait(STAGGER_S)
+        elif self._is_connected and len(self._racing) == 1:
+            self._is_connected = False
+            self._wait(TLS_S)
+        elif self._untried:
+            self._try_next()
+
+    def _connected(self, route: Route, usable: bool) -> None:
+        """A connection of the preferred route is made, or usable: then no other one is needed."""
+        if route is not self._routes[0] or self._chosen is not None:
+            return
+        self._is_connected = True
+        if usable:
+            self._is_usable = True
+            self._timer.stop()
+            if route in self._racing:
+                losers = [each for each in self._racing if each is not route]
+                self._racing = [route]
+                self._drop(losers)
+
+    def _won(self, route: Route) -> None:
+        """A route has answered before the preferred one was usable."""
+        if route not in self._racing:
+            return
+        calls = list(self._calls)
+        for call in calls:
+            call.route = call.asked = None
+        self._choose(route)
+        for call in calls:
+            if call.is_gone:
+                call.result.errback(_lost(self.identity.nickname))
+            elif not call.result.called:
+                self._unanswered += 1
+                self._ask_over(route, call)
+
+    def _choose(self, route: Route) -> None:
+        self._chosen = route
+        self._is_suspect = False
+        self._unanswered = sum(call.route is route for call in self._calls)
+        self._calls = {}
+        self._end_race(route)
+        self._tell(route)
+
+    def _failed(self, route: Route, failure: Failure) -> None:
+        """A route cannot be used; others may."""
+        if route not in self._racing:
+            return
+        self._racing.remove(route)
+        if route is self._routes[0]:
+            for call in self._calls:
+                call.route = call.asked = None
+        if self._error is None or route is self._routes[0]:
+            self._error = failure
+        self._drop([route])
+        if self._untried:
+            self._try_next()
+        elif not self._racing:
+            error = self._error
+            self._fail_calls(lambda: error)
+
+    def _end_race(self, kept: Route) -> None:
+        self._timer.stop()
+        losers = [each for each in self._racing if each is not kept]
+        self._racing, self._untried = [], []
+        self._drop(losers)
+
+    def _drop(self, routes: Sequence[Route]) -> None:
+        """Disconnect routes that nobody waits for."""
+        for route in routes:
+            if route is self._routes[0]:
+                self._is_usable = False
+            server = self._servers.pop(route, None)
+            if server is not None:
+                leaving = server.disconnect()
+                self._leaving.add(leaving)
+                leaving.addBoth(self._left, leaving)
+
+    def _left(self, _: object, leaving: Deferred[None]) -> None:
+        self._leaving.discard(leaving)
+
+    def _fail_calls(self, error: Callable[[], Failure]) -> None:
+        self._timer.stop()
+        self._racing, self._untried = [], []
+        calls, self._calls = list(self._calls), {}
+        for call in calls:
+            call.route = call.asked = None
+        for call in calls:
+            if not call.result.called:
+                call.result.errback(error())
+
+
+def _ask(
+    server: StorageServer, name: str, positional: tuple[Any, ...], options: dict[str, Any]
+) -> Deferred[Any]:
+    method = getattr(server, name, None)
+    if method is None:  # it takes no surveys, unlike the one that was to be asked
+        return succeed(None)
+    asked: Deferred[Any] | None = method(*positional, **options)
+    return succeed(None) if asked is None else asked
+
+
+def _lost(server: str) -> WriteLost:
+    return WriteLost(
+        f"{server} was not reached where a write was sent; the bytes have to be made again", server
+    )
