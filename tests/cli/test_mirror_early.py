@@ -143,7 +143,7 @@ class EarlyTests(SynchronousTestCase):
             job: Any = rpm_job(self.mktemp(), False, (), True, fetching)
             archive.files.pop(REPOMD + ".asc", None)
             console = Console(None, None, StringIO())
-            self.assertIsNone(job.cut_short(console, lambda: False))
+            self.assertIsNone(job.run_without_reactor(console, lambda: False))
 
     def test_destinations(self) -> None:
         """One that another process has, and one whose directories lead elsewhere: a sentence each."""
@@ -158,7 +158,9 @@ class EarlyTests(SynchronousTestCase):
         def early() -> tuple[int, str]:
             err = StringIO()
             job: Any = rpm_job(str(self.dest), False, (), True, fetching)
-            return job.cut_short(Console(None, BytesIO(), err), lambda: False), err.getvalue()
+            return job.run_without_reactor(
+                Console(None, BytesIO(), err), lambda: False
+            ), err.getvalue()
 
         with contextlib.closing(Destination(str(self.dest))):
             status, said = early()
@@ -187,7 +189,7 @@ class EarlyTests(SynchronousTestCase):
             left = [False] * after
             err = StringIO()
             job: Any = rpm_job(str(self.dest), False, (), True, fetching)
-            status = job.cut_short(
+            status = job.run_without_reactor(
                 Console(None, BytesIO(), err), lambda left=left: not (left and [left.pop()])
             )
             if after < 5:

@@ -22,9 +22,9 @@ class RememberedTests(SynchronousTestCase):
         open_elsewhere("auto", [self.directory]).ended(True)
         for _ in range(REMEMBERED):
             process = open_elsewhere("auto", [self.directory])
-            self.assertTrue(process.asks)
+            self.assertTrue(process.must_ask)
             process.ended(False)
-        self.assertFalse(open_elsewhere("auto", [self.directory]).asks)
+        self.assertFalse(open_elsewhere("auto", [self.directory]).must_ask)
         self.assertEqual([path.name for path in self.directory.iterdir()], [FOUND_NAME])
 
     def test_nothing_is_written_without_need(self) -> None:
@@ -37,13 +37,13 @@ class RememberedTests(SynchronousTestCase):
         self.directory.mkdir(parents=True)
         for text in (b"", b"[" * 5000, b"[]", b'{"puts_to_ask_first": "x"}', b"\xff", b"{}"):
             (self.directory / FOUND_NAME).write_bytes(text)
-            self.assertFalse(open_elsewhere("auto", [self.directory]).asks, text[:20])
+            self.assertFalse(open_elsewhere("auto", [self.directory]).must_ask, text[:20])
 
     def test_a_named_pipe(self) -> None:
         """In the place of the file holds up nobody: it says nothing."""
         with pipe_in_place(self.directory / FOUND_NAME):
             puts = open_elsewhere("auto", [self.directory])
-            self.assertFalse(puts.asks)
+            self.assertFalse(puts.must_ask)
             puts.ended(True)
         open_elsewhere("auto", [self.directory]).ended(False)
 
@@ -53,5 +53,5 @@ class RememberedTests(SynchronousTestCase):
         self.directory.write_text("no directory")
         puts = open_elsewhere("auto", [self.directory])
         puts.ended(True)
-        self.assertTrue(puts.asks)
+        self.assertTrue(puts.must_ask)
         open_elsewhere("auto", []).ended(True)

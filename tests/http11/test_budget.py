@@ -108,8 +108,8 @@ class RecordTests(SynchronousTestCase):
             (None, False, False),
         ):
             with self.subTest(product):
-                self.assertEqual(self.record_of(product, 1).bears_more, after_one)
-                self.assertEqual(self.record_of(product, PROOF).bears_more, after_many)
+                self.assertEqual(self.record_of(product, 1).takes_larger_budget, after_one)
+                self.assertEqual(self.record_of(product, PROOF).takes_larger_budget, after_many)
 
     def test_how_many_a_connection(self) -> None:
         """A host's word counts, not its haste; one that goes on answering has no quota."""
@@ -125,7 +125,9 @@ class RecordTests(SynchronousTestCase):
 
     def test_not_where_the_limits_say_no(self) -> None:
         """No more than response_budget_bytes: that stays as it is."""
-        self.assertFalse(self.record_of(b"nginx", 99, max_response_budget_bytes=0).bears_more)
+        self.assertFalse(
+            self.record_of(b"nginx", 99, max_response_budget_bytes=0).takes_larger_budget
+        )
 
     def test_not_again_after_a_loss(self) -> None:
         """A connection that was lost with requests on it ends that, unless its end was announced."""
@@ -133,11 +135,11 @@ class RecordTests(SynchronousTestCase):
             record = self.record_of(b"nginx", PROOF)
             loss = Loss(reason="reset", announced=announced, in_flight=2)
             record.lost(loss, PROOF, 0.0)
-            self.assertEqual(record.bears_more, announced)
+            self.assertEqual(record.takes_larger_budget, announced)
             exchange = RawExchange(get(), "host")
             exchange.response = ResponseHead(200, b"OK", [(b"server", b"nginx")])
             record.answered(exchange, 0.0, True)
-            self.assertEqual(record.bears_more, announced)
+            self.assertEqual(record.takes_larger_budget, announced)
 
 
 class Answers(Protocol):

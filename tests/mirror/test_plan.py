@@ -94,7 +94,7 @@ class PlanTests(SynchronousTestCase):
         for _ in range(99):
             errand = self.take(0)
             self.assertEqual(errand.size_bytes, 2)
-            self.plan.unasked(errand, 0)
+            self.plan.put_back(errand, 0)
         self.assertEqual(self.plan.retries, 0)
 
     def test_gave_up(self) -> None:
@@ -103,7 +103,7 @@ class PlanTests(SynchronousTestCase):
         self.plan.gave_up(0, "gone")
         self.assertIsNone(self.plan.next(0))
         errand = self.take(1)
-        self.plan.unasked(errand, 1)
+        self.plan.put_back(errand, 1)
         self.plan.gave_up(1, "gone, too")
         self.assertTrue(self.plan.is_idle)
         self.assertEqual([each.reasons for each in self.plan.failed], [{1: "gone, too"}] * 2)
@@ -151,7 +151,7 @@ class PlanTests(SynchronousTestCase):
                     mine = [each for each in under_way if each[1] == mirror]
                     for each in mine:
                         under_way.remove(each)
-                        self.plan.unasked(*each)
+                        self.plan.put_back(*each)
                     self.plan.gave_up(mirror, "gone")
                     gone.add(mirror)
                 elif under_way:
@@ -160,7 +160,7 @@ class PlanTests(SynchronousTestCase):
                     if fate < 0.4:
                         self.plan.done(errand, mirror, errand.size_bytes)
                     elif fate < 0.6:
-                        self.plan.unasked(errand, mirror)
+                        self.plan.put_back(errand, mirror)
                     else:
                         kind = rng.choice(("refused", "broken"))
                         self.plan.failed_at(errand, mirror, kind, "why")  # type: ignore[arg-type]

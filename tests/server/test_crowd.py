@@ -34,7 +34,7 @@ class CrowdTests(SynchronousTestCase):
         for guest in guests:
             self.assertIsNone(self.crowd.enter(guest, host))
             if known:
-                self.crowd.vouch(guest)
+                self.crowd.mark_known(guest)
         return guests
 
     def test_room(self) -> None:
@@ -71,7 +71,7 @@ class CrowdTests(SynchronousTestCase):
         self.crowd.enter(newcomer, "a")
         for _ in range(49):
             self.assertIsNot(self.crowd.enter(Guest(), "a"), newcomer)
-        self.crowd.vouch(newcomer)
+        self.crowd.mark_known(newcomer)
         for _ in range(1000):
             self.assertIsNot(self.crowd.enter(Guest(), "a"), newcomer)
 
@@ -140,7 +140,7 @@ class CrowdTests(SynchronousTestCase):
                     if victim is not None:
                         inside.remove(victim)
             elif what < 0.8:
-                self.crowd.vouch(rng.choice(inside))
+                self.crowd.mark_known(rng.choice(inside))
             else:
                 self.crowd.leave(inside.pop(rng.randrange(len(inside))))
             self.assertEqual(len(self.crowd), len(inside))

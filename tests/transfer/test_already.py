@@ -25,7 +25,7 @@ class AnswerTests(SynchronousTestCase):
         """Everything is sent."""
         already = ResumeRanges()
         self.assertFalse(already.covers(0, 1))
-        self.assertEqual((already.upto, already.total_bytes, already.passed_over), (0, 0, False))
+        self.assertEqual((already.upto, already.total_bytes, already.has_skipped), (0, 0, False))
 
     def test_gaps_between_what_is_required(self) -> None:
         """They are what is there, to the byte."""
@@ -70,11 +70,11 @@ class AnswerTests(SynchronousTestCase):
     def test_taken_back(self) -> None:
         """What was passed over comes back, once; nothing is believed any more."""
         already = told((100, 200))
-        already.pass_over(range(3, 5), False)
-        already.pass_over(range(8, 9), True)
-        self.assertTrue(already.passed_over)
-        self.assertEqual(already.take_back(), (range(3, 9), True))
-        self.assertFalse(already.passed_over)
+        already.mark_skipped(range(3, 5), False)
+        already.mark_skipped(range(8, 9), True)
+        self.assertTrue(already.has_skipped)
+        self.assertEqual(already.unskip(), (range(3, 9), True))
+        self.assertFalse(already.has_skipped)
         already.answered([(100, 200)], SHARE)
         self.assertFalse(already.covers(0, 1))
         self.assertEqual((already.upto, already.total_bytes), (0, 0))

@@ -30,14 +30,14 @@ class ElsewhereTests(SynchronousTestCase):
         """One that finds a share elsewhere has the next ones ask, until so many have found nothing."""
         noted: list[int] = []
         puts = PlacementHistory(changed=noted.append)
-        self.assertFalse(puts.asks)
+        self.assertFalse(puts.must_ask)
         puts.ended(False)
         puts.ended(True)
         self.assertTrue(puts.asks_first(SMALL))
         for _ in range(REMEMBERED):
-            self.assertTrue(puts.asks)
+            self.assertTrue(puts.must_ask)
             puts.ended(False)
-        self.assertFalse(puts.asks)
+        self.assertFalse(puts.must_ask)
         puts.ended(False)
         self.assertEqual(
             noted, [*range(REMEMBERED, -1, -1)], "told of each change, and of nothing else"
@@ -70,7 +70,7 @@ class ElsewhereTests(SynchronousTestCase):
             puts = PlacementHistory(left=left)
             for _ in range(REMEMBERED):
                 puts.ended(False)
-            self.assertFalse(puts.asks)
+            self.assertFalse(puts.must_ask)
 
 
 class LastBytesTests(SynchronousTestCase):

@@ -138,7 +138,7 @@ class BoundTests(SynchronousTestCase):
         clock, more = HeapClock(), [30.0]
         watch = CallTimeout(clock, 10.0, lambda: more[0])
         call: Deferred[None] = Deferred()
-        alice: Any = SimpleNamespace(name="alice", last_sign=0.0)
+        alice: Any = SimpleNamespace(name="alice", last_activity=0.0)
         waiting = Deferred.fromCoroutine(watch.answer(call, alice))
         clock.advance(39)
         self.assertNoResult(waiting)

@@ -17,7 +17,7 @@ SETTINGS = UploadSettings(grace_s=2.0, grace_share=0.25, silence_s=60.0)
 class Server:
     """Where ways lead to."""
 
-    last_sign: float = -math.inf
+    last_activity: float = -math.inf
 
 
 @attrs.define(eq=False)
@@ -26,7 +26,7 @@ class Way:
 
     name: str = ""
     waiting: bool = True
-    last_sign: float = 0.0
+    last_activity: float = 0.0
     has_room: bool = True
     blocked: bool = False
     pace_s: float = 0.1
@@ -35,10 +35,10 @@ class Way:
 
 
 def blocked(
-    name: str = "b", *, last_sign: float = 0.0, pace_s: float = 0.1, stalled_s: float = 0.0
+    name: str = "b", *, last_activity: float = 0.0, pace_s: float = 0.1, stalled_s: float = 0.0
 ) -> Way:
     """Return one without room."""
-    return Way(name, True, last_sign, False, True, pace_s, stalled_s)
+    return Way(name, True, last_activity, False, True, pace_s, stalled_s)
 
 
 def anybody(_way: Way) -> bool:
@@ -56,7 +56,7 @@ class SilenceTests(SynchronousTestCase):
 
     def test_the_first_one_counts(self) -> None:
         """Whoever has been silent longest is given up first."""
-        ways = [Way(last_sign=10.0), Way(last_sign=4.0), Way(last_sign=7.0)]
+        ways = [Way(last_activity=10.0), Way(last_activity=4.0), Way(last_activity=7.0)]
         self.assertEqual(until_silence(ways, 20.0, 60.0), 44.0)
 
     def test_who_owes_nothing_is_not_silent(self) -> None:
@@ -67,20 +67,20 @@ class SilenceTests(SynchronousTestCase):
 
     def test_it_is_over_to_the_second(self) -> None:
         """As long as was said, and no shorter."""
-        way = Way(last_sign=5.0)
+        way = Way(last_activity=5.0)
         self.assertFalse(is_silent(way, 64.99, 60.0))
         self.assertTrue(is_silent(way, 65.0, 60.0))
 
     def test_who_answers_others_is_not_silent(self) -> None:
         """On a slow line a share waits behind those of other files."""
-        way = Way(last_sign=5.0, peer=Server(50.0))
+        way = Way(last_activity=5.0, peer=Server(50.0))
         self.assertFalse(is_silent(way, 109.0, 60.0))
         self.assertEqual(until_silence([way], 100.0, 60.0), 10.0)
         self.assertTrue(is_silent(way, 110.0, 60.0))
 
     def test_who_answers_everybody_else(self) -> None:
         """Is not waited for without end."""
-        way = Way(last_sign=5.0, peer=Server(600.0))
+        way = Way(last_activity=5.0, peer=Server(600.0))
         self.assertFalse(is_silent(way, 604.9, 60.0))
         self.assertEqual(until_silence([way], 600.0, 60.0), 5.0)
         self.assertTrue(is_silent(way, 605.0, 60.0))
@@ -98,32 +98,32 @@ class RoomTests(SynchronousTestCase):
 
     def test_all_are_blocked(self) -> None:
         """Nobody keeps anybody waiting: only silence ends the wait, and nobody is charged."""
-        ways = [blocked(last_sign=1.0), blocked(last_sign=1.0)]
+        ways = [blocked(last_activity=1.0), blocked(last_activity=1.0)]
         self.assertEqual(self.pace.window_wait_s(1.0, ways, anybody), 60.0)
-        self.assertEqual(self.pace.waited(50.0, ways), [])
+        self.assertEqual(self.pace.charge_wait(50.0, ways), [])
         self.assertEqual([way.stalled_s for way in ways], [0.0, 0.0])
 
     def test_one_keeps_the_others_waiting(self) -> None:
         """It has the grace, in one wait or in many, and is dropped then if it is slow."""
-        slow = blocked("slow", pace_s=1.0, last_sign=1.0)
-        ways = [slow, Way(last_sign=1.0), Way(last_sign=1.0)]
+        slow = blocked("slow", pace_s=1.0, last_activity=1.0)
+        ways = [slow, Way(last_activity=1.0), Way(last_activity=1.0)]
         self.assertEqual(self.pace.window_wait_s(1.0, ways, anybody), 2.0)
-        self.assertEqual(self.pace.waited(2.5, ways), [])
+        self.assertEqual(self.pace.charge_wait(2.5, ways), [])
         self.assertEqual(slow.stalled_s, 1.5)
         self.assertEqual(self.pace.window_wait_s(3.0, ways, anybody), 0.5)
-        self.assertEqual(self.pace.waited(3.5, ways), [slow])
+        self.assertEqual(self.pace.charge_wait(3.5, ways), [slow])
 
     def test_a_line_that_all_share(self) -> None:
         """Where answers of all take equally long it is not the server's fault; it starts anew."""
-        held_up = blocked(pace_s=1.9, last_sign=1.0)
+        held_up = blocked(pace_s=1.9, last_activity=1.0)
         ways = [held_up, Way(pace_s=1.0), Way(pace_s=1.0)]
         self.pace.window_wait_s(1.0, ways, anybody)
-        self.assertEqual(self.pace.waited(3.0, ways), [])
+        self.assertEqual(self.pace.charge_wait(3.0, ways), [])
         self.assertEqual(held_up.stalled_s, 0.0)
 
     def test_what_cannot_be_spared(self) -> None:
         """A share that happiness needs is waited for until its server is silent."""
-        ways = [blocked(last_sign=1.0), Way(last_sign=1.0)]
+        ways = [blocked(last_activity=1.0), Way(last_activity=1.0)]
         self.assertEqual(self.pace.window_wait_s(1.0, ways, nobody), 60.0)
 
     def test_it_found_room_meanwhile(self) -> None:
@@ -132,17 +132,17 @@ class RoomTests(SynchronousTestCase):
         ways = [way, Way()]
         self.pace.window_wait_s(1.0, ways, anybody)
         way.blocked = False
-        self.assertEqual(self.pace.waited(9.0, ways), [])
+        self.assertEqual(self.pace.charge_wait(9.0, ways), [])
         self.assertEqual(way.stalled_s, 0.0)
 
     def test_the_grace_grows_with_the_upload(self) -> None:
         """A quarter of what it has taken, where that is more than two seconds."""
-        ways = [blocked(last_sign=100.0), Way(last_sign=100.0)]
+        ways = [blocked(last_activity=100.0), Way(last_activity=100.0)]
         self.assertEqual(self.pace.window_wait_s(100.0, ways, anybody), 25.0)
 
     def test_waits_that_make_up_a_grace(self) -> None:
         """They are never shorter than the clock can tell."""
-        ways = [blocked(stalled_s=1.9999999, last_sign=1.0), Way(last_sign=1.0)]
+        ways = [blocked(stalled_s=1.9999999, last_activity=1.0), Way(last_activity=1.0)]
         self.assertEqual(self.pace.window_wait_s(1.0, ways, anybody), TICK_S)
 
 
@@ -152,12 +152,12 @@ class EndTests(SynchronousTestCase):
     def test_not_enough_yet(self) -> None:
         """Everything is waited for until its server is silent."""
         pace: StragglerPolicy[Way] = StragglerPolicy(SETTINGS, 0.0)
-        self.assertEqual(pace.final_wait_s(9.0, [Way(last_sign=8.0)], False), 59.0)
+        self.assertEqual(pace.final_wait_s(9.0, [Way(last_activity=8.0)], False), 59.0)
 
     def test_stragglers(self) -> None:
         """From the moment on at which it is enough they have the grace."""
         pace: StragglerPolicy[Way] = StragglerPolicy(SETTINGS, 0.0)
-        ways = [Way(last_sign=10.0)]
+        ways = [Way(last_activity=10.0)]
         self.assertEqual(pace.final_wait_s(10.0, ways, True), 2.5)
         self.assertEqual(pace.final_wait_s(12.0, ways, True), 0.5)
         self.assertIsNone(pace.final_wait_s(12.5, ways, True))
@@ -165,11 +165,11 @@ class EndTests(SynchronousTestCase):
     def test_it_was_enough_before(self) -> None:
         """What went ahead in one move counts."""
         pace: StragglerPolicy[Way] = StragglerPolicy(SETTINGS, 0.0, happy_since_s=4.0)
-        self.assertEqual(pace.final_wait_s(5.0, [Way(last_sign=5.0)], True), 1.0)
+        self.assertEqual(pace.final_wait_s(5.0, [Way(last_activity=5.0)], True), 1.0)
 
     def test_no_longer_enough(self) -> None:
         """A share that was lost is waited for again, and the grace is over when it has come."""
         pace: StragglerPolicy[Way] = StragglerPolicy(SETTINGS, 0.0)
         pace.final_wait_s(10.0, [Way()], True)
-        self.assertEqual(pace.final_wait_s(20.0, [Way(last_sign=20.0)], False), 60.0)
-        self.assertIsNone(pace.final_wait_s(21.0, [Way(last_sign=20.0)], True))
+        self.assertEqual(pace.final_wait_s(20.0, [Way(last_activity=20.0)], False), 60.0)
+        self.assertIsNone(pace.final_wait_s(21.0, [Way(last_activity=20.0)], True))

@@ -40,7 +40,7 @@ class PatienceTests(SynchronousTestCase):
     def test_own_fault(self) -> None:
         """While the reader holds us back nobody else is to blame."""
         patience = ReadPatience(2.0, 60.0, 0.0)
-        patience.own_fault(100.0)
+        patience.reader_paused(100.0)
         self.assertEqual(patience.wait_s(100.0), 2.0)
         self.assertFalse(patience.is_silence_over(159.0))
 

@@ -37,10 +37,10 @@ class PlanTests(SynchronousTestCase):
     def test_nothing_to_do(self) -> None:
         """As long as all goes as planned nothing moves."""
         plan = self.make()
-        self.assertEqual(plan.moves(), {})
+        self.assertEqual(plan.assignments(), {})
         for number, server in enumerate("ABCDE"):
             plan.found(server, [number])
-            self.assertEqual((plan.moves(), plan.superfluous()), ({}, []))
+            self.assertEqual((plan.assignments(), plan.superfluous()), ({}, []))
         self.assertEqual(plan.happiness(), 5)
         self.assertEqual(plan.underway, {})
 
@@ -48,9 +48,9 @@ class PlanTests(SynchronousTestCase):
         """The share goes to a server with less; what the refusing one has still counts."""
         plan = self.make("ABCDEF")
         plan.refused(2, "C")
-        self.assertEqual(plan.moves(), {2: "F"})
+        self.assertEqual(plan.assignments(), {2: "F"})
         plan.found("C", [2])
-        self.assertEqual(plan.moves(), {})
+        self.assertEqual(plan.assignments(), {})
         self.assertEqual(plan.happiness(), 1)
 
     def test_a_failure(self) -> None:
@@ -58,7 +58,7 @@ class PlanTests(SynchronousTestCase):
         plan = UploadPlan(["A", "B", "C"], 6, 2)
         begin(plan)
         plan.failed("B")
-        moves = plan.moves()
+        moves = plan.assignments()
         self.assertEqual(set(moves), {1, 4})
         self.assertNotIn("B", moves.values())
 
@@ -68,26 +68,26 @@ class PlanTests(SynchronousTestCase):
         plan.found("B", [1])
         plan.failed("B")
         self.assertEqual(plan.happiness(), 1)
-        self.assertEqual(plan.moves(), {})
+        self.assertEqual(plan.assignments(), {})
 
     def test_a_lost_share(self) -> None:
         """It is sent once more to the same server, then elsewhere."""
         plan = self.make()
         plan.lost(2, "C")
-        self.assertEqual(plan.moves(), {2: "C"})
+        self.assertEqual(plan.assignments(), {2: "C"})
         plan.sending(2, "C")
         plan.lost(2, "C")
-        (home,) = plan.moves().values()
+        (home,) = plan.assignments().values()
         self.assertNotEqual(home, "C")
 
     def test_a_dropped_share(self) -> None:
         """It is not wanted any more, unless happiness comes to need it."""
         plan = self.make()
         plan.dropped(2, "C")
-        self.assertEqual(plan.moves(), {})
+        self.assertEqual(plan.assignments(), {})
         self.assertEqual(plan.hoped_happiness(), 4)
         plan.failed("A")
-        self.assertIn(2, plan.moves())
+        self.assertIn(2, plan.assignments())
 
     def test_superfluous_shares(self) -> None:
         """Shares that others have already, as many as happiness can spare."""
@@ -102,14 +102,14 @@ class PlanTests(SynchronousTestCase):
         plan: UploadPlan[str] = UploadPlan("ABCDE", 5, 3)
         for number, server in enumerate("AABCD"):
             plan.sending(number, server)
-        self.assertEqual(plan.moves(), {})
+        self.assertEqual(plan.assignments(), {})
 
     def test_no_server_is_left(self) -> None:
         """Then there is nowhere to go."""
         plan = self.make()
         for server in "ABCDE":
             plan.failed(server)
-        self.assertEqual(plan.moves(), {})
+        self.assertEqual(plan.assignments(), {})
         self.assertEqual(plan.hoped_happiness(), 0)
 
 
@@ -172,13 +172,13 @@ class PlanProperties(SynchronousTestCase):
                 self.assertIn(spare, truth)
                 for home in list(plan.underway[spare]):
                     plan.dropped(spare, home)
-            send(plan.moves())
+            send(plan.assignments())
             self.assertEqual(plan.happiness(), servers_of_happiness(truth))
             hoped = {n: set(homes) for n, homes in truth.items()}
             for n, homes in plan.underway.items():
                 hoped.setdefault(n, set()).update(homes)
             self.assertEqual(plan.hoped_happiness(), servers_of_happiness(hoped))
-        self.assertEqual(plan.moves(), {})
+        self.assertEqual(plan.assignments(), {})
 
     @properties
     @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 10**9))
@@ -209,7 +209,7 @@ class PlanProperties(SynchronousTestCase):
                 there[server] = []
             else:
                 plan.found(server, [number])
-            for moved, home in plan.moves().items():
+            for moved, home in plan.assignments().items():
                 plan.sending(moved, home)
             self.assertGreaterEqual(plan.hoped_happiness(), possible)
         self.assertEqual(plan.happiness(), possible)

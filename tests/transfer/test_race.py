@@ -27,11 +27,11 @@ class RaceTests(SynchronousTestCase):
 
     def look(self, now: float = 11.0, segments: tuple[int, int] = (0, 10), most: int = 100) -> None:
         """Look at all."""
-        self.race.look(now, self.favourites, self.others, segments, most)
+        self.race.consider_hedging(now, self.favourites, self.others, segments, most)
 
     def helpers(self) -> list[int]:
         """Who is called."""
-        return [number for number in range(5) if self.race.helps(number)]
+        return [number for number in range(5) if self.race.is_hedge(number)]
 
     def test_nobody_lags(self) -> None:
         """Then nobody is called, and nothing is due."""

@@ -111,7 +111,7 @@ class TacticsTests(SynchronousTestCase):
         """For the sooner of both clocks; our own fault does not count."""
         tactics = self.make(1000)
         self.assertEqual(tactics.wait_s(START_S), 1.0)
-        tactics.own_fault(START_S + 30)
+        tactics.reader_paused(START_S + 30)
         self.assertEqual(tactics.wait_s(START_S + 30), 1.0)
         self.assertFalse(tactics.is_silence_over(START_S + 89.9))
         self.assertTrue(tactics.is_silence_over(START_S + 90))

@@ -149,7 +149,7 @@ class Line(StoresApart):
         return self.identity.nickname
 
     @property
-    def last_sign_s(self) -> float:
+    def last_activity_s(self) -> float:
         """When it gave a sign of life, to whomever."""
         return self.clock.seconds() if self.for_others else -math.inf
 

@@ -85,10 +85,10 @@ class RoundTripTests(SynchronousTestCase):
         """Each answer is one, whoever asked."""
         self.world.clock.advance(100)
         asked_s = self.world.clock.seconds()
-        self.assertLess(self.server.last_sign_s, asked_s - 90)
+        self.assertLess(self.server.last_activity_s, asked_s - 90)
         self.server.list_shares(SI)
         self.world.settle()
-        self.assertGreater(self.server.last_sign_s, asked_s + 0.09)
+        self.assertGreater(self.server.last_activity_s, asked_s + 0.09)
 
     def test_a_put_is_two(self) -> None:
         """Allocation, then seven writes and the close, is two round trips."""

@@ -39,12 +39,12 @@ class Other:
         breaks: fails instead of storing.
         offline: fails to connect.
         is_connected: nothing has cut the connection since.
-        last_sign_s: when it answered anything, by the clock.
+        last_activity_s: when it answered anything, by the clock.
         stores: calls of ``store_whole``.
     """
 
     whole_bytes = 1000
-    last_sign_s = -math.inf
+    last_activity_s = -math.inf
 
     def __init__(self, server: GbsServer) -> None:
         self.server = without_bundles(server)
@@ -210,9 +210,9 @@ class BesideTests(SynchronousTestCase):
     def test_its_answers_are_signs_of_life(self) -> None:
         """For all who wait for the server, whichever way they asked."""
         self.crowd()
-        before = self.server.last_sign_s
-        self.other.last_sign_s = before + 100.0
-        self.assertEqual(self.server.last_sign_s, before + 100.0)
+        before = self.server.last_activity_s
+        self.other.last_activity_s = before + 100.0
+        self.assertEqual(self.server.last_activity_s, before + 100.0)
 
     def test_few_while_it_is_connected(self) -> None:
         """What goes over HTTPS meanwhile is in the way; but that is not minded for long."""

@@ -35,7 +35,7 @@ class Other:
         leased: the indexes that it was asked about.
     """
 
-    last_sign_s = float("-inf")
+    last_activity_s = float("-inf")
 
     def __init__(self, server: GbsServer) -> None:
         self.server = without_bundles(server)

@@ -186,7 +186,7 @@ class NoReactorJob(ReactorJob):
         super().__init__(work)
         self._shortcut = shortcut
 
-    def cut_short(self, console: Console, stopped: Callable[[], bool]) -> int | None:
+    def run_without_reactor(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Do it if that can be; errors become a sentence and a status."""
         try:
             return self._shortcut(console, stopped)

@@ -88,7 +88,7 @@ class ConcurrencyLimit:
         self._cut_s: float | None = None
         self._earned = 0.0
 
-    def allows(self, under_way: int, appetite: SmallFileCapacity) -> bool:
+    def has_slot(self, under_way: int, appetite: SmallFileCapacity) -> bool:
         """Return whether one more may be under way."""
         limit = min(FEW, self.limit) if appetite is SmallFileCapacity.FEW else self.limit
         return appetite is SmallFileCapacity.ANY or under_way < limit

@@ -149,7 +149,7 @@ class ResponseDispatch:
 
 
 class Shutdown:
-    """The end of one connection's transport: ``say`` asks for it, ``gone`` says that it has come."""
+    """The end of one connection's transport: ``begin`` asks for it, ``gone`` says that it has come."""
 
     def __init__(self, clock: IReactorTime, patience_s: float) -> None:
         self._clock = clock
@@ -162,7 +162,7 @@ class Shutdown:
         """Fires once the transport is gone, however it ended."""
         return succeed(None) if self._gone else self._waiting.wait()
 
-    def say(self, transport: Any, politely: bool) -> None:
+    def begin(self, transport: Any, politely: bool) -> None:
         """Let it go; ``gone`` follows."""
         if politely:
             self._call = self._clock.callLater(self._patience_s, self._abort, transport)
@@ -339,7 +339,7 @@ class PipelinedConnection(Protocol):
         return self._answers.round_trip_s
 
     @property
-    def last_sign_s(self) -> float:
+    def last_activity_s(self) -> float:
         """When bytes last came or went, or a request began to wait alone, by the clock."""
         return self._patience.patience.since_s
 
@@ -529,7 +529,7 @@ class PipelinedConnection(Protocol):
         if self._phase is Phase.LEAVING and self.transport is not None:
             self._writer.detach()
             self._valve.open()  # to see the other side's end
-            self._farewell.say(self.transport, politely=clean and not written and not how.garbage)
+            self._farewell.begin(self.transport, politely=clean and not written and not how.garbage)
         self.owner.lost(self, loss, given_back(written, queued, loss, self._server))
 
     def _check_invariants(self) -> None:

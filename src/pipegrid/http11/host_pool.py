@@ -88,7 +88,7 @@ class HostStats:
         assumed_response_bytes: what to expect of an answer nobody can predict.
         proven: the host speaks HTTP/1.1 and keeps connections open, so even a request that must not
             be repeated may be written behind others.
-        bears_more: more may be owed than ``response_budget_bytes``.
+        takes_larger_budget: more may be owed than ``response_budget_bytes``.
         quota: how many requests a connection to it is good for, as far as is known.
         quota_is_told: it said so itself.
 
@@ -100,7 +100,7 @@ class HostStats:
         self._limits = limits
         self.assumed_response_bytes = limits.assumed_response_bytes
         self.proven = False
-        self.bears_more = False
+        self.takes_larger_budget = False
         self.quota = FIRST_QUOTA
         self.quota_is_told = False
         self._strikes = 0
@@ -112,7 +112,7 @@ class HostStats:
 
     def __repr__(self) -> str:
         return (
-            f"<HostRecord {'proven' if self.proven else 'unproven'},"
+            f"<HostStats {'proven' if self.proven else 'unproven'},"
             f" {self._strikes} strikes, serial until {self._serial_until:g},"
             f" answers of {self.assumed_response_bytes} bytes>"
         )
@@ -144,7 +144,7 @@ class HostStats:
                 self._become_serial(now)
             elif head.keep_alive:
                 self.proven = True
-        if not (self.bears_more or self._burned):
+        if not (self.takes_larger_budget or self._burned):
             self._judge(exchange, others_behind)
 
     def outlasted(self, answered: int) -> None:
@@ -164,7 +164,7 @@ class HostStats:
         if not product or product.startswith(BEAR_LESS):
             self._burned = True
         elif self.proven:
-            self.bears_more = product.startswith(BEAR_MORE) or self._behind >= PROOF
+            self.takes_larger_budget = product.startswith(BEAR_MORE) or self._behind >= PROOF
 
     def lost(self, loss: Loss, answered_behind: int, now: float) -> bool:
         """
@@ -179,8 +179,8 @@ class HostStats:
         if loss.said_close and loss.answered >= LEAST_QUOTA:
             self.quota = loss.answered
             self.quota_is_told = True
-        if self.bears_more and loss.in_flight > 1 and not loss.announced:
-            self.bears_more, self._burned = False, True
+        if self.takes_larger_budget and loss.in_flight > 1 and not loss.announced:
+            self.takes_larger_budget, self._burned = False, True
         if answered_behind >= PROOF:
             self._strikes = 0
             if not loss.garbage:
@@ -263,9 +263,9 @@ class HostPool:
         return not (self._waiting or self._connections or self._connecting)
 
     @property
-    def last_sign_s(self) -> float:
+    def last_activity_s(self) -> float:
         """When bytes last came or went, on any of its connections, by the clock."""
-        return max((each.last_sign_s for each in self._connections), default=-math.inf)
+        return max((each.last_activity_s for each in self._connections), default=-math.inf)
 
     def request(self, request: RawRequest) -> Deferred[RawResponse]:
         """
@@ -460,7 +460,7 @@ class HostPool:
         self._unknown = False
         record, lane = self.record, connection.lane
         record.answered(exchange, self._clock.seconds(), bool(lane.written))
-        if record.bears_more:
+        if record.takes_larger_budget:
             lane.measure()
 
     def held_up(self, connection: PipelinedConnection) -> None:
@@ -484,7 +484,7 @@ class HostPool:
             for each in unanswered if not loss.answered else unanswered[:1]:
                 each.exchange.attempts += 1
         # Of many connections on a slow line one may get nothing for long: that is not the server's silence.
-        starved = loss.timed_out and self.last_sign_s > now - self._limits.timeout_s
+        starved = loss.timed_out and self.last_activity_s > now - self._limits.timeout_s
         self._repeat_or_fail(unanswered, pipelining_failed or starved, loss.timed_out)
 
     def _repeat_or_fail(

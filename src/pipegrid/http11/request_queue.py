@@ -104,7 +104,7 @@ class RequestQueue:
 
     def __repr__(self) -> str:
         return (
-            f"<Lane {len(self.queued)} queued, {len(self.written)} written:"
+            f"<RequestQueue {len(self.queued)} queued, {len(self.written)} written:"
             f" {self._request_bytes_written} bytes for {self._charged_written}"
             f"{', serial' if self.serial else ''}>"
         )

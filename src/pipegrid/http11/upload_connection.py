@@ -148,9 +148,9 @@ class UploadConnection:
         return None if self._connection is None else self._connection.round_trip_s
 
     @property
-    def last_sign_s(self) -> float:
+    def last_activity_s(self) -> float:
         """When the present connection's bytes last came or went, by the clock."""
-        return -math.inf if self._connection is None else self._connection.last_sign_s
+        return -math.inf if self._connection is None else self._connection.last_activity_s
 
     @property
     def is_idle(self) -> bool:

@@ -392,7 +392,7 @@ class EpollDriver:
     # What happens.
 
     def unwanted(self, connection: Connection, errand: FetchJob) -> None:
-        self._plan.unasked(errand, connection.mirror)
+        self._plan.put_back(errand, connection.mirror)
 
     def refused(self, connection: Connection, errand: FetchJob, reason: str, wrong: bool) -> None:
         if not self._refuse(errand, connection.mirror, reason, "wrong" if wrong else "refused"):
@@ -451,7 +451,7 @@ class EpollDriver:
                 entrant.tally.broken += 1
                 self._plan.failed_at(errand, entrant.number, "broken", reason)
             else:
-                self._plan.unasked(errand, entrant.number)
+                self._plan.put_back(errand, entrant.number)
 
     def _leave(self, entrant: EpollMirror, reason: str, broken: bool = False) -> None:
         """This mirror has lost its part in the sprint."""

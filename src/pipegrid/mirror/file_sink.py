@@ -371,7 +371,7 @@ class Asks(Protocol):
     def refuse(self, exchange: FileExchange, reason: str, kind: Failure) -> None:
         """What comes is not what is wanted; the rest of it is not, either."""
 
-    def put_off(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
+    def defer(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
         """It is not given now; has the mirror too much to do, and for how long at least?"""
 
     def failed(self, errand: FetchJob, error: PipegridError) -> None:
@@ -398,7 +398,7 @@ class FileExchange(Exchange):
                 self._source.refuse(self, reason, "refused")
             else:
                 busy = head.status in BUSY
-                self._source.put_off(self, reason, retry_after_s(head.headers) if busy else None)
+                self._source.defer(self, reason, retry_after_s(head.headers) if busy else None)
         elif wanted.size is not None and head.length not in (None, wanted.size):
             reason = f"it has {head.length} bytes, and {wanted.size} by the index"
             self._source.refuse(self, reason, "wrong")

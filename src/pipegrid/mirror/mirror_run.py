@@ -355,7 +355,7 @@ class WorkerProcesses:
             tally.connections += counts[4]
             tally.busy_s = max(tally.busy_s, counts[5])  # it was busy at the same time
         for number, refused_by, reasons in result["left"]:
-            plan.take_over(files[number], refused_by, {int(key): reasons[key] for key in reasons})
+            plan.add_failed(files[number], refused_by, {int(key): reasons[key] for key in reasons})
 
     def stop(self) -> None:
         """Have those that still run end at once."""

@@ -19,7 +19,7 @@ from pipegrid.mirror.archive_file import ArchiveFile, Value
 # have wrong (``refused``) they are not asked for again, and when all have refused a file, it has failed.
 # What broke on its way (``broken``: lost connections, silence, answers cut short) is nobody's verdict:
 # others are asked first, then the same again, ``MAX_BREAKS`` times in all for each mirror. What was never
-# looked at (``unasked``) is no failure, and what a mirror put off that is ``busy`` is not the file's.
+# looked at (``put_back``) is no failure, and what a mirror put off that is ``busy`` is not the file's.
 #
 # **Pipelining.** Some servers and proxies mix up, drop or join the answers to pipelined requests. So what is
 # said of a file counts only if its request was alone on a connection that never had two. A *wrong* file in
@@ -83,7 +83,7 @@ class FetchJob:
 
     def __repr__(self) -> str:
         state = "over" if self.is_over else "under way" if self.under_way else "waiting"
-        return f"<Errand {self.wanted.path!r} {state}>"
+        return f"<FetchJob {self.wanted.path!r} {state}>"
 
     @property
     def size_bytes(self) -> int:
@@ -147,7 +147,7 @@ class Scheduler:
 
     def __repr__(self) -> str:
         return (
-            f"<Plan {len(self._waiting)} waiting, {len(self._again)} again, {self._open} open,"
+            f"<Scheduler {len(self._waiting)} waiting, {len(self._again)} again, {self._open} open,"
             f" {self.done_files} done, {len(self.failed)} failed>"
         )
 
@@ -180,7 +180,7 @@ class Scheduler:
         self.done_bytes += size_bytes
         self.retries += retries
 
-    def take_over(self, wanted: ArchiveFile, refused_by: int, reasons: dict[int, str]) -> None:
+    def add_failed(self, wanted: ArchiveFile, refused_by: int, reasons: dict[int, str]) -> None:
         """One more file is wanted, for which others have asked in vain; as attributes of ``FetchJob``."""
         errand = FetchJob(wanted)
         errand.refused_by = refused_by
@@ -225,7 +225,7 @@ class Scheduler:
         self.done_bytes += size_bytes
         return True
 
-    def unasked(self, errand: FetchJob, mirror: int) -> None:
+    def put_back(self, errand: FetchJob, mirror: int) -> None:
         """The mirror never looked at the request, or it was taken back: that is no failure."""
         self._arrived(errand, mirror)
         self._put_back(errand)

@@ -231,7 +231,7 @@ class MirrorSource:
             for exchange in (*connection.lane.written, *connection.lane.queued):
                 if isinstance(exchange, FileExchange) and exchange.errand is errand:
                     self._take_back(exchange)
-                    self._plan.unasked(errand, self.number)
+                    self._plan.put_back(errand, self.number)
                     return
 
     def close(self) -> None:
@@ -316,7 +316,7 @@ class MirrorSource:
 
         receiver.finish(ended)
 
-    def put_off(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
+    def defer(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
         """It does not give the file now; has it too much to do, and for how long at least?"""
         self._take_back(exchange)
         self._rest(reason, busy_s or 0.0)  # before it could be asked again at once
@@ -428,7 +428,7 @@ class MirrorSource:
     def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
         lane = connection.lane
         self._record.answered(exchange, self._clock.seconds(), bool(lane.written))
-        if self._record.bears_more:
+        if self._record.takes_larger_budget:
             lane.measure()
         if lane.is_spent and exchange.response is not None and exchange.response.keep_alive:
             self._record.outlasted(connection.answered)
@@ -472,7 +472,7 @@ class MirrorSource:
                 broken -= 1
                 self._broken(exchange.errand, str(each.error))
             else:
-                self._plan.unasked(exchange.errand, self.number)
+                self._plan.put_back(exchange.errand, self.number)
         if unanswered:
             self._events.changed()
 

@@ -98,7 +98,7 @@ class ConnectionLimits(Generic[G]):
         return len(self._places)
 
     def __repr__(self) -> str:
-        return f"<Crowd of {len(self)}, {self.strangers} of them strangers>"
+        return f"<ConnectionLimits of {len(self)}, {self.strangers} of them strangers>"
 
     def enter(self, guest: G, host: str) -> G | None:
         """
@@ -125,7 +125,7 @@ class ConnectionLimits(Generic[G]):
         self._add(guest, place)
         return victim
 
-    def vouch(self, guest: G) -> None:
+    def mark_known(self, guest: G) -> None:
         """It has shown the secret."""
         place = self._places.get(guest)
         if place is not None and guest in self._strangers.get(place, ()):
@@ -312,9 +312,9 @@ class PortListener(Factory):
                 log.failure("a connection failed within the server")
                 connection.abort()
 
-    def vouch(self, connection: ProtocolDetector) -> None:
+    def mark_known(self, connection: ProtocolDetector) -> None:
         """A connection has shown the secret."""
-        self._crowd.vouch(connection)
+        self._crowd.mark_known(connection)
 
     def opened(self, connection: ProtocolDetector) -> None:
         """A connection has begun: from now on its quiet is looked at."""
@@ -420,7 +420,7 @@ class ProtocolDetector(TwistedProtocol):
 
     def has_shown_secret(self) -> None:
         """Whoever it was handed to has seen the server's secret."""
-        self._front.vouch(self)
+        self._front.mark_known(self)
         if self._inner is not None and not self._waits:
             self._direct = self._inner
 

@@ -507,7 +507,7 @@ class Check:
         verifier = ShareVerifier(self._cap, number)
         worth = self._streams.begin()
         watch = CallTimeout(self._clock, self._silence_s, worth=worth)
-        feeder = VerifierFeed(verifier, self._workers, watch.sign, worth)
+        feeder = VerifierFeed(verifier, self._workers, watch.progress, worth)
         longest = longest_share(self._cap.size, self._cap.required_shares)
         try:
             stream = peer.server.stream(self._cap.storage_index, number, 0, longest, feeder)

@@ -61,14 +61,14 @@ class Peer:
         return self.no_uploads() is None
 
     @property
-    def last_sign(self) -> float:
+    def last_activity(self) -> float:
         """
         When bytes last went to the server or came from it, for whatever transfer, by the clock.
 
         On a slow line what one transfer waits for is behind what others do, for longer than anybody may be
         silent. Who keeps no such book, as a server in this process, is asked for nothing that takes long.
         """
-        last_s: float = getattr(self.server, "last_sign_s", -math.inf)
+        last_s: float = getattr(self.server, "last_activity_s", -math.inf)
         return last_s
 
 
@@ -267,15 +267,15 @@ class CallTimeout:
         self._silence_s = silence_s
         self._more_s = more_s
         self._worth = worth
-        self._last_sign = clock.seconds()
+        self._last_activity = clock.seconds()
         self._over = False
         self._call: Deferred[Any] | None = None
         self._peer: Peer | None = None
         self._timer: IDelayedCall | None = None
 
-    def sign(self) -> None:
+    def progress(self) -> None:
         """The server has given a sign of life: its silence begins anew."""
-        self._last_sign = self._clock.seconds()
+        self._last_activity = self._clock.seconds()
 
     async def answer(self, call: Deferred[T], peer: Peer) -> T:
         """
@@ -304,7 +304,7 @@ class CallTimeout:
 
     def _look(self) -> None:
         assert self._peer is not None
-        sign_s = last_activity_s(self._last_sign, self._peer.last_sign, self._silence_s)
+        sign_s = last_activity_s(self._last_activity, self._peer.last_activity, self._silence_s)
         end_s = sign_s + self._silence_s + self._more_s()
         left_s = end_s - self._clock.seconds()
         if left_s > 0 and (self._worth is None or self._worth.is_fast_enough()):

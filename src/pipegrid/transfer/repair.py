@@ -281,14 +281,14 @@ class Repair:
                 absent * -(-self._cap.total_shares // max(1, servers)),
             )
         self._tell_plan()
-        if self._plan.moves():  # segments will have to be held
+        if self._plan.assignments():  # segments will have to be held
             segment_bytes = ueb.parse(found.packed_ueb).segment_bytes
             check_segment_bytes(segment_bytes, self._cap.size, self._settings.max_segment_bytes)
         self._advise()
         share_bytes = Reencoder(self._cap, found.packed_ueb).share_bytes
         self._shares = ShareSet(self._storage_index, share_bytes, self._file_secrets)
         self._allocations = Allocations(self._shares, self._changed.fire)
-        self._wanted_bytes = len(self._plan.moves()) * share_bytes
+        self._wanted_bytes = len(self._plan.assignments()) * share_bytes
         progress = self._progress if self._wanted_bytes else None
         self._report = ProgressReport(progress, self._wanted_bytes)
         renewing = Deferred.fromCoroutine(self._renew_leases())
@@ -380,11 +380,11 @@ class Repair:
             raise
         except BaseException:
             self._let_go(abort=True)
-            await self._ways.forgotten(self._clock)
+            await self._ways.wait_for_aborts(self._clock)
             raise
 
     def _let_go(self, *, abort: bool = False) -> None:
-        self._ways.let_go(abort=abort)
+        self._ways.release(abort=abort)
         self._allocations.cancel()
 
     async def _find_room(self, encoder: Reencoder) -> None:
@@ -405,7 +405,7 @@ class Repair:
 
         That is a round trip less, and one message for both where servers take bundles.
         """
-        if not self._plan.moves():
+        if not self._plan.assignments():
             return False
         shares: dict[int, list[ShareWrite]] = {}
         async for writes in self._recoding.shares(encoder, self._check.found):
@@ -423,7 +423,7 @@ class Repair:
 
     def _open_missing(self, encoder: Reencoder) -> Iterator[ShareUpload]:
         """Open ways for all that is missing and has a place to go, and yield them, server by server."""
-        moves = self._plan.moves()
+        moves = self._plan.assignments()
         for peer in dict.fromkeys(moves.values()):
             numbers = {number for number, home in moves.items() if home is peer}
             yield from self._open_ways(peer, numbers)
@@ -510,7 +510,7 @@ class Repair:
         self._renewed.add(peer)
         for way in self._ways.open:
             if way.peer is peer and way.share_number in answer.numbers:
-                way.last_sign = self._clock.seconds()
+                way.last_activity = self._clock.seconds()
                 if way.share_number in result.already_have:
                     way.close(ShareState.FOUND)  # somebody else was faster
                 way.granted = way.share_number in result.allocated

@@ -266,7 +266,7 @@ class SurveyBatcher:
         self._on_their_way: dict[Deferred[None], int] = {}
         self._unanswered = 0
         self._has_answered = False
-        self._last_sign = clock.seconds()
+        self._last_activity = clock.seconds()
         self._turn: IDelayedCall | None = None
         self._timer: IDelayedCall | None = None
         self._resting: ServerError | None = None
@@ -315,7 +315,7 @@ class SurveyBatcher:
 
     def _send_batch(self, batch: Sequence[tuple[Question, OnAnswer]]) -> None:
         if not self._unanswered:
-            self._last_sign = self._clock.seconds()
+            self._last_activity = self._clock.seconds()
         told: list[OnAnswer | None] = [call for _, call in batch]
         self._unanswered += len(batch)
 
@@ -349,7 +349,7 @@ class SurveyBatcher:
         if isinstance(answer, ServerUnreachable | ServerTimeout):
             self._rest(answer)
         else:
-            self._last_sign = self._clock.seconds()
+            self._last_activity = self._clock.seconds()
             self._has_answered = True
             self._resting = None
         call(answer)
@@ -379,7 +379,7 @@ class SurveyBatcher:
     def _look(self) -> None:
         if not self._unanswered:
             return
-        left_s = self._last_sign + self._silence_s - self._clock.seconds()
+        left_s = self._last_activity + self._silence_s - self._clock.seconds()
         if left_s > 0:
             self._timer = self._clock.callLater(left_s, self._look)
             return

@@ -88,7 +88,7 @@ class RetryPolicy(Generic[T]):
         self._back = False
 
     def __repr__(self) -> str:
-        return f"<SecondTries: {len(self._kept)} kept, waiting={self.waiting}>"
+        return f"<RetryPolicy: {len(self._kept)} kept, waiting={self.waiting}>"
 
     @property
     def left_s(self) -> float:

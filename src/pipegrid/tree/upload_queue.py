@@ -190,7 +190,7 @@ class UploadQueue(Generic[P]):
         appetite = self._appetite()
         if appetite is SmallFileCapacity.COUNTED and self._is_undecided() and self._storing >= SOME:
             return False
-        return self._depth.allows(self._storing, appetite)
+        return self._depth.has_slot(self._storing, appetite)
 
     def _is_undecided(self) -> bool:
         """Whether it is not known yet if there are many."""

@@ -164,7 +164,7 @@ def _cut_short(job: NoReactorJob, console: Console) -> int | None:
 
     _handle_all(note)
     try:
-        return job.cut_short(console, lambda: bool(told))
+        return job.run_without_reactor(console, lambda: bool(told))
     finally:
         _handle_all(_end_now)
 

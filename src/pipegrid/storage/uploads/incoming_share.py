@@ -266,7 +266,7 @@ class IncomingShare(ShareWriter):
         state = "gone" if self.gone else "closed" if self._fd is None else "open"
         where = self._incoming or self._final
         return (
-            f"<ShareUpload {where!r} {state}, {self._received.total} of {self.share_bytes} bytes>"
+            f"<IncomingShare {where!r} {state}, {self._received.total} of {self.share_bytes} bytes>"
         )
 
     @property

@@ -275,11 +275,11 @@ class Download:
         """Let one more share join if some keep the others waiting; give up those that are silent."""
         now, tactics = self._clock.seconds(), self._tactics
         if not self._sink.ready or self._jobs:
-            tactics.own_fault(now)
+            tactics.reader_paused(now)
             return
         readers = list(self._readers.open.values())
         if tactics.looks_for_laggards(now, readers):
             for reader in readers:
                 reader.start_period()
         if tactics.is_silence_over(now):
-            self._readers.give_up_silent(self._settings.silence_s, tactics.last_sign)
+            self._readers.give_up_silent(self._settings.silence_s, tactics.last_activity)

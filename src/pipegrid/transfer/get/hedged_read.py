@@ -65,11 +65,11 @@ class HedgedRead:
         self._patience_s = patience_s
         self._helping: set[int] = set()
 
-    def helps(self, share_number: int) -> bool:
+    def is_hedge(self, share_number: int) -> bool:
         """Return whether a share that is no favourite is asked for more than a probe."""
         return share_number in self._helping
 
-    def look(
+    def consider_hedging(
         self,
         now: float,
         favourites: Sequence[RacingShare],
@@ -304,9 +304,9 @@ class ReadPolicy:
         """A segment was finished at ``now``, so that the file has grown; see ``ReadPatience``."""
         self._patience.segment_finished(now)
 
-    def own_fault(self, now: float) -> None:
+    def reader_paused(self, now: float) -> None:
         """It is we who keep the servers waiting: the reader's time does not count."""
-        self._patience.own_fault(now)
+        self._patience.reader_paused(now)
 
     # Moves.
 
@@ -336,14 +336,14 @@ class ReadPolicy:
             others = runners[self._required_shares :]
             if geometry is not None and not self._hedged:
                 most_segments = self.ahead_bytes // geometry.block_bytes
-                race.look(now, favourites, others, segments_left, most_segments)
+                race.consider_hedging(now, favourites, others, segments_left, most_segments)
         for runner in favourites:
             yield self._ask_all(runner.share_number)
         for runner in others:
             number = runner.share_number
             if self._hedged:
                 yield Ask(number, min(RACE_BYTES, self.ahead_bytes))
-            elif race.helps(number):
+            elif race.is_hedge(number):
                 yield self._ask_all(number)
             else:
                 yield Ask(number, 0, self._probe_bytes)
@@ -382,9 +382,9 @@ class ReadPolicy:
         return self._patience.is_silence_over(now)
 
     @property
-    def last_sign(self) -> float:
+    def last_activity(self) -> float:
         """When anything came last, however often silence was over since."""
-        return self._patience.last_sign
+        return self._patience.last_activity
 
     def _some_lag(self, runners: Sequence[Reader]) -> bool:
         """
@@ -395,7 +395,7 @@ class ReadPolicy:
         if self.race.open and not self._hedged:
             # Who was asked for a probe only has long given it.
             needed = self._required_shares
-            helpers = [each for each in runners[needed:] if self.race.helps(each.share_number)]
+            helpers = [each for each in runners[needed:] if self.race.is_hedge(each.share_number)]
             runners = [*runners[:needed], *helpers]
         busy = [runner for runner in runners if runner.waiting and not runner.paused]
         if len(busy) < len(runners):
@@ -413,28 +413,28 @@ class ReadPatience:
         now: when the download began, on the caller's clock, in seconds.
 
     Attributes:
-        last_sign: when anything came last, however often silence was over since.
+        last_activity: when anything came last, however often silence was over since.
     """
 
     def __init__(self, hedge_s: float, silence_s: float, now: float) -> None:
         self._hedge_s = hedge_s
         self._silence_s = silence_s
-        self.last_sign = self._last_event = now
+        self.last_activity = self._last_event = now
         self._last_progress = now
 
     # Facts.
 
     def something_came(self, now: float) -> None:
         """Some server has sent something."""
-        self.last_sign = self._last_event = now
+        self.last_activity = self._last_event = now
 
     def segment_finished(self, now: float) -> None:
         """A segment was finished at ``now``: from here on it is counted when to hedge."""
         self._last_progress = now
 
-    def own_fault(self, now: float) -> None:
+    def reader_paused(self, now: float) -> None:
         """It is we who keep the servers waiting: the reader's time does not count."""
-        self.last_sign = self._last_event = self._last_progress = now
+        self.last_activity = self._last_event = self._last_progress = now
 
     def hedged(self) -> None:
         """One more share joins; a slow line is no reason to load it more and more."""

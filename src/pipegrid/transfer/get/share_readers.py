@@ -73,7 +73,7 @@ class ShareDownload:
         self._streams: set[_SpanConsumer] = set()
 
     def __repr__(self) -> str:
-        return f"<ShareFeed share {self.share_number} from {self.peer.name}: {self.state}>"
+        return f"<ShareDownload share {self.share_number} from {self.peer.name}: {self.state}>"
 
     @property
     def waiting(self) -> bool:
@@ -500,7 +500,7 @@ class ShareReaders:
         before_s = self._clock.seconds() - silence_s
 
         def is_silent(peer: Peer) -> bool:
-            return last_activity_s(own_s, peer.last_sign, silence_s) <= before_s
+            return last_activity_s(own_s, peer.last_activity, silence_s) <= before_s
 
         for reader in list(self.open.values()):
             name = reader.peer.name

@@ -201,7 +201,9 @@ class Retrieve:
         if await self._slot.has_changed(copy.peer, copy.number, self._version):
             return
         self.corrupt.append(error)
-        telling = Deferred.fromCoroutine(self._slot.complain(copy.peer, copy.number, str(error)))
+        telling = Deferred.fromCoroutine(
+            self._slot.advise_corrupt(copy.peer, copy.number, str(error))
+        )
         telling.addErrback(lambda _: None)
 
 

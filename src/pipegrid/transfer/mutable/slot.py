@@ -146,7 +146,7 @@ class Slot:
         """Add or renew this client's lease."""
         await self._answer(peer, peer.server.add_slot_lease(self.storage_index, self.lease(peer)))
 
-    async def complain(self, peer: Peer, number: int, reason: str) -> None:
+    async def advise_corrupt(self, peer: Peer, number: int, reason: str) -> None:
         """Tell the server that a share looked corrupt; whatever comes of that."""
         try:
             await self._answer(
@@ -166,7 +166,7 @@ class Slot:
         finally:
             del self._under_way[watch]
             for other in self._under_way:
-                other.sign()  # the line was busy with this one
+                other.progress()  # the line was busy with this one
 
     def _transfer_s(self) -> float:
         return sum(self._under_way.values()) / SLOWEST_BYTES_PER_S

@@ -74,16 +74,16 @@ class PlacementHistory:
         self._changed = changed
 
     def __repr__(self) -> str:
-        return f"<Elsewhere {self.policy}, {self._left} puts to ask first>"
+        return f"<PlacementHistory {self.policy}, {self._left} puts to ask first>"
 
     @property
-    def asks(self) -> bool:
+    def must_ask(self) -> bool:
         """Whether puts have to know where shares are before any is complete, whatever that costs."""
         return self.policy == "always" or (self.policy == "auto" and self._left > 0)
 
     def asks_first(self, share_bytes: int) -> bool:
         """Whether a put that begins now sends nothing before it knows where shares are."""
-        return self.policy == "always" or (self.asks and share_bytes <= SMALL_BYTES)
+        return self.policy == "always" or (self.must_ask and share_bytes <= SMALL_BYTES)
 
     def holds_back(self, share_bytes: int, exceeds_window: bool) -> bool:
         """
@@ -95,7 +95,7 @@ class PlacementHistory:
         """
         if self.policy == "never" or share_bytes <= SMALL_BYTES:
             return False
-        return self.asks or exceeds_window
+        return self.must_ask or exceeds_window
 
     def ended(self, found_elsewhere: bool) -> None:
         """A put has ended well."""

@@ -160,7 +160,7 @@ class ManyPuts(Generic[T]):
     @property
     def _next(self) -> int | None:
         """The file that may start now."""
-        allowed = self._depth.allows(self._order.under_way, self._appetite())
+        allowed = self._depth.has_slot(self._order.under_way, self._appetite())
         return self._order.next if allowed else None
 
     def _begin(self, number: int) -> None:

@@ -96,7 +96,7 @@ class ActiveShares:
             if not (there or way.error is None or is_unexplained(way.state, way.error)):
                 self._note(way.peer.name, way.error)
             if way.is_useless:
-                self.forget(way)
+                self.abort_share(way)
         return ended
 
     def _note(self, server: str, error: ServerError) -> None:
@@ -111,7 +111,7 @@ class ActiveShares:
         if is_absence(error):
             self.absent.add(server)
 
-    def let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
+    def release(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
         """
         Give up whatever is unanswered, so that nothing of the transfer is left behind here.
 
@@ -126,15 +126,15 @@ class ActiveShares:
         if abort:
             for way in unfinished:
                 if keep.get(way.share_number) is not way.peer:
-                    self.forget(way)
+                    self.abort_share(way)
 
-    def forget(self, way: ShareUpload) -> None:
+    def abort_share(self, way: ShareUpload) -> None:
         """Have its server forget the unfinished share of a way that has ended."""
         told = way.abort()
         self._forgetting.add(told)
         told.addBoth(lambda _: self._forgetting.discard(told))
 
-    async def forgotten(self, clock: IReactorTime) -> None:
+    async def wait_for_aborts(self, clock: IReactorTime) -> None:
         """
         Wait until servers have forgotten what they shall, but not long.
 

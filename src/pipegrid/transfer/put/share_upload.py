@@ -151,7 +151,7 @@ class ShareUpload:
         acknowledged_bytes: what the server has confirmed, or said that it has from before.
         found_bytes: of these, what it had before.
         stalled_s: how long this way has kept others waiting, so far.
-        last_sign: when the server last acknowledged anything of this way.
+        last_activity: when the server last acknowledged anything of this way.
         has_trailer: whether the hashes behind the blocks have gone by, and were not lost.
         all_sent: whether every byte of the share has been handed to the pipeline.
         error: why it was refused, lost or failed.
@@ -182,7 +182,7 @@ class ShareUpload:
         self.acknowledged_bytes = 0
         self.found_bytes = 0
         self.stalled_s = 0.0
-        self.last_sign = clock.seconds()
+        self.last_activity = clock.seconds()
         self.has_trailer = False
         self.all_sent = False
         self._storage_index = shares.storage_index
@@ -204,7 +204,7 @@ class ShareUpload:
         self._owed = PendingWrites(clock)
 
     def __repr__(self) -> str:
-        return f"<ShareWay of share {self.share_number} to {self.peer.name}: {self.state.value}>"
+        return f"<ShareUpload of share {self.share_number} to {self.peer.name}: {self.state.value}>"
 
     @property
     def is_open(self) -> bool:
@@ -282,7 +282,7 @@ class ShareUpload:
         self._batch, self._last = self._last if self.state is ShareState.OPEN else None, None
         self.finish()
 
-    def adopt(self, write: Deferred[WriteAnswer], sent_s: float) -> None:
+    def attach_sent(self, write: Deferred[WriteAnswer], sent_s: float) -> None:
         """All of the share was sent by somebody else, at that time, and here is what comes of it."""
         self.has_trailer = self.all_sent = True
         self.missed = NO_SEGMENTS
@@ -315,7 +315,7 @@ class ShareUpload:
             return False
         self.flush()  # what comes next does not follow what was gathered
         segments = NO_SEGMENTS if segment is None else range(segment, segment + 1)
-        self._already.pass_over(segments, segment is None)
+        self._already.mark_skipped(segments, segment is None)
         self._went_by(segment)
         return True
 
@@ -332,7 +332,7 @@ class ShareUpload:
             return
         self._batch = None
         if self._already.covers(batch.offset, batch.offset + batch.length):
-            self._already.pass_over(batch.segments, batch.has_trailer)
+            self._already.mark_skipped(batch.segments, batch.has_trailer)
             return
         self._flushed += 1
         pipeline = self.peer.pipeline
@@ -382,12 +382,12 @@ class ShareUpload:
     def _await(self, call: Deferred[Any], sent_s: float | None = None) -> None:
         """Know the call until it ends, and wake the upload then."""
         if not self._owed:  # before, the server owed nothing
-            self.last_sign = self._clock.seconds() if sent_s is None else sent_s
+            self.last_activity = self._clock.seconds() if sent_s is None else sent_s
         self._owed.asked(call, sent_s)
 
     def _written(self, result: WriteAnswer, batch: Batch) -> None:
         if not self.ended:
-            self.last_sign = self._clock.seconds()
+            self.last_activity = self._clock.seconds()
             self._confirmed_bytes += batch.length
             if result.complete:
                 self.acknowledged_bytes = self._share_bytes
@@ -452,7 +452,7 @@ class ShareUpload:
     def _listed(self, share_numbers: frozenset[int]) -> None:
         if self.share_number in share_numbers:
             self.close(ShareState.STORED)
-        elif self._incomplete and self._lets_go and self._already.passed_over and not self.ended:
+        elif self._incomplete and self._lets_go and self._already.has_skipped and not self.ended:
             self._send_after_all()
         else:
             self.close(ShareState.LOST)
@@ -460,7 +460,7 @@ class ShareUpload:
 
     def _send_after_all(self) -> None:
         """The server does not have what it said: it gets all that was passed over, coded again."""
-        segments, trailer = self._already.take_back()
+        segments, trailer = self._already.unskip()
         self.missed = joined(self.missed, segments)
         self.has_trailer = self.has_trailer and not trailer
         self.all_sent = self._incomplete = False

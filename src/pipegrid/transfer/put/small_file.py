@@ -107,7 +107,7 @@ async def put_whole(
     Returns:
         What was begun and did not end in it; None if nothing was sent.
     """
-    if not encoder.is_single_segment(file.geometry) or means.elsewhere.asks:
+    if not encoder.is_single_segment(file.geometry) or means.elsewhere.must_ask:
         return None
     order = ring(file.shares.storage_index, means.grid.takers)
     if len(order) < file.happy or not _takes_whole(order, file):
@@ -172,7 +172,9 @@ class SmallFileUpload:
         """When an ``Upload`` is to decide what is waited for: grace is over, or some server is silent."""
         started, settings = self._started, self._means.settings
         silence_s = settings.silence_s
-        signs = (last_activity_s(started, peer.last_sign, silence_s) for peer in self._unanswered)
+        signs = (
+            last_activity_s(started, peer.last_activity, silence_s) for peer in self._unanswered
+        )
         silent_s = min(signs, default=started) + silence_s
         if self._happy_since is None:
             return silent_s

@@ -35,7 +35,7 @@ class Signing(Protocol):
     """What is asked of a server, whatever it is busy with."""
 
     @property
-    def last_sign(self) -> float:
+    def last_activity(self) -> float:
         """When it last gave a sign of life."""
 
 
@@ -45,10 +45,10 @@ class Owing(Protocol):
 
     Attributes:
         waiting: whether the server owes an answer that matters.
-        last_sign: when it last acknowledged anything of this way, or began to owe.
+        last_activity: when it last acknowledged anything of this way, or began to owe.
     """
 
-    last_sign: float
+    last_activity: float
 
     @property
     def waiting(self) -> bool:
@@ -91,18 +91,20 @@ W = TypeVar("W", bound=Sending)
 def until_silence(ways: Iterable[Owing], now: float, silence_s: float) -> float:
     """Return how long until the first server has been silent for too long; ``silence_s`` if none owes."""
     owing = [way for way in ways if way.waiting]
-    left_s = min((way.last_sign for way in owing), default=now) + silence_s - now
+    left_s = min((way.last_activity for way in owing), default=now) + silence_s - now
     if left_s <= 0:  # only then are servers asked, since this is looked at after every event
-        signs = (last_activity_s(way.last_sign, way.peer.last_sign, silence_s) for way in owing)
+        signs = (
+            last_activity_s(way.last_activity, way.peer.last_activity, silence_s) for way in owing
+        )
         left_s = min(signs) + silence_s - now
     return left_s
 
 
 def is_silent(way: Owing, now: float, silence_s: float) -> bool:
     """Return whether the server owes an answer, and has given no sign of life for too long."""
-    if now < way.last_sign + silence_s or not way.waiting:
+    if now < way.last_activity + silence_s or not way.waiting:
         return False
-    return now >= last_activity_s(way.last_sign, way.peer.last_sign, silence_s) + silence_s
+    return now >= last_activity_s(way.last_activity, way.peer.last_activity, silence_s) + silence_s
 
 
 class StragglerPolicy(Generic[W]):
@@ -133,7 +135,7 @@ class StragglerPolicy(Generic[W]):
         """
         Return how long to wait, at most, for room everywhere; None: it is there.
 
-        ``waited`` is to be told when that wait is over, however it ended.
+        ``charge_wait`` is to be told when that wait is over, however it ended.
 
         Args:
             can_spare: whether happiness holds without the share of a way.
@@ -150,7 +152,7 @@ class StragglerPolicy(Generic[W]):
             patience_s = min([patience_s, *left])
         return max(TICK_S, patience_s)
 
-    def waited(self, now: float, ways: Sequence[W]) -> list[W]:
+    def charge_wait(self, now: float, ways: Sequence[W]) -> list[W]:
         """
         Hold against ways what they have cost the others.
 

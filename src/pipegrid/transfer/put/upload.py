@@ -59,11 +59,13 @@ class Asking:
         self._allocations = allocations
         self._shares = shares
         self._guess = plan.first()
-        self._wait = FinalByteHold(len(set(self._guess.values())), began_s, grace_s, elsewhere.asks)
+        self._wait = FinalByteHold(
+            len(set(self._guess.values())), began_s, grace_s, elsewhere.must_ask
+        )
 
     def ask(self) -> None:
         """Ask servers that are sent nothing yet, or no share at all, where that is worth it."""
-        if not self._elsewhere.asks:
+        if not self._elsewhere.must_ask:
             return
         # Others place n shares among twice as many servers, or did so on a grid that was smaller.
         total = self._plan.total_shares
@@ -176,7 +178,7 @@ class UploadEvents:
         """Whether somebody else seems to be storing the file at the same time."""
         return self._others_uploading or self._aborted or self._refusals.contended
 
-    def take(self) -> bool:
+    def drain(self) -> bool:
         """Take in all that has happened; returns whether anything has."""
         news = self.take_answers()
         for peer, there in self._refusals.take_lists():
@@ -206,7 +208,7 @@ class UploadEvents:
         there = self._where.found_at(peer, allocation.already_have, answer.sent_before)
         for way in self._ways.open:
             if way.peer is peer and way.share_number in answer.numbers:
-                way.last_sign = self._clock.seconds()
+                way.last_activity = self._clock.seconds()
                 if way.share_number in there:
                     way.close(ShareState.STORED)
                 # No room, or an unfinished upload: perhaps our own, which the writes then resume.
@@ -301,18 +303,18 @@ class Upload:
             # If servers went away in the middle a rerun goes on when they are back, with what is where it
             # will look for it.
             self._let_go(abort=True, keep=self._plan.first() if self._ways.lost_midway else {})
-            await self._ways.forgotten(self._clock)
+            await self._ways.wait_for_aborts(self._clock)
             raise
         except BaseException:
             self._let_go(abort=True)
-            await self._ways.forgotten(self._clock)
+            await self._ways.wait_for_aborts(self._clock)
             raise
         finally:
             self._segments.close()
         if self._superfluous:
             try:
                 # Who closes the grid now would leave unfinished shares on servers.
-                await self._ways.forgotten(self._clock)
+                await self._ways.wait_for_aborts(self._clock)
             except BaseException:
                 self._let_go()
                 raise
@@ -365,7 +367,7 @@ class Upload:
             for number, write in writes.items():
                 way = self._way(peer, number, secrets)
                 self._ways.add(way)
-                way.adopt(write, begun.started)
+                way.attach_sent(write, begun.started)
             self._allocations.adopt(peer, frozenset(numbers), allocation)
         self._take_stock()
 
@@ -486,7 +488,7 @@ class Upload:
             if patience is None:
                 return
             await self._changed.wait(patience)
-            for way in self._pace.waited(self._clock.seconds(), self._ways.open):
+            for way in self._pace.charge_wait(self._clock.seconds(), self._ways.open):
                 self._drop(way)
 
     def _give_up_if_hopeless(self) -> None:
@@ -511,11 +513,11 @@ class Upload:
             way.close(ShareState.DROPPED)
         else:
             way.cancel(ShareState.DROPPED)
-        self._ways.forget(way)
+        self._ways.abort_share(way)
         self._changed.fire()  # one whose last byte was held may have had no call to end
 
     def _let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
-        self._ways.let_go(abort=abort, keep=keep)
+        self._ways.release(abort=abort, keep=keep)
         self._allocations.cancel()
         self._refusals.cancel()
 
@@ -525,13 +527,13 @@ class Upload:
 
         Returns whether anything has happened that it did not know.
         """
-        news = self._news.take()
+        news = self._news.drain()
         if news:
             for number in self._plan.superfluous():
                 for way in self._ways.open:
                     if way.share_number == number and not way.all_sent:
                         self._take_back(way)
                         self._superfluous = True
-            self._open_ways(self._plan.moves())
+            self._open_ways(self._plan.assignments())
         self._where.report(self._ways.open)
         return news

@@ -1,7 +1,7 @@
 """
 Which share goes to which server, decided from what is known so far.
 
-Pure: facts come in through the methods in the past tense, decisions go out through ``moves`` and
+Pure: facts come in through the methods in the past tense, decisions go out through ``assignments`` and
 ``superfluous``. The optimistic first placement puts share i on the i-th server of the ring before
 anybody was asked; only when reality differs is anything recomputed.
 """
@@ -108,7 +108,7 @@ class UploadPlan(Generic[T]):
     def opening(self) -> dict[int, T]:
         """Return the same when servers have answered before: what is missing, to those that are left."""
         if self.stored:
-            return self.moves()
+            return self.assignments()
         left = [server for server in self.ring if server not in self._gone] if self._gone else []
         return {i: left[i % len(left)] for i in range(self.total_shares)} if left else self.first()
 
@@ -144,7 +144,7 @@ class UploadPlan(Generic[T]):
                 hoped[number] = homes if there is None else there | homes
         return servers_of_happiness(hoped)
 
-    def moves(self) -> dict[int, T]:
+    def assignments(self) -> dict[int, T]:
         """
         Return the shares to send now, each with its server; empty if there is nothing to do.
 

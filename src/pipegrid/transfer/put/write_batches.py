@@ -26,7 +26,7 @@ from pipegrid.core.spans import Spans
 # * **An answer is a stranger's word.** It decides what is sent, never what is stored: that a share is
 # stored is
 #   for the write that completes it to say. If all has been sent or passed over and no write has
-#   said so, the server was wrong about something: ``take_back`` gives what was passed over, and from
+#   said so, the server was wrong about something: ``unskip`` gives what was passed over, and from
 #   then on nothing is.
 # * **It is bounded.** Whoever writes in order, as all of ours do, leaves a gap for each interruption and each
 #   lost connection. An answer with more than ``MAX_GAPS`` of them is taken as one that says nothing:
@@ -64,10 +64,10 @@ class ResumeRanges:
         self._believed = True
 
     def __repr__(self) -> str:
-        return f"<AlreadyThere {self.total_bytes} bytes up to {self.upto}>"
+        return f"<ResumeRanges {self.total_bytes} bytes up to {self.upto}>"
 
     @property
-    def passed_over(self) -> bool:
+    def has_skipped(self) -> bool:
         """Whether anything was not sent because the server said that it has it."""
         return bool(self.segments) or self.trailer
 
@@ -98,12 +98,12 @@ class ResumeRanges:
             and self._spans.contains(begin, end)
         )
 
-    def pass_over(self, segments: range, trailer: bool) -> None:
+    def mark_skipped(self, segments: range, trailer: bool) -> None:
         """Note that these were not sent."""
         self.segments = joined(self.segments, segments)
         self.trailer = self.trailer or trailer
 
-    def take_back(self) -> tuple[range, bool]:
+    def unskip(self) -> tuple[range, bool]:
         """Return what was passed over, segments and trailer, to be sent after all; believe no further."""
         told = self.segments, self.trailer
         self.segments, self.trailer = _NO_SEGMENTS, False

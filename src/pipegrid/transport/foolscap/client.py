@@ -268,7 +268,7 @@ class FoolscapServer(StoresApart):
         return self._link.is_up
 
     @property
-    def last_sign_s(self) -> float:
+    def last_activity_s(self) -> float:
         """When it last answered anything, by the clock."""
         return self._link.heard_s
 

@@ -296,10 +296,10 @@ class GbsServer:
         return self._uploads.round_trip_s
 
     @property
-    def last_sign_s(self) -> float:
+    def last_activity_s(self) -> float:
         """When bytes last came from it or went to it, by the clock."""
-        beside_s = -math.inf if self._beside is None else self._beside.last_sign_s
-        return max(self._uploads.last_sign_s, self._reads.last_sign_s, beside_s)
+        beside_s = -math.inf if self._beside is None else self._beside.last_activity_s
+        return max(self._uploads.last_activity_s, self._reads.last_activity_s, beside_s)
 
     def version(self) -> Deferred[ServerVersion]:
         """Ask what the server says of itself."""

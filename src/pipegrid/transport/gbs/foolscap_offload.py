@@ -59,7 +59,7 @@ class StoresBeside(StorageServer, Protocol):
         """Whether a call would leave at once."""
 
     @property
-    def last_sign_s(self) -> float:
+    def last_activity_s(self) -> float:
         """When it last answered anything, by the clock."""
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
@@ -99,9 +99,9 @@ class FoolscapOffload:
         return 0 if server is None or self._under_way < CROWD else server.whole_bytes
 
     @property
-    def last_sign_s(self) -> float:
+    def last_activity_s(self) -> float:
         """When it last answered anything, by the clock."""
-        return -math.inf if self._server is None else self._server.last_sign_s
+        return -math.inf if self._server is None else self._server.last_activity_s
 
     @property
     def _usable(self) -> StoresBeside | None:

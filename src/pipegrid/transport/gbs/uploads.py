@@ -114,9 +114,9 @@ class GbsUploads:
         return self._connection.round_trip_s
 
     @property
-    def last_sign_s(self) -> float:
+    def last_activity_s(self) -> float:
         """When the connection's bytes last came or went, by the clock."""
-        return self._connection.last_sign_s
+        return self._connection.last_activity_s
 
     @property
     def bundle_bytes(self) -> int:
