@@ -13,13 +13,6 @@ from pipegrid.transfer.settings import UploadSettings
 SETTINGS = UploadSettings(grace_s=2.0, grace_share=0.25, silence_s=60.0)
 
 
-@attrs.define
-class Server:
-    """Where ways lead to."""
-
-    last_activity: float = -math.inf
-
-
 @attrs.define(eq=False)
 class Way:
     """What the way of a share looks like at a moment."""
@@ -31,7 +24,7 @@ class Way:
     blocked: bool = False
     pace_s: float = 0.1
     stalled_s: float = 0.0
-    peer: Server = attrs.field(factory=lambda: Server())
+    peer_activity: float = -math.inf
 
 
 def blocked(
@@ -73,14 +66,14 @@ class SilenceTests(SynchronousTestCase):
 
     def test_who_answers_others_is_not_silent(self) -> None:
         """On a slow line a share waits behind those of other files."""
-        way = Way(last_activity=5.0, peer=Server(50.0))
+        way = Way(last_activity=5.0, peer_activity=50.0)
         self.assertFalse(is_silent(way, 109.0, 60.0))
         self.assertEqual(until_silence([way], 100.0, 60.0), 10.0)
         self.assertTrue(is_silent(way, 110.0, 60.0))
 
     def test_who_answers_everybody_else(self) -> None:
         """Is not waited for without end."""
-        way = Way(last_activity=5.0, peer=Server(600.0))
+        way = Way(last_activity=5.0, peer_activity=600.0)
         self.assertFalse(is_silent(way, 604.9, 60.0))
         self.assertEqual(until_silence([way], 600.0, 60.0), 5.0)
         self.assertTrue(is_silent(way, 605.0, 60.0))

@@ -17,7 +17,7 @@ from pipegrid.flow.window import FixedWindow
 from pipegrid.testing.clock import HeapClock
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put import write_batches
-from pipegrid.transfer.put.file_key import ShareSet
+from pipegrid.transfer.put.file_key import ShareSet, ShareTarget
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets, WriteAnswer
 from tests.transfer.world import identity
@@ -74,16 +74,15 @@ class WayTestCase(SynchronousTestCase):
 
     def make_way(self, **options: Any) -> ShareUpload:
         peer = Peer(self.server, Pipeline(1 << 20, held_limit_bytes=1 << 20))
-        return ShareUpload(
-            peer, 0, SHARES, SECRETS, 0, self.changed, self.changed, HeapClock(), **options
-        )
+        target = ShareTarget(peer, 0, SHARES, SECRETS)
+        return ShareUpload(target, self.changed, self.changed, HeapClock(), **options)
 
     def changed(self) -> None:
         """Nobody waits."""
 
     def send(self, way: ShareUpload, first: int, after: int) -> None:
         for segment in range(first, after):
-            way.send(ShareWrite(0, segment * BLOCK, (bytes(BLOCK),)), segment)
+            way.sender.send(ShareWrite(0, segment * BLOCK, (bytes(BLOCK),)), segment)
 
 
 class TurnTests(WayTestCase):
@@ -123,7 +122,9 @@ class FullWindowTests(WayTestCase):
         window.gathers = True
         peer = Peer(self.server, Pipeline(window))
         self.patch(write_batches, "BATCH_BYTES", MESSAGE // 2)
-        self.way = ShareUpload(peer, 0, SHARES, SECRETS, 0, self.changed, self.changed, HeapClock())
+        self.way = ShareUpload(
+            ShareTarget(peer, 0, SHARES, SECRETS), self.changed, self.changed, HeapClock()
+        )
 
     def test_it_leaves_with_the_answer(self) -> None:
         """And nobody has to give anything to the way first: coding went on meanwhile."""
@@ -152,15 +153,13 @@ class FullWindowTests(WayTestCase):
         window = FixedWindow(MESSAGE)
         window.gathers = True
         self.way = ShareUpload(
-            Peer(self.server, Pipeline(window, held_limit_bytes=MESSAGE)),
-            0,
-            SHARES,
-            SECRETS,
-            0,
+            ShareTarget(
+                Peer(self.server, Pipeline(window, held_limit_bytes=MESSAGE)), 0, SHARES, SECRETS
+            ),
             lambda: told.append(len(self.server.writes)),
             self.changed,
             HeapClock(),
-            lets_go=True,
+            recodable=True,
         )
         self.send(self.way, 0, 12)  # two messages, and what may be had beside what is held
         self.assertEqual(self.server.writes, [(0, MESSAGE // 2), (MESSAGE // 2, MESSAGE // 2)])
@@ -197,11 +196,7 @@ class FullWindowTests(WayTestCase):
     def test_a_fixed_window(self) -> None:
         """Whoever asks for so much in flight gets no more in memory."""
         way = ShareUpload(
-            Peer(self.server, Pipeline(MESSAGE)),
-            0,
-            SHARES,
-            SECRETS,
-            0,
+            ShareTarget(Peer(self.server, Pipeline(MESSAGE)), 0, SHARES, SECRETS),
             self.changed,
             self.changed,
             HeapClock(),
@@ -232,7 +227,7 @@ class AlreadyThereTests(WayTestCase):
 
     def end(self, way: ShareUpload, first: int = SHARE_BYTES // BLOCK - 1) -> None:
         """Send the trailer, which is the last block."""
-        way.send(ShareWrite(0, first * BLOCK, (bytes(BLOCK),)))
+        way.sender.send(ShareWrite(0, first * BLOCK, (bytes(BLOCK),)))
         way.finish()
 
     def test_what_is_there_is_passed_over(self) -> None:
@@ -244,7 +239,7 @@ class AlreadyThereTests(WayTestCase):
         self.send(way, 10, 49)
         self.end(way)
         self.assertEqual(self.sent(), [(0, 10), (10, 12), (30, 40), (40, 50)])
-        self.assertEqual((way.has_trailer, way.all_sent), (True, True))
+        self.assertEqual((way.resume.has_trailer, way.sender.all_sent), (True, True))
 
     def test_the_message_that_is_being_gathered(self) -> None:
         """It is not sent either if all of it is there; else all of it is, and not more."""
@@ -295,19 +290,19 @@ class AlreadyThereTests(WayTestCase):
 
     def test_segments_that_are_sent_again(self) -> None:
         """Of what was lost with a connection, only what the server does not have; the rest counts as sent."""
-        way = self.make_way(lets_go=True)
+        way = self.make_way(recodable=True)
         self.send(way, 0, 30)
         self.server.answers[1].errback(WriteLost("the connection was lost"))
         self.answer(0, (10, 15), (20, 50))
-        self.assertEqual(way.missed, range(10, 20))
+        self.assertEqual(way.resume.missed, range(10, 20))
         self.send(way, 10, 20)
-        way.flush()
-        self.assertFalse(way.missed)
+        way.sender.flush()
+        self.assertFalse(way.resume.missed)
         self.assertEqual(self.sent()[3:], [(10, 15)])
 
-    def doubtful(self, *, lets_go: bool) -> ShareUpload:
+    def doubtful(self, *, recodable: bool) -> ShareUpload:
         """Return a way whose server said that it has what it has not."""
-        way = self.make_way(lets_go=lets_go)
+        way = self.make_way(recodable=recodable)
         self.send(way, 0, 10)
         self.answer(0, (49, 50))
         self.send(way, 10, 49)
@@ -320,10 +315,12 @@ class AlreadyThereTests(WayTestCase):
 
     def test_what_was_passed_over_wrongly(self) -> None:
         """The list is asked; then all of it is sent, and nothing that the server says is believed."""
-        way = self.doubtful(lets_go=True)
+        way = self.doubtful(recodable=True)
         self.assertEqual([name for name, _ in self.server.calls], ["list_shares"])
-        self.assertEqual((way.state, way.missed, way.all_sent), ("open", range(10, 49), False))
-        self.assertTrue(way.has_trailer, "that was sent")
+        self.assertEqual(
+            (way.state, way.resume.missed, way.sender.all_sent), ("open", range(10, 49), False)
+        )
+        self.assertTrue(way.resume.has_trailer, "that was sent")
         self.send(way, 10, 20)
         self.answer(2, (49, 50))
         self.send(way, 20, 49)
@@ -337,17 +334,17 @@ class AlreadyThereTests(WayTestCase):
     def test_a_share_that_is_there_after_all(self) -> None:
         """Somebody else's write completed it."""
         self.server.storage.shares[SI, 0] = b"x"
-        way = self.doubtful(lets_go=True)
+        way = self.doubtful(recodable=True)
         self.assertEqual(way.state, "stored")
 
     def test_who_cannot_make_them_again(self) -> None:
         """A repair's way is lost then."""
-        way = self.doubtful(lets_go=False)
+        way = self.doubtful(recodable=False)
         self.assertEqual(way.state, "lost")
 
     def test_a_trailer_that_was_passed_over_wrongly(self) -> None:
         """It is sent after all."""
-        way = self.make_way(lets_go=True)
+        way = self.make_way(recodable=True)
         self.send(way, 0, 10)
         self.answer(0, (10, 11))
         self.send(way, 10, 49)
@@ -355,11 +352,11 @@ class AlreadyThereTests(WayTestCase):
         self.assertEqual(self.sent(), [(0, 10), (10, 11)])
         self.answer(1, (49, 50))
         way.resolve_uncertain()
-        self.assertEqual((way.state, way.has_trailer), ("open", False))
+        self.assertEqual((way.state, way.resume.has_trailer), ("open", False))
 
     def test_the_server_has_nothing_any_more(self) -> None:
         """It knows no such upload: the share is lost, and begins anew with another way."""
-        way = self.make_way(lets_go=True)
+        way = self.make_way(recodable=True)
         self.send(way, 0, 10)
         self.answer(0, (49, 50))
         self.send(way, 10, 49)
@@ -370,7 +367,7 @@ class AlreadyThereTests(WayTestCase):
 
     def test_a_server_that_says_nothing(self) -> None:
         """Of an empty answer nothing follows; all is sent."""
-        way = self.make_way(lets_go=True)
+        way = self.make_way(recodable=True)
         self.send(way, 0, 10)
         self.server.answers[0].callback(WriteAnswer(False))
         self.send(way, 10, 49)
@@ -380,7 +377,7 @@ class AlreadyThereTests(WayTestCase):
 
     def test_other_bytes_are_there(self) -> None:
         """The share is lost, and its upload to be forgotten."""
-        way = self.make_way(lets_go=True)
+        way = self.make_way(recodable=True)
         self.send(way, 0, 10)
         self.server.answers[0].errback(ConflictingWrite("other bytes"))
         self.assertEqual(way.state, "lost")
@@ -396,19 +393,19 @@ class LostTests(WayTestCase):
 
     def test_segments_of_lost_messages_are_missed(self) -> None:
         """From the first that was lost to the last; those that were acknowledged are not."""
-        way = self.make_way(lets_go=True)
+        way = self.make_way(recodable=True)
         self.send(way, 0, 45)
         self.server.answers[0].callback(WriteAnswer(False))
         self.lose(1, 2, 3)
-        self.assertEqual((way.state, way.missed), ("open", range(10, 40)))
+        self.assertEqual((way.state, way.resume.missed), ("open", range(10, 40)))
         self.assertFalse(way.needs_segment(11))
         self.send(way, 45, 46)
-        self.assertEqual(way.missed, range(10, 40), "what goes by now is something else")
+        self.assertEqual(way.resume.missed, range(10, 40), "what goes by now is something else")
         for segment in range(10, 40):
             self.assertTrue(way.needs_segment(segment))
             self.send(way, segment, segment + 1)
-        self.assertFalse(way.missed)
-        way.flush()
+        self.assertFalse(way.resume.missed)
+        way.sender.flush()
         self.assertEqual(
             self.server.writes[-3:], [(10_000, 10_000), (20_000, 10_000), (30_000, 10_000)]
         )
@@ -416,39 +413,39 @@ class LostTests(WayTestCase):
 
     def test_lost_while_it_is_sent_again(self) -> None:
         """Then what was lost first is the next again."""
-        way = self.make_way(lets_go=True)
+        way = self.make_way(recodable=True)
         self.send(way, 0, 30)
         self.lose(1, 2)
         self.send(way, 10, 20)
-        self.assertEqual(way.missed, range(20, 30))
+        self.assertEqual(way.resume.missed, range(20, 30))
         self.lose(3)
-        self.assertEqual(way.missed, range(10, 30))
+        self.assertEqual(way.resume.missed, range(10, 30))
         self.lose(0)
-        self.assertEqual(way.missed, range(30))
+        self.assertEqual(way.resume.missed, range(30))
 
     def test_a_lost_trailer(self) -> None:
         """It has not gone by, then, and not all is sent."""
-        way = self.make_way(lets_go=True)
+        way = self.make_way(recodable=True)
         self.send(way, 0, 15)
-        way.send(ShareWrite(0, 15 * BLOCK, (bytes(BLOCK),)))
+        way.sender.send(ShareWrite(0, 15 * BLOCK, (bytes(BLOCK),)))
         way.finish()
-        self.assertEqual((way.has_trailer, way.all_sent), (True, True))
+        self.assertEqual((way.resume.has_trailer, way.sender.all_sent), (True, True))
         self.server.answers[0].callback(WriteAnswer(False))
         self.lose(1)
-        self.assertEqual((way.has_trailer, way.all_sent), (False, False))
-        self.assertEqual((way.state, way.missed), ("open", range(10, 15)))
+        self.assertEqual((way.resume.has_trailer, way.sender.all_sent), (False, False))
+        self.assertEqual((way.state, way.resume.missed), ("open", range(10, 15)))
 
     def test_a_way_that_has_ended_misses_nothing(self) -> None:
         """It is over."""
-        way = self.make_way(lets_go=True)
+        way = self.make_way(recodable=True)
         self.send(way, 0, 10)
         way.close(ShareState.DROPPED)
         self.lose(0)
-        self.assertEqual((way.state, way.missed, way.error), ("dropped", range(0), None))
+        self.assertEqual((way.state, way.resume.missed, way.error), ("dropped", range(0), None))
 
     def test_a_doubtful_way_asks(self) -> None:
         """What the server says of its list is the answer to this as well."""
-        way = self.make_way(lets_go=True)
+        way = self.make_way(recodable=True)
         self.send(way, 0, 20)
         way.close(ShareState.DOUBTFUL)
         self.lose(0, 1)

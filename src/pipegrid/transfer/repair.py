@@ -24,7 +24,7 @@ from pipegrid.transfer.get.download import Download
 from pipegrid.transfer.get.share_search import MAX_QUESTIONS
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, ring
 from pipegrid.transfer.put.allocation import Allocations, RoomAnswer
-from pipegrid.transfer.put.file_key import ShareSet
+from pipegrid.transfer.put.file_key import ShareSet, ShareTarget
 from pipegrid.transfer.put.share_tracker import ActiveShares
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload
 from pipegrid.transfer.put.stragglers import until_silence
@@ -393,8 +393,8 @@ class Repair:
         while True:
             self._take_stock()
             for way in self._open_missing(encoder):
-                way.send(ShareWrite(way.share_number, 0, (header,)))
-                way.flush()
+                way.sender.send(ShareWrite(way.share_number, 0, (header,)))
+                way.sender.flush()
             if all(way.acknowledged_bytes for way in self._ways.open):
                 return
             await self._wait()
@@ -415,7 +415,7 @@ class Repair:
             self._take_stock()
             for way in self._open_missing(encoder):
                 for write in shares[way.share_number]:
-                    way.send(write)
+                    way.sender.send(write)
                 way.finish()
             if not self._ways.open:
                 return True
@@ -433,16 +433,8 @@ class Repair:
         self._allocations.ask(peer, frozenset(numbers), secrets)
         opened = []
         for number in sorted(numbers):
-            way = ShareUpload(
-                peer,
-                number,
-                self._shares,
-                secrets,
-                0,
-                self._changed.fire,
-                self._changed.fire,
-                self._clock,
-            )
+            target = ShareTarget(peer, number, self._shares, secrets)
+            way = ShareUpload(target, self._changed.fire, self._changed.fire, self._clock)
             self._ways.add(way)
             opened.append(way)
         return opened
@@ -470,7 +462,7 @@ class Repair:
                 offset = encoder.layout.header_bytes
                 write = ShareWrite(write.share_number, offset, write.pieces[1:])
             if write.share_number in ways:
-                ways[write.share_number].send(write)
+                ways[write.share_number].sender.send(write)
 
     async def _wait_for_room(self) -> None:
         self._take_stock()

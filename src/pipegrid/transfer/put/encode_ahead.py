@@ -194,7 +194,7 @@ class Segments:
         """Code again, and send, what ways that were opened late have missed, or have lost."""
         geometry = self._geometry
         assert self.gone_by == geometry.num_segments
-        missed = [way.missed for way in late if way.missed]
+        missed = [way.resume.missed for way in late if way.resume.missed]
         first = min((each.start for each in missed), default=0)
         for index in range(first, max((each.stop for each in missed), default=0)):
             await wait_for_room()
@@ -207,10 +207,10 @@ class Segments:
                 # Meanwhile one may have lost more.
                 _send(writes, index, [way for way in joining if way.needs_segment(index)])
         for way in late:
-            if way.missed or not way.is_open:
+            if way.resume.missed or not way.is_open:
                 continue
-            if not way.has_trailer:
-                way.send(self._encoder.trailer(way.share_number))
+            if not way.resume.has_trailer:
+                way.sender.send(self._encoder.trailer(way.share_number))
             way.finish()
 
     def _recode(self, index: int, shares: set[int]) -> list[ShareWrite]:
@@ -227,4 +227,4 @@ def _send(writes: Iterable[ShareWrite], segment: int | None, ways: Iterable[Shar
         by_share.setdefault(way.share_number, []).append(way)
     for write in writes:
         for way in by_share.get(write.share_number, ()):
-            way.send(write, segment)
+            way.sender.send(write, segment)

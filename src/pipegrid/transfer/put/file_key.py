@@ -47,6 +47,22 @@ class ShareSet:
         return upload_secrets(self.secrets, peer.identity)
 
 
+@attrs.frozen(eq=False)
+class ShareTarget:
+    """
+    One share and the server that it is sent to.
+
+    Attributes:
+        shares: those of the file.
+        secrets: of the file on this server.
+    """
+
+    peer: Peer
+    share_number: int
+    shares: ShareSet
+    secrets: UploadSecrets = attrs.field(repr=False)
+
+
 # A file and its key: with both it is decided what its shares are, and where they go.
 #
 # To make the key of the content is the first pass over a file. It runs in a worker, in slices, so that

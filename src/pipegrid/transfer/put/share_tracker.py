@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.interfaces import IReactorTime
@@ -151,20 +150,6 @@ class ActiveShares:
 # Pure: told of answers and of ways that have ended; it tells the plan what is stored.
 
 
-class Underway(Protocol):
-    """
-    What is asked of the way of a share that has not ended.
-
-    Attributes:
-        acknowledged_bytes: what the server has confirmed, or said that it has from before.
-        found_bytes: of these, what it had before.
-    """
-
-    share_number: int
-    acknowledged_bytes: int
-    found_bytes: int
-
-
 class StoredShares:
     """
     The shares of one upload.
@@ -235,7 +220,7 @@ class StoredShares:
         """Whether somebody wants to know how much is stored, whenever it is more."""
         return self._progress.is_wanted
 
-    def report(self, ways: Sequence[Underway]) -> None:
+    def report(self, ways: Sequence[ShareUpload]) -> None:
         """Tell who wants to know how much is there by now."""
         if self._found_before.is_wanted:
             self._found_before.report(self.found_bytes(ways))
@@ -246,7 +231,7 @@ class StoredShares:
         """Tell that all is stored that will be."""
         self._progress.finish()
 
-    def found_bytes(self, ways: Iterable[Underway]) -> int:
+    def found_bytes(self, ways: Iterable[ShareUpload]) -> int:
         """Return how much of all shares was there before, of whole ones and of those that were cut off."""
         for way in ways:
             number = way.share_number
@@ -254,7 +239,7 @@ class StoredShares:
         whole: Mapping[int, int] = dict.fromkeys(self.found, self._share_bytes)
         return sum({**self._found_parts, **whole}.values())
 
-    def acknowledged_bytes(self, ways: Iterable[Underway]) -> int:
+    def acknowledged_bytes(self, ways: Iterable[ShareUpload]) -> int:
         """Return how much of all shares is stored, or acknowledged and not lost since."""
         done = dict.fromkeys(self._plan.stored, self._share_bytes)
         for way in ways:  # two may have the same share, and one may have sent a part twice

@@ -31,46 +31,25 @@ _ROUNDING_S = 1e-6
 """Waits that make up a grace may add up to so much less than it."""
 
 
-class Signing(Protocol):
-    """What is asked of a server, whatever it is busy with."""
-
-    @property
-    def last_activity(self) -> float:
-        """When it last gave a sign of life."""
-
-
-class Owing(Protocol):
+class SendingShare(Protocol):
     """
-    What is asked of the way of a share, to know whether its server is silent.
+    What the policy reads of a share that is being uploaded.
 
     Attributes:
-        waiting: whether the server owes an answer that matters.
-        last_activity: when it last acknowledged anything of this way, or began to owe.
-    """
-
-    last_activity: float
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the server owes an answer that matters."""
-
-    @property
-    def peer(self) -> Signing:
-        """The server that it leads to."""
-
-
-class Sending(Owing, Protocol):
-    """
-    What is asked of it besides, while segments go by.
-
-    Attributes:
-        has_room: whether it would take more now.
-        blocked: whether it would not, and wants more.
-        pace_s: how long an answer takes.
+        last_activity: when the server last acknowledged anything of it, or began to have to.
         stalled_s: how long it has kept others waiting, so far; kept here.
     """
 
+    last_activity: float
     stalled_s: float
+
+    @property
+    def peer_activity(self) -> float:
+        """When bytes last went to its server or came from it, for any transfer."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer of the server that matters is outstanding."""
 
     @property
     def has_room(self) -> bool:
@@ -85,26 +64,24 @@ class Sending(Owing, Protocol):
         """How many seconds an answer takes."""
 
 
-W = TypeVar("W", bound=Sending)
+W = TypeVar("W", bound=SendingShare)
 
 
-def until_silence(ways: Iterable[Owing], now: float, silence_s: float) -> float:
+def until_silence(ways: Iterable[SendingShare], now: float, silence_s: float) -> float:
     """Return how long until the first server has been silent for too long; ``silence_s`` if none owes."""
     owing = [way for way in ways if way.waiting]
     left_s = min((way.last_activity for way in owing), default=now) + silence_s - now
     if left_s <= 0:  # only then are servers asked, since this is looked at after every event
-        signs = (
-            last_activity_s(way.last_activity, way.peer.last_activity, silence_s) for way in owing
-        )
+        signs = (last_activity_s(way.last_activity, way.peer_activity, silence_s) for way in owing)
         left_s = min(signs) + silence_s - now
     return left_s
 
 
-def is_silent(way: Owing, now: float, silence_s: float) -> bool:
+def is_silent(way: SendingShare, now: float, silence_s: float) -> bool:
     """Return whether the server owes an answer, and has given no sign of life for too long."""
     if now < way.last_activity + silence_s or not way.waiting:
         return False
-    return now >= last_activity_s(way.last_activity, way.peer.last_activity, silence_s) + silence_s
+    return now >= last_activity_s(way.last_activity, way.peer_activity, silence_s) + silence_s
 
 
 class StragglerPolicy(Generic[W]):

@@ -16,7 +16,7 @@ from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.allocation import ASK_S, Allocations, Refusals, RoomAnswer
 from pipegrid.transfer.put.encode_ahead import Segments
 from pipegrid.transfer.put.existing_shares import FinalByteHold, PlacementHistory
-from pipegrid.transfer.put.file_key import KeyedFile, ShareSet
+from pipegrid.transfer.put.file_key import KeyedFile, ShareSet, ShareTarget
 from pipegrid.transfer.put.put_context import PutContext
 from pipegrid.transfer.put.share_tracker import ActiveShares, StoredShares
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload, is_unexplained
@@ -382,10 +382,10 @@ class Upload:
             self._take_stock()
         may_hold = self._asking.may_hold_back(self._clock.seconds())
         for way in self._ways.open:
-            if not way.missed and way.has_trailer:
+            if not way.resume.missed and way.resume.has_trailer:
                 way.finish(may_hold and self._asking.holds_back(way.exceeds_window))
         if may_hold:
-            self._held = [way for way in self._ways.open if way.is_held]
+            self._held = [way for way in self._ways.open if way.sender.is_held]
 
     async def _settle(self) -> None:
         """Wait until every share is acknowledged, or enough of them and the grace is over."""
@@ -396,7 +396,7 @@ class Upload:
             late = [
                 way
                 for way in self._ways.open
-                if way.is_open and not way.all_sent and not way.is_held
+                if way.is_open and not way.sender.all_sent and not way.sender.is_held
             ]
             if late:
                 await self._segments.send_missed(late, self._wait_for_room)
@@ -423,9 +423,9 @@ class Upload:
     def _release(self) -> None:
         """Send last bytes, where they are wanted still; where others were lost they wait for those."""
         for way in self._held:
-            if way.is_held:
+            if way.sender.is_held:
                 way.release()
-        self._held = [way for way in self._held if way.is_open and not way.all_sent]
+        self._held = [way for way in self._held if way.is_open and not way.sender.all_sent]
 
     def _until_decision(self) -> int:
         """How many more shares have to be stored before there is anything to do."""
@@ -465,15 +465,12 @@ class Upload:
 
     def _way(self, peer: Peer, number: int, secrets: UploadSecrets) -> ShareUpload:
         return ShareUpload(
-            peer,
-            number,
-            self._file.shares,
-            secrets,
-            self._segments.gone_by,
+            ShareTarget(peer, number, self._file.shares, secrets),
             self._changed.fire,
             self._share_stored,
             self._clock,
-            lets_go=True,
+            missed=self._segments.gone_by,
+            recodable=True,
             turn=(number + 1) / self._file.geometry.total_shares,
         )
 
@@ -508,7 +505,7 @@ class Upload:
 
     def _take_back(self, way: ShareUpload) -> None:
         self._plan.dropped(way.share_number, way.peer)
-        if way.is_held:
+        if way.sender.is_held:
             # All else is sent: to break that off would cost the connection.
             way.close(ShareState.DROPPED)
         else:
@@ -531,7 +528,7 @@ class Upload:
         if news:
             for number in self._plan.superfluous():
                 for way in self._ways.open:
-                    if way.share_number == number and not way.all_sent:
+                    if way.share_number == number and not way.sender.all_sent:
                         self._take_back(way)
                         self._superfluous = True
             self._open_ways(self._plan.assignments())
