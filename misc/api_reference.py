@@ -1,7 +1,12 @@
 """
-The page of the library's public names, ``docs/reference-api.md``, from their signatures and docstrings.
+The pages of the library's public names, ``docs/reference-api*.md``, from their signatures and docstrings.
 
-``python -m misc.api_reference > docs/reference-api.md``; a test says when that is to be done.
+``python -m misc.api_reference --write``; without it the first page is printed. A test says when they are
+not current.
+
+An entry has the signature without types, the first sentence of the docstring, and that of each item of its
+lists (*Args*, *Raises* and such); the source has the rest. What a class implements of another public one is
+listed once, and classes that the HTTP client is made of have no lists.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ import ast
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,41 +24,120 @@ import attrs
 
 import pipegrid
 import pipegrid.http11
+from pipegrid.flow.window import Window
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 INTRODUCTION = """\
 # The library's public names
 
-This page is generated from signatures and docstrings: `python -m misc.api_reference`. How to use them:
-[the grid](how-to-library.md), [Pipeline](how-to-pipeline.md), [PipelinedAgent](how-to-pipelined-agent.md),
-[Mirror](how-to-mirror.md), [Buildbot](how-to-buildbot.md), [simulation](explanation-simulation.md).
+This page is generated from signatures and docstrings: `python -m misc.api_reference --write`. The types are
+in the source, for type checkers and editors. Further pages: [Grid and Directory](reference-api-grid.md),
+[pipelines, mirrors and the Buildbot step](reference-api-pipeline.md),
+[pipegrid.http11](reference-api-http11.md). How to use them: [the library](how-to-library.md).
 
-**What is promised.** The names on this page stay, with their arguments, units, and the classes of the
-errors they raise. New arguments are optional and named. What is to go warns first (`DeprecationWarning`), for
-two minor releases at least. Everything else may change at any time. Sizes are bytes, times are seconds,
-unless a name says otherwise (`_ms`). What a Deferred fails with is listed under *Raises (through the
-Deferred)*.
+**What is promised.** The names on these pages stay, with their arguments, units, and the classes of the
+errors they raise. New arguments are optional and named. A name that will be removed warns first
+(`DeprecationWarning`), for two minor releases at least. Everything else may change at any time. Sizes are
+bytes, times are seconds, unless a name says otherwise (`_ms`). *Fails with* lists what a Deferred fails
+with, *Raises* what is raised at once.
 """
 
-SECTIONS = (
-    ("pipegrid", "the grid, its errors, pipelines and mirrors", tuple(pipegrid.__all__)),
-    ("pipegrid.http11", "pipelined HTTP", tuple(pipegrid.http11.__all__)),
-    ("pipegrid.flow.pipeline", "what a Pipeline can be given and can say", ("UNDELIVERED",)),
-    ("pipegrid.flow.window", "windows of a Pipeline", ("FixedWindow", "Window")),
-    ("pipegrid.transfer.settings", "what a grid may take", ("Limits",)),
+HTTP_INTRODUCTION = """\
+# The public names of pipegrid.http11
+
+This page is generated, with the promise of [the other one](reference-api.md). How to use them:
+[pipeline HTTP requests](how-to-pipelined-agent.md).
+"""
+
+GRID_INTRODUCTION = """\
+# The public names Grid and Directory
+
+This page is generated, with the promise of [the first one](reference-api.md). How to use them: [the
+library](how-to-library.md).
+"""
+
+PIPELINE_INTRODUCTION = """\
+# The public names of pipelines, mirrors and the Buildbot step
+
+This page is generated, with the promise of [the first one](reference-api.md). How to use them:
+[Pipeline](how-to-pipeline.md), [Mirror](how-to-mirror.md), [Buildbot](how-to-buildbot.md).
+"""
+
+GRID = ("Directory", "Grid", "create_local")
+PIPELINES = ("AutoWindow", "Mirror", "Pipeline", "PipelineStopped", "RemoteCallError")
+HTTP = tuple(pipegrid.http11.__all__)
+REST = tuple(name for name in pipegrid.__all__ if name not in (*GRID, *PIPELINES, *HTTP))
+
+PAGES: dict[str, tuple[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
+    "reference-api.md": (
+        INTRODUCTION,
+        (
+            ("pipegrid", "caps, results and errors", REST),
+            ("pipegrid.transfer.settings", "what a grid may take", ("Limits",)),
+        ),
+    ),
+    "reference-api-grid.md": (GRID_INTRODUCTION, (("pipegrid", "the grid", GRID),)),
+    "reference-api-pipeline.md": (
+        PIPELINE_INTRODUCTION,
+        (
+            ("pipegrid", "pipelines and mirrors", PIPELINES),
+            (
+                "pipegrid.flow.pipeline",
+                "what a Pipeline can be given and can report",
+                ("UNDELIVERED",),
+            ),
+            ("pipegrid.flow.window", "windows of a Pipeline", ("FixedWindow", "Window")),
+        ),
+    ),
+    "reference-api-http11.md": (
+        HTTP_INTRODUCTION,
+        (("pipegrid.http11", "pipelined HTTP", HTTP),),
+    ),
+}
+"""Each page's introduction and sections: a module, what it has, and names in it."""
+
+CONTRACTS = {"AutoWindow": Window, "FixedWindow": Window}
+"""Whose methods a class has, without a class of Python's above it."""
+NOT_CALLED = {"Grid": "It is made by `Grid.open` or `Grid.create_local`."}
+"""Classes whose constructor applications do not call."""
+
+PARTS = frozenset(
+    {
+        "Exchange",
+        "HostPool",
+        "Loss",
+        "Owner",
+        "PipelinedConnection",
+        "ProxyEndpoints",
+        "RawExchange",
+        "RawRequest",
+        "RawResponse",
+        "StandardEndpoints",
+    }
 )
+"""Of which the HTTP client is made; programs that replace one read its source."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_LIST = re.compile(r"(Args|Attributes|Returns|Raises.*):")
 
 
-def page() -> str:
-    """Return the whole page."""
-    parts = [INTRODUCTION]
-    for module_name, about, names in SECTIONS:
+def pages() -> dict[str, str]:
+    """Return the text of each page, by its name in ``docs/``."""
+    return {name: page(name) for name in PAGES}
+
+
+def page(name: str) -> str:
+    """Return one page."""
+    introduction, sections = PAGES[name]
+    parts = [introduction]
+    for module_name, about, names in sections:
         module = importlib.import_module(module_name)
         parts.append(f"## {module_name}: {about}\n")
-        for name in sorted(names, key=str.lower):
-            parts.extend(_entry(name, getattr(module, name)))
-    parts.extend(_buildbot_step())
+        for each in sorted(names, key=str.lower):
+            parts.extend(_entry(each, getattr(module, each)))
+    if name == "reference-api-pipeline.md":
+        parts.extend(_buildbot_step())
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -66,11 +151,13 @@ def _buildbot_step() -> Iterator[str]:
     )
     yield "## pipegrid.buildbot: a step of Buildbot, which has to be installed\n"
     yield "### SpeedTest\n"
-    yield _as_markdown(inspect.cleandoc(ast.get_docstring(kind) or ""))
+    yield _short(inspect.cleandoc(ast.get_docstring(kind) or ""))
     for node in kind.body:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            yield f"```text\nSpeedTest({ast.unparse(node.args).removeprefix('self, ')})\n```\n"
-            yield _as_markdown(ast.get_docstring(node) or "")
+            for each in (*node.args.args, *node.args.kwonlyargs):
+                each.annotation = None
+            yield f"`SpeedTest({ast.unparse(node.args).removeprefix('self, ')})`\n"
+            yield _short(ast.get_docstring(node) or "")
 
 
 def _entry(name: str, value: Any) -> Iterator[str]:
@@ -78,8 +165,8 @@ def _entry(name: str, value: Any) -> Iterator[str]:
     if inspect.isclass(value):
         yield from _class(name, value)
     elif callable(value) and hasattr(value, "__name__"):
-        yield f"```text\n{name}{_signature(value)}\n```\n"
-        yield from _docstring(value)
+        yield f"`{name}{_signature(value)}`\n"
+        yield _short(inspect.getdoc(value) or "")
     elif name == "__version__":
         yield "The version, as text.\n"
     elif name == "Cap":
@@ -94,69 +181,87 @@ def _entry(name: str, value: Any) -> Iterator[str]:
 
 def _class(name: str, kind: type) -> Iterator[str]:
     bases = [base.__name__ for base in kind.__bases__ if base is not object]
-    yield f"```text\nclass {name}{_signature(kind)}\n```\n"
-    if issubclass(kind, BaseException):
-        yield f"A kind of `{bases[0]}`.\n"
-    yield from _docstring(kind)
+    lists = name not in PARTS
+    error = issubclass(kind, BaseException)
+    if not error and name not in NOT_CALLED:
+        yield f"`{name}{_signature(kind)}`\n"
     initialiser = vars(kind).get("__init__")
-    if initialiser is not None and not attrs.has(kind):
-        yield from _docstring(initialiser)
+    constructed = (
+        "" if initialiser is None or attrs.has(kind) else inspect.getdoc(initialiser) or ""
+    )
+    sentences = [
+        f"A kind of `{bases[0]}`." if error else "",
+        _short(inspect.getdoc(kind) or "", lists).strip(),
+        _short(constructed, lists).strip(),
+        NOT_CALLED.get(name, ""),
+    ]
+    contract = CONTRACTS.get(name)
+    if contract is not None:
+        sentences.append(f"It has all that `{contract.__name__}` has.")
+    yield " ".join(each for each in sentences if each) + "\n"
     for member in sorted(dir(kind)):
-        if member.startswith("_"):
+        if member.startswith("_") or (contract is not None and hasattr(contract, member)):
             continue
         found = inspect.getattr_static(kind, member)
-        if issubclass(kind, BaseException) and member not in vars(kind):
+        if error and member not in vars(kind):
             continue
-        yield from _member(member, found)
+        yield from _member(member, found, lists)
 
 
-def _member(name: str, found: Any) -> Iterator[str]:
+def _member(name: str, found: Any, lists: bool) -> Iterator[str]:
     if isinstance(found, property):
-        text = inspect.getdoc(found)
-        if text:
-            yield f"`{name}` (property)\n"
-            yield from _docstring(found)
+        if inspect.getdoc(found):
+            yield f"`{name}`: {_short(inspect.getdoc(found) or '', lists)}"
         return
     if isinstance(found, (classmethod, staticmethod)):
         found = found.__func__
     if inspect.isfunction(found) and inspect.getdoc(found):
-        yield f"```text\n{name}{_signature(found)}\n```\n"
-        yield from _docstring(found)
+        yield f"`{name}{_signature(found)}`: {_short(inspect.getdoc(found) or '', lists)}"
 
 
 def _signature(value: Any) -> str:
     try:
-        signature = str(inspect.signature(value))
+        signature = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    return _ADDRESS.sub(
-        "", signature.replace("'", "").replace("(self, ", "(").replace("(self)", "()")
-    )
+    empty = inspect.Signature.empty
+    parameters = [
+        each.replace(annotation=empty)
+        for number, each in enumerate(signature.parameters.values())
+        if number or each.name not in ("self", "cls")
+    ]
+    returned = signature.return_annotation
+    if inspect.isclass(value) or returned in ("None", None):
+        returned = empty
+    short = signature.replace(parameters=parameters, return_annotation=returned)
+    return _ADDRESS.sub("", str(short).replace("'", ""))
 
 
-def _docstring(value: Any) -> Iterator[str]:
-    text = inspect.getdoc(value)
-    if text:
-        yield _as_markdown(text)
+def _short(text: str, lists: bool = True) -> str:
+    """Return the first sentence of a docstring, and of each item of its lists, as Markdown."""
+    first, *others = re.split(r"\n\s*\n(?! )", text)
+    found = [_sentence(first)] if first else []
+    for each in others if lists else ():
+        heading = _LIST.match(each)
+        if heading is not None:
+            items = re.split(r"\n    (?=\S)", each[heading.end() :])[1:]
+            title = "Fails with" if "Deferred" in heading[1] else heading[1]
+            found.append(f"*{title}:* " + " ".join(_sentence(item) for item in items))
+    return "\n\n".join(found).replace("``", "`") + "\n"
 
 
-def _as_markdown(text: str) -> str:
-    """Return a docstring as Markdown: what is indented below a heading such as ``Args:`` becomes a list."""
-    lines: list[str] = []
-    section = False
-    for line in text.replace("``", "`").splitlines():
-        if re.fullmatch(r"(Args|Attributes|Returns|Raises.*):", line):
-            section = True
-            lines += ["", f"*{line[:-1]}*", ""]
-        elif section and re.match(r"    \S", line):
-            lines.append(f"* {line.strip()}")
-        elif section and line.startswith("     "):
-            lines.append(f"  {line.strip()}")
-        else:
-            section = section and not line
-            lines.append(line)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
+def _sentence(text: str) -> str:
+    """Return the first sentence of a text, on one line; the name before a colon is code."""
+    line = re.sub(r"^([*\w]+(?:, [*\w]+)*): ", r"`\1`: ", " ".join(text.split()))
+    if not line:
+        return ""
+    short = re.split(r"(?<=[a-z0-9`)\"])\. (?=[A-Z`])", line)[0]
+    return short if short.endswith((".", ":", "?")) else f"{short}."
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    if sys.argv[1:] == ["--write"]:
+        for name, text in pages().items():
+            (DOCS / name).write_text(text, "utf-8")
+    else:
+        print(page("reference-api.md"), end="")

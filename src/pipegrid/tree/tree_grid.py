@@ -269,7 +269,7 @@ class Trees:
 
 
 class Grid(FileGrid):
-    """A storage grid, with trees: see ``pipegrid.grid.grid.Grid`` for all that has to do with files."""
+    """A storage grid: files, mutable files, directories and trees."""
 
     @property
     def tree(self) -> Trees:
