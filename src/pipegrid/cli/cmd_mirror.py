@@ -99,7 +99,25 @@ fetch_options = as_one(
         show_default=True,
         help="To each mirror, at most.",
     ),
-    click.option("--dry-run", is_flag=True, help="Fetch and remove nothing; say what would be."),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Fetch and remove nothing, and write nothing to DEST; say what would be.",
+    ),
+    click.option(
+        "--exit-unchanged",
+        is_flag=True,
+        help="End with status 6 where all went well and nothing in DEST changed.",
+    ),
+    click.option(
+        "--wait",
+        "wait_s",
+        is_flag=False,
+        flag_value=3600,
+        type=click.IntRange(0, 604_800),
+        metavar="[SECONDS]",
+        help="Wait for another run to DEST to end, at most SECONDS, or an hour; without it that is an error.",
+    ),
     click.option(
         "--delete",
         is_flag=True,
@@ -314,26 +332,22 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
     fetching.check_deleting(dest)
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
-        from pipegrid.cli.mirror_job import Display
         from pipegrid.mirror.debian import names_by_hash
         from pipegrid.mirror.grid_archive import GridFetch
-        from pipegrid.mirror.mirror import Mirror
 
-        with Display(console) as display:
-            mirror = Mirror(
-                reactor,
-                (),
-                dest,
-                paranoid=fetching.paranoid,
-                sample=fetching.sample_share,
-                dry_run=fetching.dry_run,
-            )
-            try:
-                fetch = GridFetch(mirror, grid, cap, names_by_hash)
-                removed = await fetch.fetch(fetching.delete, fetching.dry_run, display.show)
-            finally:
-                await mirror.close()
-        return tell(console, fetch.report, dest, removed, fetching.dry_run)
+        async with fetching.mirror(reactor, console, dest) as (mirror, display):
+            fetch = GridFetch(mirror, grid, cap, names_by_hash)
+            removed = await fetch.fetch(fetching.delete, fetching.dry_run, display.show)
+        return tell(
+            console,
+            fetch.report,
+            dest,
+            removed,
+            fetching.dry_run,
+            None,
+            mirror.destination.changes,
+            fetching.exit_unchanged,
+        )
 
     return ReactorGridJob(work, cap)
 

@@ -38,6 +38,7 @@ class ExitStatus(enum.IntEnum):
     UNHAPPY = 3
     NOT_ENOUGH_SHARES = 4
     CORRUPTION = 5
+    UNCHANGED = 6
     INTERRUPTED = 130
 
 
@@ -82,6 +83,7 @@ def one_status(statuses: Collection[ExitStatus]) -> ExitStatus:
 
 _GRAVITY = (
     ExitStatus.DONE,
+    ExitStatus.UNCHANGED,
     ExitStatus.FAILED,
     ExitStatus.UNHAPPY,
     ExitStatus.CORRUPTION,

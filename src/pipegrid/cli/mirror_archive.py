@@ -123,6 +123,10 @@ class ArchiveRun:
         if addresses is None:
             return None
         with ExitStack() as stack:
+            opened = stack.enter_context(ExitStack())
+            destination = fetching.destination(console, self._dest, stopped)
+            if destination is not None:
+                opened.callback(destination.close)
             ahead = stack.enter_context(closing(fetching.dial(addresses)))
             # Now that the mirrors are on their way, there is time to import what will talk to them.
             from pipegrid.mirror.blocking_mirror import BlockingMirror, begin_early
@@ -130,30 +134,30 @@ class ArchiveRun:
             from pipegrid.mirror.local_check import VerifyPolicy
 
             display = stack.enter_context(Display(console))
-            with ExitStack() as opened:
+            if destination is None:
                 destination = Destination(self._dest)
                 opened.callback(destination.close)
-                mirror = BlockingMirror(
-                    addresses,
-                    destination,
-                    VerifyPolicy(fetching.paranoid, fetching.sample_share),
-                    fetching.durability,
-                    fetching.connections,
-                    ahead,
-                    stopped,
-                    display.show if console.shows_progress else None,
-                )
-                work = self._work(mirror, console)
-                try:
-                    done = begin_early(work)
-                except Exception:
-                    if stopped():
-                        raise Interrupted from None
-                    raise
-                if done is not None:
-                    return done[0]
-                self._begun = work, mirror
-                opened.pop_all()  # the destination stays open for ``run``
+            mirror = BlockingMirror(
+                addresses,
+                destination,
+                VerifyPolicy(fetching.paranoid, fetching.sample_share),
+                fetching.durability,
+                fetching.connections,
+                ahead,
+                stopped,
+                display.show if console.shows_progress else None,
+            )
+            work = self._work(mirror, console)
+            try:
+                done = begin_early(work)
+            except Exception:
+                if stopped():
+                    raise Interrupted from None
+                raise
+            if done is not None:
+                return done[0]
+            self._begun = work, mirror
+            opened.pop_all()  # the destination stays open for ``run``
         return None
 
     async def _work(self, mirror: AnyMirror, console: Console, keep: Keep | None = None) -> int:
@@ -173,7 +177,16 @@ class ArchiveRun:
             **further,
             **stored,
         }
-        return tell(console, outcome.report, self._dest, outcome.removed, fetching.dry_run, further)
+        return tell(
+            console,
+            report,
+            self._dest,
+            outcome.removed,
+            fetching.dry_run,
+            further,
+            mirror.destination.changes + outcome.is_new,
+            fetching.exit_unchanged,
+        )
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
         """Do it, or what ``early`` left of it."""
@@ -181,7 +194,7 @@ class ArchiveRun:
 
         begun = self._begun
         dest: str | Destination = self._dest if begun is None else begun[1].destination
-        async with self._fetching.mirror(reactor, console, dest) as mirror:
+        async with self._fetching.mirror(reactor, console, dest) as (mirror, _):
             if begun is None:
                 return await self._work(
                     mirror, console, lambda report: store(mirror, grid, report, self._fetching)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.exit_status import ExitStatus, Interrupted
 from pipegrid.cli.job import GridJob, NoReactorJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.startup.fast_verify import verified
-from pipegrid.core.text import counted, printable
+from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import UsageError
 from pipegrid.mirror import HIDDEN, MANIFEST, NEW_MANIFEST
 from pipegrid.mirror.archive_file import Value
+from pipegrid.mirror.scheduler import MAX_SHOWN
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 Shortcut = Callable[[Console, Callable[[], bool]], "int | None"]
 RunMirror = Callable[..., Awaitable[int]]
 
+LOCK_LOOK_S = 0.2
+"""How often it is looked whether another run has ended."""
+
 
 class Display:
     """A context manager: a bar on stderr, if somebody watches."""
@@ -55,6 +60,12 @@ class Display:
             return
         bar.total = report.wanted_bytes
         done = report.present_files + report.fetched_files
+        left_files = report.wanted_files - done - report.failed_files
+        left_bytes = report.wanted_bytes - report.present_bytes - report.fetched_bytes
+        bar.set_description_str(
+            f"mirror, {counted(left_files, 'file')} and {amount(max(0, left_bytes))} left",
+            refresh=False,
+        )
         bar.set_postfix_str(f"{done}/{counted(report.wanted_files, 'file')}", refresh=False)
         bar.update(report.present_bytes + report.fetched_bytes - bar.n)
 
@@ -77,6 +88,8 @@ class MirrorOptions(Value):
         sample: percent of what is there that is hashed again.
         keep_going: indexes are shown also if some of what they name is missing.
         begun: connections to the mirrors that were begun before all else, or None.
+        wait_s: how long another run to the same destination is waited for; None: not at all.
+        exit_unchanged: the exit status says that nothing changed.
     """
 
     __slots__ = (
@@ -85,12 +98,14 @@ class MirrorOptions(Value):
         "delete",
         "dry_run",
         "durability",
+        "exit_unchanged",
         "keep_going",
         "limit_bytes_per_s",
         "paranoid",
         "sample",
         "to_grid",
         "urls",
+        "wait_s",
     )
 
     def __init__(
@@ -106,6 +121,8 @@ class MirrorOptions(Value):
         paranoid: bool,
         begun: EarlySockets | None = None,
         keep_going: bool = False,
+        wait_s: float | None = None,
+        exit_unchanged: bool = False,
     ) -> None:
         self.urls = urls
         self.to_grid = to_grid
@@ -118,6 +135,8 @@ class MirrorOptions(Value):
         self.paranoid = paranoid
         self.begun = begun
         self.keep_going = keep_going
+        self.wait_s = wait_s
+        self.exit_unchanged = exit_unchanged
 
     @property
     def sample_share(self) -> float:
@@ -174,29 +193,76 @@ class MirrorOptions(Value):
 
         return SocketCache(addresses, each, self.begun)
 
+    def destination(
+        self, console: Console, dest: str, stopped: Callable[[], bool]
+    ) -> Destination | None:
+        """
+        Return the destination as soon as no other run uses it; None: no run is to be waited for.
+
+        Raises:
+            DestinationLocked: another run has used it all the time.
+            Interrupted: all is to end.
+        """
+        if self.wait_s is None:
+            return None
+        from pipegrid.mirror.destination import Destination, DestinationLocked
+
+        for _ in self._attempts(console, dest):
+            with suppress(DestinationLocked):
+                return Destination(dest)
+            if stopped():
+                raise Interrupted
+            time.sleep(LOCK_LOOK_S)
+        return Destination(dest)
+
+    def _attempts(self, console: Console, dest: str) -> Iterator[None]:
+        """Yield as long as another run may be waited for, and say so."""
+        if not self.wait_s:
+            return
+        until_s = time.monotonic() + self.wait_s
+        yield
+        console.say(
+            f"pipegrid: another process uses {dest}; waiting for it, {self.wait_s:.0f} s at most"
+        )
+        while time.monotonic() < until_s:
+            yield
+
     @asynccontextmanager
     async def mirror(
         self, reactor: Any, console: Console, dest: str | Destination
-    ) -> AsyncIterator[Mirror]:
-        """Open a mirror that shows its progress; it is closed in the end."""
+    ) -> AsyncIterator[tuple[Mirror, Display]]:
+        """Open a mirror that shows its progress, as soon as no other run uses it; it is closed in the end."""
+        from twisted.internet.task import deferLater
+
+        from pipegrid.mirror.destination import DestinationLocked
         from pipegrid.mirror.mirror import Mirror
 
         with Display(console) as display:
-            mirror = Mirror(
-                reactor,
-                self.urls,
-                dest,
-                durability=self.durability,
-                connections=self.connections,
-                paranoid=self.paranoid,
-                sample=self.sample_share,
-                limit_bytes_per_s=self.limit_bytes_per_s,
-                progress=display.show,
-                dry_run=self.dry_run,
-                environment=os.environ,
-            )
+
+            def make() -> Mirror:
+                return Mirror(
+                    reactor,
+                    self.urls,
+                    dest,
+                    durability=self.durability,
+                    connections=self.connections,
+                    paranoid=self.paranoid,
+                    sample=self.sample_share,
+                    limit_bytes_per_s=self.limit_bytes_per_s,
+                    progress=display.show,
+                    dry_run=self.dry_run,
+                    environment=os.environ,
+                )
+
+            mirror = None
+            for _ in self._attempts(console, str(dest)):
+                with suppress(DestinationLocked):
+                    mirror = make()
+                    break
+                await deferLater(reactor, LOCK_LOOK_S)
+            mirror = mirror or make()
             try:
-                yield mirror
+                yield mirror, display
             finally:
                 await mirror.close()
 
@@ -261,51 +327,85 @@ def tell(
     removed: list[str],
     dry_run: bool,
     further: dict[str, Any] | None = None,
+    changes: int = 0,
+    exit_unchanged: bool = False,
 ) -> int:
     """
-    Print what has become of a run; returns the exit status.
+    Print the outcome of a run; returns the exit status.
+
+    A quiet run that changed nothing prints nothing; a quiet run that did also prints what it changed, and the
+    totals, as a mail of cron needs them.
 
     Args:
-        further: what the kind of archive has to tell besides, in JSON.
+        further: what the kind of archive adds, in JSON.
+        changes: how often something changed in ``dest``, or would change, besides files of ``report``.
+        exit_unchanged: the status is ``UNCHANGED`` if nothing changed.
     """
     for path, why in report.failed:
         console.fault(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
     _tell_how_many_more(console, report)
-    would = "would be " if dry_run else ""
-    for path in removed:
-        console.detail(f"{printable(path)} {would or 'was '}removed")
     for tally in report.ranking:
         console.say(_ranked(tally))
+    further = further or {}
+    changed = bool(report.fetched_files or removed or changes)
+    failed = bool(report.failed_files or further.get("skipped"))
+    names = [
+        *_named("+", report.fetched, report.fetched_files),
+        *_named("-", removed, len(removed)),
+    ]
+    for path in removed[MAX_SHOWN:]:
+        console.detail(f"- {printable(path)}")
+    text = _summary(report, removed, dry_run, further.get("skipped", 0))
+    is_quiet = console.verbosity < 0
+    if is_quiet:
+        totals = f"{counted(report.wanted_files, 'file')}, {amount(report.wanted_bytes)} in all"
+        text = "\n".join((f"{printable(dest)}: {text}", *names, totals))
+    else:
+        for each in names:
+            console.say(each)
+    if "cap" in further:
+        text += f"\nin the grid: {further['cap']}"
+    if changed or failed or console.json or not is_quiet:
+        told = {"dest": dest, "changed": changed, "dry_run": dry_run}
+        console.result(text, {**told, **_fields(report, removed), **further})
+    if failed:
+        return ExitStatus.FAILED
+    return ExitStatus.UNCHANGED if exit_unchanged and not changed else ExitStatus.DONE
+
+
+def _summary(report: Report, removed: Sequence[str], dry_run: bool, skipped: int) -> str:
+    would = "would be " if dry_run else ""
     text = (
         f"{counted(report.fetched_files, 'file')}, {counted(report.fetched_bytes, 'byte')} {would}fetched;"
         f" {counted(report.present_files, 'was', 'were')} there, {report.failed_files} failed"
     )
-    skipped = further.get("skipped", 0) if further is not None else 0
     if skipped:
         text += f", {skipped} skipped"
     if removed:
         text += f", {len(removed)} {would}removed"
-    if further is not None and "cap" in further:
-        text += f"\nin the grid: {further['cap']}"
-    console.result(
-        text,
-        {
-            "dest": dest,
-            "dry_run": dry_run,
-            "files": report.wanted_files,
-            "bytes": report.wanted_bytes,
-            "fetched": report.fetched_files,
-            "fetched_bytes": report.fetched_bytes,
-            "present": report.present_files,
-            "failed": report.failed_files,
-            "removed": len(removed),
-            "retries": report.retries,
-            "seconds": round(report.elapsed_s, 3),
-            "mirrors": list(map(_tally_fields, report.ranking)),
-            **(further or {}),
-        },
-    )
-    return ExitStatus.FAILED if report.failed_files or skipped else ExitStatus.DONE
+    return text
+
+
+def _fields(report: Report, removed: Sequence[str]) -> dict[str, Any]:
+    return {
+        "files": report.wanted_files,
+        "bytes": report.wanted_bytes,
+        "fetched": report.fetched_files,
+        "fetched_bytes": report.fetched_bytes,
+        "present": report.present_files,
+        "failed": report.failed_files,
+        "removed": len(removed),
+        "retries": report.retries,
+        "seconds": round(report.elapsed_s, 3),
+        "mirrors": list(map(_tally_fields, report.ranking)),
+    }
+
+
+def _named(sign: str, paths: Sequence[str], files: int) -> list[str]:
+    """Return a line for each of some paths, and one for how many more there are."""
+    lines = [f"{sign} {printable(path)}" for path in paths[:MAX_SHOWN]]
+    more = files - len(lines)
+    return [*lines, f"{sign} {counted(more, 'more file')}"] if more else lines
 
 
 def _tally_fields(tally: Tally) -> dict[str, Any]:

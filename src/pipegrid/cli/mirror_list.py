@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
     from pipegrid.mirror.archive_file import ArchiveFile
+    from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.mirror_run import MirrorRun
 
 
@@ -47,16 +48,20 @@ class ListRun:
         with ExitStack() as stack:
             source = stack.enter_context(self._open())
             self._check_deleting(source)
+            destination = fetching.destination(console, self._dest, stopped)
+            if destination is not None:
+                stack.callback(destination.close)
             ahead = stack.enter_context(closing(fetching.dial(addresses, self._each())))
             # Now that the mirrors are on their way, there is time to import what will talk to them.
-            from pipegrid.mirror.destination import Destination
+            from pipegrid.mirror.destination import Destination as Opened
             from pipegrid.mirror.local_check import VerifyPolicy
-            from pipegrid.mirror.manifest import keep_manifest, noting, read_manifest
+            from pipegrid.mirror.manifest import noting
             from pipegrid.mirror.mirror_run import MirrorRun
 
             display = stack.enter_context(Display(console))
-            destination = Destination(self._dest)
-            stack.callback(destination.close)
+            if destination is None:
+                destination = Opened(self._dest)
+                stack.callback(destination.close)
             work = MirrorRun(
                 destination, addresses, VerifyPolicy(fetching.paranoid, fetching.sample_share)
             )
@@ -78,15 +83,28 @@ class ListRun:
                 return None
             work.finish()
             report = work.sum_up()
-            removed: list[str] = []
-            if not report.failed_files:
-                if fetching.delete:
-                    self._check_same(source)
-                keep_manifest(destination)
-                if fetching.delete:
-                    kept = read_manifest(destination)
-                    removed = destination.delete_others(each.path for each in kept)
-            return tell(console, report, self._dest, removed, False)
+            removed = self._keep(source, destination) if not report.failed_files else []
+            return tell(
+                console,
+                report,
+                self._dest,
+                removed,
+                False,
+                None,
+                destination.changes,
+                fetching.exit_unchanged,
+            )
+
+    def _keep(self, source: BinaryIO, destination: Destination) -> list[str]:
+        """All files exist: note what is wanted, and return what was removed."""
+        from pipegrid.mirror.manifest import keep_manifest, read_manifest
+
+        if self._fetching.delete:
+            self._check_same(source)
+        keep_manifest(destination)
+        if not self._fetching.delete:
+            return []
+        return destination.delete_others(each.path for each in read_manifest(destination))
 
     def _each(self) -> int:
         """Return how many connections to begin to each mirror, before it is known what is missing."""
@@ -105,7 +123,7 @@ class ListRun:
                 self._check_deleting(source)
             async with fetching.mirror(
                 reactor, console, self._dest if work is None else work.destination
-            ) as mirror:
+            ) as (mirror, _):
                 destination = mirror.destination
                 if work is not None:
                     report = await mirror.finish(work)
@@ -126,7 +144,16 @@ class ListRun:
                             (each.path for each in kept), fetching.dry_run
                         )
                 further = await store(mirror, grid, report, fetching)
-        return tell(console, report, self._dest, removed, fetching.dry_run, further)
+        return tell(
+            console,
+            report,
+            self._dest,
+            removed,
+            fetching.dry_run,
+            further,
+            destination.changes,
+            fetching.exit_unchanged,
+        )
 
     def _open(self) -> BinaryIO:
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipegrid.cli.cap_file import as_line
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import UnprintedCap, sentence
+from pipegrid.core.text import amount as amount
 from pipegrid.core.text import counted, printable
 from pipegrid.disk.private_output import open_private
 from pipegrid.errors import CorruptionError, SinkError
@@ -144,18 +145,6 @@ def located(error: CorruptionError) -> str:
     text = sentence(error)
     where = printable(error.server)
     return f"{where}: {text}" if where and where not in text else text
-
-
-def amount(size: int | None) -> str:
-    """Return a number of bytes as people read it: three digits and a unit."""
-    if size is None:
-        return "unknown"
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.4g} PB"
 
 
 # How the health of a file is shown: what ``check`` and ``repair`` found.

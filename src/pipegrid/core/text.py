@@ -58,6 +58,18 @@ def counted(count: int, noun: str, nouns: str = "") -> str:
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
+def amount(size: int | None) -> str:
+    """Return a number of bytes as people read it: three digits and a unit."""
+    if size is None:
+        return "unknown"
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.4g} PB"
+
+
 def decode_text(data: bytes, name: str, *, first_line: int = 1, keep_ends: bool = False) -> str:
     r"""
     Return the text of a file that people write: UTF-8, with or without a byte order mark, LF or CRLF.

@@ -418,13 +418,14 @@ class DebianOutcome:
         absent: what was wanted and the release files do not name, in a sentence each.
         entries: what indexes name; of these, what could not be used.
         is_published: the new indexes are to be seen.
+        is_new: the release files are not those that were there.
     """
 
     def __init__(self) -> None:
         self.report = Report()
         self.entries = Entries()
         self.absent: list[str] = []
-        self.is_published = False
+        self.is_published = self.is_new = False
         self.removed: list[str] = []
         self.index_bytes = self.patched = 0
         self.lacking: list[str] = []
@@ -506,6 +507,7 @@ class DebianArchive:
             await entries.settle(self._mirror, report)
         if report.failed_files and (not keep_going or report.is_stopped):
             return outcome
+        outcome.is_new = not await self._mirror.run(self._destination.holds, own)
         if not dry_run:
             await self._mirror.run(self._publish, suites, everything, own, entries)
             await self._mirror.run(keep_manifest, self._destination, entries.replaced)

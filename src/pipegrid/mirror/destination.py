@@ -324,6 +324,10 @@ class WrongResult(MirrorError):
     """What was made here of patches or a packed file is not what the archive names."""
 
 
+class DestinationLocked(MirrorError):
+    """Another process is writing to the destination, or reads it; it can be used later."""
+
+
 class Destination:
     """
     One mirror's directory, made if it is not there, and locked.
@@ -336,6 +340,7 @@ class Destination:
         unnoted_files: as of ``Report``; see ``unchanged``.
         folds: the file system takes names for one that differ in case; see ``folding``.
         serial_urls: of the mirrors that this run has found unable to pipeline; see ``plan``.
+        changes: names that this process has given to files, or taken from them, where readers see it.
     """
 
     device = unnoted_files = 0
@@ -345,13 +350,14 @@ class Destination:
         self.path = os.path.abspath(path)
         self._count = 0
         self.serial_urls: set[str] = set()
+        self.changes = 0
         hidden = os.path.join(self.path, HIDDEN)
         self.manifest = os.path.join(hidden, MANIFEST)
         self._open(hidden)
         self.sync_names = self._directories.sync
         try:
             if not self._begin(os.path.join(hidden, "lock")):
-                raise MirrorError(
+                raise DestinationLocked(
                     f"another process is mirroring to {self.path}, or looks at it; wait until it has finished"
                 )
         except BaseException as error:
@@ -500,6 +506,7 @@ class Destination:
             os.rename(name, last, src_dir_fd=self._incoming, dst_dir_fd=directory)
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
             raise self._directories.in_the_way(path, "a directory") from error
+        self.changes += not staged
         return self.where(os.path.dirname(path))
 
     def release(self, paths: Iterable[str]) -> None:
@@ -523,6 +530,7 @@ class Destination:
                 raise self._directories.in_the_way(path, "a directory") from error
             except OSError as error:
                 raise self.error(error, f"hold {quoted(path)}") from error
+            self.changes += 1
             changed[os.path.dirname(path)] = None
         self._directories.sync(changed)
 
@@ -545,6 +553,7 @@ class Destination:
                 link_as(name, old, last, new, self._incoming)
             except OSError as error:
                 raise self.error(error, f"hold {quoted(other)}") from error
+            self.changes += 1
             return
 
     def is_linked(self, path: str, other: str) -> bool:
@@ -632,6 +641,10 @@ class Destination:
         directory, name = self._directories.place(path, make=False)
         return None if directory is None else read_at(name, directory, most_bytes)
 
+    def holds(self, files: Mapping[str, bytes]) -> bool:
+        """Return whether all of these files exist and have these bytes."""
+        return all(self.read(path, len(data)) == data for path, data in files.items())
+
     def staged_path(self, path: str) -> str:
         """Return where a file can be read now: where it is staged, or under its name."""
         staged = self.where(f"{STAGED}/{path}")
@@ -691,6 +704,7 @@ class Destination:
             try:
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=directory)
+                    self.changes += not path.startswith(f"{HIDDEN}/")
             except OSError as error:
                 raise self.error(error, f"be rid of {quoted(path)}") from error
 

@@ -100,6 +100,7 @@ class Entries:
             found = await mirror.sync(tries)
             report.fetched_files += found.fetched_files
             report.fetched_bytes += found.fetched_bytes
+            report.fetched += found.fetched[: MAX_SHOWN - len(report.fetched)]
             report.present_files += found.present_files
             for each in await mirror.run(_those_there, mirror, tries):
                 self.replaced[each.path] = each

@@ -42,7 +42,7 @@ from pipegrid.mirror.archive_file import (
 from pipegrid.mirror.destination import Destination, hash_file
 from pipegrid.mirror.manifest import begin_manifest, read_manifest
 from pipegrid.mirror.mirror import Mirror
-from pipegrid.mirror.scheduler import Report
+from pipegrid.mirror.scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.suites import OWN, base_of, remove_in_order
 from pipegrid.mirror.twisted_driver import LOOKED_AT_ONCE
 from pipegrid.reactor.deferreds import gather
@@ -424,6 +424,8 @@ class GridFetch:
             if dry_run:
                 report.fetched_files += len(chunk)
                 report.fetched_bytes += sum(each.size or 0 for each in chunk)
+                space = MAX_SHOWN - len(report.fetched)
+                report.fetched += [each.path for each in chunk[:space]]
             else:
                 missing += chunk
         if not dry_run:
@@ -596,6 +598,8 @@ class GridFetch:
             if right:
                 report.fetched_files += 1
                 report.fetched_bytes += each.size
+                if len(report.fetched) < MAX_SHOWN:
+                    report.fetched.append(each.path)
             else:
                 report.fail(each.path, f"its {each.algorithm} is another one")
         finally:

@@ -44,7 +44,7 @@ class MirrorRun:
         staged, takes_up: as of ``local_check.LocalCheck``.
 
     Attributes:
-        would_files, would_bytes: what would be fetched, if anything were.
+        would_files, would_bytes: what would be fetched, if anything were; ``would_paths``: the first of it.
         all_read: nothing more is wanted.
     """
 
@@ -64,6 +64,7 @@ class MirrorRun:
         self.plan = Scheduler(len(urls), urls, destination.serial_urls)
         self.report = Report(tallies=[Tally(url) for url in urls])
         self.would_files = self.would_bytes = 0
+        self.would_paths: list[str] = []
         self.all_read = False
         self._doubt = doubt
         self._takes_up = takes_up
@@ -184,6 +185,7 @@ class MirrorRun:
         report, plan = self.report, self.plan
         report.fetched_files = plan.done_files + self.would_files
         report.fetched_bytes = plan.done_bytes + self.would_bytes
+        report.fetched = plan.done_paths + self.would_paths
         report.retries = plan.retries
         report.elapsed_s = self._now() - self._began_s
         failed = plan.failed[self._told :]
@@ -340,13 +342,14 @@ class WorkerProcesses:
         """A process ended in the middle: what it has done is done."""
         for each in files:
             if self._destination.is_there(each):
-                plan.add_done(1, each.size or 0, 0)
+                plan.add_done(1, each.size or 0, 0, [each.path])
             else:
                 plan.add(each)
 
     def _take_over(self, plan: Scheduler, files: list[ArchiveFile], result: dict[str, Any]) -> None:
         plan.serial_urls.update(result["serial"])
-        plan.add_done(result["files"], result["bytes"], result["retries"])
+        paths = [files[number].path for number in result["paths"]]
+        plan.add_done(result["files"], result["bytes"], result["retries"], paths)
         for tally, counts in zip(self._report.tallies, result["tallies"], strict=True):
             tally.files += counts[0]
             tally.received_bytes += counts[1]
@@ -373,6 +376,7 @@ def _result(plan: Scheduler, tallies: Sequence[Tally], files: list[ArchiveFile])
     return {
         "files": plan.done_files,
         "bytes": plan.done_bytes,
+        "paths": [numbers[path] for path in plan.done_paths],
         "retries": plan.retries,
         "serial": sorted(plan.serial_urls),
         "left": [

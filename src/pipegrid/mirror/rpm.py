@@ -70,13 +70,14 @@ class RpmOutcome:
         entries: what indexes name; of these, what could not be used.
         lacking: indexes that no mirror has.
         is_published: the new indexes are to be seen.
+        is_new: ``repomd.xml`` or its signature is not the one that was there.
     """
 
     def __init__(self) -> None:
         self.report = Report()
         self.entries = Entries()
         self.lacking: list[str] = []
-        self.is_published = False
+        self.is_published = self.is_new = False
         self.removed: list[str] = []
         self.index_bytes = 0
 
@@ -140,6 +141,7 @@ class RpmRepository:
             await entries.settle(self._mirror, report)
         if report.failed_files and (not keep_going or report.is_stopped):
             return outcome
+        outcome.is_new = not await self._mirror.run(self._destination.holds, found.files)
         if not dry_run:
             await self._mirror.run(self._publish, indexes, found)
             await self._mirror.run(keep_manifest, self._destination, entries.replaced)

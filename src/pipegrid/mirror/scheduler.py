@@ -120,7 +120,7 @@ class Scheduler:
 
     Attributes:
         failed: what no mirror could give.
-        done_files, done_bytes: what has come.
+        done_files, done_bytes: what has come; ``done_paths``: of the first ``MAX_SHOWN`` of these.
         retries: how often a file was put back.
     """
 
@@ -129,6 +129,7 @@ class Scheduler:
     ) -> None:
         self.failed: list[FetchJob] = []
         self.done_files = self.done_bytes = self.retries = 0
+        self.done_paths: list[str] = []
         self.serial_urls: set[str] = set() if serial_urls is None else serial_urls
         self._mirrors = mirrors
         self._urls = urls or [str(number) for number in range(mirrors)]
@@ -174,8 +175,11 @@ class Scheduler:
         self._open += 1
         self._put(wanted, _size_of(wanted))
 
-    def add_done(self, files: int, size_bytes: int, retries: int) -> None:
+    def add_done(
+        self, files: int, size_bytes: int, retries: int, paths: Sequence[str] = ()
+    ) -> None:
         """So many files that were never added here have come; others fetched them."""
+        self.done_paths += paths[: MAX_SHOWN - len(self.done_paths)]
         self.done_files += files
         self.done_bytes += size_bytes
         self.retries += retries
@@ -223,6 +227,8 @@ class Scheduler:
         self._open -= 1
         self.done_files += 1
         self.done_bytes += size_bytes
+        if len(self.done_paths) < MAX_SHOWN:
+            self.done_paths.append(errand.wanted.path)
         return True
 
     def put_back(self, errand: FetchJob, mirror: int) -> None:
@@ -530,6 +536,7 @@ class Report:
         wanted_files, wanted_bytes: what the list or index names, as far as it has been read.
         present_files: what was there and right.
         fetched_files, fetched_bytes: what was not.
+        fetched: the paths of the first ``MAX_SHOWN`` of these.
         failed: path and reason of what no mirror could give.
         failed_files: how many those are.
         unnoted_files: what was found of so many by hashing could not be written down.
@@ -543,6 +550,7 @@ class Report:
         self.present_files = self.present_bytes = 0
         self.fetched_files = self.fetched_bytes = 0
         self.failed_files = self.unnoted_files = self.retries = 0
+        self.fetched: list[str] = []
         self.failed: list[tuple[str, str]] = []
         self.tallies = tallies
         self.elapsed_s = 0.0

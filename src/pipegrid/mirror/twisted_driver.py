@@ -22,6 +22,7 @@ from pipegrid.mirror.local_check import MirrorEntry, checked
 from pipegrid.mirror.mirror_http import Address, head_tail, target_of
 from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.scheduler import (
+    MAX_SHOWN,
     FetchJob,
     MirrorStanding,
     ReceiveRate,
@@ -574,6 +575,8 @@ class TwistedDriver:
             if options.dry_run:
                 work.would_files += len(missing)
                 work.would_bytes += sum(each.size or 0 for each in missing)
+                space = MAX_SHOWN - len(work.would_paths)
+                work.would_paths += [each.path for each in missing[:space]]
                 continue
             for each in missing:
                 self._plan.add(each)
