@@ -43,7 +43,7 @@ from pipegrid.testing.faults import FaultPlan, Partition
 from pipegrid.testing.network import leaks
 from pipegrid.transfer.mutable.mutable_files import MutableFiles
 from pipegrid.transfer.mutable.version_cache import VersionCache
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Peer, TransferContext
 from pipegrid.transfer.settings import MutableSettings
 from pipegrid.transport.gbs.requests import GbsSettings
 from tests.core.mutable.support import key
@@ -259,11 +259,9 @@ class _Performance:
             ]
         k, happy, n = self.schedule.shares
         workers: Any = InlineCpu()
+        secrets = ClientSecrets(bytes([sorted(self.peers).index(host)]) * 32)
         files = MutableFiles(
-            clock=world.clock,
-            workers=workers,
-            peers=self.peers[host],
-            client_secrets=ClientSecrets(bytes([sorted(self.peers).index(host)]) * 32),
+            TransferContext(world.clock, workers, self.peers[host], secrets),
             usual=(k, n),
             settings=MutableSettings(happy=happy, silence_s=SILENCE_S, patience_s=PATIENCE_S),
             known=VersionCache(self.root / f"known-{host}" if keeps else None),

@@ -21,7 +21,7 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.testing.clock import HeapClock
 from pipegrid.transfer.mutable.mutable_files import MutableFiles
 from pipegrid.transfer.mutable.version_cache import VersionCache
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Peer, TransferContext
 from pipegrid.transfer.settings import MutableSettings
 from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
 from tests.inline_workers import InlineWorkers
@@ -120,11 +120,9 @@ class MutableWorld:
         self.clients += 1
         peers = [Peer(line, Pipeline(1 << 20, self.clock)) for line in (lines or self.lines)]
         workers: Any = InlineWorkers()
+        secrets = ClientSecrets(bytes([self.clients % 256]) * 32)
         files = MutableFiles(
-            clock=self.clock,
-            workers=workers,
-            peers=peers,
-            client_secrets=ClientSecrets(bytes([self.clients % 256]) * 32),
+            TransferContext(self.clock, workers, peers, secrets),
             usual=self.usual,
             settings=self.settings,
             known=known if isinstance(known, VersionCache) else VersionCache(known),

@@ -14,7 +14,7 @@ from pipegrid.core.caps import ChkCap
 from pipegrid.core.params import Params
 from pipegrid.core.ueb import CapCheck, pack
 from pipegrid.errors import CapMismatch, NotEnoughSharesError
-from pipegrid.transfer.failure_messages import too_few_shares
+from pipegrid.transfer.failure_messages import SearchOutcome, too_few_shares
 from tests.transfer.world import RTT, World, content
 
 SIZE = 200_000
@@ -183,7 +183,8 @@ class ReasonTests(SynchronousTestCase):
 
     def test_plurals(self) -> None:
         """One share is a share."""
-        text = str(too_few_shares("get", 1, 3, 1, {}, True))
+        text = str(too_few_shares("get", SearchOutcome(1, 3, 10, 1, {}, True)))
         self.assertIn("found 1 good share on 1 server, but 3 are needed;", text)
-        text = str(too_few_shares("get", 0, 1, 2, {"a": "a is down"}, False))
+        outcome = SearchOutcome(0, 1, 10, 2, {"a": "a is down"}, False)
+        text = str(too_few_shares("get", outcome))
         self.assertIn("found 0 good shares on 2 servers, but 1 is needed (a is down);", text)

@@ -75,7 +75,8 @@ if TYPE_CHECKING:
     from pipegrid.grid.introducer_client import IntroducerStatus
     from pipegrid.grid.mutables import Mutables
     from pipegrid.reactor.preconnect import Preconnector
-    from pipegrid.transfer.mutable.modify import ContentEdit, Redo
+    from pipegrid.transfer.mutable.base_version import Redo
+    from pipegrid.transfer.mutable.modify import ContentEdit
     from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
     from pipegrid.transfer.mutable.write_queue import Merge
     from pipegrid.transfer.put.uploader import Uploader
@@ -254,13 +255,7 @@ class FileGrid:
             from pipegrid.grid.mutables import Mutables
 
             self._mutables = Mutables(
-                self._reactor,
-                self.config,
-                self._peers,
-                self._workers,
-                self._readiness,
-                self._download_settings.silence_s,
-                shortfall=self._means.shortfall,
+                self._means, self.config, self._readiness, self._download_settings.silence_s
             )
         return self._mutables
 
@@ -647,6 +642,7 @@ class FetchingGrid(FileGrid):
             return await self._give(cap, sink, start, length)
         await self._readiness.wait(cap.required_shares)
         from pipegrid.transfer.get.download import Download
+        from pipegrid.transfer.get.share_readers import DownloadRequest
 
         delivered = False
 
@@ -657,16 +653,9 @@ class FetchingGrid(FileGrid):
                 progress(done, total)
 
         def download() -> Download:
-            return Download(
-                self._means,
-                cap=cap,
-                sink=sink,
-                start=start,
-                length=length,
-                settings=self._download_settings,
-                progress=note,
-                earlier=self._earlier,
-            )
+            request = DownloadRequest(cap, start, length)
+            settings = self._download_settings
+            return Download(self._means, request, sink, settings, note, self._earlier)
 
         first = download()
         try:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from pipegrid.arguments import check_callable, check_kind, check_whole, shown
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.lease_secrets import ClientSecrets
 from pipegrid.core.mutable.versions import Format
 from pipegrid.core.params import Params
 from pipegrid.disk.part_file import PartFile
@@ -18,23 +17,22 @@ from pipegrid.errors import CapError, UsageError
 from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.server_registry import Readiness
 from pipegrid.reactor.deferreds import Wakeup
-from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.sink import SinkLike, open_sink
-from pipegrid.transfer.mutable.modify import ContentEdit, Redo
+from pipegrid.transfer.mutable.base_version import Redo
+from pipegrid.transfer.mutable.modify import ContentEdit
 from pipegrid.transfer.mutable.mutable_files import MutableFiles, ReadResult
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
 from pipegrid.transfer.mutable.retrieve import Retrieve
 from pipegrid.transfer.mutable.version_cache import VersionCache, recall
 from pipegrid.transfer.mutable.write_queue import Merge
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.put.source_opener import open_for_put
 from pipegrid.transfer.results import CheckResult, GetResult, Progress, RenewResult, RepairResult
 from pipegrid.transfer.settings import MutableSettings
-from pipegrid.transfer.shortfall import Shortfall
 
 if TYPE_CHECKING:
-    from twisted.internet.interfaces import IReactorTime
+    pass
 
 KNOWN_NAME = "mutable-files"
 """Below the directory in which a client keeps what it remembers."""
@@ -47,38 +45,31 @@ class Mutables:
     What a grid does with mutable files.
 
     Args:
+        means: what all transfers of the grid use.
         silence_s: a server that gives no sign of life for so long has failed.
-        shortfall: where writes are counted that reach fewer servers than wanted.
     """
 
     def __init__(
         self,
-        reactor: IReactorTime,
+        means: TransferContext,
         config: GridConfig,
-        peers: Sequence[Peer],
-        workers: CpuWorkers,
         readiness: Readiness,
         silence_s: float,
         settings: MutableSettings | None = None,
         random: Callable[[], float] | None = None,
-        shortfall: Shortfall | None = None,
     ) -> None:
-        self._reactor = reactor
-        self._workers = workers
+        self._reactor = means.clock
+        self._workers = means.workers
         self._readiness = readiness
         self._format = config.mutable_format
         self._usual = (config.params.required_shares, config.params.total_shares)
         self._settings = settings or MutableSettings(happy=config.happy, silence_s=silence_s)
         self.files = MutableFiles(
-            clock=reactor,
-            workers=workers,
-            peers=peers,
-            client_secrets=ClientSecrets(config.lease_secret),
+            means,
             usual=self._usual,
             settings=self._settings,
             known=VersionCache(config.caches[0] / KNOWN_NAME if config.caches else None),
             random=random,
-            shortfall=shortfall,
         )
 
     def close(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+import attrs
+
 from pipegrid.core.text import counted
 from pipegrid.errors import NotEnoughSharesError, UnhappyError, naming
 
@@ -65,29 +67,43 @@ def _others(names: Sequence[str]) -> str:
 # Saying that too few shares were found, and why, once for each reason.
 
 
-def too_few_shares(
-    verb: str,
-    found: int,
-    needed: int,
-    servers: int,
-    reasons: Mapping[str, str],
-    was_any: bool,
-    absent: int = 0,
-    absent_shares: int | None = None,
-) -> NotEnoughSharesError:
+@attrs.frozen
+class SearchOutcome:
     """
-    Return the error.
+    How a search for the shares of a file ended.
 
-    Args:
-        verb: what cannot be done to the file.
+    Attributes:
+        found: how many different good shares were found.
         servers: how many there are.
         reasons: server to the sentence that says why it was of no use.
         was_any: some server has had a share, good or not, or could not be asked.
         absent: servers that were out of reach.
-        absent_shares: see ``NotEnoughSharesError``.
     """
-    because = said_once(reasons)
-    if not found and not reasons and not was_any:
+
+    found: int
+    required_shares: int
+    total_shares: int
+    servers: int
+    reasons: Mapping[str, str]
+    was_any: bool
+    absent: int = 0
+
+    @property
+    def absent_shares(self) -> int:
+        """How many shares the servers out of reach may have; see ``NotEnoughSharesError``."""
+        return self.absent * -(-self.total_shares // max(1, self.servers))
+
+
+def too_few_shares(verb: str, outcome: SearchOutcome) -> NotEnoughSharesError:
+    """
+    Return the error of a search that found too few.
+
+    Args:
+        verb: what cannot be done to the file.
+    """
+    found, needed, servers = outcome.found, outcome.required_shares, outcome.servers
+    because = said_once(outcome.reasons)
+    if not found and not outcome.reasons and not outcome.was_any:
         text = (
             f"no share of the file is on any of {counted(servers, 'server')}; check that the cap was copied "
             "right, and that this is the grid that it is for"
@@ -99,7 +115,7 @@ def too_few_shares(
             f"but {needed} {are} needed{f' ({because})' if because else ''}; "
             "try again when more servers work"
         )
-    return NotEnoughSharesError(text, found, needed, absent, absent_shares)
+    return NotEnoughSharesError(text, found, needed, outcome.absent, outcome.absent_shares)
 
 
 # Why a file could not be stored, as one sentence says it to a person.
@@ -147,45 +163,50 @@ def too_few_servers(file_name: str, servers: int, happy: int, uncertified: int =
     return naming(UnhappyError(text, servers, happy), LESS)
 
 
-def not_spread(
-    file_name: str,
-    *,
-    reached: int,
-    happy: int,
-    stored: int,
-    required_shares: int,
-    reasons: Mapping[str, str],
-    full: Mapping[str, str],
-    contended: bool,
-    absent: int = 0,
-) -> UnhappyError:
+@attrs.frozen
+class PlacementOutcome:
     """
-    Return the error of a file that could not be spread over enough servers.
+    How far the shares of a file came.
 
-    Args:
-        reached: servers of happiness that its shares have reached.
-        stored: how many different shares are there.
+    Attributes:
+        reached: servers of happiness that they have reached.
+        happy: how many were wanted.
+        stored: how many different shares are stored.
         reasons: nickname of a server to what went wrong there.
-        full: the same of those that have no room.
-        contended: whether somebody else seems to be storing it.
+        full: the same of those that have no space.
+        contended: whether another client seems to be storing the file.
         absent: servers that were out of reach.
     """
-    why = said_once({**reasons, **full}) or "too few accepted it"
+
+    reached: int
+    happy: int
+    stored: int
+    required_shares: int
+    full: Mapping[str, str]
+    reasons: Mapping[str, str] = attrs.Factory(dict)
+    contended: bool = False
+    absent: int = 0
+
+
+def not_spread(file_name: str, outcome: PlacementOutcome) -> UnhappyError:
+    """Return the error of a file that could not be spread over enough servers."""
+    reached, happy, stored = outcome.reached, outcome.happy, outcome.stored
+    why = said_once({**outcome.reasons, **outcome.full}) or "too few accepted it"
     named: tuple[str, ...] = ()
-    if contended:
+    if outcome.contended:
         advice = "somebody else may be storing it at this moment, so try again when that is done"
-    elif full:
+    elif outcome.full:
         advice, named = f"make room there, add servers or ask for {LESS}", (LESS,)
     else:
         advice = "try again when more servers work"
     if reached >= happy:
         text = (
             f"cannot store {file_name}: only {stored} of its shares could be stored, and it takes "
-            f"{required_shares} to get it back ({why}); {advice}"
+            f"{outcome.required_shares} to get it back ({why}); {advice}"
         )
-        return naming(UnhappyError(text, stored, required_shares, absent), *named)
+        return naming(UnhappyError(text, stored, outcome.required_shares, outcome.absent), *named)
     text = (
         f"cannot store {file_name}: its shares reached only {reached} of the {happy} servers wanted "
         f"({why}); {advice}"
     )
-    return naming(UnhappyError(text, reached, happy, absent), *named)
+    return naming(UnhappyError(text, reached, happy, outcome.absent), *named)

@@ -19,8 +19,9 @@ from pipegrid.errors import ServerError
 from pipegrid.reactor.deferreds import Wakeup, few_at_a_time
 from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.check import Check, FoundShares
-from pipegrid.transfer.failure_messages import each_once, too_few_shares
+from pipegrid.transfer.failure_messages import SearchOutcome, each_once, too_few_shares
 from pipegrid.transfer.get.download import Download
+from pipegrid.transfer.get.share_readers import DownloadRequest
 from pipegrid.transfer.get.share_search import MAX_QUESTIONS
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, ring
 from pipegrid.transfer.put.allocation import Allocations, RoomAnswer
@@ -119,16 +120,8 @@ class Recoding:
     ) -> AsyncIterator[SegmentFeed]:
         """Fetch the file's ciphertext, as long as it is wanted."""
         feed = SegmentFeed(encoder.geometry)
-        download = Download(
-            self._means,
-            cap=self._cap,
-            sink=feed,
-            start=0,
-            length=self._cap.size,
-            settings=self._settings,
-            avoid=found.bad,
-            holders=found.holders,
-        )
+        request = DownloadRequest(self._cap, 0, self._cap.size, found.bad, found.holders)
+        download = Download(self._means, request, feed, self._settings)
         running = Deferred.fromCoroutine(download.run()).addBoth(feed.ended)
         try:
             yield feed
@@ -269,17 +262,16 @@ class Repair:
 
     async def _make_whole(self, before: CheckResult, found: FoundShares) -> RepairResult:
         if not before.recoverable:
-            servers, absent = len(self._plan.ring), len(set(found.unreachable))
-            raise too_few_shares(
-                "repair",
+            outcome = SearchOutcome(
                 len(before.good_shares),
                 self._cap.required_shares,
-                servers,
-                found.reasons,
-                bool(found.holders or found.bad),
-                absent,
-                absent * -(-self._cap.total_shares // max(1, servers)),
+                self._cap.total_shares,
+                servers=len(self._plan.ring),
+                reasons=found.reasons,
+                was_any=bool(found.holders or found.bad),
+                absent=len(set(found.unreachable)),
             )
+            raise too_few_shares("repair", outcome)
         self._tell_plan()
         if self._plan.assignments():  # segments will have to be held
             segment_bytes = ueb.parse(found.packed_ueb).segment_bytes

@@ -13,13 +13,11 @@ the order in which they run; those that have to do with servers are ``openreader
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
-from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.segment_job import SegmentJob, SegmentResult
@@ -28,9 +26,9 @@ from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.get.get_history import GetHistory
 from pipegrid.transfer.get.hedged_read import ReadPolicy
 from pipegrid.transfer.get.resume import Rechecked, ResumingDecoder
-from pipegrid.transfer.get.share_readers import ShareReaders
+from pipegrid.transfer.get.share_readers import DownloadRequest, ShareReaders
 from pipegrid.transfer.get.sink import SinkLike, open_sink
-from pipegrid.transfer.peers import Peer, TransferContext
+from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.results import GetResult, Progress, ProgressReport
 from pipegrid.transfer.settings import DownloadSettings
 
@@ -43,29 +41,21 @@ class Download:
     The download of a range of one encoded file (not of a literal one).
 
     Args:
-        cap: with a verifier cap it is the ciphertext that is delivered.
         sink: of a part file, what is there and proves to be good is not fetched.
-        start, length: the range of plaintext; it lies within the file.
         progress: called with plaintext bytes delivered and wanted.
-        avoid: copies that are known to be damaged, each as share number and server.
-        holders: share number to the servers that have it, if all is known: then no server is asked.
         earlier: what past downloads have taught, and this one teaches.
     """
 
     def __init__(
         self,
         means: TransferContext,
-        *,
-        cap: ChkCap | ChkVerifierCap,
+        request: DownloadRequest,
         sink: SinkLike,
-        start: int,
-        length: int,
         settings: DownloadSettings,
         progress: Progress | None = None,
-        avoid: Collection[tuple[int, Peer]] = (),
-        holders: Mapping[int, Sequence[Peer]] | None = None,
         earlier: GetHistory | None = None,
     ) -> None:
+        cap, start, length = request.cap, request.start, request.length
         clock = self._clock = means.clock
         self._workers = means.workers
         self._cap = cap
@@ -99,14 +89,7 @@ class Download:
             self._started,
         )
         self._readers = ShareReaders(
-            clock=clock,
-            peers=means.peers,
-            cap=cap,
-            decoder=self._decoder,
-            tactics=self._tactics,
-            avoid=avoid,
-            holders=holders,
-            changed=self._changed.fire,
+            means, request, self._decoder, self._tactics, self._changed.fire
         )
 
     @property

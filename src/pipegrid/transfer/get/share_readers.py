@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
@@ -14,10 +13,10 @@ from pipegrid.core.decoder import Decoder
 from pipegrid.core.spans import Span
 from pipegrid.core.ueb import CapCheck
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, is_absence
-from pipegrid.transfer.failure_messages import too_few_shares
+from pipegrid.transfer.failure_messages import SearchOutcome, too_few_shares
 from pipegrid.transfer.get.hedged_read import ReadPolicy
 from pipegrid.transfer.get.share_search import ShareSearch
-from pipegrid.transfer.peers import Peer, last_activity_s, ring
+from pipegrid.transfer.peers import Peer, TransferContext, last_activity_s, ring
 from pipegrid.transport.interface import StreamConsumer
 
 # Reading one share from one server, for a decoder.
@@ -221,15 +220,32 @@ class _SpanConsumer(StreamConsumer):
 # How many shares are read, what is asked of each and how long it is waited for is the download's business.
 
 
+@attrs.frozen(eq=False)
+class DownloadRequest:
+    """
+    What is to be fetched, and what is known of its shares.
+
+    Attributes:
+        cap: with a verifier cap it is the ciphertext that is delivered.
+        start, length: the range of plaintext; it lies within the file.
+        avoid: copies that are known to be damaged, each as share number and server.
+        holders: share number to the servers that have it, if all is known: then no server is asked.
+    """
+
+    cap: ChkCap | ChkVerifierCap
+    start: int
+    length: int
+    avoid: Collection[tuple[int, Peer]] = ()
+    holders: Mapping[int, Sequence[Peer]] | None = None
+
+
 class ShareReaders:
     """
     The readers of one download.
 
     Args:
-        peers: servers that may be used, in any order.
+        means: the clock, and the servers that may be used, in any order.
         tactics: is told what happens, and says how much the decoder may hold of each share.
-        avoid: copies that are known to be damaged, each as share number and server.
-        holders: share number to the servers that have it, if all is known: then none is asked.
         changed: called after every event that may let the download go on.
 
     Attributes:
@@ -239,25 +255,22 @@ class ShareReaders:
 
     def __init__(
         self,
-        *,
-        clock: IReactorTime,
-        peers: Sequence[Peer],
-        cap: ChkCap | ChkVerifierCap,
+        means: TransferContext,
+        request: DownloadRequest,
         decoder: Decoder,
         tactics: ReadPolicy,
-        avoid: Collection[tuple[int, Peer]],
-        holders: Mapping[int, Sequence[Peer]] | None,
         changed: Callable[[], None],
     ) -> None:
         self.open: dict[int, ShareDownload] = {}
         self.homes: dict[int, Peer] = {}
-        self._clock = clock
+        cap, holders, avoid = request.cap, request.holders, request.avoid
+        self._clock = means.clock
         self._cap = cap
         self._storage_index = cap.storage_index
         self._decoder = decoder
         self._tactics = tactics
         self._changed = changed
-        self._ring = ring(self._storage_index, peers)
+        self._ring = ring(self._storage_index, means.peers)
         self._search: ShareSearch[Peer] = ShareSearch(self._ring if holders is None else [])
         self._knows_holders = holders is not None
         for number, peers_with_it in (holders or {}).items():
@@ -485,8 +498,11 @@ class ShareReaders:
         needed = self._cap.required_shares
         was_any = self._search.has_found_any or bool(self._decoder.corrupt)
         absent = len(self._absent)
-        theirs = absent * math.ceil(self._cap.total_shares / max(servers, 1))
-        raise too_few_shares("get", found, needed, servers, self._reasons, was_any, absent, theirs)
+        total_shares = self._cap.total_shares
+        raise too_few_shares(
+            "get",
+            SearchOutcome(found, needed, total_shares, servers, self._reasons, was_any, absent),
+        )
 
     # The end.
 

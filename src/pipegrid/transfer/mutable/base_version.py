@@ -149,13 +149,45 @@ REFUSAL_BYTES = 4000
 """Of each share, in the answer to a write: with small files a refused writer has all it needs in it."""
 
 
+Redo = Callable[[bytes, bytes, bytes], bytes | None]
+"""
+From content that an edit was applied to, what became of it, and what is there now, to the content if the edit
+has taken effect in it; None: it is to be applied.
+"""
+
+
+@attrs.frozen(eq=False)
+class ModifyOptions:
+    """
+    When an edit of a mutable file is applied, and what it may replace.
+
+    Attributes:
+        replaces: the edit does not look at the old content, and must not hide somebody else's new one: if
+            another writer is met, and has won, that is an error.
+        always: write a new version even if the content is equal, or the state is unclear (repair).
+        merge: makes one content of those of several versions with one number; None: the highest is taken.
+        redo: finds an edit in content that has it already; None: it is applied again.
+        in_doubt: whether a part of the edit failed with the content that it was last given: then it is given
+            what servers have, if that was only remembered.
+        tried: versions that were written for the same edit and met others: no more than one's own that is
+            unfinished, so what another one wrote goes before them.
+    """
+
+    replaces: bool = False
+    always: bool = False
+    merge: Callable[[Sequence[bytes]], bytes] | None = None
+    redo: Redo | None = None
+    in_doubt: Callable[[], bool] = lambda: False
+    tried: Iterable[Version] = ()
+
+
 class BaseSearch:
     """
     The search of one change for its base, which may take several looks.
 
     Args:
         known: what is remembered of the file.
-        replaces, always, merge, tried: see ``modify.Modification``.
+        how: what the change may replace.
         wait: before it is looked again; raises when patience has ended.
 
     Attributes:
@@ -173,29 +205,25 @@ class BaseSearch:
         known: CachedVersion,
         usual: tuple[int, int],
         wait: Callable[[], Awaitable[None]],
-        *,
-        replaces: bool,
-        always: bool,
-        merge: Callable[[Sequence[bytes]], bytes] | None,
-        tried: Iterable[Version],
+        how: ModifyOptions,
     ) -> None:
         self._slot = slot
         self._known = known
         self._usual = usual
         self._wait = wait
-        self._replaces = replaces
-        self._always = always
-        self._merge = merge
+        self._replaces = how.replaces
+        self._always = how.always
+        self._merge = how.merge
         self._asked_again = False
         self._looks: dict[Version, int] = {}
         self._failed: set[Version] = set()
         self._spoilt: dict[tuple[str, int, Version], CorruptionError] = {}
         self.book = VerifiedVersions(slot.cap, signing_key=known.signing_key)
-        self.own: dict[Version, bytes | None] = dict.fromkeys(tried)
+        self.own: dict[Version, bytes | None] = dict.fromkeys(how.tried)
         self.last: Base | None = None
         self.last_seen = LastSeen()
         self.contrary = RefusingServers()
-        self.dirty = always or bool(self.own)
+        self.dirty = how.always or bool(self.own)
 
     @property
     def begun(self) -> set[Version]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 from twisted.internet.task import deferLater
 
@@ -16,7 +16,12 @@ from pipegrid.core.mutable.versions import (
     next_sequence_number,
 )
 from pipegrid.errors import UncoordinatedWriteError
-from pipegrid.transfer.mutable.base_version import REFUSAL_BYTES, BaseSearch, check_size
+from pipegrid.transfer.mutable.base_version import (
+    REFUSAL_BYTES,
+    BaseSearch,
+    ModifyOptions,
+    check_size,
+)
 from pipegrid.transfer.mutable.mutable_errors import not_writable
 from pipegrid.transfer.mutable.publish import (
     ExpectedHeads,
@@ -111,12 +116,6 @@ def _first_holder(slot: Slot, places: ExpectedHeads) -> Peer | None:
 ContentEdit = Callable[[bytes], bytes]
 """From the old content to the new one; equal content is not written. It may be applied more than once."""
 
-Redo = Callable[[bytes, bytes, bytes], bytes | None]
-"""
-From content that an edit was applied to, what became of it, and what is there now, to the content if the edit
-has taken effect in it; None: it is to be applied.
-"""
-
 REMEMBERED_TRIES = 8
 """So many writes of one change that may have been stored are looked for in what is there later."""
 
@@ -128,15 +127,7 @@ class Modification:
     Args:
         known: what is remembered of it.
         edit: see ``ContentEdit``.
-        replaces: the edit does not look at the old content, and must not hide somebody else's new one: if
-            another writer is met, and has won, that is an error.
-        always: write a new version even if the content is equal, or the state is unclear (repair).
-        merge: makes one content of those of several versions with one number; None: the highest is taken.
-        redo: finds an edit in content that has it already; None: it is applied again.
-        in_doubt: whether a part of the edit failed with the content that it was last given: then it is given
-            what servers have, if that was only remembered.
-        tried: versions that were written for the same edit and met others: no more than one's own that is
-            unfinished, so what another one wrote goes before them.
+        how: when the edit is applied, and what it may replace.
         random: from 0 up to 1.
 
     Attributes:
@@ -151,13 +142,7 @@ class Modification:
         edit: ContentEdit,
         usual: tuple[int, int],
         random: Callable[[], float],
-        *,
-        replaces: bool = False,
-        always: bool = False,
-        merge: Callable[[Sequence[bytes]], bytes] | None = None,
-        redo: Redo | None = None,
-        in_doubt: Callable[[], bool] = lambda: False,
-        tried: Iterable[Version] = (),
+        how: ModifyOptions,
     ) -> None:
         if not slot.can_write:
             raise not_writable()
@@ -166,25 +151,16 @@ class Modification:
         self._known = files.of(slot.storage_index)
         self._edit = edit
         self._random = random
-        self._replaces = replaces
-        self._always = always
-        self._redo = redo
-        self._in_doubt = in_doubt
+        self._replaces = how.replaces
+        self._always = how.always
+        self._redo = how.redo
+        self._in_doubt = how.in_doubt
         self._met_s: float | None = None
         self._wait_s = 0.0
         # What tries were made from, and made, that may be stored.
         self._tries: deque[tuple[bytes, bytes]] = deque(maxlen=REMEMBERED_TRIES)
         self.attempts = self.unsure = 0
-        self._search = BaseSearch(
-            slot,
-            self._known,
-            usual,
-            self._wait,
-            replaces=replaces,
-            always=always,
-            merge=merge,
-            tried=tried,
-        )
+        self._search = BaseSearch(slot, self._known, usual, self._wait, how)
 
     async def run(self) -> WriteResult:
         """

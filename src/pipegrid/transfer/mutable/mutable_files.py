@@ -10,11 +10,9 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.lease_secrets import ClientSecrets
 from pipegrid.core.mutable import keys
 from pipegrid.core.mutable.encoder import encode
 from pipegrid.core.mutable.keys import SigningKey
@@ -35,7 +33,8 @@ from pipegrid.errors import (
 )
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.capacity import Capacity
-from pipegrid.transfer.mutable.modify import ContentEdit, Modification, Redo
+from pipegrid.transfer.mutable.base_version import ModifyOptions, Redo
+from pipegrid.transfer.mutable.modify import ContentEdit, Modification
 from pipegrid.transfer.mutable.mutable_check import (
     MutableCheck,
     MutableCheckResult,
@@ -57,10 +56,9 @@ from pipegrid.transfer.mutable.slot import Slot, open_slot
 from pipegrid.transfer.mutable.update import Update, splice
 from pipegrid.transfer.mutable.version_cache import VersionCache, remember, remember_read
 from pipegrid.transfer.mutable.write_queue import Merge, WriteQueues
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.results import RenewResult, RepairResult
 from pipegrid.transfer.settings import MutableSettings
-from pipegrid.transfer.shortfall import Shortfall
 
 # Key pairs of new files, made in worker threads, and some ahead where several are wanted.
 #
@@ -167,49 +165,34 @@ class MutableFiles:
     All operations on mutable files.
 
     Args:
-        peers: the servers; looked at anew for each operation.
+        means: what all transfers of the grid use; its servers are read again for each operation.
         usual: k and n of new files.
         random: for waits that must differ from those of other writers.
-        shortfall: where writes are counted that reach fewer servers than wanted.
     """
 
     def __init__(
         self,
+        means: TransferContext,
         *,
-        clock: IReactorTime,
-        workers: CpuWorkers,
-        peers: Sequence[Peer],
-        client_secrets: ClientSecrets,
         usual: tuple[int, int],
         settings: MutableSettings,
         known: VersionCache,
         random: Callable[[], float] | None = None,
-        shortfall: Shortfall | None = None,
     ) -> None:
-        self._shortfall = shortfall
-        self.keys = SigningKeys(workers)
+        self.keys = SigningKeys(means.workers)
         self.known = known
-        self._clock = clock
-        self._workers = workers
-        self._peers = peers
-        self._client_secrets = client_secrets
+        self._means = means
+        self._clock = means.clock
+        self._workers = means.workers
         self._usual = usual
         self._settings = settings
         self._random = random or Random().random
-        self._joined = WriteQueues(clock, self._change)
-        self._capacity = Capacity(clock)
+        self._joined = WriteQueues(means.clock, self._change)
+        self._capacity = Capacity(means.clock)
 
     def slot(self, cap: MutableCap) -> Slot:
         """Return the file's slot on the servers that there are now."""
-        return open_slot(
-            cap,
-            self._peers,
-            self._clock,
-            self._workers,
-            self._settings,
-            self._client_secrets,
-            self._shortfall,
-        )
+        return open_slot(self._means, cap, self._settings)
 
     # Making.
 
@@ -415,7 +398,8 @@ class MutableFiles:
         return await self._joined.in_turn(cap.storage_index, lambda: write(self.slot(cap)))
 
     def _modification(self, slot: Slot, edit: ContentEdit, **options: Any) -> Modification:
-        return Modification(slot, self.known, edit, self._usual, self._random, **options)
+        how = ModifyOptions(**options)
+        return Modification(slot, self.known, edit, self._usual, self._random, how)
 
     # Upkeep.
 

@@ -16,11 +16,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.lease_secrets import ClientSecrets, FileSecrets, write_enabler
+from pipegrid.core.lease_secrets import FileSecrets, write_enabler
 from pipegrid.core.mutable.versions import Version
 from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, WrongSecret
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.peers import CallTimeout, Peer, ring
+from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, ring
 from pipegrid.transfer.settings import MutableSettings
 from pipegrid.transfer.shortfall import Shortfall
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
@@ -172,25 +172,17 @@ class Slot:
         return sum(self._under_way.values()) / SLOWEST_BYTES_PER_S
 
 
-def open_slot(
-    cap: MutableCap,
-    peers: Sequence[Peer],
-    clock: IReactorTime,
-    workers: CpuWorkers,
-    settings: MutableSettings,
-    client_secrets: ClientSecrets,
-    shortfall: Shortfall | None = None,
-) -> Slot:
-    """Return the slot of a file on these servers."""
+def open_slot(means: TransferContext, cap: MutableCap, settings: MutableSettings) -> Slot:
+    """Return the slot of a file on the servers that there are now."""
     storage_index = cap.storage_index
     return Slot(
         cap,
-        ring(storage_index, peers),
-        clock,
-        workers,
+        ring(storage_index, means.peers),
+        means.clock,
+        means.workers,
         settings,
-        client_secrets.for_file(storage_index),
-        shortfall,
+        means.secrets.for_file(storage_index),
+        means.shortfall,
     )
 
 

@@ -28,7 +28,8 @@ from twisted.python.failure import Failure
 from pipegrid.arguments import check_kind
 from pipegrid.core.caps import MutableCap
 from pipegrid.errors import UsageError
-from pipegrid.transfer.mutable.modify import REMEMBERED_TRIES, ContentEdit, Modification, Redo
+from pipegrid.transfer.mutable.base_version import Redo
+from pipegrid.transfer.mutable.modify import REMEMBERED_TRIES, ContentEdit, Modification
 from pipegrid.transfer.mutable.publish import WriteResult
 
 MAX_JOINED = 100_000

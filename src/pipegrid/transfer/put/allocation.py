@@ -14,7 +14,7 @@ from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import NoSpace, ServerError
 from pipegrid.reactor.deferreds import gather
 from pipegrid.transfer import failure_messages
-from pipegrid.transfer.failure_messages import not_spread
+from pipegrid.transfer.failure_messages import PlacementOutcome, not_spread
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext
 from pipegrid.transfer.put.file_key import KeyedFile, ShareSet
 from pipegrid.wire.messages import Allocation, ServerVersion, UploadSecrets
@@ -213,16 +213,14 @@ class FullServers:
             return
         reached = servers_of_happiness(homes)
         if reached + others < file.happy:
-            raise not_spread(
-                file.name,
+            outcome = PlacementOutcome(
                 reached=reached,
                 happy=file.happy,
                 stored=len(homes),
                 required_shares=file.geometry.required_shares,
-                reasons={},
                 full={peer.name: reason for peer, reason in full.items()},
-                contended=False,
             )
+            raise not_spread(file.name, outcome)
 
 
 async def _homes(

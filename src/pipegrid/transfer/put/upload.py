@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerError, UnhappyError, WrongSecret
 from pipegrid.reactor.deferreds import Wakeup
-from pipegrid.transfer.failure_messages import not_spread, too_slow
+from pipegrid.transfer.failure_messages import PlacementOutcome, not_spread, too_slow
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.allocation import ASK_S, Allocations, Refusals, RoomAnswer
 from pipegrid.transfer.put.encode_ahead import Segments
@@ -441,8 +441,7 @@ class Upload:
             self._changed.fire()
 
     def _unhappy(self, reached: int) -> UnhappyError:
-        return not_spread(
-            self._file.name,
+        outcome = PlacementOutcome(
             reached=reached,
             happy=self._file.happy,
             stored=len(self._plan.stored),
@@ -452,6 +451,7 @@ class Upload:
             contended=self.contended,
             absent=len(self._ways.absent),
         )
+        return not_spread(self._file.name, outcome)
 
     def _open_ways(self, placement: dict[int, Peer]) -> None:
         by_peer: dict[Peer, set[int]] = {}
