@@ -21,7 +21,13 @@ from pipegrid.storage.mutable import slot_change as slotchange
 from pipegrid.storage.mutable import slot_file, slots
 from pipegrid.storage.share_file import stored_secret
 from pipegrid.storage.store import ShareStore
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
+from pipegrid.wire.messages import (
+    MAX_CALL_VECTORS,
+    LeaseSecrets,
+    ShareChange,
+    SlotResult,
+    SlotSecrets,
+)
 from tests import vectors
 from tests.storage.support import NOW, SECRETS, SI, SI_TEXT, StoreTestCase
 from tests.storage.test_mutable_containers import all_leases, mutable_cases, share_data
@@ -519,7 +525,7 @@ class HostileTests(SlotTestCase):
             {0: ShareChange((), (), -1)},
             {0: ShareChange(((-1, 1, b""),))},
             {0: ShareChange(((0, -1, b""),))},
-            {0: ShareChange(((0, 1, b""),) * 80_897)},
+            {0: ShareChange(((0, 1, b""),) * (MAX_CALL_VECTORS + 1))},
         ):
             self.assertRaises(UsageError, self.change, changes)
         for reads in ([(-1, 1)], [(0, -1)], [(0, 1)] * 5000):

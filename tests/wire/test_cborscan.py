@@ -186,6 +186,54 @@ class WalkTests(SynchronousTestCase):
             self.assertRaises(ValueError, cbor.count_items, body, 10_000)
 
 
+class ReceivedMessageTests(SynchronousTestCase):
+    """Messages that come in pieces are what they would be as a whole."""
+
+    def receive(self, body: bytes, size: int, most: int | None = None) -> Any:
+        """Return what a message is that comes in pieces of so many bytes."""
+        kept = bytearray()
+        message = cbor.ReceivedMessage(kept.extend, lambda length: length if most is None else most)
+        for at in range(0, len(body), size):
+            message.feed(memoryview(body)[at : at + size])
+        message.finish()
+        self.assertEqual(message.items, cbor.count_items(body, len(body)))
+        return message.build(lambda begin, end: bytes(kept[begin:end]))
+
+    @settings(max_examples=200, deadline=None, derandomize=True)
+    @given(VALUES, st.integers(1, 300), st.binary(min_size=200, max_size=1000))
+    def test_whatever_is_packed(self, value: Any, size: int, long: bytes) -> None:
+        """In pieces of any length."""
+        body = cbor2.dumps([long, value, {1: long}, set(range(30)), long])
+        try:
+            whole = cbor.loads(body, 1 << 20, len(body))
+        except ValueError:  # a number of more than 64 bits
+            self.assertRaises(ValueError, self.receive, body, size)
+        else:
+            self.assertEqual(repr(self.receive(body, size)), repr(whole))
+
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    @given(st.binary(min_size=1, max_size=64))
+    def test_garbage(self, data: bytes) -> None:
+        """What the walk refuses is refused in pieces."""
+        try:
+            cbor.count_items(data, 64)
+        except ValueError:
+            self.assertRaises(ValueError, self.receive, data, 3)
+
+    def test_refused(self) -> None:
+        """Many keys, sets and items, and places that a client makes up."""
+        for body in (
+            cbor2.dumps(dict.fromkeys(range(cbor.MAX_KEYS + 1))),
+            cbor2.dumps(set(range(cbor.MAX_KEYS + 1))),
+            b"\xd9\x01\x02\x9f\x00\xff",
+            b"\xbf\xff",
+            b"\xda\x70\x67\x62\x64\x1a\x00\x00\x00\x00",
+            b"\x5c",
+        ):
+            self.assertRaises(ValueError, self.receive, body, 2)
+        self.assertRaisesRegex(ValueError, "more than 9 items", self.receive, b"\x89" * 10, 4, 9)
+
+
 class ViewTests(SynchronousTestCase):
     """Large byte strings are in memory once."""
 

@@ -10,13 +10,24 @@ Source: the format reference, sections 1.1 to 1.3.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
 Buffer = bytes | bytearray | memoryview
+
+
+@runtime_checkable
+class StoredBytes(Protocol):
+    """Bytes that are too many for memory, and come in pieces, such as part of a file."""
+
+    def __len__(self) -> int: ...
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes from first to last, in pieces of a megabyte; OSError if they cannot be read."""
+
 
 HASH_BYTES = 32
 KEY_BYTES = 16

@@ -255,6 +255,22 @@ def open_unnamed(directory: str, mode: int = 0o666) -> int:
     return os.open(directory, _FLAGS, mode)
 
 
+def open_spool(directory: str) -> int:
+    """
+    Open a new file in a directory for what is too much for memory, which ends with its descriptor.
+
+    Raises:
+        OSError: there is no such directory, or no file can be made there.
+    """
+    if hasattr(os, "O_TMPFILE"):
+        with suppress(OSError):
+            return open_unnamed(directory, 0o600)
+    name = f"{directory}/spool.{os.urandom(8).hex()}"
+    fd = os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(name)
+    return fd
+
+
 def give_name(fd: int, path: str) -> None:
     """
     Give a file its name.

@@ -22,6 +22,7 @@ from pipegrid.errors import NoSpace, ServerRefused
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from pipegrid.core.hashes import Buffer
@@ -32,6 +33,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CANNOT_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _SYNC_FILE_RANGE_WRITE = 2
 _MAX_PIECES = 1024  # IOV_MAX on Linux
+_PIECE_BYTES = 1 << 20
 
 
 def disk_error(error: OSError, what: str) -> ServerRefused:
@@ -85,8 +87,46 @@ def write_all_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
         write_all(fd, b"".join(pieces)[written:], offset + written)
 
 
-def write_all(fd: int, data: Buffer, offset: int) -> None:
+class FilePart:
+    """
+    Part of an open file, in the place of bytes that are too many for memory.
+
+    Args:
+        fd: stays the caller's, and must be open as long as this is used.
+    """
+
+    __slots__ = ("_begin", "_end", "_fd")
+
+    def __init__(self, fd: int, begin: int, end: int) -> None:
+        self._fd = fd
+        self._begin = begin
+        self._end = end
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    def pieces(self) -> Iterator[bytes]:
+        """
+        Yield the bytes, a megabyte at a time.
+
+        Raises:
+            OSError: the disk failed, or the file ends before the part does.
+        """
+        for at in range(self._begin, self._end, _PIECE_BYTES):
+            size = min(_PIECE_BYTES, self._end - at)
+            data = read_all(self._fd, size, at)
+            if len(data) < size:
+                raise OSError(errno.EIO, "the file ends too early")
+            yield data
+
+
+def write_all(fd: int, data: Buffer | FilePart, offset: int) -> None:
     """Write all of data, however many calls that takes."""
+    if isinstance(data, FilePart):
+        for piece in data.pieces():
+            write_all(fd, piece, offset)
+            offset += len(piece)
+        return
     view = memoryview(data)
     while view:
         written = write_pieces(fd, [view], offset)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import cbor2
 
-from pipegrid.core.hashes import STORAGE_INDEX_BYTES, Buffer
+from pipegrid.core.hashes import STORAGE_INDEX_BYTES, Buffer, StoredBytes
 from pipegrid.wire.messages import LeaseSecrets
 
 # Counting what is in a CBOR message before anything of it is built.
@@ -21,6 +21,9 @@ from pipegrid.wire.messages import LeaseSecrets
 #   the same hash, and then building takes time with the square of their number;
 # * maps and sets of undeclared length, tags in other than their short forms, and strings that go on behind
 #   the end.
+#
+# **A message that is too long for memory** is taken apart while it comes (``ReceivedMessage``): its byte
+# strings of 256 bytes and more go to a file, and what is left is counted and built as above.
 #
 # How deep they are nested is for the decoder to bound. What stands behind the message counts as well.
 #
@@ -38,6 +41,10 @@ MAX_KEYS = 256
 """Of one map, and elements of one set: as many as there are share numbers."""
 
 VIEW_BYTES = 4 * 1024
+KEPT_BYTES = 256
+"""Shorter byte strings of a ``ReceivedMessage`` stay in memory."""
+KEPT_PLACE_BYTES = 120
+"""What the place of one that was kept takes in memory, built, too."""
 VIEW_TAG = 0x70676264
 """In the form of five bytes, which the walk refuses in what comes: of the protocols' tags none needs it."""
 
@@ -94,7 +101,7 @@ def take_out(data: Buffer, max_items: int) -> tuple[bytes, list[memoryview], int
     rest, at = bytearray(), 0
     for number, (head, _, end) in enumerate(large):
         rest += whole[at:head]
-        rest += b"\xda%b\x1a%b" % (VIEW_TAG.to_bytes(4, "big"), number.to_bytes(4, "big"))
+        rest += _place(number)
         at = end
     rest += whole[at:]
     return bytes(rest), [whole[begin:end] for _, begin, end in large], items
@@ -159,6 +166,125 @@ def _check_set(data: Buffer, at: int) -> None:
         if length is None:
             raise ValueError("not a CBOR message for us: a set of undeclared length")
         _check_count(int.from_bytes(data[at + 1 : at + 1 + length], "big"), "set")
+
+
+class ReceivedMessage:
+    """
+    A message that comes in pieces, and is never in memory as a whole.
+
+    Args:
+        keep: takes the bytes of all large byte strings, one behind the other.
+        most_items: how many items there may be in so many bytes of a message's beginning.
+
+    Attributes:
+        length: bytes that have come.
+        items: of which the message is made so far.
+        rest: the message without its large byte strings, as ``take_out`` has it.
+        kept: (begin, end) of each of them in what was kept.
+    """
+
+    def __init__(self, keep: Callable[[Buffer], None], most_items: Callable[[int], int]) -> None:
+        self.length = 0
+        self.items = 0
+        self.rest = bytearray()
+        self.kept: list[tuple[int, int]] = []
+        self._keep = keep
+        self._most_items = most_items
+        self._kept_bytes = 0
+        self._head = bytearray()  # of an item of which more has to come
+        self._string_bytes = 0  # of the string that is coming
+        self._is_kept = False
+        self._after_set = False  # the tag of one came last
+
+    @property
+    def cost_bytes(self) -> int:
+        """Memory that the strings which are not kept, and the places of the others, take."""
+        return 2 * len(self.rest) + KEPT_PLACE_BYTES * len(self.kept)
+
+    def feed(self, data: Buffer) -> None:
+        """
+        Take the next bytes.
+
+        Raises:
+            ValueError: as ``count_items``; what ``keep`` raises.
+        """
+        view = memoryview(data)
+        self.length += len(view)
+        most, at = self._most_items(self.length), 0
+        while at < len(view):
+            if self._string_bytes:
+                piece = view[at : at + self._string_bytes]
+                self._string_bytes -= len(piece)
+                at += len(piece)
+                if self._is_kept:
+                    self._keep(piece)
+                else:
+                    self.rest += piece
+                continue
+            initial = view[at]
+            at += 1
+            if self._head or self._after_set or _STEPS[initial] != 1:
+                self._head.append(initial)
+                if len(self._head) <= _ARGUMENT_BYTES.get(self._head[0] & 31, 0):
+                    continue
+                self._head_ended()
+            else:
+                self.rest.append(initial)
+            self.items += 1
+            if self.items > most:
+                raise ValueError(f"a message of more than {most} items")
+
+    def finish(self) -> None:
+        """
+        Take note that nothing more comes.
+
+        Raises:
+            ValueError: the message ends within an item.
+        """
+        if self._string_bytes or self._head:
+            raise ValueError("not a CBOR message: it ends within an item")
+
+    def _head_ended(self) -> None:
+        head, self._head = self._head, bytearray()
+        major, detail = head[0] >> 5, head[0] & 31
+        if self._after_set:
+            _check_set(head, 0)
+        self._after_set = False
+        if major in (_BYTES, _TEXT) and detail != _INDEFINITE:
+            if detail > 27:
+                raise ValueError("not a CBOR message for us: a head that means nothing")
+            length = detail if detail < 24 else int.from_bytes(head[1:], "big")
+            self._string_bytes = length
+            self._is_kept = major == _BYTES and length >= KEPT_BYTES
+            if self._is_kept:
+                head = bytearray(_place(len(self.kept)))
+                self.kept.append((self._kept_bytes, self._kept_bytes + length))
+                self._kept_bytes += length
+        elif not _STEPS[head[0]]:
+            _look(head, 0, [])
+            self._after_set = major == _TAG and int.from_bytes(head[1:], "big") == _SET_TAG
+        self.rest += head
+
+    def build(self, part: Callable[[int, int], Any]) -> Any:
+        """
+        Return the message.
+
+        Args:
+            part: given begin and end in what was kept, what takes the place of a large byte string.
+
+        Raises:
+            ValueError: as ``loads``.
+        """
+
+        def put_back(tag: Any, _: bool) -> Any:
+            return part(*self.kept[tag.value]) if tag.tag == VIEW_TAG else tag
+
+        return _build(self.rest, put_back)
+
+
+def _place(number: int) -> bytes:
+    """Return what takes the place of a large byte string."""
+    return b"\xda%b\x1a%b" % (VIEW_TAG.to_bytes(4, "big"), number.to_bytes(4, "big"))
 
 
 def _check_count(count: int, what: str) -> None:
@@ -348,8 +474,8 @@ def expect_status(value: Any) -> int:
 
 
 def expect_view(value: Any, where: str) -> bytes:
-    """The same of one that ``scan_views`` may have made a view, which is as good as bytes."""
-    if type(value) is memoryview:
+    """The same of one that may be a view, or stored elsewhere: as good as bytes for those who write them."""
+    if type(value) is memoryview or isinstance(value, StoredBytes):
         return value  # type: ignore[return-value]
     return expect_bytes(value, where)
 

@@ -6,7 +6,7 @@ Source: the format reference, storage protocols, section 1.7.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -23,10 +23,15 @@ from pipegrid.wire.messages import (
     SlotResult,
 )
 
-MAX_REQUEST_BYTES = 128 << 20
+MAX_REQUEST_BYTES = 1 << 48
 """
-The protocol allows 2^48. But a request is held in memory: what is written are views of it, but for
-strings below 4 KiB, which are copied, and counted.
+What the protocol allows. Tahoe-LAFS's client writes a whole share in one request: of a file of 1 GB that is
+350 MB at k = 3. How much there is room for is the disk's business.
+"""
+MAX_MEMORY_BYTES = 32 << 20
+"""
+So much of a request may be held in memory: what is written are views of it, but for strings below 4 KiB,
+which are copied, and counted. The byte strings of a longer one go to the disk while it comes.
 """
 MAX_READS = 30
 
@@ -113,10 +118,53 @@ def unpack_request_in_steps(body: Buffer) -> Generator[int, None, ReadTestWrite]
     Args:
         body: must not change as long as the result is used: long specimens and data are views of it.
     """
-    items, copied, build = cbor.scan_views(body, MAX_REQUEST_BYTES, most_items(len(body)))
+    items, copied, build = cbor.scan_views(body, MAX_MEMORY_BYTES, most_items(len(body)))
     cost = items * ITEM_BYTES + 2 * copied
     yield cost
-    message = cbor.expect_map(build(), _REQUEST_KEYS, "the request")
+    return (yield from _unpack(build(), cost))
+
+
+def receive_request(keep: Callable[[Buffer], None]) -> cbor.ReceivedMessage:
+    """
+    Return what takes a request apart while it comes.
+
+    Args:
+        keep: takes the bytes of its large strings, one behind the other.
+    """
+    return cbor.ReceivedMessage(keep, most_items)
+
+
+def cost_of(message: cbor.ReceivedMessage) -> int:
+    """Return how much memory a request takes that comes in pieces, as far as it has come."""
+    return message.items * ITEM_BYTES + message.cost_bytes
+
+
+def unpack_received(
+    message: cbor.ReceivedMessage, part: Callable[[int, int], Any]
+) -> ReadTestWrite:
+    """
+    Return what a request asks for that came in pieces. It may take seconds: call it in a thread.
+
+    Args:
+        part: given begin and end in what was kept, what takes the place of a large string.
+
+    Raises:
+        ValueError: it is no request.
+    """
+    message.finish()
+    built = message.build(part)
+    found: list[ReadTestWrite] = []
+
+    def unpack() -> Generator[int, None, None]:
+        found.append((yield from _unpack(built, 0)))
+
+    for _ in unpack():
+        pass
+    return found[0]
+
+
+def _unpack(built: Any, cost: int) -> Generator[int, None, ReadTestWrite]:
+    message = cbor.expect_map(built, _REQUEST_KEYS, "the request")
     changes = message[_CHANGES]
     if type(changes) is not dict or len(changes) > MAX_SHARE_NUMBERS:
         raise ValueError(f"{_CHANGES} is no map of at most {MAX_SHARE_NUMBERS} shares")

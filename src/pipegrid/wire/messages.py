@@ -166,10 +166,10 @@ MAX_SMALL_WRITES = 30
 Of one share besides those of blocks. Tahoe-LAFS's client sends eight: keys, signature, hash trees, and three
 parts of the header.
 """
-MAX_BLOCK_WRITES = 65_536
+MAX_BLOCK_WRITES = 262_144
 """
 Tahoe-LAFS's client writes all of an MDMF share in one call, a write for each segment of 128 KiB, however
-small the blocks are: that many are a file of 8 GiB, all of whose shares it holds in memory.
+small the blocks are: that many are a file of 32 GiB, all of whose shares it holds in memory.
 """
 BLOCK_WRITE_BYTES = 512
 """

@@ -223,7 +223,7 @@ class MutableTests(http.ServerTestCase):
             mock.patch.object(self.service, "large_bytes", 1 << 20),
         ):
             connection, transport = self.connect()
-            connection.dataReceived(put(0, bytes(32 << 20))[: 31 << 20])
+            connection.dataReceived(put(0, bytes((32 << 20) - 1000))[: 31 << 20])
             self.assertEqual(self.statuses(put(1, bytes(3 << 20))), [503])
             self.assertEqual(self.statuses(put(1, bytes(1 << 19))), [200])
             transport.lose()
@@ -242,6 +242,92 @@ class MutableTests(http.ServerTestCase):
         self.assertEqual(self.service._held_bytes, 0)
         (whole,) = self.store.slots.readv(SI, (255,), [(0, 1 << 25)])[255]
         self.assertEqual(len(whole), 8200 * 2201)
+
+    def long(
+        self, changes: dict[int, ShareChange], reads: Any = (), chunked: bool = False
+    ) -> http.Reply:
+        """Ask as if 1,000 bytes were too much for memory; all is given back."""
+        body = gbs_mutable.pack_request(changes, reads)
+        with mock.patch.object(gbs_mutable, "MAX_MEMORY_BYTES", 1000):
+            if chunked:
+                headers = [*http.secret_headers(WRITER), b"Transfer-Encoding: chunked"]
+                head = http.head("POST", f"{PATH}/read-test-write", *headers)
+                pieces = [body[at : at + 333] for at in range(0, len(body), 333)]
+                chunks = [b"%x\r\n%b\r\n" % (len(each), each) for each in pieces]
+                (reply,) = self.ask(b"".join([head, *chunks, b"0\r\n\r\n"]))
+            else:
+                (reply,) = self.ask(change({}, body=body))
+        self.assertEqual(self.service._held_bytes, 0)
+        self.assertEqual(len(os.listdir("/proc/self/fd")), self.open_before)
+        return reply
+
+    def test_requests_too_long_for_memory(self) -> None:
+        """They do what others do: test long specimens and short ones, write in order, delete, read."""
+        self.statuses(http.VERSION)
+        self.open_before = len(os.listdir("/proc/self/fd"))
+        data = os.urandom(3 << 20)
+        blocks = tuple((at, data[at : at + 5000]) for at in range(0, len(data), 5000))
+        writes = (*blocks, (7, b"short"), (9, b"x" * 300))
+        wanted = bytearray(data)
+        wanted[7:12], wanted[9:309] = b"short", b"x" * 300
+        for number, chunked in ((0, False), (1, True)):
+            new = {number: ShareChange(((0, 1, b""),), writes)}
+            self.assertTrue(self.result(self.long(new, (), chunked)).success)
+            (found,) = self.ask(get(str(number)))
+            self.assertEqual(found.body, wanted)
+        tests = ((0, len(wanted), bytes(wanted)), (7, 2, b"sh"))
+        change_it = {0: ShareChange(tests, ((0, b"y" * 2000),), 2000)}
+        result = self.result(self.long(change_it, [(0, 3)]))
+        self.assertEqual(
+            result, SlotResult(True, {0: (b"".join([wanted[:3]]),), 1: (bytes(wanted[:3]),)})
+        )
+        self.assertEqual(self.result(self.long(change_it)), SlotResult(False, {0: (), 1: ()}))
+        (found,) = self.ask(get("0"))
+        self.assertEqual(found.body, b"y" * 2000)
+
+    def test_long_requests_that_cannot_be_carried_out(self) -> None:
+        """No message, too many items, a full disk, no memory, or a client that goes: nothing is left."""
+        self.statuses(http.VERSION)
+        self.open_before = len(os.listdir("/proc/self/fd"))
+        data = bytes(3 << 20)
+        new = {0: ShareChange((), ((0, data),))}
+        self.assertEqual(self.long({256: ShareChange((), ((0, data),))}).status, 400)
+        self.assertEqual(self.long({0: ShareChange((), ((1 << 62, data),))}).status, 400)
+        many = {0: ShareChange((), tuple((at, b"x") for at in range(30_000)))}
+        self.assertEqual(self.long(many).status, 400)
+        self.free = 1 << 20
+        self.assertEqual(self.long(new).status, 507)
+        self.free = 1 << 40
+        with mock.patch.object(http_service, "MAX_HELD_BYTES", 900_000):
+            self.assertEqual(self.long(new).status, 503)
+        with mock.patch.object(gbs_mutable, "MAX_MEMORY_BYTES", 1000):
+            connection, transport = self.connect()
+            connection.dataReceived(put(0, data)[:-1])
+            transport.lose()
+        self.assertEqual(self.service._held_bytes, 0)
+        self.assertEqual(len(os.listdir("/proc/self/fd")), self.open_before)
+        self.assertFalse(self.final(0).exists())
+        self.assertEqual(os.listdir(self.store.slots.incoming), [])
+
+    def test_a_share_of_a_gigabyte_at_k_3(self) -> None:
+        """350 MB in one request, in blocks as Tahoe-LAFS's client sends them, in a few MB of memory."""
+        block = os.urandom(43_691)
+        writes = tuple((at * len(block), block) for at in range(8192))
+        pieces = gbs_mutable.pack_request_in_pieces({0: ShareChange((), writes)}, [(0, 3)])
+        length = b"Content-Length: %d" % sum(map(len, pieces))
+        connection, transport = self.connect()
+        headers = [*http.secret_headers(WRITER), length]
+        connection.dataReceived(http.head("POST", f"{PATH}/read-test-write", *headers))
+        most = 0
+        for piece in pieces:
+            connection.dataReceived(bytes(piece))
+            most = max(most, self.service._held_bytes)
+        self.settle()
+        (reply,) = http.parse_replies(transport.written)
+        self.assertTrue(self.result(reply).success)
+        self.assertLess(most, 8 << 20)
+        ((tail,),) = self.store.slots.readv(SI, (0,), [(8191 * len(block), 1 << 20)]).values()
+        self.assertEqual(tail, block)
 
     def test_a_request_of_many_items_is_refused(self) -> None:
         """Eight megabytes of one-byte elements are a 400, and the server goes on."""

@@ -203,7 +203,9 @@ class GbsService:
         if operation is Operation.SURVEY:
             return Survey(self, rule)
         if operation is Operation.READ_TEST_WRITE:
-            return SlotChangeCall(self, admitted, self.store.slots, self.slots)
+            return SlotChangeCall(
+                self, admitted, self.store.slots, self.slots, request.content_length
+            )
         handler = self._handlers[operation]
         return Call(self, rule, (admitted.target.key,), lambda body: handler(admitted, body))
 

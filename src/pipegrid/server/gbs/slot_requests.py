@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, execute
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
+from pipegrid.disk import files as disk
+from pipegrid.disk.atomic_write import open_spool
 from pipegrid.disk.group_commit import GroupCommit
-from pipegrid.errors import Overloaded
+from pipegrid.disk.private_output import make_private
+from pipegrid.errors import NoSpace, Overloaded, PipegridError, UsageError
+from pipegrid.reactor.sockets import gather
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.receivers import InSteps, Service
-from pipegrid.server.gbs.request_check import Admitted
+from pipegrid.server.gbs.request_check import Admitted, Operation
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.wire import gbs_messages, gbs_mutable
@@ -98,31 +104,141 @@ class SlotQueue:
 #
 # Source: the format reference, storage protocols, section 1.7.
 
+SPOOL_BYTES = 1 << 20
+"""What a request that goes to the disk counts, apart from its parts; half of it is gathered for a write."""
 INLINE_ANSWER_BYTES = 64 * 1024
 """Up to here what was read is an answer like any other; beyond, it is held, and sent by the piece."""
+
+
+class SpooledRequest:
+    """
+    A read-test-write that is too long for memory: its large strings are in a file without a name.
+
+    Of one client's requests many may come at once, so each counts ``SPOOL_BYTES`` against the memory for
+    messages, besides what its small parts take.
+
+    Args:
+        slots: knows where there is room for the file.
+
+    Raises (all methods that write):
+        NoSpace: the disk is full.
+        ServerRefused: it failed.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self.message = gbs_mutable.receive_request(self._keep)
+        self._slots = slots
+        self._fd: int | None = None
+        self._pieces: list[bytes | bytearray] = []
+        self._gathered_bytes = 0
+        self._written_bytes = 0
+
+    def unpack(self) -> ReadTestWrite:
+        """Return what is asked for; in a thread, since it may take seconds."""
+        self._write_out()
+        fd = -1 if self._fd is None else self._fd
+        try:
+            return gbs_mutable.unpack_received(self.message, partial(disk.FilePart, fd))
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def _keep(self, data: Buffer) -> None:
+        gather(self._pieces, bytes(data))
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes >= SPOOL_BYTES // 2:
+            self._write_out()
+
+    def _write_out(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        size, self._gathered_bytes = self._gathered_bytes, 0
+        if not size:
+            return
+        if not self._slots.has_room(size):
+            raise NoSpace(
+                f"there is no room for {size} more bytes of a request; use another server"
+            )
+        try:
+            if self._fd is None:
+                make_private(self._slots.incoming)
+                self._fd = open_spool(self._slots.incoming)
+            disk.write_all_pieces(self._fd, pieces, self._written_bytes)
+        except OSError as error:
+            raise disk.disk_error(error, "keep a long request") from error
+        self._written_bytes += size
 
 
 class SlotChangeCall(InSteps):
     """
     A read-test-write: gathers its body, which may be large, and carries it out.
 
-    Its body is looked at in as many turns as that takes. What it became is held until it is carried out,
-    what was read until it is sent. Both count against the server's memory for messages, the latter before a
-    byte of it is read.
+    Its body is looked at in as many turns as that takes; one that is longer than a server holds in memory, or
+    does not say how long it is, is taken apart while it comes, and its large strings go to the disk. What it
+    became is held until it is carried out, what was read until it is sent. Both count against the server's
+    memory for messages, the latter before a byte of it is read.
+
+    Args:
+        body_bytes: of the body; None: it comes in chunks.
     """
 
     def __init__(
-        self, service: Service, admitted: Admitted, slots: Slots, queue: SlotQueue
+        self,
+        service: Service,
+        admitted: Admitted,
+        slots: Slots,
+        queue: SlotQueue,
+        body_bytes: int | None,
     ) -> None:
         shares = (admitted.target.key,)
         super().__init__(service, admitted.rule, shares, self._unpack, self._carry_out)
+        is_long = body_bytes is None or body_bytes > gbs_mutable.MAX_MEMORY_BYTES
+        self._spooled = SpooledRequest(slots) if is_long else None
+        self._spooled_cost = 0
         self._slots = slots
         self._queue = queue
         self._admitted = admitted
         self._read_bytes = 0
         self._wanted: ReadTestWrite | None = None
 
+    def write(self, data: bytes) -> None:
+        spooled = self._spooled
+        if spooled is None or self.refusal is not None:
+            super().write(data)
+            return
+        try:
+            spooled.message.feed(data)
+        except ValueError as error:
+            self.refuse(responses.text(400, str(error)))
+            return
+        except PipegridError as error:
+            self.refuse(self.service.answer_error(Operation.READ_TEST_WRITE, error))
+            return
+        cost = SPOOL_BYTES + gbs_mutable.cost_of(spooled.message)
+        if not self.charge(cost - self._spooled_cost):
+            self.refuse(responses.BUSY)
+        self._spooled_cost = cost
+
+    def refuse(self, answer: Answer) -> None:
+        super().refuse(answer)
+        self._close()
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._close()
+
+    def _close(self) -> None:
+        spooled, self._spooled = self._spooled, None
+        if spooled is not None:
+            spooled.close()
+
     def _unpack(self, body: Buffer) -> Generator[object, None, None]:
+        if self._spooled is not None:
+            return  # in the thread that carries it out
         try:
             steps = gbs_mutable.unpack_request_in_steps(body)
             if not self.charge(next(steps)):
@@ -139,22 +255,33 @@ class SlotChangeCall(InSteps):
 
         But reading much takes as long as waiting would: 20 ms for 56 MiB.
         """
+        spooled, self._spooled = self._spooled, None
+        storage_index = self._admitted.target.storage_index
+        if spooled is not None:
+            call = self._queue.write(storage_index, self._carry_out_spooled, spooled)
+            return call.addCallbacks(self._answer_result, self._not_read)
         wanted, self._wanted = self._wanted, None
         assert wanted is not None, "carried out before it was unpacked"
-        storage_index = self._admitted.target.storage_index
         much = sum(size for _, size in wanted.reads) > INLINE_ANSWER_BYTES
-        call = self._queue.write if wanted.changes or much else self._queue.read
-        result = call(
-            storage_index,
-            self._slots.testv_and_readv_and_writev,
-            storage_index,
+        run = self._queue.write if wanted.changes or much else self._queue.read
+        call = run(storage_index, self._change_slot, wanted)
+        return call.addCallbacks(self._answer_result, self._not_read)
+
+    def _carry_out_spooled(self, spooled: SpooledRequest) -> SlotResult:
+        try:
+            return self._change_slot(spooled.unpack())
+        finally:
+            spooled.close()
+
+    def _change_slot(self, wanted: ReadTestWrite) -> SlotResult:
+        return self._slots.testv_and_readv_and_writev(
+            self._admitted.target.storage_index,
             SlotSecrets(self._admitted.lease, self._admitted.secrets[WRITE_ENABLER]),
             wanted.changes,
             wanted.reads,
             self._queue.durable,
             self._may_read,
         )
-        return result.addCallbacks(self._answer_result, self._not_read)
 
     def _may_read(self, more_bytes: int) -> bool:
         """Hold what is about to be read; called in a thread, perhaps."""

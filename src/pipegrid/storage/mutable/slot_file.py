@@ -353,9 +353,17 @@ class SlotFile:
         length = self.cut(offset, size)
         return disk.read_all(self.fd, length, DATA_OFFSET + offset) if length else b""
 
-    def equals(self, offset: int, size: int, specimen: bytes) -> bool:
+    def equals(self, offset: int, size: int, specimen: bytes | disk.FilePart) -> bool:
         """Return whether a read gives exactly the specimen; no more is read than that takes."""
-        return self.cut(offset, size) == len(specimen) and self.read(offset, size) == specimen
+        if self.cut(offset, size) != len(specimen):
+            return False
+        if not isinstance(specimen, disk.FilePart):
+            return self.read(offset, size) == specimen
+        for piece in specimen.pieces():
+            if self.read(offset, len(piece)) != piece:
+                return False
+            offset += len(piece)
+        return True
 
     def extra(self) -> bytes:
         """
