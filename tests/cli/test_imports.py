@@ -72,15 +72,23 @@ OF_PUTS = (
     "pipegrid.transfer.put.upload",
 )
 
-_COMMAND = """
-import json, os, sys
+_TELL = """
+import json, sys
+from pipegrid.cli.startup.lazy_modules import UnusedModule
+used = [name for name, each in sys.modules.items() if not isinstance(each, UnusedModule)]
+print(json.dumps(sorted(used)), file=sys.stderr)
+"""
+"""Tells the modules that were executed: what a command names and does not use is not."""
+
+_COMMAND = f"""
+import sys
 from pipegrid.cli import main
 sys.argv[0] = "pipegrid"
 sys.settrace(lambda *_: None)  # so that the process ends the long way
 try:
     main()
 finally:
-    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+    exec({_TELL!r}, {{}})
 """
 
 
@@ -137,13 +145,15 @@ class ImportTests(SynchronousTestCase):
     def test_what_a_backup_imports_before_it_connects(self) -> None:
         """Next to nothing: connections are made while the rest is imported."""
         _, loaded = modules(
-            "import json, sys\n"
+            "from pipegrid.cli.startup.lazy_modules import load_own_modules_on_use\n"
+            "load_own_modules_on_use()\n"  # as ``main`` does
             "from pipegrid.cli.startup import process\n"
+            "run_process = process.run_process\n"  # executes it
             "def begin(job, invocation):\n"
-            "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
+            f"    exec({_TELL!r}, {{}})\n"
             "    return 0\n"
             "process.run_job = begin\n"
-            "process.run_process(['backup', '/', '--as', 'all'])"
+            "run_process(['backup', '/', '--as', 'all'])"
         )
         self.assertIn("pipegrid.cli.cmd_backup", loaded)
         absent = (
@@ -153,6 +163,94 @@ class ImportTests(SynchronousTestCase):
             "pipegrid.tree.grid_paths",
         )
         self.assertAbsent(absent, loaded)
+
+
+class OwnModulesTests(SynchronousTestCase):
+    """The package's own modules, executed when they are used."""
+
+    def output(self, program: str) -> str:
+        """Run a program in a process of a command; returns what it prints."""
+        done = subprocess.run(
+            [
+                *(sys.executable, "-c"),
+                "import sys\n"
+                "from pipegrid.cli.startup.lazy_modules import UnusedModule, load_own_modules_on_use\n"
+                f"load_own_modules_on_use()\n{program}",
+            ],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout.strip()
+
+    def test_executed_when_used(self) -> None:
+        """Not before, and it is the same module afterwards, to whoever imports it in whatever way."""
+        self.assertEqual(
+            self.output(
+                "from pipegrid.core import base32\n"
+                "import pipegrid.core.base32\n"
+                "print(type(base32) is UnusedModule, 'encode' in vars(base32))\n"
+                "print(base32.encode(b'a'), type(base32) is type(sys))\n"
+                "from pipegrid.core.base32 import encode\n"
+                "print(encode is base32.encode, sys.modules['pipegrid.core.base32'] is base32)"
+            ),
+            "True False\nme True\nTrue True",
+        )
+
+    def test_a_name_that_is_not_there(self) -> None:
+        """It is missed as in any module."""
+        self.assertEqual(
+            self.output(
+                "from pipegrid.core import base32\n"
+                "print(hasattr(base32, 'nonsense'), hasattr(base32, 'encode'))\n"
+                "try: from pipegrid.core.base32 import nonsense\n"
+                "except ImportError as error: print('nonsense' in str(error))\n"
+                "try: from pipegrid.core import nonsense\n"
+                "except ImportError as error: print('nonsense' in str(error))"
+            ),
+            "False True\nTrue\nTrue",
+        )
+
+    def test_a_module_that_fails(self) -> None:
+        """Each use tells why, and it is executed when that has passed."""
+        self.assertEqual(
+            self.output(
+                "from pipegrid.core import base32\n"
+                "begin = base32.__loader__._loader.exec_module\n"
+                "fails = iter([True, True, False])\n"
+                "def execute(module):\n"
+                "    if next(fails): raise OSError('too many open files')\n"
+                "    begin(module)\n"
+                "base32.__loader__._loader.exec_module = execute\n"
+                "for _ in range(3):\n"
+                "    try: print(base32.encode(b'a'))\n"
+                "    except OSError as error: print(error)"
+            ),
+            "too many open files\ntoo many open files\nme",
+        )
+
+    def test_threads(self) -> None:
+        """A module is executed once, and who comes meanwhile gets all of it."""
+        self.assertEqual(
+            self.output(
+                "import threading, time\n"
+                "from pipegrid.core import base32\n"
+                "begin, times, found = base32.__loader__._loader.exec_module, [], []\n"
+                "def execute(module):\n"
+                "    times.append(1)\n"
+                "    time.sleep(0.1)\n"
+                "    begin(module)\n"
+                "base32.__loader__._loader.exec_module = execute\n"
+                "use = lambda: found.append(base32.encode(b'a'))\n"
+                "threads = [threading.Thread(target=use) for _ in range(5)]\n"
+                "for each in threads: each.start()\n"
+                "for each in threads: each.join()\n"
+                "print(len(times), found)"
+            ),
+            "1 ['me', 'me', 'me', 'me', 'me']",
+        )
 
 
 class LaterTests(SynchronousTestCase):

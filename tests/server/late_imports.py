@@ -26,8 +26,12 @@ from typing import Any
 PACKAGES = ("core", "disk", "reactor", "server", "storage", "wire")
 """Of ours, what a server is made of; in others' it is the commands that import."""
 
-AT_START = ("pipegrid.server.serve._start", "pipegrid.server.serve._announce")
-"""Functions that nobody calls later."""
+AT_START = (
+    "pipegrid.server.serve._start",
+    "pipegrid.server.serve._announce",
+    "pipegrid.core.crypto.pycryptodome",
+)
+"""Functions that nobody calls later: a server deciphers nothing, and its TLS has brought OpenSSL along."""
 
 
 class Recorder:

@@ -55,6 +55,9 @@ def main() -> None:
         else:
             # What follows takes as long as mirrors are away.
             begun = None if plain is None else dial(plain)
+            from pipegrid.cli.startup.lazy_modules import load_own_modules_on_use
+
+            load_own_modules_on_use()
             from pipegrid.cli.startup.process import run_process
 
             status = run_process(sys.argv[1:], begun, found)

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipegrid.cli import completion
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus, Interrupted
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, failure
 from pipegrid.cli.options import common_options
 from pipegrid.cli.startup.fast_args import COMPLETION
 from pipegrid.errors import SinkError
+from pipegrid.tree import tree_grid
 from pipegrid.version import __version__
 
 if TYPE_CHECKING:
@@ -220,9 +222,7 @@ def parse(
     """
     invocation = Invocation(console)
     if COMPLETION in os.environ:
-        from pipegrid.cli.completion import answer_shells
-
-        answer_shells()
+        completion.answer_shells()
         invocation.run_job = run_job
     try:
         outcome: Any = pipegrid.main(
@@ -295,7 +295,7 @@ def start_job(
     if isinstance(job, ReactorJob):
         return Deferred.fromCoroutine(job.run(invocation, reactor))
     if open_grid is None:
-        from pipegrid.tree.tree_grid import Grid
-
-        open_grid = Grid.open if ahead is None else partial(Grid.open, ahead=ahead)
+        open_grid = (
+            tree_grid.Grid.open if ahead is None else partial(tree_grid.Grid.open, ahead=ahead)
+        )
     return Deferred.fromCoroutine(job.run(invocation, reactor, open_grid))

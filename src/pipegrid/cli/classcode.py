@@ -23,6 +23,8 @@ import sys
 import zlib
 from importlib.util import MAGIC_NUMBER, cache_from_source
 
+from pipegrid.disk import atomic_write
+
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
@@ -72,13 +74,11 @@ class ClassCode:
         body = marshal.dumps(pieces if len(pieces) <= MOST else self._pieces)
         from pathlib import Path  # for this few commands write, none of which waits for it
 
-        from pipegrid.disk.atomic_write import replace_file
-
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             mode = os.stat(__file__).st_mode & 0o666 | 0o200  # as Python's own bytecode has it
             data = self._mark + _check(body) + body
-            replace_file(Path(self._path), data, mode=mode, durable=False)
+            atomic_write.replace_file(Path(self._path), data, mode=mode, durable=False)
 
     def _read(self) -> dict[bytes, bytes]:
         try:

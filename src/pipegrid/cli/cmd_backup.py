@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipegrid.cli import grid_arguments, output, progress_bar
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus, sentence, worst_status
 from pipegrid.cli.job import GridJob
@@ -18,6 +19,10 @@ from pipegrid.cli.tree_transfers import (
     reports_of,
     selection_options,
 )
+from pipegrid.core.text import counted
+from pipegrid.errors import NotEnoughSharesError
+from pipegrid.tree import grid_paths
+from pipegrid.tree.backup import backup_run, retention
 
 if TYPE_CHECKING:
     from pipegrid.tree.backup.backup_run import BackupOptions, Backups
@@ -91,19 +96,16 @@ def backup_command(
     called = named or os.path.basename(os.path.abspath(source)) or "root"
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.tree.backup.backup_run import BackupOptions, Backups
-        from pipegrid.tree.backup.retention import Retention
-
-        retention = Retention(keep_last, keep_daily, keep_weekly)
+        kept = retention.Retention(keep_last, keep_daily, keep_weekly)
         archives = None
         if path is not None:
-            from pipegrid.cli.grid_arguments import root_of
-
-            archives = root_of(grid, path)
-        options = BackupOptions(
-            made_anew, chosen.one_file_system, retention, archives, named is not None
+            archives = grid_arguments.root_of(grid, path)
+        options = backup_run.BackupOptions(
+            made_anew, chosen.one_file_system, kept, archives, named is not None
         )
-        backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
+        backups = backup_run.Backups(
+            grid, say=lambda sentence: console.say(f"pipegrid: {sentence}")
+        )
         do = _would_send if dry_run else _run
         status = await do(console, backups, source, called, options, chosen)
         chosen.report_unmatched(console)
@@ -122,11 +124,7 @@ def _place_of(given: tuple[str, ...]) -> tuple[str | None, str | None]:
 
 
 def _is_path(text: str) -> bool:
-    from pipegrid.tree.grid_paths import (
-        has_path,  # for which connections to servers are not to wait
-    )
-
-    return has_path(text) or text.strip().startswith("URI:")
+    return grid_paths.has_path(text) or text.strip().startswith("URI:")
 
 
 async def _run(
@@ -137,11 +135,7 @@ async def _run(
     options: BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
-    from pipegrid.cli.progress_bar import ProgressBar
-    from pipegrid.core.text import counted
-    from pipegrid.errors import NotEnoughSharesError
-
-    with ProgressBar(console, "backup") as progress:
+    with progress_bar.ProgressBar(console, "backup") as progress:
         result = await backups.run(directory, name, options, reports_of(console, progress))
     run, counts = result.run, result.counts
     console.say(f"pipegrid: {name} {run.time}: {counts_of(counts)}; {result.elapsed_s:.1f} s")
@@ -180,15 +174,12 @@ async def _would_send(
     options: BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
-    from pipegrid.cli.output import amount
-    from pipegrid.cli.progress_bar import ProgressBar
-    from pipegrid.core.text import counted
-
-    with ProgressBar(console, "backup") as progress:
+    with progress_bar.ProgressBar(console, "backup") as progress:
         would = await backups.would_send(directory, options, reports_of(console, progress), name)
+    amount, share_amount = output.amount(would.bytes), output.amount(would.share_bytes)
     console.result(
-        f"would send {counted(would.objects, 'object')}, {would.bytes} bytes ({amount(would.bytes)}; about "
-        f"{amount(would.share_bytes)} on servers), and check {would.checks}",
+        f"would send {counted(would.objects, 'object')}, {would.bytes} bytes ({amount}; about "
+        f"{share_amount} on servers), and check {would.checks}",
         {
             "objects": would.objects,
             "bytes": would.bytes,

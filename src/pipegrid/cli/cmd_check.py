@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipegrid.cli import grid_arguments, output, progress_bar
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus, sentence, worst_status
 from pipegrid.cli.job import GridJob, Invocation
@@ -19,7 +20,11 @@ from pipegrid.cli.options import (
     upkeep_bounds,
 )
 from pipegrid.cli.output import are_down, fields, grouped, lost, say_more, say_some, summary
+from pipegrid.core import caps as core_caps
 from pipegrid.core.text import counted, printable
+from pipegrid.errors import PipegridError
+from pipegrid.transfer import results, upkeep
+from pipegrid.tree import tree_check
 
 if TYPE_CHECKING:
     from pipegrid.cli.grid_arguments import NamedFile
@@ -64,11 +69,8 @@ def upkeep_job(
         show: prints what came of one, each line beginning with the text given; returns its status.
         alone: looks after one by its cap, if it is the only one; None: then it is as with many.
     """
-    from pipegrid.cli.grid_arguments import named_files, starts_of
-    from pipegrid.core.caps import keepable, walkable
-
-    understand: Callable[[Any], Any] = walkable if recursive else keepable
-    files = named_files(invocation.console, *caps, understand)
+    understand: Callable[[Any], Any] = core_caps.walkable if recursive else core_caps.keepable
+    files = grid_arguments.named_files(invocation.console, *caps, understand)
 
     async def work(grid: Grid, console: Console) -> int:
         def shown(file: NamedFile[Any], outcome: Any) -> ExitStatus:
@@ -76,38 +78,33 @@ def upkeep_job(
             return show(console, file, outcome, lead)
 
         if len(files) == 1 and alone is not None and not recursive:
-            from pipegrid.cli.grid_arguments import Locator
-
-            file = await Locator(grid).located(files[0], keepable)
+            file = await grid_arguments.Locator(grid).located(files[0], core_caps.keepable)
             return shown(file, await alone(grid, console, file.cap))
-        from pipegrid.transfer.upkeep import UpkeepRequest
 
         bounds = upkeep_bounds(invocation)
         return await look_after(
-            grid, console, files, UpkeepRequest(**todo), bounds, verb, shown, recursive
+            grid, console, files, upkeep.UpkeepRequest(**todo), bounds, verb, shown, recursive
         )
 
-    return GridJob(work, *starts_of(files))
+    return GridJob(work, *grid_arguments.starts_of(files))
 
 
 async def located_files(
     grid: Grid, console: Console, files: Sequence[NamedFile[Any]], recursive: bool
 ) -> tuple[list[NamedFile[Any]], set[ExitStatus]]:
     """Follow the paths behind caps; one of several that leads nowhere is named, and left out."""
-    from pipegrid.cli.grid_arguments import Locator, identity
-    from pipegrid.core.caps import keepable, walkable
-    from pipegrid.errors import PipegridError
-
     found: list[NamedFile[Any]] = []
     statuses: set[ExitStatus] = set()
-    locator = Locator(grid)
+    locator = grid_arguments.Locator(grid)
     for file in files:
         try:
-            found.append(await locator.located(file, walkable if recursive else keepable))
+            found.append(
+                await locator.located(file, core_caps.walkable if recursive else core_caps.keepable)
+            )
         except PipegridError as error:  # noqa: PERF203
             if len(files) == 1:
                 raise
-            statuses.add(console.failed(error, file.label, identity(file), True))
+            statuses.add(console.failed(error, file.label, grid_arguments.identity(file), True))
     return found, statuses
 
 
@@ -132,20 +129,16 @@ class ObjectsReport:
         """Show what came of one file, a Failure too, and remember its exit status."""
         from twisted.python.failure import Failure
 
-        from pipegrid.cli.grid_arguments import identity
-
         if isinstance(outcome, Failure):
             error = outcome.value
             assert error is not None
-            self.statuses.add(self.console.failed(error, file.label, identity(file)))
+            self.statuses.add(self.console.failed(error, file.label, grid_arguments.identity(file)))
             return
         if self.terse and not self.console.json and self.console.verbosity <= 0:
-            from pipegrid.cli.output import is_well, lacks_servers_only
-
-            if is_well(outcome):
+            if output.is_well(outcome):
                 self.statuses.add(ExitStatus.DONE)
                 return
-            if lacks_servers_only(outcome):  # the sum says so once, with the servers
+            if output.lacks_servers_only(outcome):  # the sum says so once, with the servers
                 self.statuses.add(ExitStatus.FAILED)
                 return
         self.statuses.add(self.show(file, outcome))
@@ -157,9 +150,9 @@ class ObjectsReport:
         )
         self.statuses.add(ExitStatus.FAILED)
         if self.console.json:
-            from pipegrid.cli.grid_arguments import identity
-
-            self.console.result("", {**identity(file), "unreadable": sentence(error)})
+            self.console.result(
+                "", {**grid_arguments.identity(file), "unreadable": sentence(error)}
+            )
         else:
             self.console.fault(f"pipegrid: {what}")
 
@@ -190,13 +183,11 @@ async def look_after(
     Returns:
         The gravest status.
     """
-    from pipegrid.cli.progress_bar import ProgressBar, waiting_of
-
     summary: UpkeepSummary
     report = ObjectsReport(console, show, recursive)
     named = len(files)
     files, report.statuses = await located_files(grid, console, files, recursive)
-    with ProgressBar(console, verb, "object") as progress:
+    with progress_bar.ProgressBar(console, verb, "object") as progress:
         told = progress.transfer()
 
         def count(done: int, total: int) -> None:
@@ -204,7 +195,7 @@ async def look_after(
                 told(done, total)
 
         if recursive:
-            waiting = waiting_of(console, progress)
+            waiting = progress_bar.waiting_of(console, progress)
             summary = await _trees(grid, files, todo, bounds, report, count, waiting)
         else:
             summary = await _many(grid, files, todo, bounds, report, count)
@@ -225,10 +216,8 @@ async def _many(
     bounds: UpkeepSettings,
     report: ObjectsReport,
     count: Callable[[int, int], None],
-) -> UpkeepSummary:
-    from pipegrid.transfer.upkeep import UpkeepSummary
-
-    summary = UpkeepSummary()
+) -> upkeep.UpkeepSummary:
+    summary = upkeep.UpkeepSummary()
 
     def ended(number: int, outcome: UpkeepOutcome) -> None:
         summary.note(outcome)
@@ -241,24 +230,21 @@ async def _many(
 
 async def _trees(
     grid: Grid,
-    files: Sequence[NamedFile[Any]],
+    files: Sequence[grid_arguments.NamedFile[Any]],
     todo: UpkeepRequest,
     bounds: UpkeepSettings,
     report: ObjectsReport,
     count: Callable[[int, int], None],
     waiting: Callable[[str | None], None],
 ) -> UpkeepSummary:
-    from pipegrid.cli.grid_arguments import NamedFile
-    from pipegrid.tree.tree_check import TreeSummary, check_trees
+    summary = tree_check.TreeSummary()
 
-    summary = TreeSummary()
-
-    def named(root: int, place: FirstMet) -> NamedFile[Any]:
+    def named(root: int, place: FirstMet) -> grid_arguments.NamedFile[Any]:
         path = "/".join(place.path)
         if len(files) > 1 or not path:
             path = _below(files[root].label, path)
         text = files[root].text if not place.path else "" if place.cap is None else str(place.cap)
-        return NamedFile(text, place.cap, path)
+        return grid_arguments.NamedFile(text, place.cap, path)
 
     def ended(root: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
         count(summary.objects, 0)
@@ -267,7 +253,7 @@ async def _trees(
     def unreadable(root: int, place: FirstMet, error: Exception) -> None:
         report.unreadable(named(root, place), error)
 
-    await check_trees(
+    await tree_check.check_trees(
         grid,
         [file.cap for file in files],
         todo,
@@ -291,8 +277,6 @@ def sum_up(summary: UpkeepSummary, todo: UpkeepRequest) -> tuple[str, dict[str, 
     """Return the sum in one line, and its documented JSON form."""
     import attrs
 
-    from pipegrid.cli.progress_bar import retried_note
-
     fields = attrs.asdict(summary)
     fields["unreachable"] = dict(sorted(summary.unreachable.items()))
     well = "renewed" if todo.renew else "healthy"
@@ -312,7 +296,7 @@ def sum_up(summary: UpkeepSummary, todo: UpkeepRequest) -> tuple[str, dict[str, 
         unreadable = counted(fields["unreadable"], "directory", "directories")
         parts.append(f"{unreadable} not entered")
     if fields.get("second_tries"):
-        parts.append(retried_note(fields["second_tries"]))
+        parts.append(progress_bar.retried_note(fields["second_tries"]))
     if summary.wanted_shares:
         have = "have a lease" if todo.renew else "good"
         shares = counted(summary.wanted_shares, "share")
@@ -364,20 +348,20 @@ def check_command(
     a repair made, 4 if too few are left to restore the file, 5 if some are damaged; with several files, the
     worst of these: 4, 5, 3, 1, 0.
     """
-    from pipegrid.transfer.results import RepairResult
 
     def show(
-        console: Console, file: NamedFile[Any], result: CheckResult | RepairResult, lead: str
+        console: Console,
+        file: NamedFile[Any],
+        result: CheckResult | results.RepairResult,
+        lead: str,
     ) -> ExitStatus:
-        if isinstance(result, RepairResult):
+        if isinstance(result, results.RepairResult):
             return report_repair(console, file, result, lead)
         tell(console, file, result, lead, add_lease)
         return status(result)
 
     async def alone(grid: Grid, console: Console, cap: Any) -> CheckResult:
-        from pipegrid.cli.progress_bar import ProgressBar
-
-        with ProgressBar(console, "check", "share") as progress:
+        with progress_bar.ProgressBar(console, "check", "share") as progress:
             options = {"add_lease": True} if add_lease else {}
             call = progress.transfer()
             return await grid.check(cap, verify=verify, progress=call, **options)
@@ -391,11 +375,11 @@ def tell(
     console: Console, file: NamedFile[Any], result: CheckResult, lead: str, add_lease: bool
 ) -> None:
     """Tell what was found of one file, and which leases were not renewed if that was wanted."""
-    from pipegrid.cli.grid_arguments import identity
-
     leases = {"renewed": result.renewed, "lease_problems": result.lease_problems}
     more = leases if add_lease else {}
-    console.result(lead + summary(result), {**identity(file), **fields(result), **more})
+    console.result(
+        lead + summary(result), {**grid_arguments.identity(file), **fields(result), **more}
+    )
     if not console.json:
         say_more(console, result, lead)
     say_some(console, [f"{lead}no lease: {reason}" for reason in grouped(result.lease_problems)])
@@ -439,19 +423,19 @@ def repair_command(
     left to restore the file; with several files, the worst of these: 4, 3, 0. 'check --repair' fetches
     less: it trusts the servers' lists of shares, and fetches those of damaged files alone.
     """
-    from pipegrid.transfer.results import CheckResult, RepairResult
 
     def show(
-        console: Console, file: NamedFile[Any], result: CheckResult | RepairResult, lead: str
+        console: Console,
+        file: NamedFile[Any],
+        result: results.CheckResult | results.RepairResult,
+        lead: str,
     ) -> ExitStatus:
-        if isinstance(result, CheckResult):  # it is in its cap
-            result = RepairResult(result.cap, result, result, {}, [], [], 0.0)
+        if isinstance(result, results.CheckResult):  # it is in its cap
+            result = results.RepairResult(result.cap, result, result, {}, [], [], 0.0)
         return report_repair(console, file, result, lead)
 
-    async def alone(grid: Grid, console: Console, cap: Any) -> RepairResult:
-        from pipegrid.cli.progress_bar import ProgressBar
-
-        with ProgressBar(console, "repair") as progress:
+    async def alone(grid: Grid, console: Console, cap: Any) -> results.RepairResult:
+        with progress_bar.ProgressBar(console, "repair") as progress:
             return await grid.repair(cap, progress=progress.transfer(), force=force)
 
     todo = {"verify": True, "repair": True, "force": force}
@@ -462,12 +446,10 @@ def report_repair(
     console: Console, file: NamedFile[Any], result: RepairResult, lead: str = ""
 ) -> ExitStatus:
     """Print what a repair did, each line beginning with ``lead``."""
-    from pipegrid.cli.grid_arguments import identity
-
     console.result(
         lead + _outcome(result),
         {
-            **identity(file),
+            **grid_arguments.identity(file),
             "before": fields(result.before),
             "after": fields(result.after),
             "uploaded": result.uploaded,
@@ -533,12 +515,10 @@ def report_renewal(
     console: Console, file: NamedFile[Any], result: RenewResult, lead: str
 ) -> ExitStatus:
     """Print what came of it, each line beginning with ``lead``."""
-    from pipegrid.cli.grid_arguments import identity
-
     console.result(
         lead + renewal_summary(result),
         {
-            **identity(file),
+            **grid_arguments.identity(file),
             "leases": result.leases,
             "required_shares": result.required_shares,
             "total_shares": result.total_shares,

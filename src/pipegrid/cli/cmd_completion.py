@@ -10,10 +10,13 @@ from typing import NamedTuple
 
 import click
 
+from pipegrid.cli import completion
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import OfflineJob
 from pipegrid.cli.options import common_options, usage_error
+from pipegrid.disk import atomic_write
+from pipegrid.errors import SinkError
 
 SHELLS = ("bash", "zsh", "fish")
 ASK_S = 10
@@ -55,9 +58,7 @@ def completion_command(shell: str | None, install: bool) -> OfflineJob:
         raise usage_error("say for which shell: bash, zsh or fish")
 
     def work(console: Console) -> int:
-        from pipegrid.cli.completion import script
-
-        text = script(name)
+        text = completion.script(name)
         if not install:
             console.result(text.rstrip("\n"), {"shell": name, "script": text})
             return ExitStatus.DONE
@@ -78,12 +79,9 @@ def _write(path: Path, text: str) -> None:
     Raises:
         SinkError: it cannot be written.
     """
-    from pipegrid.disk.atomic_write import replace_file
-    from pipegrid.errors import SinkError
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, text.encode(), mode=0o644)
+        atomic_write.replace_file(path, text.encode(), mode=0o644)
     except OSError as error:
         raise SinkError(f"cannot write {path}: {error.strerror}") from error
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipegrid.cli import copy_items, grid_arguments, grid_destination
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob
@@ -21,6 +22,8 @@ from pipegrid.cli.options import (
 )
 from pipegrid.cli.output import print_cap
 from pipegrid.core.text import printable
+from pipegrid.errors import NoSuchChild, UsageError
+from pipegrid.tree import directory
 
 if TYPE_CHECKING:
     from pipegrid.tree.tree_grid import Grid
@@ -64,13 +67,12 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
         raise usage_error(EMPTY_NAME)
     if "-" in arguments:
         raise usage_error("standard input and output are for 'put' and 'cat'; cp copies files")
-    from pipegrid.cli.grid_destination import alias_meant, is_on_grid
 
     *sources, target = arguments
-    on_grid = [is_on_grid(source) for source in sources]
-    to_grid = is_on_grid(target)
+    on_grid = [grid_destination.is_on_grid(source) for source in sources]
+    to_grid = grid_destination.is_on_grid(target)
     if not (to_grid or all(on_grid)):
-        meant = next(filter(None, map(alias_meant, arguments)), "")
+        meant = next(filter(None, map(grid_destination.alias_meant, arguments)), "")
         if meant:
             raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
         raise usage_error(
@@ -79,12 +81,10 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
         )
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.copy_items import fetch_copies, store_copies
-
         if to_grid:
             given = list(zip(sources, on_grid, strict=True))
-            return await store_copies(grid, console, given, target, recursive, force)
-        return await fetch_copies(grid, console, sources, target, recursive, force)
+            return await copy_items.store_copies(grid, console, given, target, recursive, force)
+        return await copy_items.fetch_copies(grid, console, sources, target, recursive, force)
 
     return GridJob(work, *arguments)
 
@@ -113,27 +113,23 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
 
     async def link(grid: Grid, console: Console, source: str) -> None:
-        from pipegrid.cli.grid_arguments import root_of, shown_path
-        from pipegrid.cli.grid_destination import spot_at
-        from pipegrid.errors import NoSuchChild
-        from pipegrid.tree.directory import link_of, look_up
-
-        root, names = root_of(grid, source)
-        way = await look_up(grid, root, names)
+        root, names = grid_arguments.root_of(grid, source)
+        way = await directory.look_up(grid, root, names)
         if len(way) <= len(names):
             name = names[len(way) - 1]
-            raise NoSuchChild(f"there is no '{shown_path([name])}' to link; check the path", name)
-        spot = await spot_at(grid, path, names[-1] if names else None, make=True)
+            raise NoSuchChild(
+                f"there is no '{grid_arguments.shown_path([name])}' to link; check the path", name
+            )
+        spot = await grid_destination.spot_at(grid, path, names[-1] if names else None, make=True)
         spot.check_free(force, way[-1].cap)
-        await (await spot.reach()).change([link_of(way[-1], spot.name, force)])
+        await (await spot.reach()).change([directory.link_of(way[-1], spot.name, force)])
         console.json_result({"name": spot.name, "cap": str(way[-1].cap)})
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.grid_arguments import each_argument
-        from pipegrid.cli.grid_destination import check_takes
-
-        await check_takes(grid, path, sources)
-        return await each_argument(console, sources, lambda source: link(grid, console, source))
+        await grid_destination.check_takes(grid, path, sources)
+        return await grid_arguments.each_argument(
+            console, sources, lambda source: link(grid, console, source)
+        )
 
     return GridJob(work, *sources, path)
 
@@ -160,24 +156,21 @@ def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -
 
     async def make(grid: Grid, console: Console, path: str | None) -> None:
         if path is None:
-            directory = await grid.create_directory(format=format)
+            made = await grid.create_directory(format=format)
         else:
-            from pipegrid.cli.grid_arguments import root_of
-            from pipegrid.tree.directory import make_directories
-
-            root, names = root_of(grid, path)
-            directory = await make_directories(grid, root, names, format)
-        cap = directory.cap
+            root, names = grid_arguments.root_of(grid, path)
+            made = await directory.make_directories(grid, root, names, format)
+        cap = made.cap
         read_cap = str(cap.readonly())
         fields = {"read_cap": read_cap} if read_only else {"cap": str(cap), "read_cap": read_cap}
         shown = read_cap if read_only else str(cap)
         print_cap(console, grid.config.directory, shown, fields, str(cap), path or "")
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.grid_arguments import each_argument
-
         if paths:
-            return await each_argument(console, paths, lambda path: make(grid, console, path))
+            return await grid_arguments.each_argument(
+                console, paths, lambda path: make(grid, console, path)
+            )
         await make(grid, console, None)
         return ExitStatus.DONE
 
@@ -207,33 +200,35 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
 
     async def move_one(grid: Grid, console: Console, source: str) -> None:
-        from pipegrid.cli.grid_arguments import root_of
-        from pipegrid.cli.grid_destination import missing, spot_at
-        from pipegrid.errors import UsageError
-        from pipegrid.tree.directory import is_same, move
-
-        old = await spot_at(grid, source)
+        old = await grid_destination.spot_at(grid, source)
         if old.there is None:
-            raise missing(old)
-        new = await spot_at(grid, path, old.name, make=True)
-        if new.directory.cap == old.there.cap and not new.missing and root_of(grid, path)[1]:
-            new = await spot_at(grid, path)  # not into itself: it has got there already
+            raise grid_destination.missing(old)
+        new = await grid_destination.spot_at(grid, path, old.name, make=True)
+        if (
+            new.directory.cap == old.there.cap
+            and not new.missing
+            and grid_arguments.root_of(grid, path)[1]
+        ):
+            new = await grid_destination.spot_at(
+                grid, path
+            )  # not into itself: it has got there already
         if old.there.cap is not None and old.there.cap in new.way:
             raise UsageError(
                 "a directory cannot go into itself, since no path would lead to it then"
             )
         if new.missing or (old.directory.cap, old.name) != (new.directory.cap, new.name):
-            if old.directory.cap == new.directory.cap or not is_same(old.there, new.there):
+            if old.directory.cap == new.directory.cap or not directory.is_same(
+                old.there, new.there
+            ):
                 new.check_free(force, old.there.cap)
-            await move(old.directory, old.name, await new.reach(), new.name, force)
+            await directory.move(old.directory, old.name, await new.reach(), new.name, force)
         console.json_result({"name": new.name, "cap": str(old.there.cap)})
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.grid_arguments import each_argument
-        from pipegrid.cli.grid_destination import check_takes
-
-        await check_takes(grid, path, sources)
-        return await each_argument(console, sources, lambda source: move_one(grid, console, source))
+        await grid_destination.check_takes(grid, path, sources)
+        return await grid_arguments.each_argument(
+            console, sources, lambda source: move_one(grid, console, source)
+        )
 
     return GridJob(work, *sources, path)
 
@@ -256,13 +251,9 @@ def rm_command(paths: tuple[str, ...], recursive: bool) -> GridJob:
     """
 
     async def remove(grid: Grid, console: Console, path: str) -> None:
-        from pipegrid.cli.grid_destination import missing, spot_at
-        from pipegrid.core.text import printable
-        from pipegrid.errors import UsageError
-
-        spot = await spot_at(grid, path)
+        spot = await grid_destination.spot_at(grid, path)
         if spot.there is None:
-            raise missing(spot)
+            raise grid_destination.missing(spot)
         if spot.there.kind == "directory" and not recursive:
             raise UsageError(
                 f"'{printable(spot.name)}' is a directory, whose cap may stand nowhere else; add -r to take "
@@ -276,8 +267,8 @@ def rm_command(paths: tuple[str, ...], recursive: bool) -> GridJob:
         console.json_result({"name": spot.name, "cap": str(spot.there.cap)})
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.grid_arguments import each_argument
-
-        return await each_argument(console, paths, lambda path: remove(grid, console, path))
+        return await grid_arguments.each_argument(
+            console, paths, lambda path: remove(grid, console, path)
+        )
 
     return GridJob(work, *paths)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from pipegrid.cli import grid_arguments, output, output_file, progress_bar, tree_transfers
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob, Invocation
@@ -23,8 +24,10 @@ from pipegrid.cli.options import (
     reading_options,
     usage_error,
 )
-from pipegrid.core.text import printable
+from pipegrid.core import caps as core_caps
+from pipegrid.core.text import counted, printable
 from pipegrid.errors import UsageError
+from pipegrid.tree import local_directory
 
 if TYPE_CHECKING:
     from pipegrid.cli.grid_arguments import NamedFile
@@ -73,20 +76,18 @@ class OutputPaths:
         self.home = made_home(self.directory)
 
 
-def made_home(path: str) -> DirectoryFd:
+def made_home(path: str) -> local_directory.DirectoryFd:
     """
     Return the directory that files go to, made if it is missing.
 
     Raises:
         SinkError: that cannot be done, or something else is there.
     """
-    from pipegrid.tree.local_directory import DirectoryFd, unmade
-
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
-        raise unmade(path, error) from error
-    return DirectoryFd(path)
+        raise local_directory.unmade(path, error) from error
+    return local_directory.DirectoryFd(path)
 
 
 def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> OutputPaths:
@@ -190,15 +191,14 @@ def get_command(
         given = "--paranoid" if paranoid else "--exact-modes" if exact_modes else "--max-paths"
         raise usage_error(f"{given} goes with --recursive")
     if recursive:
-        from pipegrid.cli.tree_transfers import tree_job
-
-        return tree_job(caps, output, byte_range, force, paranoid, exact_modes, max_paths)
+        return tree_transfers.tree_job(
+            caps, output, byte_range, force, paranoid, exact_modes, max_paths
+        )
     if output == "-":  # as 'decode' has it; a file of this name is './-'
         output, force = None, False
     elif output is None:
         results = invocation.console.results
         results.wants_text = results.isatty()
-    from pipegrid.cli.grid_arguments import starts_of
 
     files, places = _asked_for(invocation.console, caps, output, force, byte_range)
 
@@ -206,7 +206,7 @@ def get_command(
         at_once = invocation.jobs or FILES_AT_ONCE
         return await fetch_files(grid, console, files, places, output, force, byte_range, at_once)
 
-    return GridJob(work, *starts_of(files))
+    return GridJob(work, *grid_arguments.starts_of(files))
 
 
 async def fetch_files(
@@ -220,10 +220,6 @@ async def fetch_files(
     at_once: int,
 ) -> int:
     """Fetch files, so many at a time, and tell what came of each in their order; returns the exit status."""
-    from pipegrid.cli.grid_arguments import Locator, each_in_order
-    from pipegrid.cli.progress_bar import ProgressBar
-    from pipegrid.core.caps import fetchable
-
     if console.json and output is None:
         raise UsageError("--json would mix with the file on standard output; add -o FILE")
     if places.directory is not None:
@@ -232,13 +228,13 @@ async def fetch_files(
         progress = None
         # Or it would be in the file's midst.
         if output is not None or not console.results.isatty():
-            progress = stack.enter_context(ProgressBar(console, "get"))
+            progress = stack.enter_context(progress_bar.ProgressBar(console, "get"))
 
-        locator = Locator(grid)
+        locator = grid_arguments.Locator(grid)
 
         async def get(file: NamedFile[Any]) -> GetResult:
             place = places.of(file)
-            file = await locator.located(file, fetchable)
+            file = await locator.located(file, core_caps.fetchable)
             part = _part_of(file.cap, byte_range)
             call = None if progress is None else progress.transfer()
             return await fetch(grid, console, file.cap, part, place, force, call, places.home)
@@ -251,7 +247,7 @@ async def fetch_files(
         def fields(file: NamedFile[Any]) -> dict[str, Any]:
             return {"path": places.of(file)}
 
-        return await each_in_order(console, files, at_once, get, show, fields)
+        return await grid_arguments.each_in_order(console, files, at_once, get, show, fields)
 
 
 def _asked_for(
@@ -269,14 +265,11 @@ def _asked_for(
     Raises:
         click.UsageError, PipegridError: something is.
     """
-    from pipegrid.cli.grid_arguments import named_files
-    from pipegrid.core.caps import fetchable
-
     if force and output is None:
         raise usage_error("--force goes with -o")
     if output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
-    files = named_files(console, *caps, fetchable)
+    files = grid_arguments.named_files(console, *caps, core_caps.fetchable)
     if len(files) > 1 and byte_range is not None:
         raise UsageError("--range is for one file; leave it out, or fetch them one by one")
     places = destinations(files, output)
@@ -285,11 +278,11 @@ def _asked_for(
     return files, places
 
 
-def _part_of(cap: ChkCap | LitCap | MutableCap, byte_range: str | None) -> tuple[int, int | None]:
+def _part_of(
+    cap: ChkCap | LitCap | core_caps.MutableCap, byte_range: str | None
+) -> tuple[int, int | None]:
     """Return beginning and length of what is wanted of a file."""
-    from pipegrid.core.caps import MutableCap
-
-    if not isinstance(cap, MutableCap):
+    if not isinstance(cap, core_caps.MutableCap):
         return (0, cap.size) if byte_range is None else resolve(byte_range, cap.size)
     if byte_range is not None:
         raise UsageError(
@@ -309,12 +302,10 @@ async def fetch(
     home: DirectoryFd | None = None,
 ) -> GetResult:
     """Fetch a part of a file, given as start and length, to where it shall go; see ``OutputFile``."""
-    from pipegrid.cli.output_file import OutputFile
-
     with ExitStack() as stack:
         sink: BinaryIO | PartFile = console.data_sink
         if output is not None:
-            opened = OutputFile(output, force, resume=True, say=console.say, home=home)
+            opened = output_file.OutputFile(output, force, resume=True, say=console.say, home=home)
             file = stack.enter_context(opened)
             sink = file.file
         result = await grid.get(cap, sink, start=part[0], length=part[1], progress=progress)
@@ -325,21 +316,18 @@ async def fetch(
 
 
 def report(
-    console: Console, file: NamedFile[Any], result: GetResult, output: str | None, lead: str
+    console: Console, file: NamedFile[Any], result: GetResult, path: str | None, lead: str
 ) -> None:
     """Tell what came of one file, each line beginning with ``lead``."""
-    from pipegrid.cli.output import corruption_fields, warn_of_corruption
-    from pipegrid.core.text import counted
-
-    warn_of_corruption(console, result.corrupt, lead)
+    output.warn_of_corruption(console, result.corrupt, lead)
     console.detail(f"{lead}{counted(result.size, 'byte')} from shares {sorted(result.shares_used)}")
     console.json_result(
         {
-            "path": output,
+            "path": path,
             **({} if file.name is None else {"name": file.name}),
             "size": result.size,
             "shares_used": result.shares_used,
-            "corrupt": corruption_fields(result.corrupt),
+            "corrupt": output.corruption_fields(result.corrupt),
         }
     )
 
@@ -358,23 +346,20 @@ def cat_command(invocation: Invocation, caps: CapArguments) -> GridJob:
     Each is a cap, perhaps with a path after it: CAP/some/path. Every byte is verified before it is written;
     the first that cannot be fetched ends it.
     """
-    from pipegrid.cli.grid_arguments import Locator, check_all, named_files, starts_of
-    from pipegrid.core.caps import fetchable
-
-    files = named_files(invocation.console, *caps, fetchable)
-    check_all(files)  # before anything is written
+    files = grid_arguments.named_files(invocation.console, *caps, core_caps.fetchable)
+    grid_arguments.check_all(files)  # before anything is written
 
     async def work(grid: Grid, console: Console) -> int:
         if console.json:
             raise UsageError("--json would mix with the files on standard output; leave it out")
-        locator = Locator(grid)
+        locator = grid_arguments.Locator(grid)
         for file in files:
-            cap = (await locator.located(file, fetchable)).cap
+            cap = (await locator.located(file, core_caps.fetchable)).cap
             await grid.get(cap, console.data_sink)
             console.data_sink.flush()
         return ExitStatus.DONE
 
-    return GridJob(work, *starts_of(files))
+    return GridJob(work, *grid_arguments.starts_of(files))
 
 
 # Byte ranges as users give them: ``A-B`` with both ends included, as in HTTP.

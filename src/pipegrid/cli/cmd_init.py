@@ -18,7 +18,11 @@ from pipegrid.cli.options import (
     happy_option,
     init_options,
 )
+from pipegrid.core import params as core_params
+from pipegrid.core.text import counted, decode_text
 from pipegrid.errors import UsageError
+from pipegrid.grid import client_config, client_paths, configured_servers, creation
+from pipegrid.wire import server_address
 
 if TYPE_CHECKING:
     from pipegrid.core.params import Params
@@ -103,10 +107,6 @@ def _make(
     console: Console, named: str | None, wanted: _Grid, encoding: Encoding, happy: int | None
 ) -> int:
     """Make the directory, or change it; say what it has become."""
-    from pipegrid.grid import client_config as grid_config
-    from pipegrid.grid import creation
-    from pipegrid.grid.client_paths import default_directory, is_configured
-
     if wanted.local + (wanted.node is not None) + bool(wanted.introducer_furls) > 1:
         raise UsageError("choose one of --local, --introducer and --tahoe")
     count, servers_file = _count_or_file(wanted.servers)
@@ -116,12 +116,16 @@ def _make(
         raise UsageError(
             "the servers are given, and --local, --tahoe or --servers tell them, too; choose"
         )
-    directory = Path(named or default_directory())
+    directory = Path(named or client_paths.default_directory())
     said = given(encoding)
-    if (said or happy is not None) and not wanted.is_given and is_configured(directory):
+    if (
+        (said or happy is not None)
+        and not wanted.is_given
+        and client_paths.is_configured(directory)
+    ):
         config = creation.change(directory, said, happy)
     elif wanted.node is not None:
-        params = choose_params(grid_config.load(wanted.node).params, encoding) if said else None
+        params = choose_params(client_config.load(wanted.node).params, encoding) if said else None
         config = creation.create_like_tahoe(
             directory, wanted.node, params=params, happy=happy, moved=partial(_tell_moved, console)
         )
@@ -133,9 +137,7 @@ def _make(
 
 def _tell_moved(console: Console, place: Path) -> None:
     """Say where a grid is that gave way."""
-    from pipegrid.grid.client_paths import aside_of, default_directory
-
-    is_own = place == aside_of(default_directory())
+    is_own = place == client_paths.aside_of(client_paths.default_directory())
     how = "pipegrid --local" if is_own else f"pipegrid -d {place}"
     console.say(f"pipegrid: the grid on this machine was moved to {place}; '{how}' reaches it")
 
@@ -150,9 +152,6 @@ def _create(
     happy: int | None,
 ) -> GridConfig:
     """Make it for servers that are named somewhere, or with servers of its own."""
-    from pipegrid.core.params import Params
-    from pipegrid.grid import creation
-
     files: dict[str, str] = {}
     number: int | None = count
     makes_local = False
@@ -163,7 +162,9 @@ def _create(
         number = named
     else:
         makes_local = True
-    suggestion, enough = (Params(), None) if number is None else creation.suggested(number)
+    suggestion, enough = (
+        (core_params.Params(), None) if number is None else creation.suggested(number)
+    )
     params = _fitting(suggestion, encoding)
     if enough is not None:
         enough = min(enough, params.total_shares)
@@ -184,10 +185,10 @@ def _tell(console: Console, config: GridConfig) -> None:
     """Say what was made, and with what numbers."""
     for warning in config.warnings:
         console.say(f"pipegrid: {warning}")
-    from pipegrid.core.params import too_many_shares
-    from pipegrid.grid.creation import known_servers
 
-    if crowded := too_many_shares(config.params.total_shares, known_servers(config) or 0):
+    if crowded := core_params.too_many_shares(
+        config.params.total_shares, creation.known_servers(config) or 0
+    ):
         console.say(f"pipegrid: {crowded}")
     console.say(f"pipegrid: {_numbers(config)}")
     console.result(
@@ -217,10 +218,7 @@ def _fitting(suggestion: Params, encoding: Encoding) -> Params:
 
 def _numbers(config: GridConfig) -> str:
     """Return what the numbers mean, in a sentence."""
-    from pipegrid.core.text import counted
-    from pipegrid.grid.creation import known_servers
-
-    params, servers = config.params, known_servers(config)
+    params, servers = config.params, creation.known_servers(config)
     shares = counted(params.total_shares, "share")
     if servers is None:
         needed = counted(config.happy, "server")
@@ -245,9 +243,10 @@ def _count_or_file(servers: str | None) -> tuple[int, str | None]:
 
 def _named_servers(directory: Path) -> int | None:
     """Return how many servers the directory's files name; 0 if it has none; None: introducers know."""
-    from pipegrid.grid.configured_servers import load_introducers, load_static_servers
-
-    static, introducers = load_static_servers(directory), load_introducers(directory)
+    static, introducers = (
+        configured_servers.load_static_servers(directory),
+        configured_servers.load_introducers(directory),
+    )
     if introducers.addresses:
         return None
     if not static.servers and static.warnings:  # a local grid in their place would go unnoticed
@@ -269,23 +268,25 @@ def _files(
     Args:
         sources: addresses of servers, and files that name some.
     """
-    from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
-    from pipegrid.grid.configured_servers import IntroducerAddress, Introducers
-    from pipegrid.wire import server_address
-
     files = {}
     number = None
     if sources:
-        files[SERVERS_NAME], number = _servers_file(sources)
+        files[client_paths.SERVERS_NAME], number = _servers_file(sources)
     if introducer_furls:
         addresses = []
         for number, text in enumerate(introducer_furls, 1):
             name = "default" if len(introducer_furls) == 1 else f"introducer-{number}"
             try:
-                addresses.append(IntroducerAddress(name, server_address.parse_furl(text.strip())))
+                addresses.append(
+                    configured_servers.IntroducerAddress(
+                        name, server_address.parse_furl(text.strip())
+                    )
+                )
             except UsageError as error:
                 raise UsageError(f"--introducer: {error}") from None
-        files[INTRODUCERS_NAME] = Introducers(tuple(addresses)).as_text()
+        files[client_paths.INTRODUCERS_NAME] = configured_servers.Introducers(
+            tuple(addresses)
+        ).as_text()
         number = None
     return files, number
 
@@ -294,29 +295,20 @@ def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
     """Return the text of a ``servers.yaml`` with these servers, and how many these are."""
     import json
 
-    from pipegrid.core.text import decode_text
-    from pipegrid.grid.configured_servers import (
-        addresses_of,
-        is_address,
-        parse_static_servers,
-        read_bounded,
-        servers_of,
-    )
-
     addresses: list[tuple[str, str]] = []
     text, name = "", "the command line"
     for number, source in enumerate(sources, 1):
-        if is_address(source):
+        if configured_servers.is_address(source):
             addresses.append((f"address {number}", source.strip()))
             continue
-        data = read_bounded(Path(source))
+        data = configured_servers.read_bounded(Path(source))
         if data is None:
             raise UsageError(
                 f"{source} does not exist; give NURLs or fURLs as 'pipegrid serve' prints them, a file "
                 "with one a line, or a file in the format of servers.yaml"
             )
         content = decode_text(data, source)
-        found = addresses_of(content, source)
+        found = configured_servers.addresses_of(content, source)
         if found is not None:
             addresses += found
         elif len(sources) > 1:
@@ -325,8 +317,8 @@ def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
             )
         else:
             text, name = content, source
-    text = text or json.dumps(servers_of(addresses), indent=2) + "\n"
-    servers = parse_static_servers(text.encode("utf-8"), name)
+    text = text or json.dumps(configured_servers.servers_of(addresses), indent=2) + "\n"
+    servers = configured_servers.parse_static_servers(text.encode("utf-8"), name)
     if not servers.servers:
         because = "".join(f" ({warning})" for warning in servers.warnings[:1])
         raise UsageError(f"{name} names no servers that can be used{because}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from pipegrid.cli import cap_file, grid_arguments
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob
@@ -17,7 +18,9 @@ from pipegrid.cli.options import (
     usage_error,
 )
 from pipegrid.cli.output import amount
+from pipegrid.core import base32, caps
 from pipegrid.core.text import printable
+from pipegrid.tree import grid_paths, listing, metadata, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,17 +61,14 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
     A directory's name is shown with a slash after it. Control characters are shown as escapes. A directory
     that cannot be read does not stop the rest; the exit status shows it.
     """
-
     if human and not long:
         raise usage_error("-h is for the sizes that -l shows; add -l")
     layout: Layout = "human" if human else "long" if long else "names"
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.grid_arguments import check_known, place_of
-
-        place = await place_of(grid, path)
+        place = await grid_arguments.place_of(grid, path)
         if not place.names:
-            check_known(place)
+            grid_arguments.check_known(place)
         if place.kind != "directory":
             bare = not (place.names or console.json or read_only)
             name = (str(place.cap),) if bare else place.names[-1:]
@@ -76,7 +76,6 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
             return ExitStatus.DONE
         if recursive:
             return await _list_all(grid, console, place, layout, read_only)
-        from pipegrid.tree.grid_paths import PathEnd
 
         assert place.cap is not None
         listing = await grid.tree.list_directory(place.cap)
@@ -85,7 +84,7 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
             return ExitStatus.DONE
         show = _shower(console.json, layout, read_only)
         console.results_of(
-            show((entry.name,), PathEnd(entry.cap, (), entry.metadata_json))
+            show((entry.name,), grid_paths.PathEnd(entry.cap, (), entry.metadata_json))
             for entry in listing.entries
         )
         return ExitStatus.DONE
@@ -95,26 +94,23 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
 
 def _names(listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the line of each entry, as ``_shower`` would show it; ten thousand are worth a shorter way."""
-    from pipegrid.cli.grid_arguments import shown_path
-
     for entry in listing.entries:
-        yield shown_path((entry.name,)) + ("/" if entry.kind == "directory" else ""), {}
+        yield (
+            grid_arguments.shown_path((entry.name,)) + ("/" if entry.kind == "directory" else ""),
+            {},
+        )
 
 
 async def _list_all(
-    grid: Grid, console: Console, place: PathEnd, layout: Layout, read_only: bool
+    grid: Grid, console: Console, place: grid_paths.PathEnd, layout: Layout, read_only: bool
 ) -> ExitStatus:
-    from pipegrid.cli.grid_arguments import walk_through
-    from pipegrid.tree.grid_paths import PathEnd
-    from pipegrid.tree.walk import Found, Met
-
     show = _shower(console.json, layout, read_only)
 
-    def meet(met: Met) -> None:
-        if met.path and isinstance(met, Found):
-            console.result(*show(met.path, PathEnd(met.cap, (), met.metadata_json)))
+    def meet(met: walk.Met) -> None:
+        if met.path and isinstance(met, walk.Found):
+            console.result(*show(met.path, grid_paths.PathEnd(met.cap, (), met.metadata_json)))
 
-    return await walk_through(grid, console, place, meet)
+    return await grid_arguments.walk_through(grid, console, place, meet)
 
 
 def _shower(
@@ -123,16 +119,13 @@ def _shower(
     """Return what makes of an entry's path and place the line for people and the fields of ``--json``."""
     import attrs
 
-    from pipegrid.cli.grid_arguments import shown_path
-    from pipegrid.core.caps import UnknownCap
-
     def readable(place: PathEnd) -> PathEnd:
-        if read_only and place.cap is not None and not isinstance(place.cap, UnknownCap):
+        if read_only and place.cap is not None and not isinstance(place.cap, caps.UnknownCap):
             return attrs.evolve(place, cap=place.cap.readonly())
         return place
 
     def named(path: Sequence[str], place: PathEnd) -> str:
-        name = shown_path(path) + ("/" if place.kind == "directory" else "")
+        name = grid_arguments.shown_path(path) + ("/" if place.kind == "directory" else "")
         # One of a kind that nobody knows may be any text, of several lines.
         return (
             f"{'-' if place.cap is None else printable(str(place.cap))} {name}"
@@ -153,18 +146,15 @@ def _shower(
 
 
 def _fields(path: Sequence[str], place: PathEnd) -> dict[str, Any]:
-    from pipegrid.tree.listing import metadata_of
-    from pipegrid.tree.metadata import restored
-
-    metadata = metadata_of(place.metadata_json)
+    stored = listing.metadata_of(place.metadata_json)
     fields: dict[str, Any] = {
         "path": list(path),
         "type": place.kind,
         "cap": None if place.cap is None else str(place.cap),
         "size": size_of(place.cap),
-        "metadata": metadata,
+        "metadata": stored,
     }
-    link = restored(metadata).link
+    link = metadata.restored(stored).link
     if link is not None:
         fields["link"] = link.decode("utf-8", "surrogateescape")
     return fields
@@ -172,27 +162,25 @@ def _fields(path: Sequence[str], place: PathEnd) -> dict[str, Any]:
 
 def _long(name: str, place: PathEnd, human: bool) -> str:
     """Return the line of an entry with kind, mode, size and time."""
-    from pipegrid.cli.grid_arguments import shown_path
-    from pipegrid.tree.listing import metadata_of
-    from pipegrid.tree.metadata import restored
-
-    metadata = metadata_of(place.metadata_json)
-    kept = restored(metadata)
+    stored = listing.metadata_of(place.metadata_json)
+    kept = metadata.restored(stored)
     link, size = kept.link, size_of(place.cap)
     kind = "l" if link is not None else {"directory": "d", "file": "-"}.get(place.kind, "?")
     mode = "---------" if kept.mode is None else _mode(kept.mode)
-    arrow = "" if link is None else f" -> {shown_path([link.decode('utf-8', 'replace')])}"
+    arrow = (
+        ""
+        if link is None
+        else f" -> {grid_arguments.shown_path([link.decode('utf-8', 'replace')])}"
+    )
     digits = "?" if size is None else amount(size) if human else str(size)
     width = 8 if human else 13
-    return f"{kind}{mode} {digits:>{width}} {_time(metadata, kept.mtime_ns)} {name}{arrow}"
+    return f"{kind}{mode} {digits:>{width}} {_time(stored, kept.mtime_ns)} {name}{arrow}"
 
 
 def size_of(cap: Cap | None) -> int | None:
     """Return the bytes of a file, or of a directory's entries, where the cap says them."""
-    from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap
-
-    file = cap.file if isinstance(cap, DirectoryCap) else cap
-    return file.size if isinstance(file, (ChkCap, LitCap)) else None
+    file = cap.file if isinstance(cap, caps.DirectoryCap) else cap
+    return file.size if isinstance(file, (caps.ChkCap, caps.LitCap)) else None
 
 
 def _mode(mode: int) -> str:
@@ -201,13 +189,13 @@ def _mode(mode: int) -> str:
     return stat.filemode(mode & 0o7777)[1:]
 
 
-def _time(metadata: dict[str, Any], mtime_ns: int | None) -> str:
+def _time(stored: dict[str, Any], mtime_ns: int | None) -> str:
     """Return the time of a file in UTC, or else of its link, as a person reads it."""
     from datetime import datetime, timezone
 
     seconds: Any = None if mtime_ns is None else mtime_ns / 1e9
-    if seconds is None and isinstance(metadata.get("tahoe"), dict):
-        seconds = metadata["tahoe"].get("linkmotime")
+    if seconds is None and isinstance(stored.get("tahoe"), dict):
+        seconds = stored["tahoe"].get("linkmotime")
     if type(seconds) in (int, float):
         try:
             return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
@@ -233,9 +221,6 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
     """
 
     async def measure(grid: Grid, console: Console, path: str, root: str | None) -> ExitStatus:
-        from pipegrid.cli.grid_arguments import directory_at, shown_path, walk_through
-        from pipegrid.tree.walk import Met, Unreadable
-
         sums: list[tuple[tuple[str, ...], int]] = []
 
         def close(depth: int) -> None:
@@ -244,7 +229,7 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
                 if sums:
                     sums[-1] = (sums[-1][0], sums[-1][1] + size)
                 if not summarize or not sums:
-                    within = shown_path(name)
+                    within = grid_arguments.shown_path(name)
                     if root is not None:
                         within = f"{root.rstrip('/')}/{within}" if name else root
                     more = {} if root is None else {"argument": root}
@@ -253,9 +238,9 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
                         {**more, "path": list(name), "size": size},
                     )
 
-        def meet(met: Met) -> None:
+        def meet(met: walk.Met) -> None:
             close(len(met.path))
-            if isinstance(met, Unreadable):
+            if isinstance(met, walk.Unreadable):
                 return
             if met.listing is not None:
                 sums.append((met.path, 0))
@@ -263,21 +248,21 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
                 name, size = sums[-1]
                 sums[-1] = (name, size + (size_of(met.cap) or 0))
 
-        status = await walk_through(grid, console, await directory_at(grid, path), meet)
+        status = await grid_arguments.walk_through(
+            grid, console, await grid_arguments.directory_at(grid, path), meet
+        )
         close(0)
         return status
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.grid_arguments import argument_label, each_argument
-
         numbers = iter(range(1, len(paths) + 1))
 
         async def each(path: str) -> ExitStatus:
             number = next(numbers)
-            root = argument_label(path, number) if len(paths) > 1 else None
+            root = grid_arguments.argument_label(path, number) if len(paths) > 1 else None
             return await measure(grid, console, path, root)
 
-        return await each_argument(console, paths, each)
+        return await grid_arguments.each_argument(console, paths, each)
 
     return GridJob(work, *paths)
 
@@ -298,11 +283,10 @@ def stats_command(path: str) -> GridJob:
     """
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.grid_arguments import directory_at, walk_through
-        from pipegrid.tree.walk import TreeStats
-
-        stats = TreeStats()
-        status = await walk_through(grid, console, await directory_at(grid, path), stats.count)
+        stats = walk.TreeStats()
+        status = await grid_arguments.walk_through(
+            grid, console, await grid_arguments.directory_at(grid, path), stats.count
+        )
         fields = stats.fields()
         lines = [
             f"{name}: {value}" for name, value in fields.items() if not isinstance(value, list)
@@ -336,21 +320,15 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
         raise usage_error("choose one of --verify-cap and -s")
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.cap_file import as_line
-        from pipegrid.cli.grid_arguments import directory_at, walk_through
-        from pipegrid.core import base32
-        from pipegrid.core.caps import UnknownCap
-        from pipegrid.tree.walk import Found, Met
-
-        def meet(met: Met) -> None:
-            if met.cap is None or (isinstance(met, Found) and met.again):
+        def meet(met: walk.Met) -> None:
+            if met.cap is None or (isinstance(met, walk.Found) and met.again):
                 return
-            known = None if isinstance(met.cap, UnknownCap) else met.cap
+            known = None if isinstance(met.cap, caps.UnknownCap) else met.cap
             index = None if known is None else known.storage_index
             checks = None if known is None else known.verifier()
             fields: dict[str, Any] = {
                 "path": list(met.path),
-                "type": met.kind if isinstance(met, Found) else "directory",
+                "type": met.kind if isinstance(met, walk.Found) else "directory",
                 "cap": str(met.cap),
                 "verifycap": "" if checks is None else str(checks),
                 "storage-index": "" if index is None else base32.encode(index),
@@ -360,11 +338,13 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
             shown = printable(
                 fields[kind]
             )  # of a kind that nobody knows it may be any text, of several lines
-            told = console.json and not isinstance(met, Found)  # with its error
+            told = console.json and not isinstance(met, walk.Found)  # with its error
             if shown and not told:
-                line = shown if storage_index or not name else as_line(shown, name)
+                line = shown if storage_index or not name else cap_file.as_line(shown, name)
                 console.result(line, fields)
 
-        return await walk_through(grid, console, await directory_at(grid, path), meet)
+        return await grid_arguments.walk_through(
+            grid, console, await grid_arguments.directory_at(grid, path), meet
+        )
 
     return GridJob(work, path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipegrid.cli import mirror_job, mirror_list, mirror_verify, output_file
 from pipegrid.cli.app import CommandGroup
 from pipegrid.cli.cap_file import check_no_file
 from pipegrid.cli.console import Console
@@ -17,6 +18,8 @@ from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.mirror_archive import DEBIAN_KEYRING, debian_job, rpm_job
 from pipegrid.cli.mirror_job import tell
 from pipegrid.cli.options import F, all_of, as_one, byte_rate, common_options, usage_error
+from pipegrid.errors import SinkError
+from pipegrid.mirror import debian, decompress, grid_archive, pdiff
 
 if TYPE_CHECKING:
     from pipegrid.cli.mirror_job import MirrorOptions
@@ -70,11 +73,10 @@ unsigned_option = click.option(
 )
 
 
-def _fetching(limit_rate: str | None, **options: Any) -> MirrorOptions:
-    from pipegrid.cli.mirror_job import MirrorOptions
+def _fetching(limit_rate: str | None, **options: Any) -> mirror_job.MirrorOptions:
 
     limit = None if limit_rate is None else byte_rate(limit_rate)
-    return MirrorOptions(limit_bytes_per_s=limit, **options)
+    return mirror_job.MirrorOptions(limit_bytes_per_s=limit, **options)
 
 
 fetch_options = as_one(
@@ -181,9 +183,7 @@ def list_command(
     """
     _check_urls(fetching)
 
-    from pipegrid.cli.mirror_list import list_job
-
-    return list_job(file, dest, jobs, fetching)
+    return mirror_list.list_job(file, dest, jobs, fetching)
 
 
 @mirror_command.command(name="debian")
@@ -332,11 +332,9 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
     fetching.check_deleting(dest)
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
-        from pipegrid.mirror.debian import names_by_hash
-        from pipegrid.mirror.grid_archive import GridFetch
 
         async with fetching.mirror(reactor, console, dest) as (mirror, display):
-            fetch = GridFetch(mirror, grid, cap, names_by_hash)
+            fetch = grid_archive.GridFetch(mirror, grid, cap, debian.names_by_hash)
             removed = await fetch.fetch(fetching.delete, fetching.dry_run, display.show)
         return tell(
             console,
@@ -362,9 +360,8 @@ def verify_command(dest: str, sample: float, paranoid: bool) -> OfflineJob:
 
     A file that was hashed once and has not changed since costs a look, not a reading.
     """
-    from pipegrid.cli.mirror_verify import verify_job
 
-    return verify_job(dest, paranoid, sample / 100)
+    return mirror_verify.verify_job(dest, paranoid, sample / 100)
 
 
 # ``pipegrid pdiff``: bring an index up to date by patches.
@@ -410,15 +407,11 @@ def _patch(
     force: bool,
     sha256: str | None,
 ) -> int:
-    from pipegrid.cli.output_file import OutputFile
-    from pipegrid.errors import SinkError
-    from pipegrid.mirror.decompress import PatchError
-    from pipegrid.mirror.pdiff import apply_patches
 
     with ExitStack() as stack:
-        out = stack.enter_context(OutputFile(output, force)).file
+        out = stack.enter_context(output_file.OutputFile(output, force)).file
         try:
-            patched = apply_patches(index, patches, out.fileno())
+            patched = pdiff.apply_patches(index, patches, out.fileno())
         except OSError as error:
             if error.filename is not None:  # what is read has its name in what is wrong with it
                 raise
@@ -427,7 +420,7 @@ def _patch(
             ) from error
         found = patched.digest.hex()
         if sha256 is not None and found != sha256.lower():
-            raise PatchError(
+            raise decompress.PatchError(
                 f"the result has another SHA-256, {found}: a patch is damaged, missing, or not for {index};"
                 " fetch the index again"
             )

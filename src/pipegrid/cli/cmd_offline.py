@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from pipegrid.cli import grid_arguments, output, output_file, progress_bar
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus, one_status
 from pipegrid.cli.job import Invocation, OfflineJob
@@ -22,6 +23,12 @@ from pipegrid.cli.options import (
     encoding_options,
     key_options,
 )
+from pipegrid.core import caps as core_caps
+from pipegrid.core import params as core_params
+from pipegrid.core.text import counted
+from pipegrid.errors import CapError, UsageError
+from pipegrid.grid import client_config, client_paths
+from pipegrid.transfer import offline, share_files
 
 if TYPE_CHECKING:
     from pipegrid.disk.part_file import PartFile
@@ -63,17 +70,13 @@ def encode_command(
     """
 
     def work(console: Console) -> int:
-        from pipegrid.cli.progress_bar import ProgressBar
-        from pipegrid.core.params import Params
-        from pipegrid.transfer.offline import encode_file
-
         config = _configuration(invocation.directory)
-        params = choose_params(config.params if config else Params(), encoding)
+        params = choose_params(config.params if config else core_params.Params(), encoding)
         secret = key["convergence"]
         if secret is None and config and not key["random_key"]:
             secret = config.convergence
-        with ProgressBar(console, "encode") as progress:
-            result = encode_file(
+        with progress_bar.ProgressBar(console, "encode") as progress:
+            result = offline.encode_file(
                 file,
                 share_directory,
                 params,
@@ -100,17 +103,13 @@ def encode_command(
 
 def _configuration(directory: str | None) -> GridConfig | None:
     """Return what the client's directory says; None if none was named and the user has none."""
-    from pipegrid.errors import UsageError
-    from pipegrid.grid.client_config import load
-    from pipegrid.grid.client_paths import default_directory, is_configured
-
     if directory is not None:
-        return load(directory, offline=True)
+        return client_config.load(directory, offline=True)
     try:
-        own = default_directory()
+        own = client_paths.default_directory()
     except UsageError:  # without a home there is none, either
         return None
-    return load(own, offline=True) if is_configured(own) else None
+    return client_config.load(own, offline=True) if client_paths.is_configured(own) else None
 
 
 # ``pipegrid decode``: share files become the file again, with no grid.
@@ -171,25 +170,15 @@ def decode(
     max_segment: int | None,
 ) -> int:
     """Restore one file to where it shall go."""
-    from pipegrid.cli.grid_arguments import check_path, named_files
-    from pipegrid.cli.output_file import OutputFile
-    from pipegrid.cli.progress_bar import ProgressBar
-    from pipegrid.core.caps import LitCap, readable
-    from pipegrid.core.params import MAX_SEGMENT_BYTES
-    from pipegrid.core.text import counted
-    from pipegrid.errors import UsageError
-    from pipegrid.transfer.offline import decode_file
-    from pipegrid.transfer.share_files import ShareFinder
-
-    files = named_files(console, caps, cap_files, readable)
+    files = grid_arguments.named_files(console, caps, cap_files, core_caps.readable)
     if len(files) > 1:
         raise UsageError(f"decode restores one file, but {len(files)} caps were given; give one")
-    check_path(files[0])
+    grid_arguments.check_path(files[0])
     cap = files[0].cap
     if console.json and output == "-":
         raise UsageError("--json would mix with the file on standard output; choose a file for -o")
-    if not isinstance(cap, LitCap):
-        finder = ShareFinder(cap.storage_index)
+    if not isinstance(cap, core_caps.LitCap):
+        finder = share_files.ShareFinder(cap.storage_index)
         paths = tuple(finder.among(paths))
         if finder.others:
             console.say(
@@ -199,35 +188,32 @@ def decode(
     with ExitStack() as stack:
         sink: BinaryIO | PartFile = console.data_sink
         if output != "-":
-            sink = stack.enter_context(OutputFile(output, force)).file
+            sink = stack.enter_context(output_file.OutputFile(output, force)).file
         progress = None
         if output != "-" or not console.results.isatty():
-            progress = stack.enter_context(ProgressBar(console, "decode")).transfer()
-        result = decode_file(
+            progress = stack.enter_context(progress_bar.ProgressBar(console, "decode")).transfer()
+        result = offline.decode_file(
             cap,
             paths,
             sink,
             progress=progress,
-            max_segment_bytes=MAX_SEGMENT_BYTES if max_segment is None else max_segment,
+            max_segment_bytes=core_params.MAX_SEGMENT_BYTES if max_segment is None else max_segment,
         )
     _tell(console, result, output)
     return 0
 
 
-def _tell(console: Console, result: DecodeResult, output: str) -> None:
+def _tell(console: Console, result: DecodeResult, path: str) -> None:
     """Tell what came of it."""
-    from pipegrid.cli.output import corruption_fields, warn_of_corruption
-    from pipegrid.core.text import counted
-
-    warn_of_corruption(console, result.problems)
+    output.warn_of_corruption(console, result.problems)
     used = ", ".join(map(str, sorted(result.shares_used)))
     console.detail(f"{counted(result.size, 'byte')} from shares {used or 'none'}")
     console.json_result(
         {
-            "path": output,
+            "path": path,
             "size": result.size,
             "shares_used": result.shares_used,
-            "corrupt": corruption_fields(result.problems),
+            "corrupt": output.corruption_fields(result.problems),
         }
     )
 
@@ -249,31 +235,24 @@ def storage_index_command(caps: CapArguments) -> OfflineJob:
     """
 
     def work(console: Console) -> int:
-        from pipegrid.cli.grid_arguments import (
-            check_path,
-            identity,
-            named_files,
-            storage_index_text,
-        )
-        from pipegrid.core.caps import LitCap, MutableCap, keepable
-        from pipegrid.errors import CapError
-
-        files = named_files(console, *caps, keepable)
+        files = grid_arguments.named_files(console, *caps, core_caps.keepable)
         statuses: set[ExitStatus] = set()
         for file in files:
             try:
-                check_path(file)
+                grid_arguments.check_path(file)
             except CapError as error:
                 if len(files) == 1:
                     raise
-                statuses.add(console.failed(error, file.label, identity(file), True))
+                statuses.add(console.failed(error, file.label, grid_arguments.identity(file), True))
                 continue
-            index = storage_index_text(file.cap) or None
-            coded = None if isinstance(file.cap, (LitCap, MutableCap)) else file.cap
+            index = grid_arguments.storage_index_text(file.cap) or None
+            coded = (
+                None if isinstance(file.cap, (core_caps.LitCap, core_caps.MutableCap)) else file.cap
+            )
             fields: dict[str, Any] = {
-                **identity(file),
+                **grid_arguments.identity(file),
                 "storage_index": index,
-                "size": None if isinstance(file.cap, MutableCap) else file.cap.size,
+                "size": None if isinstance(file.cap, core_caps.MutableCap) else file.cap.size,
                 "required_shares": None if coded is None else coded.required_shares,
                 "total_shares": None if coded is None else coded.total_shares,
             }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipegrid.cli import grid_destination, put_files, tree_transfers
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob
@@ -111,20 +112,16 @@ def put_command(
     placed = _is_placed(destination, sources, mutable, long)
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.put_files import Uploads
-
         options = {**_encoding(grid, encoding, happy), **key}
         if placed:
-            from pipegrid.cli.put_files import put_at
-
             kind = (format or grid.config.mutable_format) if mutable else None
-            await put_at(grid, console, sources[0], destination, kind, force, options, read_only)
+            await put_files.put_at(
+                grid, console, sources[0], destination, kind, force, options, read_only
+            )
             return ExitStatus.DONE
         if chosen is not None:
-            from pipegrid.cli.tree_transfers import put_trees
-
-            return await put_trees(grid, console, sources, chosen, options, long)
-        return await Uploads(grid, console, sources, options, with_names=long).run()
+            return await tree_transfers.put_trees(grid, console, sources, chosen, options, long)
+        return await put_files.Uploads(grid, console, sources, options, with_names=long).run()
 
     return GridJob(work, destination or "")
 
@@ -140,19 +137,16 @@ def _chosen(recursive: bool, selection: dict[str, Any]) -> SelectionOptions | No
 
 def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], str | None]:
     """Return what is stored, and the place on the grid that it goes to, if one is named."""
-    from pipegrid.cli.put_files import destination_of
-
     if files.count("-") > 1:
         raise click.UsageError("standard input can be stored only once", None)
-    destination = destination_of(files)
+    destination = put_files.destination_of(files)
     if recursive and destination is not None:
         raise usage_error(
             "put -r has no PATH; 'pipegrid cp -r' copies a directory to a place on the grid"
         )
     if len(files) > 1 and destination is None and not recursive:
-        from pipegrid.cli.grid_destination import alias_meant
-
-        if meant := alias_meant(files[-1]):  # before the others are stored
+        meant = grid_destination.alias_meant(files[-1])
+        if meant:  # before the others are stored
             raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
     return (files if destination is None else files[:-1]), destination
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipegrid.cli import cap_file, grid_arguments, output, tree_transfers
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob
@@ -19,11 +20,16 @@ from pipegrid.cli.options import (
     max_paths_option,
     usage_error,
 )
+from pipegrid.core import caps, packed_directory
+from pipegrid.core.text import as_pasted, counted, printable
+from pipegrid.errors import CapError, NoSuchChild, UsageError
+from pipegrid.tree import aliases, grid_paths, listing
+from pipegrid.tree.backup import backup_run, catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipegrid.core.caps import Cap, DirectoryCap
+    from pipegrid.core.caps import Cap
     from pipegrid.tree.backup.catalogue import BackupRun
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.tree_grid import Grid
@@ -49,9 +55,6 @@ def backups_command(cap: str | None) -> GridJob:
     """
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.output import amount
-        from pipegrid.core.text import counted, printable
-
         runs = await listed_runs(grid, console, cap)
         if cap is None and not runs:
             console.say(f"pipegrid: {NONE_LISTED}")
@@ -60,7 +63,7 @@ def backups_command(cap: str | None) -> GridJob:
             name = printable(run.name)
             host = f", on {printable(run.machine.name)}" if several and run.machine.name else ""
             left_out = f", {run.left_out} left out" if run.left_out else ""
-            what = f"  {counted(run.files, 'file')}, {amount(run.bytes)}{left_out}"
+            what = f"  {counted(run.files, 'file')}, {output.amount(run.bytes)}{left_out}"
             console.result(
                 f"{run.time}  {name}{what if run.counted else ''}{host}",
                 {
@@ -95,25 +98,19 @@ async def listed_runs(
         PipegridError: it cannot be read.
         UsageError: this client's own list has none, and there must be some.
     """
-    from pipegrid.cli.grid_arguments import place_of
-    from pipegrid.core.caps import DirectoryCap
-    from pipegrid.errors import CapError, UsageError
-    from pipegrid.tree.backup.backup_run import Backups
-    from pipegrid.tree.backup.catalogue import archived_runs, runs_of
-
-    backups = Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
+    backups = backup_run.Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
     if cap is None:
         own = await backups.runs()
         if some and not own:
             raise UsageError(NONE_LISTED)
         return own
-    place = await place_of(grid, cap)
-    if not isinstance(place.cap, DirectoryCap):
+    place = await grid_arguments.place_of(grid, cap)
+    if not isinstance(place.cap, caps.DirectoryCap):
         raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
     name = place.names[-1] if place.names else "backup"
     content = await backups.catalogues.load(place.cap)
-    archived = await archived_runs(grid, place.cap, content, name)
-    return runs_of(place.cap, content) if archived is None else archived
+    archived = await catalogue.archived_runs(grid, place.cap, content, name)
+    return catalogue.runs_of(place.cap, content) if archived is None else archived
 
 
 # ``pipegrid restore``: bring back what a backup has stored.
@@ -179,17 +176,13 @@ def restore_command(
     names = tuple(part for part in rest[0].split("/") if part) if rest else ()
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.tree_transfers import fetch_tree
-        from pipegrid.core.text import printable
-        from pipegrid.tree.backup.catalogue import chosen
-
         if missing:
             console.say(f"pipegrid: {missing}, so '{printable(rest[0])}' is looked for in the run")
         runs = await listed_runs(grid, console, cap, some=True)
-        run = chosen(runs, name, at)
+        run = catalogue.chosen(runs, name, at)
         console.say(f"pipegrid: {_described(run, runs)}")
         root, metadata_json = await _root_of(grid, run, names, runs, cap is None)
-        return await fetch_tree(
+        return await tree_transfers.fetch_tree(
             grid,
             console,
             root,
@@ -210,20 +203,16 @@ async def _root_of(
     """Return the cap of the directory that is restored, and its metadata; arguments as of ``_found``."""
     import json
 
-    from pipegrid.core.caps import DirectoryCap
-
     if not names:
         return run.cap, json.dumps(run.metadata).encode()
     place = await _found(grid, run.cap, names, {each.name for each in runs}, alone)
-    if isinstance(place.cap, DirectoryCap):
+    if isinstance(place.cap, caps.DirectoryCap):
         return place.cap, place.metadata_json
     return _directory_of_one(place), b"{}"  # as if it were alone in its directory
 
 
 def _described(run: BackupRun, runs: Sequence[BackupRun]) -> str:
     """Return which run is restored, and what it lacks."""
-    from pipegrid.core.text import printable
-
     machines = {each.machine.id for each in runs if each.name == run.name} - {""}
     host = f", on {printable(run.machine.name)}" if len(machines) > 1 and run.machine.name else ""
     lacking = f"; {run.left_out} left out when it was stored" if run.left_out else ""
@@ -232,14 +221,11 @@ def _described(run: BackupRun, runs: Sequence[BackupRun]) -> str:
 
 def _too_many(paths: list[str], cap: str | None, missing: str) -> str:
     """Return what to say of several paths."""
-    from pipegrid.cli.cap_file import caps_in_file
-    from pipegrid.core.text import printable
-
     if cap is not None or missing:
         return (
             f"{missing and missing + '; '}give one CAP and one PATH; --as NAME says of which backup"
         )
-    return caps_in_file(paths[0], by_option=False) or (
+    return cap_file.caps_in_file(paths[0], by_option=False) or (
         f"'{printable(paths[0])}' is neither a cap nor an alias; give one PATH, and with --as NAME of which "
         "backup"
     )
@@ -259,14 +245,9 @@ async def _found(
         CapError: it was meant otherwise.
         NoSuchChild: there is nothing.
     """
-    from pipegrid.cli.cap_file import check_no_file
-    from pipegrid.core.text import printable
-    from pipegrid.errors import CapError, NoSuchChild
-    from pipegrid.tree.grid_paths import resolve
-
     path = "/".join(names)
     try:
-        return await resolve(grid, root, names)
+        return await grid_paths.resolve(grid, root, names)
     except NoSuchChild:
         if path in called:
             shown = printable(shlex.quote(path))
@@ -274,47 +255,36 @@ async def _found(
                 f"there is no '{printable(path)}' in the run; for the backup of that name say --as {shown}"
             ) from None
         if alone:
-            check_no_file(path)
+            cap_file.check_no_file(path)
         raise
 
 
 def _missing_alias(text: str) -> str:
     """Return what is to be said of a path that looks as if it began with an alias; nothing of others."""
-    from pipegrid.tree.aliases import no_alias
-    from pipegrid.tree.grid_paths import names_alias
-
-    return no_alias(text.partition(":")[0]) if names_alias(text) else ""
+    return aliases.no_alias(text.partition(":")[0]) if grid_paths.names_alias(text) else ""
 
 
-def _directory_of_one(place: PathEnd) -> DirectoryCap:
+def _directory_of_one(place: PathEnd) -> caps.DirectoryCap:
     """
     Return the cap of a directory, held by that cap, with nothing in it but what a path leads to.
 
     Raises:
         CapError: nothing is known that reads this, or it can change, and no backup has stored it.
     """
-    from pipegrid.cli.grid_arguments import check_known
-    from pipegrid.core.caps import DirectoryCap, LitCap, MutableCap
-    from pipegrid.core.packed_directory import PackedChild, pack_immutable
-    from pipegrid.core.text import printable
-    from pipegrid.errors import CapError
-    from pipegrid.tree.listing import metadata_of
-
-    cap = check_known(place).cap
-    if cap is None or isinstance(cap, MutableCap):
+    cap = grid_arguments.check_known(place).cap
+    if cap is None or isinstance(cap, caps.MutableCap):
         path = printable("/".join(place.names))
         raise CapError(f"{path} is no file of a backup: it can change; fetch its directory")
-    child = PackedChild(place.names[-1], cap, metadata_of(place.metadata_json))
-    return DirectoryCap(LitCap(pack_immutable([child])))
+    child = packed_directory.PackedChild(
+        place.names[-1], cap, listing.metadata_of(place.metadata_json)
+    )
+    return caps.DirectoryCap(caps.LitCap(packed_directory.pack_immutable([child])))
 
 
 def _is_cap(text: str) -> bool:
     """Return whether an argument is a cap or begins with an alias that is there, and is no path in a run."""
-    from pipegrid.core.text import as_pasted
-
     bare = as_pasted(text)
     if bare.startswith("URI:") or ":" not in bare:
         return bare.startswith("URI:")
-    from pipegrid.cli.grid_arguments import begins_with_alias
 
-    return begins_with_alias(bare)
+    return grid_arguments.begins_with_alias(bare)

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipegrid.cli import log_file
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.options import byte_room, common_options, kept_duration
+from pipegrid.cli.startup import lazy_modules
+from pipegrid.errors import UsageError
+from pipegrid.grid import client_paths, server_config
+from pipegrid.server import serve, systemd
+from pipegrid.storage import share_file
+from pipegrid.wire import server_address
 
 if TYPE_CHECKING:
     from pipegrid.grid.server_config import ServerDirectory
@@ -36,17 +43,14 @@ class ServeJob(GridJob):
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Serve; being cancelled stops in good order, and gives 0."""
-        from pipegrid.cli.log_file import logging_to
-        from pipegrid.cli.startup.lazy_modules import bring_in
-        from pipegrid.server.serve import serve
-        from pipegrid.server.systemd import end_without_memory
-
-        bring_in()
+        lazy_modules.bring_in(log_file, serve, systemd)
         console = invocation.console
-        forget = end_without_memory()  # it looks at all that is logged, before what may fail itself
+        forget = (
+            systemd.end_without_memory()
+        )  # sees all that is logged, before what may fail itself
         try:
-            with logging_to(console, self._log_file, reactor):
-                await serve(
+            with log_file.logging_to(console, self._log_file, reactor):
+                await serve.serve(
                     reactor, self._full_settings(invocation), lambda node: announce(console, node)
                 )
         except Exception as error:
@@ -56,12 +60,10 @@ class ServeJob(GridJob):
         return ExitStatus.DONE
 
     def _full_settings(self, invocation: Invocation) -> ServeSettings:
-        from pipegrid.grid.client_paths import default_directory
-
         def warn(warning: str) -> None:
             invocation.console.say(f"pipegrid: {warning}")
 
-        directory = Path(invocation.directory or default_directory())
+        directory = Path(invocation.directory or client_paths.default_directory())
         return settings_of(directory, self._introducers, warn, **self._settings)
 
 
@@ -78,10 +80,7 @@ def settings_of(
     Raises:
         UsageError: a server runs on the directory already, or it says something impossible.
     """
-    from pipegrid.grid import server_config
-    from pipegrid.server.serve import refuse_if_running
-
-    refuse_if_running(directory)
+    serve.refuse_if_running(directory)
     found = server_config.load(directory)
     for warning in found.warnings:
         warn(warning)
@@ -186,8 +185,6 @@ def serve_command(
     that speak HTTPS, the fURL for those that speak Foolscap. -d is the node's directory, where its key is
     kept, or made. A Tahoe-LAFS node's will do: its tahoe.cfg is followed, and options here say otherwise.
     """
-    from pipegrid.storage.share_file import Expiry
-
     settings = {
         "port": port,
         "location": location,
@@ -196,7 +193,7 @@ def serve_command(
         "keep_unfinished_s": keep_unfinished_s,
         "read_only": read_only,
         "durability": durability,
-        "expiry": Expiry() if expire_leases else None,
+        "expiry": share_file.Expiry() if expire_leases else None,
         "metrics": metrics,
         "nickname": nickname,
         "max_connections": max_connections,
@@ -214,9 +211,6 @@ def introducers_of(
     Raises:
         UsageError: one of them is no fURL, or the directory has none although they are asked for.
     """
-    from pipegrid.errors import UsageError
-    from pipegrid.wire import server_address
-
     chosen: dict[str, Furl] = {}
     if not given and found.is_tahoe:
         chosen |= found.introducers

@@ -11,10 +11,14 @@ from click.shell_completion import CompletionItem
 
 from pipegrid.cli.app import CommandGroup
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.exit_status import ExitStatus, unreadable
 from pipegrid.cli.job import GridJob, Invocation, OfflineJob
 from pipegrid.cli.options import byte_size, common_options
 from pipegrid.cli.speedtest_run import SpeedTestJob
+from pipegrid.errors import UsageError
+from pipegrid.speedtest import compare as comparing
+from pipegrid.speedtest import html_report, link_proxy, run_results
+from pipegrid.speedtest import responder as far_end
 
 if TYPE_CHECKING:
     from pipegrid.speedtest.run_results import Run
@@ -103,14 +107,11 @@ def read_run(path: str) -> Run:
         UsageError: it holds none that this version reads.
         SourceError: it cannot be read.
     """
-    from pipegrid.cli.exit_status import unreadable
-    from pipegrid.speedtest.run_results import parse_run
-
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
-    return parse_run(data, path)
+    return run_results.parse_run(data, path)
 
 
 @click.command(name="compare")
@@ -143,8 +144,6 @@ def compare(
     """
 
     def work(console: Console) -> int:
-        from pipegrid.speedtest import compare as comparing
-
         comparison = comparing.compare(
             [read_run(path) for path in (before, *more_before)],
             [read_run(path) for path in (after, *more_after)],
@@ -176,10 +175,8 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
     """
 
     def work(console: Console) -> int:
-        from pipegrid.speedtest.html_report import check_libraries, write_report
-
-        check_libraries()
-        write_report(output, read_run(run), [read_run(path) for path in earlier])
+        html_report.check_libraries()
+        html_report.write_report(output, read_run(run), [read_run(path) for path in earlier])
         console.result(output, {"path": output})
         return ExitStatus.DONE
 
@@ -222,13 +219,11 @@ def responder(
     async def serve(reactor: Any, invocation: Invocation) -> int:
         import secrets
 
-        from pipegrid.speedtest.responder import ResponderSettings, responder_main
-
         console = invocation.console
-        settings = ResponderSettings(
+        settings = far_end.ResponderSettings(
             host, port, token or secrets.token_hex(16), max_bytes, max_seconds
         )
-        await responder_main(
+        await far_end.responder_main(
             reactor, settings, lambda text: console.result(str(text), {"responder": str(text)})
         )
         return ExitStatus.DONE
@@ -253,17 +248,14 @@ def proxy(
     """
 
     async def relay(reactor: Any, invocation: Invocation) -> int:
-        from pipegrid.errors import UsageError
-        from pipegrid.speedtest.link_proxy import make_link, parse_pair, proxy_main, shape_of
-
-        found = make_link(link, rtt, up, down)
+        found = link_proxy.make_link(link, rtt, up, down)
         if found is None:
             raise UsageError("say what link to emulate: --link dsl, or --rtt, --up and --down")
         console = invocation.console
-        await proxy_main(
+        await link_proxy.proxy_main(
             reactor,
-            shape_of(found),
-            [parse_pair(pair) for pair in pairs],
+            link_proxy.shape_of(found),
+            [link_proxy.parse_pair(pair) for pair in pairs],
             lambda text: console.result(str(text), {"proxy": str(text)}),
         )
         return ExitStatus.DONE

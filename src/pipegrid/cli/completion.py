@@ -17,9 +17,12 @@ from click.shell_completion import CompletionItem, ShellComplete, add_completion
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.startup.fast_args import COMPLETION
+from pipegrid.core import caps
 from pipegrid.core.text import CAP_STARTS
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_paths import default_directory, is_configured
+from pipegrid.tree import aliases as tree_aliases
+from pipegrid.tree import grid_paths, listing
 
 if TYPE_CHECKING:
     from pipegrid.tree.tree_grid import Grid
@@ -379,9 +382,8 @@ def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
     home = _home(invocation)
     if not is_configured(home):
         return []
-    from pipegrid.tree.grid_paths import parse_here
 
-    root, names = parse_here(head, home)
+    root, names = grid_paths.parse_here(head, home)
     return _items(head, _read(invocation, root, names), begun)
 
 
@@ -410,10 +412,8 @@ def anywhere(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
 
 def aliases(invocation: Invocation, begun: str, end: str = ":") -> list[CompletionItem[str]]:
     """Return the aliases that begin so, each with ``end`` behind it."""
-    from pipegrid.tree.aliases import read_aliases
-
     try:
-        found = read_aliases(_home(invocation))
+        found = tree_aliases.read_aliases(_home(invocation))
     except UsageError:
         return []
     return _items("", (name + end for name in found if "/" not in name), begun)
@@ -441,18 +441,14 @@ def _read(invocation: Invocation, root: str, names: tuple[str, ...]) -> list[str
     found: list[str] = []
 
     async def work(grid: Grid, _: Console) -> int:
-        from pipegrid.core.caps import DirectoryCap
-        from pipegrid.tree.grid_paths import resolve
-        from pipegrid.tree.listing import ListingLimits, read_listing
-
-        limits = ListingLimits(directory_bytes=MAX_DIRECTORY_BYTES)
-        place = await resolve(grid, root, names, limits)
+        limits = listing.ListingLimits(directory_bytes=MAX_DIRECTORY_BYTES)
+        place = await grid_paths.resolve(grid, root, names, limits)
         cap = place.best or place.cap
-        if isinstance(cap, DirectoryCap):
-            listing = await read_listing(grid, cap, limits)
+        if isinstance(cap, caps.DirectoryCap):
+            held = await listing.read_listing(grid, cap, limits)
             found.extend(
                 entry.name + ("/" if entry.kind == "directory" else "")
-                for entry in listing.entries
+                for entry in held.entries
                 if entry.name and "/" not in entry.name
             )
         return 0

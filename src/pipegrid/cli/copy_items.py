@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipegrid.cli import cmd_get, progress_bar, put_files, tree_transfers
 from pipegrid.cli.cmd_get import made_home
 from pipegrid.cli.exit_status import ExitStatus, one_status
 from pipegrid.cli.grid_arguments import argument_label, root_of
 from pipegrid.cli.grid_destination import no_directory, spot_at
+from pipegrid.core import caps
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
 from pipegrid.core.text import printable
 from pipegrid.errors import (
@@ -20,6 +22,7 @@ from pipegrid.errors import (
     SourceError,
     UsageError,
 )
+from pipegrid.tree import directory, metadata, tree_copy
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
@@ -70,13 +73,8 @@ async def store_copies(
         UsageError, CapError, NoSuchChild, ChildExists: that cannot be.
         PipegridError: the grid failed.
     """
-    from pipegrid.cli.progress_bar import ProgressBar
-    from pipegrid.cli.put_files import BarsOfFiles
-    from pipegrid.cli.tree_transfers import reports_of
-    from pipegrid.tree.tree_copy import Copier, CopyReports
-
     told = CopiesTold(console, several=len(sources) > 1)
-    with ProgressBar(console, "cp") as progress:
+    with progress_bar.ProgressBar(console, "cp") as progress:
 
         def put_tree(path: str) -> Deferred[DirectoryCap]:
             def stored(result: Any) -> DirectoryCap:
@@ -85,14 +83,14 @@ async def store_copies(
                 cap: DirectoryCap = result.cap
                 return cap
 
-            put = grid.tree.put_tree(path, reports=reports_of(console, progress))
+            put = grid.tree.put_tree(path, reports=tree_transfers.reports_of(console, progress))
             return put.addCallback(stored)
 
         def calls(files: Sequence[Any]) -> dict[str, Any]:
-            return BarsOfFiles(progress, files).calls if progress.is_wanted else {}
+            return put_files.BarsOfFiles(progress, files).calls if progress.is_wanted else {}
 
-        reports = CopyReports(told.done, told.failed)
-        copier = Copier(grid, put_tree, reports, force, calls)
+        reports = tree_copy.CopyReports(told.done, told.failed)
+        copier = tree_copy.Copier(grid, put_tree, reports, force, calls)
         root, names = root_of(grid, target)
         if not names and isinstance(cap := parse_cap(root), MutableCap):
             await copier.over(await _only_file(grid, sources), cap)
@@ -109,14 +107,12 @@ async def _copy_to(
     grid: Grid, copier: Copier, items: Sequence[Item], single: bool, target: str
 ) -> None:
     """Copy items to what a path leads to; ``single``: one file, which may take the name of the path."""
-    from pipegrid.tree.directory import Directory, look_up, make_directories
-
     root, names = root_of(grid, target)
-    way = await look_up(grid, root, names)
+    way = await directory.look_up(grid, root, names)
     there = way[-1] if len(way) == len(names) + 1 else None
     if there is not None and isinstance(there.cap, DirectoryCap):
         _check_named(items, target)
-        await copier.into(Directory(grid, there.cap), items)
+        await copier.into(directory.Directory(grid, there.cap), items)
     elif there is not None and not single:
         name = names[-1] if names else ""
         raise ChildExists(
@@ -129,7 +125,7 @@ async def _copy_to(
         raise no_directory(names[-1])
     else:
         _check_named(items, target)
-        await copier.into(await make_directories(grid, root, names), items)
+        await copier.into(await directory.make_directories(grid, root, names), items)
 
 
 async def _copy_as(grid: Grid, copier: Copier, item: Item, target: str) -> None:
@@ -186,19 +182,15 @@ async def _only_file(grid: Grid, sources: Sequence[tuple[str, bool]]) -> Item:
     raise UsageError("the target is a mutable file, which takes one file; give a directory")
 
 
-async def _grid_item(grid: Grid, text: str) -> Item:
-    from pipegrid.tree.tree_copy import Item
-
+async def _grid_item(grid: Grid, text: str) -> tree_copy.Item:
     child, name = await _found(grid, text)
-    return Item(name, name or "the source", None, child)
+    return tree_copy.Item(name, name or "the source", None, child)
 
 
 async def _found(grid: Grid, text: str) -> tuple[Child, str]:
     """Return what is at a place, and its name; none if the cap or alias stands alone."""
-    from pipegrid.tree.directory import look_up
-
     root, names = root_of(grid, text)
-    way = await look_up(grid, root, names)
+    way = await directory.look_up(grid, root, names)
     if len(way) <= len(names):
         name = names[len(way) - 1]
         raise NoSuchChild(
@@ -207,14 +199,11 @@ async def _found(grid: Grid, text: str) -> tuple[Child, str]:
     return way[-1], names[-1] if names else ""
 
 
-def _local_item(path: str) -> Item:
-    from pipegrid.tree.metadata import entry_name
-    from pipegrid.tree.tree_copy import Item
-
+def _local_item(path: str) -> tree_copy.Item:
     if not os.path.exists(path):
         raise SourceError(f"there is no local file {printable(path)}; check the path")
     raw = os.fsencode(os.path.basename(os.path.abspath(path)))
-    return Item(entry_name(raw)[0], path, path)
+    return tree_copy.Item(metadata.entry_name(raw)[0], path, path)
 
 
 def _check_named(items: Sequence[Item], target: str) -> None:
@@ -357,10 +346,10 @@ async def _fetch_directory(
 ) -> ExitStatus:
     import json
 
-    from pipegrid.cli.tree_transfers import fetch_tree
-
     metadata_json = json.dumps(child.metadata).encode()
-    return await fetch_tree(grid, console, child.cap, place, metadata_json, force, into=home)
+    return await tree_transfers.fetch_tree(
+        grid, console, child.cap, place, metadata_json, force, into=home
+    )
 
 
 async def _fetch_file(
@@ -371,14 +360,12 @@ async def _fetch_file(
     force: bool,
     home: DirectoryFd | None = None,
 ) -> None:
-    from pipegrid.cli.cmd_get import fetch
-    from pipegrid.cli.progress_bar import ProgressBar
-    from pipegrid.core.caps import fetchable
-
     if child.cap is None:
         raise UsageError("nothing is known that reads this; use the write cap of its directory")
-    cap = fetchable(child.cap)
+    cap = caps.fetchable(child.cap)
     part = (0, None) if isinstance(cap, MutableCap) else (0, cap.size)
-    with ProgressBar(console, "cp") as progress:
-        result = await fetch(grid, console, cap, part, place, force, progress.transfer(), home)
+    with progress_bar.ProgressBar(console, "cp") as progress:
+        result = await cmd_get.fetch(
+            grid, console, cap, part, place, force, progress.transfer(), home
+        )
     console.json_result({"path": place, "size": result.size})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import attrs
 import click
 
+from pipegrid.cli import cap_file
 from pipegrid.cli.cap_file import CapLine, caps_in_file, read_cap_file
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus, one_status
@@ -28,7 +29,9 @@ from pipegrid.core.caps import (
 )
 from pipegrid.core.text import CAP_STARTS, as_pasted, printable
 from pipegrid.errors import CapError, PipegridError, UsageError, naming
+from pipegrid.grid import client_paths
 from pipegrid.reactor.deferreds import few_at_a_time
+from pipegrid.tree import aliases, grid_paths, walk
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
@@ -167,27 +170,24 @@ def _understood(line: CapLine, understand: Callable[[str], C]) -> NamedFile[C]:
 def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> NamedFile[C]:
     text = as_pasted(text)
     place = ""
-    if "/" in text or not text.startswith("URI:"):
-        from pipegrid.tree.grid_paths import has_path, names_alias, parse
-
-        if has_path(text):
-            if names_alias(text):
-                root, names = parse(text, aliases_here())
-                place = text if name is None else ""
-            else:
-                root, names = parse(text, None)
-            cap = parse_cap(root)
-            if names and isinstance(cap, DirectoryCap):
-                # Nobody knows yet what is there; an empty file stands for it.
-                return NamedFile(
-                    text, cast(C, LitCap(b"")), name or names[-1], names, root, place=place
-                )
-            if names:
-                raise CapError(
-                    "the cap before the path is not that of a directory; leave the path out, or give the "
-                    "cap of the directory"
-                )
-            text = root
+    if ("/" in text or not text.startswith("URI:")) and grid_paths.has_path(text):
+        if grid_paths.names_alias(text):
+            root, names = grid_paths.parse(text, aliases_here())
+            place = text if name is None else ""
+        else:
+            root, names = grid_paths.parse(text, None)
+        cap = parse_cap(root)
+        if names and isinstance(cap, DirectoryCap):
+            # Nobody knows yet what is there; an empty file stands for it.
+            return NamedFile(
+                text, cast(C, LitCap(b"")), name or names[-1], names, root, place=place
+            )
+        if names:
+            raise CapError(
+                "the cap before the path is not that of a directory; leave the path out, or give the "
+                "cap of the directory"
+            )
+        text = root
     try:
         return NamedFile(text.strip(), understand(text), name, place=place)
     except CapError:
@@ -238,9 +238,7 @@ def aliases_here() -> dict[str, str]:
     Raises:
         UsageError: they cannot be read.
     """
-    from pipegrid.tree.aliases import read_aliases
-
-    return read_aliases(client_directory())
+    return aliases.read_aliases(client_directory())
 
 
 def begins_with_alias(text: str) -> bool:
@@ -250,20 +248,16 @@ def begins_with_alias(text: str) -> bool:
     Raises:
         UsageError: the aliases cannot be read.
     """
-    from pipegrid.tree.aliases import as_written
-
     alias, found, _ = text.partition(":")
-    return bool(found) and as_written(alias, aliases_here()) is not None
+    return bool(found) and aliases.as_written(alias, aliases_here()) is not None
 
 
 def client_directory() -> Path:
     """Return the client's directory that the command line means; it may not be there."""
-    from pipegrid.grid.client_paths import default_directory
-
     context = click.get_current_context(silent=True)
     invocation = None if context is None else context.find_object(Invocation)
     named = None if invocation is None else invocation.directory
-    return default_directory() if named is None else Path(named)
+    return client_paths.default_directory() if named is None else Path(named)
 
 
 async def each_in_order(
@@ -391,9 +385,7 @@ class Locator:
         if not file.names:
             return file
         if self._paths is None:
-            from pipegrid.tree.grid_paths import PathFinder
-
-            self._paths = PathFinder(self._grid)
+            self._paths = grid_paths.PathFinder(self._grid)
         place = await self._paths.resolve(file.root, file.names)
         return attrs.evolve(file, cap=understand(_there(place)), names=())
 
@@ -410,10 +402,8 @@ def _there(place: PathEnd) -> Any:
 
 async def place_of(grid: Grid, text: str) -> PathEnd:
     """Return what a cap or path leads to; errors as of ``Locator.located``."""
-    from pipegrid.tree.grid_paths import resolve
-
     root, names = root_of(grid, text)
-    place = await resolve(grid, root, names)
+    place = await grid_paths.resolve(grid, root, names)
     _there(place)
     return place
 
@@ -425,14 +415,10 @@ def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
     Raises:
         UsageError: it is no path, or there is no such alias.
     """
-    from pipegrid.cli.cap_file import check_no_file
-    from pipegrid.errors import UsageError
-    from pipegrid.tree.grid_paths import parse_here
-
     try:
-        return parse_here(text, grid.config.directory)
+        return grid_paths.parse_here(text, grid.config.directory)
     except UsageError:
-        check_no_file(text)
+        cap_file.check_no_file(text)
         raise
 
 
@@ -483,13 +469,11 @@ async def walk_through(
     Args:
         meet: given everything that is met, unreadable directories as well, after they were told.
     """
-    from pipegrid.tree.walk import Unreadable
-
     statuses = set()
     assert place.cap is not None
     with grid.tree.walk(place.cap) as tree:
         async for met in tree:
-            if isinstance(met, Unreadable):
+            if isinstance(met, walk.Unreadable):
                 fields, shown = {"path": list(met.path)}, shown_path(met.path)
                 statuses.add(console.failed(met.error, shown, fields, cap=str(met.cap)))
             meet(met)

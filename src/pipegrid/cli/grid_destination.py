@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from pipegrid.cli import grid_arguments
 from pipegrid.core.caps import Cap, DirectoryCap
 from pipegrid.core.text import CAP_STARTS, as_pasted, printable
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
+from pipegrid.tree import directory, grid_paths
 
 if TYPE_CHECKING:
     from pipegrid.tree.directory import Child, Directory
@@ -27,15 +29,12 @@ def is_on_grid(text: str) -> bool:
     Raises:
         UsageError: the aliases cannot be read.
     """
-    from pipegrid.cli.grid_arguments import begins_with_alias
-    from pipegrid.tree.grid_paths import names_alias
-
     bare = as_pasted(text)
     if bare.startswith(CAP_STARTS):
         return not os.path.lexists(text)
-    if not names_alias(bare):
+    if not grid_paths.names_alias(bare):
         return False
-    return begins_with_alias(bare) or not os.path.lexists(text)
+    return grid_arguments.begins_with_alias(bare) or not os.path.lexists(text)
 
 
 def alias_meant(text: str) -> str:
@@ -45,11 +44,9 @@ def alias_meant(text: str) -> str:
     Raises:
         UsageError: the aliases cannot be read.
     """
-    from pipegrid.cli.grid_arguments import begins_with_alias
-
     meant = f"{text.strip()}:"
     there = ":" in text or "/" in text or os.path.lexists(text)
-    return meant if not there and begins_with_alias(meant) else ""
+    return meant if not there and grid_arguments.begins_with_alias(meant) else ""
 
 
 @attrs.frozen
@@ -82,9 +79,8 @@ class GridDestination:
         """
         if not self.missing:
             return self.directory
-        from pipegrid.tree.directory import make_directories
 
-        return await make_directories(self._grid, self.directory.cap, self.missing)
+        return await directory.make_directories(self._grid, self.directory.cap, self.missing)
 
     def check_free(self, force: bool, cap: Cap | None = None) -> None:
         """
@@ -137,17 +133,14 @@ async def spot_at(
         NoSuchChild: a directory on the way is not there, or is none.
         CapError: the directory cannot be changed.
     """
-    from pipegrid.cli.grid_arguments import root_of
-    from pipegrid.tree.directory import Directory, check_name, check_writable, look_up
-
-    root, names = root_of(grid, text)
+    root, names = grid_arguments.root_of(grid, text)
     ends_with_slash = text.rstrip().endswith("/")
-    way = await look_up(grid, root, names)
+    way = await directory.look_up(grid, root, names)
     whole = len(way) == len(names) + 1
     if whole and into is not None and isinstance(way[-1].cap, DirectoryCap):
-        directory = Directory(grid, check_writable(way[-1].cap, _called(names)))
-        there = (await directory.list()).get(into)
-        return GridDestination(grid, directory, into, there, tuple(child.cap for child in way))
+        held = directory.Directory(grid, directory.check_writable(way[-1].cap, _called(names)))
+        there = (await held.list()).get(into)
+        return GridDestination(grid, held, into, there, tuple(child.cap for child in way))
     if not names:
         raise UsageError(
             "this is a cap or an alias alone; add the name in the directory that is meant"
@@ -159,16 +152,16 @@ async def spot_at(
         )
     if make:
         for name in names[len(way) - 1 :]:
-            check_name(name)  # before anything is stored, or made
+            directory.check_name(name)  # before anything is stored, or made
     way_there = way[: len(names)]
     before = way_there[-1]
     if before.cap is None:
         raise CapError(f"nothing is known that reads '{printable(before.name)}'; use another path")
     called = _called(names[: len(way_there) - 1])
-    directory = Directory(grid, check_writable(before.cap, called))
+    held = directory.Directory(grid, directory.check_writable(before.cap, called))
     there = way[-1] if whole else None
     caps = tuple(child.cap for child in way_there)
-    return GridDestination(grid, directory, names[-1], there, caps, absent, ends_with_slash)
+    return GridDestination(grid, held, names[-1], there, caps, absent, ends_with_slash)
 
 
 async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
@@ -181,11 +174,9 @@ async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
     """
     if len(sources) < 2:
         return
-    from pipegrid.cli.grid_arguments import root_of
-    from pipegrid.tree.directory import look_up
 
-    root, names = root_of(grid, path)
-    way = await look_up(grid, root, names)
+    root, names = grid_arguments.root_of(grid, path)
+    way = await directory.look_up(grid, root, names)
     if len(way) <= len(names) or way[-1].kind != "directory":
         raise UsageError(
             f"more than one thing goes into a directory, and {_called(names)} is none; make it with "

@@ -14,7 +14,12 @@ from functools import partial
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus, Interrupted, UnprintedCap, sentence
+from pipegrid.disk import private_output
 from pipegrid.errors import SinkError
+from pipegrid.grid import client_paths
+from pipegrid.reactor import trace
+from pipegrid.transfer import settings
+from pipegrid.tree import grid_paths
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -22,8 +27,6 @@ if TYPE_CHECKING:
 
     from twisted.internet.defer import Deferred
 
-    from pipegrid.reactor.trace import Tracer
-    from pipegrid.transfer.settings import Limits
     from pipegrid.tree.tree_grid import Grid
 
 OpenGrid = Callable[..., "Deferred[Grid]"]
@@ -121,23 +124,21 @@ class GridJob:
             CapError: a path begins with a cap that is damaged: a grid would be in the way of the one meant.
             UsageError: a path begins with an alias, and there are none.
         """
-        from pipegrid.grid.client_paths import default_directory, is_configured
-
-        if (self._makes and not self._paths) or is_configured(default_directory()):
+        if (self._makes and not self._paths) or client_paths.is_configured(
+            client_paths.default_directory()
+        ):
             return True
-        from pipegrid.tree.grid_paths import check_may_be_aliases, is_on_servers
 
-        check_may_be_aliases(self._paths)
-        return not any(map(is_on_servers, self._paths)) and self._makes
+        grid_paths.check_may_be_aliases(self._paths)
+        return not any(map(grid_paths.is_on_servers, self._paths)) and self._makes
 
     @staticmethod
-    def _limits(invocation: Invocation) -> Limits | None:
+    def _limits(invocation: Invocation) -> settings.Limits | None:
         given = (invocation.limit_rate, invocation.jobs, invocation.max_memory_bytes)
         if given == (None, None, None):
             return None
-        from pipegrid.transfer.settings import Limits
 
-        return Limits(*given)
+        return settings.Limits(*given)
 
     async def _run_on(self, grid: Grid, console: Console) -> int:
         try:
@@ -253,22 +254,20 @@ def failure(error: Exception, console: Console) -> int:
 
 
 @contextmanager
-def tracing(path: str | None, reactor: Any) -> Iterator[Tracer | None]:
+def tracing(path: str | None, reactor: Any) -> Iterator[trace.Tracer | None]:
     """Give a tracer that writes to path, whole at the end; None if no path is given."""
     if path is None:
         yield None
         return
-    from pipegrid.disk.private_output import open_private
-    from pipegrid.reactor.trace import Tracer
 
     with ExitStack() as stack:
         try:
             # It says which files were moved, and when.
-            fd = open_private(path, os.O_WRONLY | os.O_TRUNC)
+            fd = private_output.open_private(path, os.O_WRONLY | os.O_TRUNC)
             file = stack.enter_context(os.fdopen(fd, "wb"))
         except OSError as error:
             raise SinkError(f"cannot write the trace to {path}: {error.strerror}") from error
-        tracer = Tracer(reactor.seconds, file)
+        tracer = trace.Tracer(reactor.seconds, file)
         try:
             yield tracer
         finally:

@@ -11,6 +11,15 @@ from pipegrid.cli.exit_status import Interrupted
 from pipegrid.cli.job import GridJob, ReactorJob
 from pipegrid.cli.mirror_job import Display, MirrorOptions, store, tell, tell_skipped
 from pipegrid.core.text import counted, printable
+from pipegrid.mirror import (
+    blocking_mirror,
+    debian,
+    destination,
+    local_check,
+    rpm,
+    signatures,
+    suites,
+)
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
@@ -46,20 +55,19 @@ def debian_job(
     """Return what ``mirror debian`` does; ``options`` are those of ``SELECTING``."""
 
     async def update(mirror: AnyMirror, console: Console) -> tuple[Any, dict[str, Any]]:
-        from pipegrid.mirror.debian import DebianArchive
-        from pipegrid.mirror.signatures import Keys
-        from pipegrid.mirror.suites import Selection
 
         rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
-        selection = Selection(
+        selection = suites.Selection(
             **{name: tuple(dict.fromkeys(options[name])) for name in _LISTED},
             with_sources=options["source"],
             with_patches=options["diffs"],
             also=options["also"],
             indexes=options["indexes"],
         )
-        keys = Keys(rings, allow_unsigned)
-        archive = DebianArchive(mirror, selection, keys, ignores_dates=options["ignore_dates"])
+        keys = signatures.Keys(rings, allow_unsigned)
+        archive = debian.DebianArchive(
+            mirror, selection, keys, ignores_dates=options["ignore_dates"]
+        )
         outcome = await archive.sync(fetching.delete, fetching.dry_run, fetching.keep_going)
         for path in outcome.lacking:
             console.detail(f"no mirror has {printable(path)}")
@@ -80,10 +88,10 @@ def rpm_job(
     """Return what ``mirror rpm`` does."""
 
     async def update(mirror: AnyMirror, _: Console) -> tuple[Any, dict[str, Any]]:
-        from pipegrid.mirror.rpm import RpmRepository
-        from pipegrid.mirror.signatures import Keys
 
-        repository = RpmRepository(mirror, Keys(keyrings, allow_unsigned), newest_only)
+        repository = rpm.RpmRepository(
+            mirror, signatures.Keys(keyrings, allow_unsigned), newest_only
+        )
         return await repository.sync(fetching.delete, fetching.dry_run, fetching.keep_going), {}
 
     return ArchiveRun(dest, fetching, update).job()
@@ -124,23 +132,20 @@ class ArchiveRun:
             return None
         with ExitStack() as stack:
             opened = stack.enter_context(ExitStack())
-            destination = fetching.destination(console, self._dest, stopped)
-            if destination is not None:
-                opened.callback(destination.close)
+            target = fetching.destination(console, self._dest, stopped)
+            if target is not None:
+                opened.callback(target.close)
             ahead = stack.enter_context(closing(fetching.dial(addresses)))
             # Now that the mirrors are on their way, there is time to import what will talk to them.
-            from pipegrid.mirror.blocking_mirror import BlockingMirror, begin_early
-            from pipegrid.mirror.destination import Destination
-            from pipegrid.mirror.local_check import VerifyPolicy
 
             display = stack.enter_context(Display(console))
-            if destination is None:
-                destination = Destination(self._dest)
-                opened.callback(destination.close)
-            mirror = BlockingMirror(
+            if target is None:
+                target = destination.Destination(self._dest)
+                opened.callback(target.close)
+            mirror = blocking_mirror.BlockingMirror(
                 addresses,
-                destination,
-                VerifyPolicy(fetching.paranoid, fetching.sample_share),
+                target,
+                local_check.VerifyPolicy(fetching.paranoid, fetching.sample_share),
                 fetching.durability,
                 fetching.connections,
                 ahead,
@@ -149,7 +154,7 @@ class ArchiveRun:
             )
             work = self._work(mirror, console)
             try:
-                done = begin_early(work)
+                done = blocking_mirror.begin_early(work)
             except Exception:
                 if stopped():
                     raise Interrupted from None

@@ -7,13 +7,23 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from pipegrid.cli import grid_arguments, progress_bar
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus, Interrupted
 from pipegrid.cli.job import GridJob, NoReactorJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.startup.fast_verify import verified
 from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import UsageError
-from pipegrid.mirror import HIDDEN, MANIFEST, NEW_MANIFEST
+from pipegrid.grid import client_paths
+from pipegrid.mirror import (
+    HIDDEN,
+    MANIFEST,
+    NEW_MANIFEST,
+    destination,
+    grid_archive,
+    mirror,
+    mirror_http,
+)
 from pipegrid.mirror.archive_file import Value
 from pipegrid.mirror.scheduler import MAX_SHOWN
 
@@ -27,7 +37,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.entries import Entries
     from pipegrid.mirror.mirror import Mirror
-    from pipegrid.mirror.mirror_http import Address, SocketCache
+    from pipegrid.mirror.mirror_http import Address
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
     from pipegrid.mirror.scheduler import Report, Tally
 
@@ -49,9 +59,7 @@ class Display:
         self._console = console
         self._bar: Any = None
         if console.shows_progress:
-            from pipegrid.cli.progress_bar import open_bar
-
-            self._bar = open_bar(console, "mirror")
+            self._bar = progress_bar.open_bar(console, "mirror")
 
     def show(self, report: Report) -> None:
         """Show how far it is."""
@@ -74,9 +82,7 @@ class Display:
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            from pipegrid.cli.progress_bar import close_bar
-
-            close_bar(self._console, self._bar)
+            progress_bar.close_bar(self._console, self._bar)
 
 
 class MirrorOptions(Value):
@@ -182,20 +188,20 @@ class MirrorOptions(Value):
 
     def direct_addresses(self) -> list[Address] | None:
         """Return those of the mirrors, if one can begin to ask them without a reactor."""
-        from pipegrid.mirror.mirror_http import can_sprint, parse_url, through
 
-        addresses = [through(parse_url(url), os.environ) for url in self.urls]
-        return addresses if can_sprint(addresses) else None
+        addresses = [
+            mirror_http.through(mirror_http.parse_url(url), os.environ) for url in self.urls
+        ]
+        return addresses if mirror_http.can_sprint(addresses) else None
 
-    def dial(self, addresses: Sequence[Address], each: int = 1) -> SocketCache:
+    def dial(self, addresses: Sequence[Address], each: int = 1) -> mirror_http.SocketCache:
         """Begin to connect to mirrors, so many times to each, as far as that was not begun already."""
-        from pipegrid.mirror.mirror_http import SocketCache
 
-        return SocketCache(addresses, each, self.begun)
+        return mirror_http.SocketCache(addresses, each, self.begun)
 
     def destination(
         self, console: Console, dest: str, stopped: Callable[[], bool]
-    ) -> Destination | None:
+    ) -> destination.Destination | None:
         """
         Return the destination as soon as no other run uses it; None: no run is to be waited for.
 
@@ -205,15 +211,14 @@ class MirrorOptions(Value):
         """
         if self.wait_s is None:
             return None
-        from pipegrid.mirror.destination import Destination, DestinationLocked
 
         for _ in self._attempts(console, dest):
-            with suppress(DestinationLocked):
-                return Destination(dest)
+            with suppress(destination.DestinationLocked):
+                return destination.Destination(dest)
             if stopped():
                 raise Interrupted
             time.sleep(LOCK_LOOK_S)
-        return Destination(dest)
+        return destination.Destination(dest)
 
     def _attempts(self, console: Console, dest: str) -> Iterator[None]:
         """Yield as long as another run may be waited for, and say so."""
@@ -230,17 +235,14 @@ class MirrorOptions(Value):
     @asynccontextmanager
     async def mirror(
         self, reactor: Any, console: Console, dest: str | Destination
-    ) -> AsyncIterator[tuple[Mirror, Display]]:
+    ) -> AsyncIterator[tuple[mirror.Mirror, Display]]:
         """Open a mirror that shows its progress, as soon as no other run uses it; it is closed in the end."""
         from twisted.internet.task import deferLater
 
-        from pipegrid.mirror.destination import DestinationLocked
-        from pipegrid.mirror.mirror import Mirror
-
         with Display(console) as display:
 
-            def make() -> Mirror:
-                return Mirror(
+            def make() -> mirror.Mirror:
+                return mirror.Mirror(
                     reactor,
                     self.urls,
                     dest,
@@ -254,17 +256,17 @@ class MirrorOptions(Value):
                     environment=os.environ,
                 )
 
-            mirror = None
+            opened = None
             for _ in self._attempts(console, str(dest)):
-                with suppress(DestinationLocked):
-                    mirror = make()
+                with suppress(destination.DestinationLocked):
+                    opened = make()
                     break
                 await deferLater(reactor, LOCK_LOOK_S)
-            mirror = mirror or make()
+            opened = opened or make()
             try:
-                yield mirror, display
+                yield opened, display
             finally:
-                await mirror.close()
+                await opened.close()
 
 
 def _was_mirrored_to(dest: str) -> bool:
@@ -280,11 +282,9 @@ def _check_configured() -> None:
         UsageError: no grid is configured. A mirror is large, and is to survive this machine in the grid: one
             that nobody chose would be on the same disk.
     """
-    from pipegrid.cli.grid_arguments import client_directory
-    from pipegrid.grid.client_paths import is_configured
 
-    directory = client_directory()
-    if not is_configured(directory):
+    directory = grid_arguments.client_directory()
+    if not client_paths.is_configured(directory):
         raise UsageError(
             f"no grid is configured in {directory}, and --to-grid makes none; join one, or make one on this "
             "machine, with 'pipegrid init', or name the directory of another client with -d"
@@ -302,9 +302,10 @@ async def store(
     """Store what is there now, if that is wanted; returns what there is to tell of it."""
     if grid is None or report.failed_files or fetching.dry_run:
         return {}
-    from pipegrid.mirror.grid_archive import GridStore
 
-    stored = GridStore(mirror, grid, os.path.abspath(grid.config.directory), fetching.paranoid)
+    stored = grid_archive.GridStore(
+        mirror, grid, os.path.abspath(grid.config.directory), fetching.paranoid
+    )
     cap = await stored.store()
     return {"cap": str(cap), "stored": stored.stored_files}
 

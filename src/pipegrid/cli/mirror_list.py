@@ -10,6 +10,14 @@ from pipegrid.cli.exit_status import Interrupted, unreadable
 from pipegrid.cli.job import GridJob, ReactorJob
 from pipegrid.cli.mirror_job import Display, MirrorOptions, store, tell
 from pipegrid.errors import SourceError, UsageError
+from pipegrid.mirror import (
+    archive_file,
+    destination,
+    local_check,
+    manifest,
+    mirror_run,
+    preconnect_mirrors,
+)
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -48,25 +56,23 @@ class ListRun:
         with ExitStack() as stack:
             source = stack.enter_context(self._open())
             self._check_deleting(source)
-            destination = fetching.destination(console, self._dest, stopped)
-            if destination is not None:
-                stack.callback(destination.close)
+            target = fetching.destination(console, self._dest, stopped)
+            if target is not None:
+                stack.callback(target.close)
             ahead = stack.enter_context(closing(fetching.dial(addresses, self._each())))
             # Now that the mirrors are on their way, there is time to import what will talk to them.
-            from pipegrid.mirror.destination import Destination as Opened
-            from pipegrid.mirror.local_check import VerifyPolicy
-            from pipegrid.mirror.manifest import noting
-            from pipegrid.mirror.mirror_run import MirrorRun
 
             display = stack.enter_context(Display(console))
-            if destination is None:
-                destination = Opened(self._dest)
-                stack.callback(destination.close)
-            work = MirrorRun(
-                destination, addresses, VerifyPolicy(fetching.paranoid, fetching.sample_share)
+            if target is None:
+                target = destination.Destination(self._dest)
+                stack.callback(target.close)
+            work = mirror_run.MirrorRun(
+                target,
+                addresses,
+                local_check.VerifyPolicy(fetching.paranoid, fetching.sample_share),
             )
             if not work.sprint(
-                noting(destination, self._all(source, console)),
+                manifest.noting(target, self._all(source, console)),
                 fetching.durability,
                 fetching.connections,
                 stopped,
@@ -83,7 +89,7 @@ class ListRun:
                 return None
             work.finish()
             report = work.sum_up()
-            removed = self._keep(source, destination) if not report.failed_files else []
+            removed = self._keep(source, target) if not report.failed_files else []
             return tell(
                 console,
                 report,
@@ -91,30 +97,29 @@ class ListRun:
                 removed,
                 False,
                 None,
-                destination.changes,
+                target.changes,
                 fetching.exit_unchanged,
             )
 
-    def _keep(self, source: BinaryIO, destination: Destination) -> list[str]:
+    def _keep(self, source: BinaryIO, target: Destination) -> list[str]:
         """All files exist: note what is wanted, and return what was removed."""
-        from pipegrid.mirror.manifest import keep_manifest, read_manifest
 
         if self._fetching.delete:
             self._check_same(source)
-        keep_manifest(destination)
+        manifest.keep_manifest(target)
         if not self._fetching.delete:
             return []
-        return destination.delete_others(each.path for each in read_manifest(destination))
+        return target.delete_others(each.path for each in manifest.read_manifest(target))
 
     def _each(self) -> int:
         """Return how many connections to begin to each mirror, before it is known what is missing."""
-        from pipegrid.mirror.preconnect_mirrors import connections_for
 
-        return connections_for(self._file, self._dest, self._fetching.connections // self._jobs)
+        return preconnect_mirrors.connections_for(
+            self._file, self._dest, self._fetching.connections // self._jobs
+        )
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
         """Do it, or what ``sprint`` left of it."""
-        from pipegrid.mirror.manifest import keep_manifest, noting, read_manifest
 
         fetching = self._fetching
         work = self._begun
@@ -124,21 +129,21 @@ class ListRun:
             async with fetching.mirror(
                 reactor, console, self._dest if work is None else work.destination
             ) as (mirror, _):
-                destination = mirror.destination
+                target = mirror.destination
                 if work is not None:
                     report = await mirror.finish(work)
                 elif fetching.dry_run:
                     report = await mirror.sync(self._entries(source))
                 else:
-                    report = await mirror.sync(noting(destination, self._entries(source)))
+                    report = await mirror.sync(manifest.noting(target, self._entries(source)))
                 removed: list[str] = []
                 if not report.failed_files:
                     kept = self._entries(source)
                     if not fetching.dry_run:
                         if fetching.delete:
                             self._check_same(source)
-                        await mirror.run(keep_manifest, destination)
-                        kept = read_manifest(destination)
+                        await mirror.run(manifest.keep_manifest, target)
+                        kept = manifest.read_manifest(target)
                     if fetching.delete:
                         removed = await mirror.delete_others(
                             (each.path for each in kept), fetching.dry_run
@@ -151,7 +156,7 @@ class ListRun:
             removed,
             fetching.dry_run,
             further,
-            destination.changes,
+            target.changes,
             fetching.exit_unchanged,
         )
 
@@ -208,10 +213,9 @@ class ListRun:
 
     def _entries(self, source: BinaryIO) -> Iterator[ArchiveFile]:
         """Yield what the list names, from its beginning."""
-        from pipegrid.mirror.archive_file import lines_of, read_list
 
         source.seek(0)
-        yield from read_list(lines_of(source), self._file)
+        yield from archive_file.read_list(archive_file.lines_of(source), self._file)
 
 
 def _look_of(source: BinaryIO) -> tuple[int, int]:

@@ -8,10 +8,17 @@ import os
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import OfflineJob
 from pipegrid.cli.mirror_job import Display, tell_verified
+from pipegrid.mirror import (
+    archive_file,
+    destination,
+    local_check,
+    manifest,
+    readonly_destination,
+    verify,
+)
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
-    from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.quick_check import QuickCheckResult
 
 MOST_PROCESSES = 4
@@ -30,17 +37,13 @@ def verify_job(
     """
 
     def work(console: Console) -> int:
-        from pipegrid.mirror.local_check import VerifyPolicy
-        from pipegrid.mirror.manifest import check_complete
-        from pipegrid.mirror.verify import verify, verify_rest
-
-        check_complete(dest)
+        manifest.check_complete(dest)
         with Display(console) as display:
             destination = _open(dest)
             try:
-                report = verify_rest(destination, glimpse) or verify(
+                report = verify.verify_rest(destination, glimpse) or verify.verify(
                     destination,
-                    VerifyPolicy(paranoid, sample),
+                    local_check.VerifyPolicy(paranoid, sample),
                     display.show,
                     processes=min(MOST_PROCESSES, os.cpu_count() or 1),
                 )
@@ -51,17 +54,12 @@ def verify_job(
     return OfflineJob(work)
 
 
-def _open(dest: str) -> Destination:
+def _open(dest: str) -> destination.Destination:
     """Open it, also where this process may only read."""
-    from pipegrid.mirror.archive_file import MirrorError
-    from pipegrid.mirror.destination import Destination
-
     try:
-        return Destination(dest)
-    except MirrorError as error:
+        return destination.Destination(dest)
+    except archive_file.MirrorError as error:
         why = error.__cause__
         if isinstance(why, OSError) and why.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            from pipegrid.mirror.readonly_destination import ReadOnlyDestination  # which few need
-
-            return ReadOnlyDestination(dest)
+            return readonly_destination.ReadOnlyDestination(dest)
         raise

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pipegrid.cli import completion
 from pipegrid.cli.job import Invocation
+from pipegrid.core import base32
 from pipegrid.errors import UsageError
+from pipegrid.grid import client_config, client_paths
+from pipegrid.transfer import settings
 
 if TYPE_CHECKING:
     import click
     from click.shell_completion import CompletionItem
 
     from pipegrid.core.params import Params
-    from pipegrid.transfer.settings import UpkeepSettings
 
 
 # What a shell is offered where an argument may begin with an alias; what it costs is imported then.
@@ -25,25 +28,19 @@ if TYPE_CHECKING:
 
 def grid_path(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Offer aliases, and names behind them."""
-    from pipegrid.cli.completion import on_grid
-
-    return on_grid(_invocation(ctx), incomplete)
+    return completion.on_grid(_invocation(ctx), incomplete)
 
 
 def any_path(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Offer the same, and local files."""
-    from pipegrid.cli.completion import anywhere
-
-    return anywhere(_invocation(ctx), incomplete)
+    return completion.anywhere(_invocation(ctx), incomplete)
 
 
 def alias_name(
     ctx: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Offer aliases, without the colon."""
-    from pipegrid.cli.completion import aliases
-
-    return aliases(_invocation(ctx), incomplete, "")
+    return completion.aliases(_invocation(ctx), incomplete, "")
 
 
 def _invocation(ctx: click.Context) -> Invocation:
@@ -118,10 +115,8 @@ def kept_duration(text: str) -> int:
     Raises:
         click.BadParameter: it is none, or less than a minute.
     """
-    from pipegrid.grid.client_config import parse_kept
-
     try:
-        return parse_kept(text)
+        return client_config.parse_kept(text)
     except ValueError as error:
         raise click.BadParameter(f"{text!r}: {error}") from None
 
@@ -133,8 +128,6 @@ def base32_bytes(text: str) -> bytes:
     Raises:
         click.BadParameter: it is not base32.
     """
-    from pipegrid.core import base32
-
     try:
         return base32.decode(text.strip())
     except ValueError as error:
@@ -208,9 +201,7 @@ def _note_verbosity(invocation: Invocation, verbosity: int) -> None:
 
 
 def _note_local(invocation: Invocation, _value: Any) -> None:
-    from pipegrid.grid.client_paths import local_directory
-
-    place = str(local_directory())
+    place = str(client_paths.local_directory())
     if invocation.directory not in (None, place):
         raise click.UsageError("choose one of -d and --local")
     invocation.directory = place
@@ -374,14 +365,12 @@ def memory_size(text: str) -> int:
     return size
 
 
-def upkeep_bounds(invocation: Invocation) -> UpkeepSettings:
+def upkeep_bounds(invocation: Invocation) -> settings.UpkeepSettings:
     """Return how much a command that looks after many objects does at once."""
-    from pipegrid.transfer.settings import UpkeepSettings
-
-    bounds = UpkeepSettings()
+    bounds = settings.UpkeepSettings()
     jobs = bounds.jobs if invocation.jobs is None else invocation.jobs
     memory = invocation.max_memory_bytes
-    return UpkeepSettings(jobs, bounds.memory_bytes if memory is None else memory)
+    return settings.UpkeepSettings(jobs, bounds.memory_bytes if memory is None else memory)
 
 
 def exact_modes_option(what_else: str) -> Callable[[F], F]:

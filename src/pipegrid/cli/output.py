@@ -13,6 +13,7 @@ from pipegrid.core.text import amount as amount
 from pipegrid.core.text import counted, printable
 from pipegrid.disk.private_output import open_private
 from pipegrid.errors import CorruptionError, SinkError
+from pipegrid.transfer import results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -241,23 +242,19 @@ def fields(result: CheckResult) -> dict[str, Any]:
     }
 
 
-def lacks_servers_only(outcome: CheckResult | RenewResult | RepairResult) -> bool:
+def lacks_servers_only(outcome: results.CheckResult | RenewResult | RepairResult) -> bool:
     """Whether nothing is wrong with an object but that servers are down."""
-    from pipegrid.transfer.results import CheckResult
-
     return (
-        isinstance(outcome, CheckResult)
+        isinstance(outcome, results.CheckResult)
         and outcome.state == "reachable"
         and not outcome.lease_problems
     )
 
 
-def is_well(outcome: CheckResult | RenewResult | RepairResult) -> bool:
+def is_well(outcome: results.CheckResult | results.RenewResult | RepairResult) -> bool:
     """Whether there is nothing to tell of an object: it is whole, and nothing was in the way."""
-    from pipegrid.transfer.results import CheckResult, RenewResult
-
-    if isinstance(outcome, CheckResult):
+    if isinstance(outcome, results.CheckResult):
         return outcome.healthy and not (outcome.corrupt or outcome.lease_problems)
-    if isinstance(outcome, RenewResult):
+    if isinstance(outcome, results.RenewResult):
         return outcome.recoverable and not (outcome.reasons or outcome.unreachable)
     return outcome.whole and not (outcome.uploaded or outcome.reasons or outcome.before.corrupt)

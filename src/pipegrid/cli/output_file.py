@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pipegrid.cli.output import amount
 from pipegrid.disk.part_file import PartFile
 from pipegrid.transfer.results import GetResult
+from pipegrid.tree import local_directory
 
 if TYPE_CHECKING:
     from pipegrid.tree.local_directory import DirectoryFd
@@ -81,6 +82,5 @@ class OutputFile:
 def _part(path: str, force: bool, resume: bool, home: DirectoryFd | None) -> PartFile:
     if home is None:
         return PartFile(path, force, resume)
-    from pipegrid.tree.local_directory import HomePart
 
-    return HomePart(home, path, force, keeps_mode=True)
+    return local_directory.HomePart(home, path, force, keeps_mode=True)

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.python.failure import Failure
 
+from pipegrid.cli import grid_arguments, grid_destination, output
 from pipegrid.cli.cap_file import as_line
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus, UnprintedCap, one_status
 from pipegrid.cli.output import keep_caps, print_cap
 from pipegrid.cli.progress_bar import ProgressBar
 from pipegrid.cli.stdin import InterruptibleInput, opened
+from pipegrid.core import caps
 from pipegrid.core.caps import Cap, MutableCap, UnknownCap
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import CapError, SourceError, UsageError
 from pipegrid.transfer.put.source import size_of
+from pipegrid.tree import metadata
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -191,9 +194,8 @@ def destination_of(files: Sequence[str]) -> str | None:
     last = files[-1]
     if len(files) < 2:
         return None
-    from pipegrid.cli.grid_destination import is_on_grid
 
-    return last.strip() if last.strip() != "-" and is_on_grid(last) else None
+    return last.strip() if last.strip() != "-" and grid_destination.is_on_grid(last) else None
 
 
 async def put_at(
@@ -219,24 +221,20 @@ async def put_at(
         ChildExists: there is something of that name that is not to be replaced.
         PipegridError: the grid or the file failed.
     """
-    from pipegrid.cli.grid_arguments import root_of
-    from pipegrid.cli.grid_destination import spot_at
-    from pipegrid.core.caps import parse_cap
-
     keeps = format is not None or options["random_key"]  # nobody else has the cap
     show = partial(_show, console, grid.config.directory if keeps else None, file)
     with _source(console, file) as source:
         if destination is None:
             show(await _store(grid, source, format, options), read_only)
             return
-        root, names = root_of(grid, destination)
-        if not names and isinstance(cap := parse_cap(root), MutableCap):
+        root, names = grid_arguments.root_of(grid, destination)
+        if not names and isinstance(cap := caps.parse_cap(root), MutableCap):
             if cap.access != "write":
                 raise CapError("this cap does not write the file; use its write cap")
             await grid.overwrite(cap, source)
             show(cap, read_only)
             return
-        spot = await spot_at(grid, destination, _name_of(file), make=True)
+        spot = await grid_destination.spot_at(grid, destination, _name_of(file), make=True)
         spot.check_kind()
         there = _overwritten(spot, format, force)
         if there is not None:
@@ -256,21 +254,17 @@ async def put_at(
 
 def _show(console: Console, keep_in: Path | None, file: str, cap: Cap, read_only: bool) -> None:
     """Print a cap; where it cannot be printed, it is kept in this client's directory."""
-    from pipegrid.cli.output import print_cap
-
     given = cap.readonly() if read_only and not isinstance(cap, UnknownCap) else cap
     text, fields = str(given), {"path": file, "cap": str(given)}
     if keep_in is None:
         console.result(text, fields)
     else:
-        print_cap(console, keep_in, text, fields, str(cap), file)
+        output.print_cap(console, keep_in, text, fields, str(cap), file)
 
 
 def _name_of(file: str) -> str | None:
     """Return what a local file is called in a directory, as ``put -r`` and ``cp`` call it."""
-    from pipegrid.tree.metadata import entry_name
-
-    return None if file == "-" else entry_name(os.fsencode(os.path.basename(file)))[0]
+    return None if file == "-" else metadata.entry_name(os.fsencode(os.path.basename(file)))[0]
 
 
 async def _put_into(

@@ -10,12 +10,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.exit_status import ExitStatus, sentence
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, status_of_job
 from pipegrid.cli.options import byte_size, common_options
+from pipegrid.core import params
+from pipegrid.errors import SinkError, UsageError
+from pipegrid.speedtest import (
+    baseline,
+    html_report,
+    link_proxy,
+    output_formats,
+    probe,
+    run_results,
+    runner,
+    scenarios,
+    targets,
+)
+from pipegrid.speedtest import selfcheck as self_checks
 
 if TYPE_CHECKING:
-    from pipegrid.core.params import Params
     from pipegrid.speedtest.probe import Responder
     from pipegrid.speedtest.run_results import EmulatedLink, Run
     from pipegrid.speedtest.scenarios import Scenario
@@ -123,9 +136,6 @@ def run(**given: Any) -> GridJob:
 async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) -> int:
     import attrs
 
-    from pipegrid.speedtest import output_formats, runner, scenarios
-    from pipegrid.speedtest.baseline import Effort
-
     console = invocation.console
     target = make_target(reactor, invocation.directory, given)
     if invocation.directory is None:  # what a grid's directory allows is known when it is up
@@ -134,7 +144,7 @@ async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) 
     seed = random.randrange(1 << 32) if given["seed"] is None else given["seed"]
     settings = runner.Settings(rounds, seed, given["window"])
     if given["quick"]:
-        effort = Effort(rounds=1, sample_s=0.1, pings=5)
+        effort = baseline.Effort(rounds=1, sample_s=0.1, pings=5)
         settings = attrs.evolve(settings, effort=effort)
     form = given["form"] or (output_formats.JSON if console.json else output_formats.TEXT)
     output = None if given["output"] is None else prepare_output(Path(given["output"]))
@@ -162,10 +172,6 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
     Raises:
         UsageError: they contradict each other.
     """
-    from pipegrid.errors import UsageError
-    from pipegrid.speedtest import targets
-    from pipegrid.speedtest.targets import GBS
-
     private = ("servers", "transport", "durability", "link", "rtt", "up", "down", "scratch")
     encoding = ("required", "total")
     if given["gateway"] is not None or directory is not None:
@@ -186,7 +192,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
     return targets.PrivateGrid(
         reactor,
         servers,
-        transport=given["transport"] or GBS,
+        transport=given["transport"] or targets.GBS,
         link=link_of(given),
         params=params_of(given, targets.fitting_params(servers), servers),
         durability=given["durability"] or "batch",
@@ -196,9 +202,6 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
 
 def link_of(given: dict[str, Any]) -> EmulatedLink | None:
     """Return the link that the options want: the usual one if none."""
-    from pipegrid.errors import UsageError
-    from pipegrid.speedtest.link_proxy import make_link
-
     profile = given["link"]
     details = [given[name] for name in ("rtt", "up", "down")]
     if profile == NO_LINK:
@@ -207,30 +210,24 @@ def link_of(given: dict[str, Any]) -> EmulatedLink | None:
         return None
     if profile is None and not any(details):
         profile = DEFAULT_LINK
-    return make_link(profile, *details)
+    return link_proxy.make_link(profile, *details)
 
 
-def params_of(given: dict[str, Any], default: Params, servers: int) -> Params:
+def params_of(given: dict[str, Any], default: params.Params, servers: int) -> params.Params:
     """Return how files are encoded."""
-    from pipegrid.core.params import Params
-
     required, total = given["required"], given["total"]
     total = default.total_shares if total is None else total
     required = min(default.required_shares, total) if required is None else required
-    return Params(required, total)
+    return params.Params(required, total)
 
 
 def responder(text: str) -> Responder:
     """Return a responder by what it printed."""
-    from pipegrid.speedtest.probe import parse_responder
-
-    return parse_responder(text)
+    return probe.parse_responder(text)
 
 
 def known_scenarios(target: FileTarget, quick: bool) -> list[Scenario]:
     """Return all that could be measured on a target."""
-    from pipegrid.speedtest import scenarios
-
     if quick:
         return scenarios.quick(target.params, target.servers)
     return scenarios.full(target.link, target.params, target.servers)
@@ -243,15 +240,11 @@ def choose(target: FileTarget, given: dict[str, Any], console: Console) -> Seque
     Raises:
         UsageError: that leaves none.
     """
-    from pipegrid.errors import UsageError
-    from pipegrid.speedtest import scenarios
-    from pipegrid.speedtest.run_results import COLD_START, SCENARIO
-
     chosen = scenarios.choose(known_scenarios(target, given["quick"]), given["only"])
     if not target.adjustable:
-        chosen = [each for each in chosen if each.group == SCENARIO]
+        chosen = [each for each in chosen if each.group == run_results.SCENARIO]
     if target.directory is None:
-        chosen = [each for each in chosen if each.group != COLD_START]
+        chosen = [each for each in chosen if each.group != run_results.COLD_START]
     within, beyond = scenarios.split_by_patience(chosen, target.link, target.params)
     if beyond and given["only"] and not within:
         within, beyond = beyond, []  # asked for by name
@@ -270,10 +263,7 @@ def prepare_output(directory: Path) -> Path:
     Raises:
         UsageError: it cannot be made, or a library that draws the report is not installed.
     """
-    from pipegrid.errors import UsageError
-    from pipegrid.speedtest.html_report import check_libraries
-
-    check_libraries()
+    html_report.check_libraries()
     try:
         (directory / "history").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -288,10 +278,6 @@ def write_output(directory: Path, result: Run, console: Console) -> None:
     Raises:
         SinkError: a file cannot be written.
     """
-    from pipegrid.cli.exit_status import sentence
-    from pipegrid.errors import SinkError, UsageError
-    from pipegrid.speedtest.html_report import write_report
-
     stamp = result.when.replace(":", "").replace("-", "")
     history = earlier_runs(directory / "history", result)
     try:
@@ -301,7 +287,7 @@ def write_output(directory: Path, result: Run, console: Console) -> None:
         raise SinkError(f"cannot write to {directory}: {error.strerror}") from error
     console.say(f"samples: {directory / 'run.json'}")
     try:
-        write_report(directory / "report.html", result, history)
+        html_report.write_report(directory / "report.html", result, history)
     except UsageError as error:
         console.say(f"no report: {sentence(error)}")
     else:
@@ -312,16 +298,13 @@ def earlier_runs(directory: Path, result: Run) -> list[Run]:
     """Return the runs of a directory that measured the same, oldest first."""
     import attrs
 
-    from pipegrid.errors import UsageError
-    from pipegrid.speedtest.run_results import parse_run
-
     def what(run: Run) -> Any:
         return attrs.evolve(run.parameters, seed=0, rounds=0)
 
     runs = []
     for path in sorted(directory.glob("*.json")):
         try:
-            runs.append(parse_run(path.read_bytes(), str(path)))
+            runs.append(run_results.parse_run(path.read_bytes(), str(path)))
         except (OSError, UsageError):  # noqa: PERF203  of an older version, perhaps
             continue
     return [each for each in runs if what(each) == what(result)]
@@ -340,10 +323,8 @@ def selfcheck() -> GridJob:
     async def measure(reactor: Any, invocation: Invocation) -> int:
         import attrs
 
-        from pipegrid.speedtest.selfcheck import self_check
-
         console = invocation.console
-        checks = await self_check(reactor, console.say)
+        checks = await self_checks.self_check(reactor, console.say)
         for check in checks:
             console.result(str(check), {**attrs.asdict(check), "passed": check.passed})
         return ExitStatus.DONE if all(check.passed for check in checks) else ExitStatus.FAILED

@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pipegrid.cli import grid_arguments, output, progress_bar
 from pipegrid.cli.cap_file import as_line
 from pipegrid.cli.exit_status import ExitStatus, one_status, with_options
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, CapArguments, as_one, usage_error
 from pipegrid.cli.stdin import read_given
-from pipegrid.core.text import decode_text, printable
+from pipegrid.core.text import counted, decode_text, printable
 from pipegrid.errors import PipegridError, SourceError
+from pipegrid.tree import selection, tree_upload
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.tree.local_directory import DirectoryFd
     from pipegrid.tree.metadata import Modes
-    from pipegrid.tree.selection import TreeSelection
     from pipegrid.tree.tree_download import TreeGetResult
     from pipegrid.tree.tree_grid import Grid
-    from pipegrid.tree.tree_upload import TreeCounts, TreeReports
+    from pipegrid.tree.tree_upload import TreeCounts
 
 
 # ``get -r``: a whole directory into a local one.
@@ -60,9 +61,7 @@ def tree_job(
     directory = output
 
     async def work(grid: Grid, console: Console) -> int:
-        from pipegrid.cli.grid_arguments import directory_at
-
-        place = await directory_at(grid, caps[0])
+        place = await grid_arguments.directory_at(grid, caps[0])
         return await fetch_tree(
             grid,
             console,
@@ -97,19 +96,16 @@ async def fetch_tree(
         into: see ``target.begin_tree``.
         modes, max_paths: see ``Grid.tree.get_tree``.
     """
-    from pipegrid.cli.grid_arguments import shown_path
-    from pipegrid.cli.progress_bar import ProgressBar, waiting_of
-
     statuses: set[ExitStatus] = set()
 
     def problem(path: tuple[str, ...], error: Exception) -> None:
-        statuses.add(console.failed(error, shown_path(path), {"path": list(path)}))
+        statuses.add(console.failed(error, grid_arguments.shown_path(path), {"path": list(path)}))
 
     def done(path: tuple[str, ...], how: str, size: int) -> None:
         if console.json:
             console.result("", {"path": list(path), "outcome": how, "size": size})
         else:
-            console.detail(f"{shown_path(path)}: {how}")
+            console.detail(f"{grid_arguments.shown_path(path)}: {how}")
 
     noted = 0
 
@@ -117,9 +113,9 @@ async def fetch_tree(
         nonlocal noted
         noted += 1
         if noted <= MAX_NOTED:
-            console.say(f"pipegrid: {shown_path(path) or '.'}: {why}")
+            console.say(f"pipegrid: {grid_arguments.shown_path(path) or '.'}: {why}")
 
-    with ProgressBar(console, "get") as progress:
+    with progress_bar.ProgressBar(console, "get") as progress:
         result = await grid.tree.get_tree(
             cap,  # type: ignore[arg-type]
             directory,
@@ -130,7 +126,7 @@ async def fetch_tree(
             problem=problem,
             done=done,
             into=into,
-            waiting=waiting_of(console, progress),
+            waiting=progress_bar.waiting_of(console, progress),
             modes=modes,
             max_paths=max_paths,
             not_kept=not_kept,
@@ -141,10 +137,6 @@ async def fetch_tree(
 
 def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
     """Tell what is there now, and what is not."""
-    from pipegrid.cli.output import amount
-    from pipegrid.cli.progress_bar import retried_note
-    from pipegrid.core.text import counted
-
     fields = {
         "directory": directory,
         "files": result.files,
@@ -169,8 +161,9 @@ def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
         if result.not_kept:
             left_out += f"; {result.not_kept} without the mode or time that was stored"
         if result.second_tries:
-            left_out = f"; {retried_note(result.second_tries)}{left_out}"
-        fetched = f"{counted(result.files, 'file')} fetched ({amount(result.fetched_bytes)}){there}{links}"
+            left_out = f"; {progress_bar.retried_note(result.second_tries)}{left_out}"
+        size = output.amount(result.fetched_bytes)
+        fetched = f"{counted(result.files, 'file')} fetched ({size}){there}{links}"
         directories = counted(result.directories, "directory", "directories")
         console.say(f"pipegrid: {fetched}, in {directories}{left_out}")
 
@@ -249,41 +242,37 @@ class SelectionOptions:
         one_file_system: bool,
         strict: bool,
     ) -> None:
-        from pipegrid.tree.selection import VCS, TreeSelection, patterns_of
-
         self._given_in = dict.fromkeys(exclude, "--exclude")
         patterns = list(exclude)
         for path in exclude_from:
-            for number, pattern in patterns_of(_text_of(path)):
+            for number, pattern in selection.patterns_of(_text_of(path)):
                 self._given_in.setdefault(pattern, f"{printable(path)}:{number}")
                 patterns.append(pattern)
         if exclude_vcs:
-            patterns += VCS
+            patterns += selection.VCS
         self._unmatched = set(self._given_in)
-        self._made: TreeSelection | None = None
-        TreeSelection(patterns)  # to say now what is wrong with them
+        self._made: selection.TreeSelection | None = None
+        selection.TreeSelection(patterns)  # to say now what is wrong with them
         self.one_file_system = one_file_system
         self.strict = strict
         self._patterns = patterns
         self._lines = None if files_from is None else _text_of(files_from).split("\n")
 
-    def of(self, directory: str) -> Callable[[], TreeSelection]:
+    def of(self, directory: str) -> Callable[[], selection.TreeSelection]:
         """
         Return what makes the selection for one walk through a directory.
 
         Raises:
             UsageError: a listed path is not below it.
         """
-        from pipegrid.tree.selection import TreeSelection, paths_below
-
         only = None
         if self._lines is not None:
-            only = paths_below(os.path.abspath(directory), self._lines)
-        TreeSelection(self._patterns, only)
+            only = selection.paths_below(os.path.abspath(directory), self._lines)
+        selection.TreeSelection(self._patterns, only)
 
-        def make() -> TreeSelection:
+        def make() -> selection.TreeSelection:
             self._note_unmatched()
-            self._made = TreeSelection(self._patterns, only)
+            self._made = selection.TreeSelection(self._patterns, only)
             return self._made
 
         return make
@@ -324,10 +313,8 @@ def _text_of(path: str) -> str:
     return decode_text(data, "standard input" if path == "-" else printable(path))
 
 
-def reports_of(console: Console, progress: Any) -> TreeReports:
+def reports_of(console: Console, progress: Any) -> tree_upload.TreeReports:
     """Return what tells of what is left out, a line each, and moves the bar."""
-    from pipegrid.cli.progress_bar import waiting_of
-    from pipegrid.tree.tree_upload import TreeReports
 
     def left_out(path: str, why: str) -> None:
         why = with_options(why, ("less with happy",))
@@ -338,9 +325,9 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
         console.detail(f"{printable(path)}: skipped: it is {what}")
         console.json_result({"path": path, "skipped": what})
 
-    waiting = waiting_of(console, progress)
+    waiting = progress_bar.waiting_of(console, progress)
     if not progress.is_wanted:
-        return TreeReports(left_out, waiting=waiting, skipped=skipped)
+        return tree_upload.TreeReports(left_out, waiting=waiting, skipped=skipped)
     bar = progress.upload(None)
     sending_bytes = 0
 
@@ -355,15 +342,11 @@ def reports_of(console: Console, progress: Any) -> TreeReports:
         if more > 0:  # else what is stored is told next
             moved(counts)
 
-    return TreeReports(left_out, moved, sending, waiting, skipped)
+    return tree_upload.TreeReports(left_out, moved, sending, waiting, skipped)
 
 
 def counts_of(counts: TreeCounts) -> str:
     """Return in a few words what was met, sent and left out."""
-    from pipegrid.cli.output import amount
-    from pipegrid.cli.progress_bar import retried_note
-    from pipegrid.core.text import counted
-
     directories = counted(counts.directories, "directory", "directories")
     sent_directories = counted(counts.sent_directories, "directory", "directories")
     links = f", {counted(counts.links, 'link')}" if counts.links else ""
@@ -380,11 +363,11 @@ def counts_of(counts: TreeCounts) -> str:
     if counts.part_files:
         left_out += f"; skipped {counted(counts.part_files, 'part file')}"
     if counts.second_tries:
-        left_out = f"; {retried_note(counts.second_tries)}{left_out}"
+        left_out = f"; {progress_bar.retried_note(counts.second_tries)}{left_out}"
     return (
-        f"{counted(counts.files, 'file')} ({amount(counts.bytes)}) in {directories}{links}; sent "
+        f"{counted(counts.files, 'file')} ({output.amount(counts.bytes)}) in {directories}{links}; sent "
         f"{counted(counts.sent_files, 'file')} and {sent_directories} "
-        f"({amount(counts.sent_bytes)}){there}{checked}{left_out}"
+        f"({output.amount(counts.sent_bytes)}){there}{checked}{left_out}"
     )
 
 
@@ -404,15 +387,12 @@ async def put_trees(
     with_names: bool,
 ) -> int:
     """Store directories, one after the other, and print their caps; returns the exit status."""
-    from pipegrid.cli.output import print_cap
-    from pipegrid.cli.progress_bar import ProgressBar
-
     statuses: set[ExitStatus] = set()
     all_met = True
     for directory in directories:
         try:
             selection = chosen.of(directory)()
-            with ProgressBar(console, "put") as progress:
+            with progress_bar.ProgressBar(console, "put") as progress:
                 result = await grid.tree.put_tree(
                     directory,
                     selection=selection,
@@ -435,7 +415,7 @@ async def put_trees(
         }
         text = as_line(cap, directory) if with_names else cap
         if options.get("random_key"):
-            print_cap(console, grid.config.directory, text, fields, cap, directory)
+            output.print_cap(console, grid.config.directory, text, fields, cap, directory)
         else:
             console.result(text, fields)
     if all_met:

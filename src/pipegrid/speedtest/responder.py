@@ -15,6 +15,7 @@ from twisted.internet.defer import CancelledError, Deferred, gatherResults
 
 from pipegrid.errors import UsageError
 from pipegrid.reactor.deferreds import as_deferred
+from pipegrid.server.identity import from_pem, make_pem
 from pipegrid.speedtest.probe import Responder, is_token
 from pipegrid.speedtest.raw_stream import Buffers, RawStream
 from pipegrid.speedtest.responder_protocol import (
@@ -280,8 +281,6 @@ class Visitor:
 
 def make_key() -> ResponderKey:
     """Return a key as storage servers have it."""
-    from pipegrid.server.identity import from_pem, make_pem
-
     pem = make_pem()
     return ResponderKey(pem, from_pem(pem, "", "the certificate").spki_hash)
 

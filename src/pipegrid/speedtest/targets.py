@@ -18,6 +18,7 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.endpoints import HostnameEndpoint, connectProtocol
 from twisted.internet.protocol import Protocol as Connection
 
+from pipegrid.core.caps import ChkCap, parse_cap
 from pipegrid.core.params import Params
 from pipegrid.errors import CorruptionError, GridError, ServerUnreachable, UsageError
 from pipegrid.grid import client_config
@@ -580,8 +581,6 @@ class Gateway(FileTarget):
 
     async def start(self) -> None:
         """Store a file, and see from its cap how the gateway encodes."""
-        from pipegrid.core.caps import ChkCap, parse_cap
-
         session = await self.open()
         try:
             cap = parse_cap(await session.put(time.time_ns().to_bytes(64, "big")))

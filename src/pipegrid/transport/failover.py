@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail, succeed
@@ -39,8 +39,10 @@ from pipegrid.errors import (
 from pipegrid.flow.concurrency import SmallFileCapacity
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.transport.interface import StorageServer, disconnected
-from pipegrid.transport.surveys import Question, Surveyed
 from pipegrid.wire.messages import LeaseSecrets, ServerIdentity
+
+if TYPE_CHECKING:
+    from pipegrid.transport.surveys import Question, Surveyed
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,5 +1,12 @@
 """
-Modules that Twisted imports and a command hardly ever needs, put off until they are used.
+Modules that are imported when they are used, and not where they are named.
+
+**The package's own.** A command names at the top of its modules all that some run of it may need, and most
+runs need a part of it. So in the process of a command ``from pipegrid.tree import walk`` gives a module that
+is executed when something in it is asked for, by whatever way; ``from pipegrid.tree.walk import Met`` asks.
+It stays the same object.
+
+**Those of others** that Twisted imports and a command hardly ever needs.
 
 Twisted's ``Deferred`` names two classes of asyncio in annotations; an old list of its has ``http.cookiejar``,
 with ``urllib``, ``http.client`` and ``email`` behind it; its reactor would have TLS, processes, UDP, and
@@ -12,10 +19,11 @@ the process of a command does that, whose modules are all ours to say; it must c
 from __future__ import annotations
 
 import sys
+from _thread import RLock
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import CoroutineType, GeneratorType, ModuleType
 
@@ -34,6 +42,78 @@ LAZY = (
     "zfec.cmdline_zfec",
     "zfec.cmdline_zunfec",
 )
+
+
+_ASKED_BY_IMPORTS = ("__path__", "__file__", "__cached__")
+"""What Python looks up in a module while it imports it."""
+
+
+class UnusedModule(ModuleType):
+    """One of the package's own modules, as long as nothing of it was asked for."""
+
+    __loader__: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _ASKED_BY_IMPORTS:
+            self.__loader__.execute(self)
+        return object.__getattribute__(self, name)
+
+
+class _OnUse:
+    """
+    The loader of one of the package's own modules: it executes the module when that is used.
+
+    Args:
+        loader: the one that Python would have taken.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._executed = False
+        self._lock = RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return UnusedModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave the module as it is until ``execute`` is called."""
+
+    def execute(self, module: ModuleType) -> None:
+        """Execute a module, once; another thread waits for it, and circular imports see what is there."""
+        with self._lock:
+            if self._executed:
+                return
+            self._executed = True
+            try:
+                self._loader.exec_module(module)
+            except BaseException:
+                self._executed = False  # who asks again is told again
+                raise
+            module.__class__ = ModuleType
+
+
+class OwnModules:
+    """Finds the modules of the package, and leaves them to be executed when they are used."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if not fullname.startswith("pipegrid."):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.submodule_search_locations is not None or not spec.has_location:
+            return spec
+        loader: Any = _OnUse(spec.loader)
+        spec.loader = loader
+        return spec
+
+
+def load_own_modules_on_use() -> None:
+    """Have the package's modules executed when they are used, in a process that runs one command."""
+    finder: Any = OwnModules
+    sys.meta_path.insert(0, finder)
 
 
 class LazyModule(ModuleType):
@@ -105,15 +185,29 @@ def install_lazy_modules() -> None:
         sys.meta_path.insert(0, _Within())
 
 
-def bring_in() -> None:
+def bring_in(*own: ModuleType) -> None:
     """
     Import all that was put off.
 
     For a process that runs for long: its program may be replaced by another version's meanwhile.
+
+    Args:
+        own: modules of the package that it is going to use; it gets all that these name, and those in turn.
     """
     for module in list(sys.modules.values()):
         if isinstance(module, LazyModule):
             module._real()
+    waiting = [each for each in own if isinstance(each, UnusedModule)]
+    while waiting:
+        for each in waiting:
+            each.__loader__.execute(each)
+        waiting = [
+            each
+            for name, module in list(sys.modules.items())
+            if name.startswith("pipegrid.") and not name.startswith("pipegrid.cli.")
+            for each in list(vars(module).values())
+            if isinstance(each, UnusedModule) and not isinstance(module, UnusedModule)
+        ]
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from pipegrid.http11.dialer import Alternatives, Endpoints
 from pipegrid.http11.exchange import RawRequest, RawResponse, ResponseError
 from pipegrid.http11.host_pool import HostPool
 from pipegrid.http11.pinned_key import pin_endpoint
+from pipegrid.reactor.client_tls import PreconnectedEndpoint
 from pipegrid.reactor.deferreds import gather
 from pipegrid.reactor.tls_context import http_context
 from pipegrid.transport.gbs.answers import GbsAnswers
@@ -700,8 +701,6 @@ def endpoints_for(
 
     adopt = None
     if ahead is not None and throttle is None:
-        from pipegrid.reactor.client_tls import PreconnectedEndpoint
-
         adopt = partial(
             PreconnectedEndpoint, reactor, ahead, (nurl.host, nurl.port), http_context()
         )
