@@ -20,8 +20,6 @@ TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
 BUILDBOT_VENV := .venv-buildbot
 MIRROR_VENV := .venv-mirror-peers
 
-INTEROP := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace gateway_returns round_trips storing_again)
-
 # All that is installed in an environment but libraries' own tests, which are half of it and which nobody runs. One file or
 # the other is for other Pythons and cannot be compiled, which `pip` does not mind either.
 compile = $(1)/bin/python -m compileall -qq -x '/(tests?|SelfTest)/' $(1)/lib/python3*/site-packages >/dev/null 2>&1 || true
@@ -29,7 +27,46 @@ compile = $(1)/bin/python -m compileall -qq -x '/(tests?|SelfTest)/' $(1)/lib/py
 install = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile \
 	$(if $(LOWEST),--constraint $(VENV)/constraints.txt) --editable
 
-.PHONY: demo test lint types trial coverage pythons prerequisites lowest newest attack interop peers peers-mutable mirror-peers mirror-world speedtest budgets links builds soak large-mutable crash durability buildbot fuzz manpage format trees fresh clean
+# What measures and soaks: `make links`, or `python -m misc.speedtest.links_check`. ARGS are its options; RECORD=1
+# appends what it measures to docs/figures.json. Several modules run one after the other. CONTRIBUTING.md lists all.
+ARGS :=
+measure.attack := misc.attack ## enemies of a storage server; at most ten minutes
+measure.budgets := misc.speedtest.grid ## round trips of small files, rate of large ones; four minutes
+measure.builds := misc.speedtest.builds_check ## does compare tell builds apart? twelve minutes
+measure.cold := misc.speedtest.cold ## a command from its start to its end; one minute
+measure.crash := misc.soak.crash misc.soak.crash_mirror ## power cuts; needs root
+measure.durability := misc.speedtest.durability ## what durability costs on this disk
+measure.interop := misc.soak.restarts misc.soak.crowds misc.soak.resume misc.soak.writers ## all with Tahoe-LAFS; an hour and a half
+measure.large-mutable := misc.soak.large_mutable ## a kilobyte of a gigabyte of MDMF; three minutes
+measure.links := misc.speedtest.links_check ## emulated links; a quarter of an hour
+measure.many := misc.speedtest.many ## small files a second; ARGS="--beside DIR" compares
+measure.mirror := misc.speedtest.mirror ## mirroring tools in turns; half an hour
+measure.mirror-world := misc.mirror_world ## repositories of real programs, read by apt and dnf; five minutes
+measure.peers := misc.speedtest.peers ## Tahoe-LAFS's gateway in turns
+measure.peers-mutable := misc.speedtest.peers.mutables ## the same of mutable files; five minutes
+measure.soak := misc.soak ## random and long; ten minutes
+measure.speedtest := pipegrid ## the speed test with a report; five minutes
+measure.trees := misc.speedtest.trees ## whole trees, Tahoe-LAFS in turns; two hours
+
+args.misc.soak.large_mutable := --scratch /dev/shm
+args.misc.soak.resume := --kind tahoe
+args.misc.soak.writers := --gateways
+args.misc.speedtest.durability := --scratch speedtest-results --json speedtest-results/durability.json \
+	--chart speedtest-results/durability.svg
+args.misc.speedtest.many := --files 10000
+args.pipegrid := speedtest run --output speedtest-results
+
+# What trial runs before.
+tests.interop := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace gateway_returns round_trips storing_again)
+tests.mirror := tests.interop.debmirror tests.interop.reposync
+
+MEASURE := attack budgets builds cold crash durability interop large-mutable links many mirror mirror-world peers peers-mutable soak speedtest trees
+
+.DEFAULT_GOAL := help
+.PHONY: help run-module demo test lint types trial coverage pythons prerequisites lowest newest attack budgets builds cold crash durability interop large-mutable links many mirror mirror-world peers peers-mutable soak speedtest trees buildbot fuzz manpage format fresh clean
+
+help: ## this list
+	@sed -n -E -e 's/^measure\.([a-z-]+) :=.*## (.*)/\1\t\2/p' -e 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16
 
 # What the targets need of the system: all that is missing is installed in one step, before anything in parallel, or
 # is listed. The table is in misc/prerequisites.py.
@@ -38,21 +75,21 @@ prerequisites:
 		"python3 and python3-venv); another than $(PYTHON) can be named: make PYTHON=python3.10" >&2; false; }
 	@test -n "$(CHECKED)" || $(PYTHON) misc/prerequisites.py $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))
 
-demo: $(PROGRAM)
+demo: $(PROGRAM) ## store a real file, lose seven of ten directories, get it back
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh misc/demo.sh
 
 # Two environments are made side by side: each is the work of one core. So is checking types, for most of a minute on
 # a fresh checkout, so tests run meanwhile; what it finds is said once more at the end, from what it remembers.
-test: $(PROGRAM)
+test: $(PROGRAM) ## every test, linter, types; installs what is missing if it may
 	@$(MAKE) -j 2 CHECKED=1 PYTHON="$(PYTHON)" lint $(TAHOE_VENV)/.installed
 	@$(MAKE) -j 2 CHECKED=1 PYTHON="$(PYTHON)" types trial || \
 		{ $(MAKE) CHECKED=1 PYTHON="$(PYTHON)" types; false; }
 
-lint: $(INSTALLED)
+lint: $(INSTALLED) ## formatter and linter
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(INSTALLED)
+types: $(INSTALLED) ## type checker
 	$(BIN)/mypy
 
 # No test may hang: trial's own timeout is 120 s a test, this one is for the whole, on a machine that is busy.
@@ -61,14 +98,14 @@ types: $(INSTALLED)
 # Some run beside Tahoe-LAFS's own processes, which have an environment of their own and are forked from one that has
 # imported what they stand on (tests/forked). What tests start writes no bytecode, and would compile all that it imports
 # each time; so would trial's own processes where the environment forbids bytecode.
-trial: $(INSTALLED) $(TAHOE_VENV)/.installed
+trial: $(INSTALLED) $(TAHOE_VENV)/.installed ## tests alone; TESTS="tests.core tests.cli.test_put"
 	$(BIN)/python -m compileall -q src misc tests
 	timeout $(LIMIT_S) $(BIN)/python tests/forked/around.py $(TAHOE) \
 		$(BIN)/python -m twisted.trial -j 3 --temp-directory=_trial_temp $(TESTS)
 
 # The same tests (`make pythons TESTS=tests.cli PYTHONS=python3.13`: fewer) with other Pythons, each in an environment of
 # its own; Tahoe-LAFS keeps the one that it has.
-pythons: $(TAHOE_VENV)/.installed
+pythons: $(TAHOE_VENV)/.installed ## tests on all Pythons; PYTHONS=python3.13
 	@found=; for each in $(PYTHONS); do \
 		$$each -c "import venv" 2>/dev/null || { echo "$$each is not installed, and not tried." >&2; continue; }; \
 		found=1; $(MAKE) PYTHON=$$each VENV=$(VENV)-$${each##*/} TESTS="$(TESTS)" trial || exit 1; done; \
@@ -76,65 +113,36 @@ pythons: $(TAHOE_VENV)/.installed
 
 # The same tests with the oldest of every dependency that setup.cfg permits. Twisted's does not run on Python 3.13 and
 # later: `make lowest PYTHON=python3.11`.
-lowest: $(TAHOE_VENV)/.installed
+lowest: $(TAHOE_VENV)/.installed ## tests with the oldest dependencies; PYTHON=python3.11
 	$(MAKE) PYTHON=$(PYTHON) VENV=$(VENV)-lowest LOWEST=1 TESTS="$(TESTS)" trial
 
 # The same with the newest of every dependency that setup.cfg permits, whatever was installed before.
-newest:
+newest: ## tests with the newest dependencies
 	rm -rf $(VENV)-newest
 	$(MAKE) PYTHON=$(PYTHON) VENV=$(VENV)-newest TESTS="$(TESTS)" trial
 
 # The same tests, half as long again, and which lines and branches none of them came to.
-coverage:
+coverage: ## tests, and the lines that none reaches
 	$(BIN)/coverage erase
 	MEASURE_COVERAGE=1 $(MAKE) trial
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-# Under five minutes, on a machine that does nothing else. What the figures mean: docs/explanation-speedtest.md.
-# Results add up to a history there; `make speedtest RUN="--link dsl"` measures something else.
-speedtest: $(INSTALLED)
-	$(BIN)/pipegrid speedtest run --output speedtest-results $(RUN)
+$(MEASURE): $(INSTALLED)
+	@mkdir -p speedtest-results
+	$(if $(tests.$@),TAHOE=$(TAHOE) timeout 7200 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_$@ $(tests.$@))
+	set -e; for each in $(measure.$@); do $(MAKE) --no-print-directory CHECKED=1 MODULE=$$each run-module; done
 
-# Round trips of small files and the share of TLS's rate for large ones, one JSON line each; four minutes.
-budgets: $(INSTALLED)
-	$(BIN)/python -m misc.speedtest.grid
+# One of these, with its own options.
+run-module:
+	TAHOE=$(TAHOE) APT_MIRROR2=$(MIRROR_VENV)/bin/apt-mirror $(BIN)/python -m $(if $(RECORD),misc.figures --record) $(MODULE) \
+		$(args.$(MODULE)) $(ARGS)
 
-# What the speed test must show on emulated links; a quarter of an hour.
-links: $(INSTALLED)
-	$(BIN)/python -m misc.speedtest.links_check
-
-# Ten equal runs in a row, and one of a build that was slowed: does `compare` tell them apart? Twelve minutes.
-builds: $(INSTALLED)
-	$(BIN)/python -m misc.speedtest.builds_check
-
-# Enemies of a storage server, one after the other; at most ten minutes, on a machine that does nothing else, files on a
-# rested disk or in memory (`TMPDIR=/dev/shm make attack`).
-# `make attack ATTACK="--only slow_bodies --seconds 100"` runs one; docs/reference-security.md.
-attack: $(INSTALLED)
-	$(BIN)/python -m misc.attack $(ATTACK)
-
-# Random and long (about ten minutes); a seed is printed. `make soak SEED=7` repeats one.
-soak: $(INSTALLED)
-	$(BIN)/python -m misc.soak $(if $(SEED),--seed $(SEED))
-
-# A gigabyte of MDMF in memory (3.4 GB of shares), a kilobyte of it changed, every byte counted: three minutes.
-large-mutable: $(INSTALLED)
-	$(BIN)/python -m misc.soak.large_mutable --scratch /dev/shm $(if $(SEED),--seed $(SEED))
-
-# Cuts off file systems of its own in mid-run, so it needs root. docs/reference-durability.md
-crash: $(INSTALLED)
-	$(BIN)/python -m misc.soak.crash $(if $(SEED),--seed $(SEED))
-	$(BIN)/python -m misc.soak.crash_mirror $(if $(SEED),--seed $(SEED))
-
-# On the disk that the working copy is on; with libeatmydata (Debian: libeatmydata1) there is a floor, too.
-durability: $(INSTALLED)
-	mkdir -p speedtest-results
-	$(BIN)/python -m misc.speedtest.durability --scratch speedtest-results \
-		--json speedtest-results/durability.json --chart speedtest-results/durability.svg
+interop peers peers-mutable trees: $(TAHOE_VENV)/.installed
+mirror: $(MIRROR_VENV)/.installed
 
 # The build step on a real master and worker, through a real browser (two minutes); docs/how-to-buildbot.md.
-buildbot: $(BUILDBOT_VENV)/.installed
+buildbot: $(BUILDBOT_VENV)/.installed ## the build step on a real master and worker; two minutes
 	timeout -s INT 900 $(BUILDBOT_VENV)/bin/python -m twisted.trial --temp-directory=_trial_temp_buildbot \
 		tests.interop.buildbot_master
 
@@ -144,43 +152,9 @@ $(BUILDBOT_VENV)/.installed: setup.cfg pyproject.toml | prerequisites
 	touch $(BUILDBOT_VENV)/.installed
 
 # Each target for so many seconds; docs/how-to-fuzz.md. What it once found, `make test` replays.
-fuzz: $(INSTALLED)
+fuzz: $(INSTALLED) ## each fuzz target for ten minutes; SECONDS=60
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m misc.fuzz --seconds $(or $(SECONDS),600)
-
-# All of what `make test` does a little of: some hour and a half, and 2 GB of memory for all the processes. CELLS: mutable_matrix.
-interop: $(INSTALLED) $(TAHOE_VENV)/.installed
-	TAHOE=$(TAHOE) timeout 7200 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_interop $(INTEROP)
-	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.restarts $(if $(SEED),--seed $(SEED))
-	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.crowds $(if $(SEED),--seed $(SEED))
-	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.resume --kind tahoe $(if $(SEED),--seed $(SEED))
-	TAHOE=$(TAHOE) timeout 3600 $(BIN)/python -m misc.soak.writers --gateways $(if $(SEED),--seed $(SEED))
-
-# PipeGrid and Tahoe-LAFS's gateway in turns on the same servers, on a machine that does nothing else.
-peers: $(INSTALLED) $(TAHOE_VENV)/.installed
-	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.peers
-
-# Repositories by the programs that make them (reprepro, aptly, apt-ftparchive, createrepo_c and others), mirrored, and read by
-# apt and dnf, as the repositories themselves are; five minutes. `make mirror-world WORLD="rpm-xz debian-flat"`: these alone.
-mirror-world: $(INSTALLED)
-	$(BIN)/python -m misc.mirror_world $(WORLD)
-
-# The same of mutable files and directories, five minutes: `make peers-mutable RUN="--only overwrite"` measures less.
-peers-mutable: $(INSTALLED) $(TAHOE_VENV)/.installed
-	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.peers.mutables $(RUN)
-
-# Whole trees, PipeGrid and Tahoe-LAFS's commands in turns: two hours and more, of which Tahoe-LAFS takes nearly all,
-# or a quarter of that with `make trees TREES="--rounds 1 --peer-files 100"`. Then small files a second;
-# `make trees MANY="--beside DIR"` measures another checkout in turns.
-trees: $(INSTALLED) $(TAHOE_VENV)/.installed
-	TAHOE=$(TAHOE) $(BIN)/python -m misc.speedtest.trees $(TREES)
-	$(BIN)/python -m misc.speedtest.many --files 10000 $(MANY)
-
-# Mirroring tools, in turns on the same web servers; half an hour, on a machine that does nothing else.
-mirror-peers: $(INSTALLED) $(MIRROR_VENV)/.installed
-	timeout 600 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_peers tests.interop.debmirror \
-		tests.interop.reposync
-	APT_MIRROR2=$(MIRROR_VENV)/bin/apt-mirror $(BIN)/python -m misc.speedtest.mirror
 
 $(MIRROR_VENV)/.installed: | prerequisites
 	$(PYTHON) -m venv $(MIRROR_VENV)
@@ -194,10 +168,10 @@ $(TAHOE_VENV)/.installed: | prerequisites
 	touch $(TAHOE_VENV)/.installed
 
 # `make test` tells when it is not current.
-manpage: $(INSTALLED)
+manpage: $(INSTALLED) ## write man/pipegrid.1
 	$(BIN)/python -m pipegrid.cli.manpage > man/pipegrid.1
 
-format: $(INSTALLED)
+format: $(INSTALLED) ## format and fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -217,8 +191,8 @@ $(INSTALLED): $(PROGRAM)
 # `make demo` and `make test` as on a machine that has nothing else yet: a bare Debian in a directory of its own, with
 # this machine's settings of apt and pip. Needs root, and takes half an hour; `make fresh TESTS=tests.cli` runs fewer
 # tests, `make fresh SUITE=trixie` takes another Debian.
-fresh: | prerequisites
+fresh: | prerequisites ## demo and test on a bare Debian; needs root, half an hour
 	$(PYTHON) misc/fresh.py --tests "$(TESTS)" $(if $(SUITE),--suite $(SUITE))
 
-clean:
+clean: ## environments and results
 	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-lowest $(VENV)-newest $(TAHOE_VENV) $(BUILDBOT_VENV) $(MIRROR_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import attrs
@@ -13,6 +16,8 @@ from misc.figures import BEGIN, END, PAGES, Figure, Promise
 from twisted.trial.unittest import SynchronousTestCase
 
 DOCS = Path(__file__).parent.parent / "docs"
+MAKEFILE = DOCS.parent / "Makefile"
+CONTRIBUTING = DOCS.parent / "CONTRIBUTING.md"
 ONE = Promise(
     "one", PAGES[0], "a put: at most 2 s", "make it", (Figure("1 s", "yes", "abc", "2026-01-01"),)
 )
@@ -41,11 +46,12 @@ class PagesTests(SynchronousTestCase):
 
     def test_commands_exist(self) -> None:
         """Each promise is measured by a target of make, a module of ours or of trial, or the program."""
-        targets = (DOCS.parent / "Makefile").read_text("utf-8")
+        targets = re.search(r"^\.PHONY: (.*)$", MAKEFILE.read_text("utf-8"), re.MULTILINE)
+        assert targets is not None
         for each in figures.load():
             first, second, *rest = each.command.split()
             if first == "make":
-                self.assertRegex(targets, rf"(?m)^([a-z-]+ )*{second}[ :]", each.name)
+                self.assertIn(second, targets[1].split(), each.name)
             elif [first, second] == ["python", "-m"] and rest[0].startswith("misc."):
                 path = DOCS.parent / rest[0].replace(".", "/")
                 self.assertTrue(path.with_suffix(".py").exists() or path.is_dir(), each.name)
@@ -70,6 +76,53 @@ class PagesTests(SynchronousTestCase):
             ONE.row(), "| a put: at most 2 s | `make it` | 1 s | abc, 2026-01-01 | yes |\n"
         )
         self.assertIn("| **not measured** |", attrs.evolve(ONE, figures=()).row())
+
+
+class MakeTests(SynchronousTestCase):
+    """What measures, in the Makefile and in CONTRIBUTING.md."""
+
+    def dry_run(self, *arguments: str) -> str:
+        """Return the commands that ``make`` would run."""
+        done = subprocess.run(
+            ["make", "-n", "CHECKED=1", "PYTHON=python3", *arguments],
+            cwd=MAKEFILE.parent,
+            env={**os.environ, "MAKEFLAGS": ""},
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_each_target_runs_its_modules(self) -> None:
+        """With its options and those of the caller; or through what appends figures."""
+        text = MAKEFILE.read_text("utf-8")
+        found = re.findall(r"^measure\.(\S+) := (.*) ## \w", text, re.MULTILINE)
+        [names] = re.findall(r"^MEASURE := (.*)$", text, re.MULTILINE)
+        self.assertEqual([name for name, _ in found], names.split())
+        for name, modules in found:
+            said = self.dry_run(name, "ARGS=--seed 7")
+            for module in modules.split():
+                self.assertRegex(said, rf"python -m +{module}\s[^\n]*(\\\n[^\n]*)*--seed 7\n", name)
+        recorded = self.dry_run("links", "RECORD=1")
+        self.assertIn("python -m misc.figures --record misc.speedtest.links_check", recorded)
+
+    def test_help_has_a_line_for_each_target(self) -> None:
+        """Except those that others call."""
+        said = subprocess.run(["make", "help"], cwd=MAKEFILE.parent, capture_output=True, text=True)
+        [phony] = re.findall(r"^\.PHONY: (.*)$", MAKEFILE.read_text("utf-8"), re.MULTILINE)
+        lines = [line.split()[0] for line in said.stdout.splitlines() if len(line.split()) > 1]
+        self.assertEqual(
+            sorted(lines), sorted(set(phony.split()) - {"run-module", "prerequisites"})
+        )
+
+    def test_the_table_lists_every_program(self) -> None:
+        """Each module of misc/ that measures or soaks and is run by its name."""
+        text = CONTRIBUTING.read_text("utf-8")
+        for folder in ("soak", "speedtest"):
+            for path in sorted((MAKEFILE.parent / "misc" / folder).rglob("*.py")):
+                if "__name__ ==" in path.read_text("utf-8") and path.stem not in ("relay", "nodes"):
+                    module = ".".join(path.relative_to(MAKEFILE.parent).with_suffix("").parts)
+                    self.assertIn(f"`{module.removesuffix('.__main__')}`", text)
 
 
 class RecordTests(SynchronousTestCase):

@@ -1,7 +1,7 @@
 """
 Beside debmirror: what it leaves is what we leave, and run over ours it downloads no file.
 
-Needs Debian's ``debmirror``; ``make mirror-peers`` installs it.
+Needs Debian's ``debmirror``; ``make mirror`` installs it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Beside createrepo_c and dnf: real repositories are mirrored as ``dnf reposync`` mirrors them, run over ours it
 downloads nothing, and dnf installs from the result.
 
-Needs Debian's ``createrepo-c``, ``rpm``, ``dnf`` and ``dnf-plugins-core``, which ``make mirror-peers``
+Needs Debian's ``createrepo-c``, ``rpm``, ``dnf`` and ``dnf-plugins-core``, which ``make mirror``
 installs.
 """
 

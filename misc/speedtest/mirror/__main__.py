@@ -7,7 +7,7 @@
 Archives are made up (``archive``), servers are real (nginx, ``webserver``), the link in front of them is
 emulated by a process of its own, and files are written to memory (``/dev/shm``), so that the tools are
 compared and not the disk. Start-up counts, every file is hashed afterwards, and the first round of each
-comparison does not count. ``make mirror-peers`` installs what Debian has of the peers; those that are not
+comparison does not count. ``make mirror`` installs what Debian has of the peers; those that are not
 there are named in the line.
 
 One JSON line for each comparison: medians, spreads, CPU time with that of all children, the ratios, the

@@ -198,7 +198,7 @@ def nginx() -> str:
         path = Path(directory) / "nginx"
         if path.is_file():
             return str(path)
-    raise RuntimeError("there is no nginx; `make mirror-peers` installs it")
+    raise RuntimeError("there is no nginx; `make mirror` installs it")
 
 
 def _free_port() -> int:
