@@ -34,7 +34,8 @@ INTRODUCTION = """\
 This page is generated from signatures and docstrings: `python -m misc.api_reference --write`. The types are
 in the source, for type checkers and editors. Further pages: [Grid and Directory](reference-api-grid.md),
 [pipelines, mirrors and the Buildbot step](reference-api-pipeline.md),
-[pipegrid.http11](reference-api-http11.md). How to use them: [the library](how-to-library.md).
+[pipegrid.http11](reference-api-http11.md),
+[pipegrid.testing](reference-api-testing.md). How to use them: [the library](how-to-library.md).
 
 **What is promised.** The names on these pages stay, with their arguments, units, and the classes of the
 errors they raise. New arguments are optional and named. A name that will be removed warns first
@@ -62,6 +63,13 @@ PIPELINE_INTRODUCTION = """\
 
 This page is generated, with the promise of [the first one](reference-api.md). How to use them:
 [Pipeline](how-to-pipeline.md), [Mirror](how-to-mirror.md), [Buildbot](how-to-buildbot.md).
+"""
+
+TESTING_INTRODUCTION = """\
+# The public names of pipegrid.testing
+
+This page is generated, with the promise of [the first one](reference-api.md). How to use them: [test a
+program that uses a grid](how-to-test-programs.md).
 """
 
 GRID = ("Directory", "Grid", "create_local")
@@ -93,6 +101,23 @@ PAGES: dict[str, tuple[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
     "reference-api-http11.md": (
         HTTP_INTRODUCTION,
         (("pipegrid.http11", "pipelined HTTP", HTTP),),
+    ),
+    "reference-api-testing.md": (
+        TESTING_INTRODUCTION,
+        (
+            ("pipegrid.testing.grid", "a grid", ("SimulatedGrid", "SimulatedServer")),
+            (
+                "pipegrid.testing.network",
+                "a network",
+                ("Hung", "SimulatedNetwork", "leaks", "run"),
+            ),
+            ("pipegrid.testing.clock", "virtual time", ("HeapClock", "cooperator")),
+            (
+                "pipegrid.testing.faults",
+                "faults",
+                ("Crash", "Cut", "FaultPlan", "Partition", "Refuse", "Slow", "Stall", "shrink"),
+            ),
+        ),
     ),
 }
 """Each page's introduction and sections: a module, what it has, and names in it."""
@@ -186,9 +211,9 @@ def _class(name: str, kind: type) -> Iterator[str]:
     if not error and name not in NOT_CALLED:
         yield f"`{name}{_signature(kind)}`\n"
     initialiser = vars(kind).get("__init__")
-    constructed = (
-        "" if initialiser is None or attrs.has(kind) else inspect.getdoc(initialiser) or ""
-    )
+    constructed = inspect.cleandoc(getattr(initialiser, "__doc__", None) or "")
+    if attrs.has(kind):
+        constructed = ""  # attrs wrote it
     sentences = [
         f"A kind of `{bases[0]}`." if error else "",
         _short(inspect.getdoc(kind) or "", lists).strip(),

@@ -16,7 +16,8 @@ from pipegrid.disk import files as disk_calls
 from pipegrid.disk.commit import Commit, Committable, Disk, Policy
 from pipegrid.disk.group_commit import BEGIN_BYTES, MAX_BEGINNING, GroupCommit, Grouping
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
-from tests.storage.support import SECRETS, SI, InlineWorkers, StoreTestCase
+from pipegrid.testing.grid import InlineWorkers
+from tests.storage.support import SECRETS, SI, StoreTestCase
 
 
 class FakeShare:

@@ -15,9 +15,10 @@ from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused, UsageE
 from pipegrid.server.foolscap.service import MAX_READ_BYTES, BucketWriter, FoolscapStorage
 from pipegrid.server.gbs.service import MAX_COMMITS, GbsService
 from pipegrid.storage.uploads import incoming_files as incoming
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.wire.foolscap_interfaces import PROTOCOL, unpack_version
 from pipegrid.wire.gbs_messages import MAX_MUTABLE_SHARE_BYTES
-from tests.storage.support import SI, InlineWorkers, StoreTestCase
+from tests.storage.support import SI, StoreTestCase
 from tests.transport.foolscap_world import UncollectedClock
 
 RENEW, CANCEL = b"r" * 32, b"c" * 32

@@ -576,7 +576,7 @@ class Performance:
         self.phase = "get"
         self.check_bytes()
         for server in self.world.servers:
-            held = server.factory.service.commits
+            held = server.site.service.commits
             self.require(held == 0, f"{server.name} waits for {held} shares to become durable")
 
 

@@ -30,7 +30,6 @@ from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.params import Params
 from pipegrid.core.placement import permutation_seed
 from pipegrid.disk.commit import Committable, Disk, Policy
-from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.errors import NoSpace
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import Window
@@ -39,13 +38,12 @@ from pipegrid.grid.configured_servers import Windows
 from pipegrid.grid.grid import Grid
 from pipegrid.http11.pinned_key import pin_endpoint
 from pipegrid.server import identity as identities
-from pipegrid.server.gbs.http_connection import GbsSite
-from pipegrid.server.gbs.service import GbsService
 from pipegrid.server.listener import PortListener
-from pipegrid.storage.share_reader import ShareReader, open_reader
+from pipegrid.storage.share_reader import ShareReader
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.grid import EPOCH_S, PORT, SWISSNUM, SimulatedServer
 from pipegrid.testing.link_model import Bottleneck
 from pipegrid.testing.network import SimulatedNetwork, leaks, run
 from pipegrid.testing.tcp_socket import TcpOptions
@@ -57,16 +55,13 @@ from pipegrid.transport.gbs.requests import GbsSettings
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.server_address import Nurl
 from tests.scratch import scratch_directory
-from tests.storage.support import NOW, InlineWorkers, kill
 from tests.transfer.mutable_world import KeysAtOnce
-from tests.transport.gbs_world import CpuWithKeys, close_shares
+from tests.transport.gbs_world import CpuWithKeys
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
 WRONG_SWISSNUM = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-PORT = 443
 CLIENT = "client"
 CONVERGENCE = b"world"
 LEASE_SECRET = b"s" * 32
@@ -116,7 +111,7 @@ class LyingStore(ShareStore):
         self._host = host
         super().__init__(
             host.root,
-            clock=lambda: NOW + host.host.clock.seconds(),
+            clock=lambda: EPOCH_S + host.host.clock.seconds(),
             free_bytes=lambda path: host.free_bytes,
             boot_id=lambda: b"b" * 16,
         )
@@ -223,13 +218,11 @@ class _InventedReader(ShareReader):
         pass
 
 
-class StorageHost:
+class StorageHost(SimulatedServer):
     """
-    A storage server on a host of the network.
+    A storage server whose disk may fail, and which may lie.
 
     Attributes:
-        host: its machine; crash it and it comes back with what is in ``root``.
-        store, factory: of the process that runs now.
         free_bytes: what it believes its disk to have.
         room_bytes: what its disk really takes before it is full; None for no end.
         failing_syncs: how many of the next syncs fail.
@@ -239,51 +232,31 @@ class StorageHost:
     def __init__(
         self, network: SimulatedNetwork, name: str, root: Path, policy: Policy, tls: bool
     ) -> None:
-        self.host = network.host(name)
-        self.name = name
-        self.root = root
         self.free_bytes = 1 << 40
         self.room_bytes: int | None = None
         self.failing_syncs = 0
         self.lies: frozenset[str] = frozenset()
         self.claimed: frozenset[int] = frozenset()
-        self._policy: Policy = policy
         self._tls = tls
-        self._start()
-        self.host.on_crash.append(self.kill)
-        self.host.on_restart.append(self._start)
+        super().__init__(network, name, root, policy)
 
-    def _start(self) -> None:
+    def make_store(self) -> ShareStore:
+        return LyingStore(self)
+
+    def make_disk(self) -> Disk:
+        return FailingDisk(self)
+
+    def make_front(self) -> Any:
+        if not self._tls:
+            return self.site
         clock: Any = self.host.clock
-        self.store = LyingStore(self)
-        durability = GroupCommit(InlineWorkers(), clock, self._policy, FailingDisk(self))
-        service = GbsService(self.store, durability, SWISSNUM)
-        self.factory = GbsSite(service, clock)
-        front: Any = self.factory
-        if self._tls:
-            front = PortListener(self.factory, server_identity().contexts(), clock)
-        self.host.listen(PORT, front)
-
-    def kill(self) -> None:
-        """Do what the kernel does when the process has gone."""
-        kill(self.store)
-        close_shares(self.factory)
+        return PortListener(self.site, server_identity().contexts(), clock)
 
     def sync(self) -> None:
         """Fail if that is due."""
         if self.failing_syncs:
             self.failing_syncs -= 1
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    def shares(self, storage_index: bytes) -> dict[int, bytes]:
-        """Return what is really on the disk: complete shares, by number."""
-        found = {}
-        for number in ShareStore.list_shares(self.store, storage_index):
-            reader = open_reader(self.share_path(storage_index, number))
-            assert reader is not None
-            with reader:
-                found[number] = reader.read(0, reader.share_bytes)
-        return found
 
     def share_path(self, storage_index: bytes, number: int) -> str:
         """Return where a complete share lies."""

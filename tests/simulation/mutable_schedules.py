@@ -40,6 +40,7 @@ from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import PipegridError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.testing.faults import FaultPlan, Partition
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.testing.network import leaks
 from pipegrid.transfer.mutable.mutable_files import MutableFiles
 from pipegrid.transfer.mutable.version_cache import VersionCache
@@ -51,7 +52,7 @@ from tests.descriptors import left_open, open_files
 from tests.scratch import scratch_directory
 from tests.simulation.mutable_work import KINDS, Broken, Work
 from tests.simulation.strictness import watched
-from tests.transport.gbs_world import PORT, GbsWorld, InlineCpu
+from tests.transport.gbs_world import PORT, GbsWorld
 
 LIMIT_S = 1500.0
 PATIENCE_S = 200.0
@@ -258,7 +259,7 @@ class _Performance:
                 for n in range(self.schedule.servers)
             ]
         k, happy, n = self.schedule.shares
-        workers: Any = InlineCpu()
+        workers: Any = InlineWorkers()
         secrets = ClientSecrets(bytes([sorted(self.peers).index(host)]) * 32)
         files = MutableFiles(
             TransferContext(world.clock, workers, self.peers[host], secrets),

@@ -24,12 +24,12 @@ from pipegrid.core.decoder import Decoder
 from pipegrid.core.params import Params
 from pipegrid.disk.atomic_write import part_path
 from pipegrid.testing.faults import Slow
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.testing.tcp_socket import TcpOptions
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transport.gbs.requests import GbsSettings
 from tests.simulation.fault_schedules import SMALL
 from tests.simulation.grid_world import Client, GridWorld
-from tests.transport.gbs_world import InlineCpu
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +40,7 @@ LIMIT_S = 20_000.0
 NEVER_S = 1e6
 
 
-class SlowCpu(InlineCpu):
+class SlowCpu(InlineWorkers):
     """Computes what is asked at once, and says so after a time, as a thread on a busy machine does."""
 
     def __init__(self, clock: Any, chance: Random, most_s: float) -> None:

@@ -57,7 +57,7 @@ class LargeGridTests(SynchronousTestCase):
                 os.unlink(server.share_path(index, number))
 
     def connections(self) -> int:
-        return sum(bool(server.factory.connections) for server in self.world.servers)
+        return sum(bool(server.site.connections) for server in self.world.servers)
 
     def test_cold(self) -> None:
         """From the first connection on; those that are not needed are not made."""
@@ -143,4 +143,4 @@ class OtherGridsTests(SynchronousTestCase):
             [one] = world.run(client.grid.check_many([cap]))
             assert isinstance(one, CheckResult)
             self.assertTrue(one.healthy)
-            self.assertEqual(sum(bool(each.factory.connections) for each in world.servers), 10)
+            self.assertEqual(sum(bool(each.site.connections) for each in world.servers), 10)

@@ -76,7 +76,7 @@ class UpkeepTestCase(BudgetTestCase):
         """Return how many requests of each kind all servers have answered."""
         count: Counter[str] = Counter()
         for server in self.world.servers:
-            for (operation, _), number in server.factory.service.requests.items():
+            for (operation, _), number in server.site.service.requests.items():
                 count[operation] += number
         return count
 
@@ -355,7 +355,7 @@ class FaultTests(UpkeepTestCase):
 
 def forget_surveys(server: StorageHost) -> None:
     """Make a server one of those that know no surveys."""
-    service = server.factory.service
+    service = server.site.service
     begin = service.begin
 
     def begin_unless_survey(request: Request) -> Any:
@@ -368,7 +368,7 @@ def forget_surveys(server: StorageHost) -> None:
 
 def answer_surveys_with(server: StorageHost, body: bytes) -> None:
     """Have a server answer every survey with these bytes."""
-    service = server.factory.service
+    service = server.site.service
     begin = service.begin
 
     def begin_survey(request: Request) -> Any:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from twisted.internet.defer import Deferred, execute
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
@@ -22,14 +19,6 @@ SI_TEXT = base32.encode(SI)
 NOW = 1_700_000_000
 SECRETS = UploadSecrets(LeaseSecrets(b"r" * 32, b"c" * 32), b"u" * 32)
 OTHERS_SECRETS = UploadSecrets(LeaseSecrets(b"R" * 32, b"C" * 32), b"U" * 32)
-
-
-class InlineWorkers:
-    """Runs everything at once, in the calling thread."""
-
-    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Call function; its outcome is there already."""
-        return execute(function, *args, **kwargs)
 
 
 class StoreTestCase(SynchronousTestCase):
@@ -73,14 +62,3 @@ class StoreTestCase(SynchronousTestCase):
         """Read a whole share, as a process that has just started would."""
         with self.make_store().open_share(SI, number) as reader:
             return reader.read(0, 1 << 30)
-
-
-def kill(store: ShareStore) -> None:
-    """Do to a store what ``kill -9`` does to its process: files are closed, nothing else happens."""
-    for upload in store._unfinished._uploads.values():
-        if upload._fd is not None:
-            os.close(upload._fd)
-            upload._fd = None
-        upload.gone = True
-    store._unfinished._uploads.clear()
-    store._unfinished._open.clear()

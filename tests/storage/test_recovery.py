@@ -16,9 +16,10 @@ from typing import Any
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSuchShare, WrongSecret
 from pipegrid.storage.store import ShareStore
+from pipegrid.testing.grid import abandon_store
 from pipegrid.wire.messages import Allocation
 from tests.pipes import pipe_in_place
-from tests.storage.support import OTHERS_SECRETS, SECRETS, SI, StoreTestCase, kill
+from tests.storage.support import OTHERS_SECRETS, SECRETS, SI, StoreTestCase
 
 DATA = bytes(range(100))
 
@@ -37,7 +38,7 @@ class ResumeTests(StoreTestCase):
         upload.write(0, [DATA[:50]])
         upload.checkpoint()
         upload.write(50, [DATA[50:60]])
-        kill(self.store)
+        abandon_store(self.store)
         self.store = self.make_store()
 
     def test_a_write_resumes(self) -> None:
@@ -92,7 +93,7 @@ class ResumeTests(StoreTestCase):
             self.assertEqual(self.store.allocate(SI, {0}, 100, SECRETS).allocated, {0})
             upload = self.store.upload(SI, 0, SECRETS.upload)
             self.assertEqual(upload.required(), ((0, 100),))
-            kill(self.store)
+            abandon_store(self.store)
 
     def test_an_orphaned_note_vouches_for_nothing(self) -> None:
         """A note about a file that is gone says nothing about a new file of the same name."""
@@ -101,7 +102,7 @@ class ResumeTests(StoreTestCase):
         self.incoming(0).unlink()
         self.assertEqual(self.store.allocate(SI, {0}, 100, SECRETS).allocated, {0})
         self.assertEqual(self.store.upload(SI, 0, SECRETS.upload).required(), ((0, 100),))
-        kill(self.store)
+        abandon_store(self.store)
         self.incoming(0).write_bytes(b"short")
         self.incoming(0, ".upload").write_bytes(note)
         self.assertRaises(NoSuchShare, self.make_store().upload, SI, 0, SECRETS.upload)
@@ -109,13 +110,13 @@ class ResumeTests(StoreTestCase):
     def test_a_named_pipe(self) -> None:
         """In the place of a note says nothing; the share is sent anew."""
         self.begin()
-        kill(self.store)
+        abandon_store(self.store)
         with pipe_in_place(self.incoming(0, ".upload")):
             store = self.make_store()
             self.assertRaises(NoSuchShare, store.upload, SI, 0, SECRETS.upload)
             self.assertEqual(store.allocate(SI, {0}, 100, SECRETS).allocated, {0})
             store.upload(SI, 0, SECRETS.upload).write(0, [b"x" * 50])
-            kill(store)
+            abandon_store(store)
 
     def test_closing_leaves_a_note(self) -> None:
         """An orderly end keeps even what was not yet acknowledged."""
@@ -333,7 +334,7 @@ class CrashTests(StoreTestCase):
         finally:
             for patch in patches:
                 patch.restore()
-        kill(store)
+        abandon_store(store)
         for fd in opened:
             with contextlib.suppress(OSError):
                 os.close(fd)

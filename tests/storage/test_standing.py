@@ -23,8 +23,9 @@ from pipegrid.storage.uploads.eviction import (
     address_of,
 )
 from pipegrid.storage.uploads.incoming_share import IncomingShare
+from pipegrid.testing.grid import abandon_store
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
-from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, StoreTestCase, kill
+from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, StoreTestCase
 
 HOARDER = Client("10.0.0.1", 1)
 HONEST = Client("10.0.0.2", 2)
@@ -355,7 +356,7 @@ class KeepingTests(StoreTestCase):
 
     def restart(self, **options: float) -> int:
         """Kill the store and start another, as a server does; returns how many uploads can go on."""
-        kill(self.store)
+        abandon_store(self.store)
         self.store = self.make_store(**options)
         return self.store.adopt_leftovers()
 
@@ -460,7 +461,7 @@ class KeepingTests(StoreTestCase):
         self.incoming(1).write_bytes(b"left by whoever")
         for number in (0, 1):
             os.utime(self.incoming(number), (NOW, NOW))
-        kill(self.store)
+        abandon_store(self.store)
         self.store = self.make_store()
         self.now = NOW + 1799
         self.assertEqual(self.store.expire_uploads(), 0)

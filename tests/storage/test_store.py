@@ -27,11 +27,12 @@ from pipegrid.storage.store import MAX_ADVISORIES, MAX_REASON_BYTES
 from pipegrid.storage.uploads import incoming_files as incoming
 from pipegrid.storage.uploads.incoming_files import ONE_CALL_BYTES
 from pipegrid.storage.uploads.incoming_share import MAX_RANGES
+from pipegrid.testing.grid import abandon_store
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests import vectors
 from tests.locks import failing_locks
 from tests.pipes import pipe_in_place
-from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, SI_TEXT, StoreTestCase, kill
+from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, SI_TEXT, StoreTestCase
 
 LARGE = ONE_CALL_BYTES + 1
 """So large that its container is made when it is allocated."""
@@ -350,7 +351,7 @@ class WriteTests(StoreTestCase):
         self.assertRaises(ServerRefused, self.upload.publish)
         patch.restore()
         self.assertFalse(self.upload.is_open)
-        kill(self.store)
+        abandon_store(self.store)
         other = self.make_store()
         self.assertEqual(other.allocate(SI, {0}, 10, SECRETS).allocated, {0})
         upload = other.upload(SI, 0, SECRETS.upload)

@@ -14,9 +14,10 @@ from pipegrid.storage import share_file
 from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads import incoming_share
 from pipegrid.storage.uploads.incoming_share import IncomingShare, WholeShare
+from pipegrid.testing.grid import abandon_store
 from pipegrid.wire.messages import Allocation, UploadSecrets
 from tests.descriptors import open_files
-from tests.storage.support import OTHERS_SECRETS, SECRETS, SI, StoreTestCase, kill
+from tests.storage.support import OTHERS_SECRETS, SECRETS, SI, StoreTestCase
 
 OTHER_SI = bytes(16)
 
@@ -90,7 +91,7 @@ class LifeTests(WholeTestCase):
         ends: list[Callable[[IncomingShare], object]] = [
             lambda share: share.discard(),
             lambda _: self.store.close(),
-            lambda _: kill(self.store),
+            lambda _: abandon_store(self.store),
         ]
         for end in ends:
             share = self.take()
@@ -229,7 +230,7 @@ class LongWayTests(WholeTestCase):
             upload = dead.upload(SI, number, SECRETS.upload)
             upload.write(0, [b"wh"])
             upload.checkpoint()
-            kill(dead)
+            abandon_store(dead)
             self.patch(incoming_share, "MAX_LEFT", most)
             self.store = self.make_store()
             self.check_long_way(partial(self.take_or_not, number))

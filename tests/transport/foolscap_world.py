@@ -28,10 +28,11 @@ from pipegrid.server.foolscap.service import FoolscapStorage
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.storage.store import ShareStore
 from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transport.foolscap.client import FoolscapServer, FoolscapSettings
 from pipegrid.transport.foolscap.link import BOUNDS, LOST_AFTER_S
 from pipegrid.wire.foolscap_broker import make_tub
-from tests.storage.support import NOW, InlineWorkers
+from tests.storage.support import NOW
 from tests.transport.contract import IDENTITY
 
 SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"

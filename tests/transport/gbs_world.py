@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 
@@ -20,18 +20,18 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import AutoWindow
 from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.grid import Grid
-from pipegrid.reactor.blocking_calls import BlockingCall
 from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.service import GbsService
 from pipegrid.storage.store import ShareStore
 from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.grid import InlineWorkers, abandon_site
 from pipegrid.testing.network import SimulatedNetwork, run
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.requests import GbsSettings
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.server_address import Nurl
-from tests.storage.support import NOW, InlineWorkers
+from tests.storage.support import NOW
 from tests.transfer.mutable_world import KeysAtOnce
 
 P = ParamSpec("P")
@@ -86,15 +86,7 @@ class StorageHost:
         """Do what the kernel does when the process has gone: close its files."""
         self.store.close()
         if isinstance(self.factory, GbsSite):
-            close_shares(self.factory)
-
-
-def close_shares(site: GbsSite) -> None:
-    """Close the shares that a server, which has gone, was sending."""
-    for connection in site.connections:
-        for place in connection._order.unanswered:
-            if place.stream is not None:
-                place.stream.close()
+            abandon_site(self.factory)
 
 
 class GbsWorld:
@@ -160,25 +152,7 @@ class GbsWorld:
             server.store.close()
 
 
-class InlineCpu(InlineWorkers):
-    """Computes at once, as if that took no time."""
-
-    parallel = 2
-
-    def run_if_large(self, size: int, function: Callable[..., Any], *args: Any) -> Deferred[Any]:
-        """Call it."""
-        return self.run(function, *args)
-
-    def run_blocking(self, function: Callable[..., Any], *args: Any) -> Deferred[Any]:
-        """Call it; it had better not wait."""
-        return self.run(function, BlockingCall(), *args)
-
-    def stop(self) -> Deferred[None]:
-        """Nothing runs."""
-        return succeed(None)
-
-
-class CpuWithKeys(InlineCpu):
+class CpuWithKeys(InlineWorkers):
     """
     Has key pairs as well without a tenth of a second of real time for each.
 

@@ -17,10 +17,10 @@ from pipegrid.disk.commit import Disk, Policy
 from pipegrid.disk.group_commit import GroupCommit, ThreadRunner
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, ServerUnreachable
 from pipegrid.storage.store import ShareStore
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transport.interface import StorageServer
 from pipegrid.transport.local_server import STREAM_CHUNK_BYTES, LocalServer
 from pipegrid.wire.messages import Allocation, Stored
-from tests.storage.support import InlineWorkers
 from tests.transport.contract import (
     IDENTITY,
     OTHER_SI,

@@ -15,9 +15,10 @@ from pipegrid.disk.commit import Policy
 from pipegrid.disk.group_commit import GroupCommit, ThreadRunner
 from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
 from pipegrid.server.gbs.service import GbsService
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.wire import gbs_messages
 from pipegrid.wire.messages import UploadSecrets
-from tests.storage.support import SECRETS, SI, InlineWorkers, StoreTestCase
+from tests.storage.support import SECRETS, SI, StoreTestCase
 
 SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
 AUTHORIZATION = b"Authorization: " + gbs_messages.authorization(SWISSNUM)

@@ -32,6 +32,7 @@ from pipegrid.server.gbs.request_parser import (
     MAX_HEAD_BYTES,
     RequestParser,
 )
+from pipegrid.testing.grid import abandon_store
 from pipegrid.wire import gbs_messages
 from tests.server.gbs.support import (
     AUTHORIZATION,
@@ -47,7 +48,7 @@ from tests.server.gbs.support import (
     upload_header,
     write,
 )
-from tests.storage.support import OTHERS_SECRETS, SECRETS, SI, kill
+from tests.storage.support import OTHERS_SECRETS, SECRETS, SI
 
 OTHER_SI = bytes(range(100, 116))
 BIG = random.Random(3).randbytes(700_000)
@@ -390,7 +391,7 @@ class WriteTests(ServerTestCase):
         connection, transport = self.connect()
         connection.dataReceived(write(0, 0, BIG)[:400_000])
         transport.lose()
-        kill(self.store)
+        abandon_store(self.store)
         self.store = self.make_store()
         self.restart()
         (reply,) = self.ask(write(0, 0, BIG[:10]))
