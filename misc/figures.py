@@ -5,7 +5,8 @@ Promises with their measured figures: ``docs/figures.json``, and the tables that
     python -m misc.figures --record MODULE [OPTION...]   run a command of misc/, and append what it measures
     python -m misc.figures --add ID FIGURE KEPT          append a figure that was read by a person
 
-A figure has the commit and the date on which it was measured; the pages show the latest of each promise.
+A figure has the commit and the date of its measurement, and options that were given; the pages show the
+latest of each promise.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Promise:
         reads: how ``--record`` finds the figure in what a command prints: ``module``, and either ``status``,
             the words for a command that ends with status 0, or ``match`` (fields of a line of JSON and their
             values), ``median``, ``low`` and ``high`` (dotted names of fields), ``unit``, and ``at_most`` or
-            ``at_least``. None: by ``--add`` only.
+            ``at_least``; ``json``: the module prints such lines with ``--json``. None: by ``--add`` only.
     """
 
     name: str
@@ -187,7 +188,10 @@ def record(
     promises: Sequence[Promise], module: str, arguments: Sequence[str], out: TextIO
 ) -> list[Promise]:
     """Run a module of misc/, pass on what it prints, and return the promises with what it measured."""
-    command = [sys.executable, "-m", module, *arguments]
+    reading = [each.reads for each in promises if each.reads is not None]
+    asked = any(each.get("json") for each in reading if each["module"] == module)
+    options = ["--json"] if asked and "--json" not in arguments else []
+    command = [sys.executable, "-m", module, *arguments, *options]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = []
@@ -206,10 +210,12 @@ def record(
 def _found(
     reads: Mapping[str, Any], lines: Sequence[str], status: int, arguments: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
+    given = [each for each in arguments if each != "--json"]
+    how = f" `{' '.join(given)}`" if given else ""
     if "status" in reads:
         if status in (0, 1):  # others: it could not be tried
-            words = " ".join([reads["status"], *(f"`{each}`" for each in arguments)])
-            yield (words, "yes") if status == 0 else ("not held: status 1", "no")
+            words = reads["status"] if status == 0 else "not held: status 1"
+            yield f"{words}{how}", "yes" if status == 0 else "no"
         return
     for line in lines:
         try:
@@ -218,7 +224,7 @@ def _found(
             continue
         judged = judge(value, reads) if isinstance(value, dict) else None
         if judged is not None:
-            yield judged
+            yield f"{judged[0]}{how}", judged[1]
 
 
 def main(

@@ -169,14 +169,15 @@ class RecordTests(SynchronousTestCase):
             "median": "ratio.median",
             "unit": "times",
             "at_most": 1000,
+            "json": True,
         }
         if shutil.which("git") is None:
             raise self.skipTest("there is no git")
         promise = attrs.evolve(ONE, reads=reads)
-        arguments = ("--record", "misc.speedtest.startup", "--pairs", "1", "--json")
+        arguments = ("--record", "misc.speedtest.startup", "--pairs", "1")
         after, page = self.run_on(promise, *arguments)
         self.assertEqual(len(after.figures), 2)
-        self.assertRegex(after.figures[-1].figure, r"^[\d.]+ times$")
+        self.assertRegex(after.figures[-1].figure, r"^[\d.]+ times `--pairs 1`$")
         self.assertIn(f"{after.figures[-1].commit}, {after.figures[-1].date}", page)
 
     def test_a_status_is_a_figure(self) -> None:
