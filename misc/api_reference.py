@@ -6,7 +6,7 @@ not current.
 
 An entry has the signature without types, the first sentence of the docstring, and that of each item of its
 lists (*Args*, *Raises* and such); the source has the rest. What a class implements of another public one is
-listed once, and classes that the HTTP client is made of have no lists.
+listed once, and classes that the HTTP client is made of have signatures only.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ PARTS = frozenset(
         "StandardEndpoints",
     }
 )
-"""Of which the HTTP client is made; programs that replace one read its source."""
+"""Of which the HTTP client is made; programs that use one read its source."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _LIST = re.compile(r"(Args|Attributes|Returns|Raises.*):")
@@ -236,12 +236,14 @@ def _class(name: str, kind: type) -> Iterator[str]:
 def _member(name: str, found: Any, lists: bool) -> Iterator[str]:
     if isinstance(found, property):
         if inspect.getdoc(found):
-            yield f"`{name}`: {_short(inspect.getdoc(found) or '', lists)}"
+            text = f": {_short(inspect.getdoc(found) or '')}" if lists else "\n"
+            yield f"`{name}`{text}"
         return
     if isinstance(found, (classmethod, staticmethod)):
         found = found.__func__
     if inspect.isfunction(found) and inspect.getdoc(found):
-        yield f"`{name}{_signature(found)}`: {_short(inspect.getdoc(found) or '', lists)}"
+        text = f": {_short(inspect.getdoc(found) or '')}" if lists else "\n"
+        yield f"`{name}{_signature(found)}`{text}"
 
 
 def _signature(value: Any) -> str:
@@ -280,7 +282,7 @@ def _sentence(text: str) -> str:
     line = re.sub(r"^([*\w]+(?:, [*\w]+)*): ", r"`\1`: ", " ".join(text.split()))
     if not line:
         return ""
-    short = re.split(r"(?<=[a-z0-9`)\"])\. (?=[A-Z`])", line)[0]
+    short = re.split(r"(?<=[a-z0-9`)\"])(?:\. (?=[A-Z`])|; )", line)[0]
     return short if short.endswith((".", ":", "?")) else f"{short}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 from pipegrid.grid.tahoe_settings import FILE_SETTINGS, SETTINGS, Setting
@@ -12,9 +13,10 @@ BEGIN, END = "<!-- tables: python -m misc.settings_page -->", "<!-- end of table
 
 def _table(settings: list[Setting]) -> str:
     lines = ["| setting | commands | `serve` | what it is |", "|---|---|---|---|"]
-    lines += [
-        f"| `{each.name}` | {each.client} | {each.server} | {each.note} |" for each in settings
-    ]
+    alike = groupby(settings, lambda each: (each.client, each.server, each.note))
+    for (client, server, note), rows in alike:
+        names = ", ".join(f"`{each.name}`" for each in rows)
+        lines.append(f"| {names} | {client} | {server} | {note} |")
     return "\n".join(lines)
 
 
