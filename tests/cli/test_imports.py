@@ -12,6 +12,7 @@ from misc.speedtest.processes import Servers
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
+from pipegrid.speedtest.server_processes import Encoding
 
 OF_OTHERS = (
     "foolscap",
@@ -130,7 +131,9 @@ class ImportTests(SynchronousTestCase):
         """A ``put`` over HTTPS loads what it needs, a ``get`` too, and neither what the other does."""
         scratch = Path(self.mktemp()).absolute()
         scratch.mkdir()
-        with Servers(2, params=Params(1, 2), scratch=scratch, durability="none") as servers:
+        with Servers(
+            2, encoding=Encoding.for_servers(2, Params(1, 2)), scratch=scratch, durability="none"
+        ) as servers:
             file = scratch / "file"
             file.write_bytes(b"more than fifty-five bytes " * 9)
             start = (_COMMAND, "-d", str(servers.client))

@@ -21,7 +21,7 @@ from pipegrid.errors import UnhappyError
 from pipegrid.grid import Grid
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
 from pipegrid.grid.configured_servers import IntroducerAddress, Introducers
-from pipegrid.grid.creation import create_client
+from pipegrid.grid.creation import ClientPreferences, create_client
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.wire import server_address
 from pipegrid.wire.announcements import AnnouncementKey, make_signing_key
@@ -123,7 +123,9 @@ class CertifiedTests(TestCase):
             files={SERVERS_NAME: json.dumps({"storage": entries})}
             if static
             else {INTRODUCERS_NAME: introducers},
-            managers=[parse_manager_key("alice", MANAGER.public_text)] if managed else [],
+            preferences=ClientPreferences(
+                managers=[parse_manager_key("alice", MANAGER.public_text)] if managed else []
+            ),
         )
         grid = await Grid.open(reactor, self.directory / name, wait_for=5)
         self.grids.append(grid)

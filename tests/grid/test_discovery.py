@@ -17,7 +17,13 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid import discovery
 from pipegrid.grid.client_cache import cache_name, read_cache
 from pipegrid.grid.configured_servers import IntroducerAddress, load_introducers, parse_introducers
-from pipegrid.grid.discovery import FORGET_AFTER_S, GRACE_S, PATIENCE_S, Discovery
+from pipegrid.grid.discovery import (
+    FORGET_AFTER_S,
+    GRACE_S,
+    PATIENCE_S,
+    Discovery,
+    DiscoverySettings,
+)
 from pipegrid.grid.introducer_client import MAX_WARNINGS
 from pipegrid.grid.server_registry import MAX_WARNINGS as MAX_GRID_WARNINGS
 from pipegrid.grid.server_registry import WAIT_FOR_S, Readiness, ServerRegistry, Warnings
@@ -52,10 +58,9 @@ class World:
             for n in range(len(introducers))
         ]
         self.discovery = Discovery(
-            addresses,
+            DiscoverySettings(addresses, caches),
             self.connect,
             self.clock,
-            caches=caches,
             found=self.members.found,
             warn=self.warnings.add,
         )

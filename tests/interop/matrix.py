@@ -26,7 +26,7 @@ from pipegrid.core.caps import ChkCap, parse_cap
 from pipegrid.core.params import Params
 from pipegrid.grid import Grid
 from pipegrid.grid.client_paths import INTRODUCERS_NAME
-from pipegrid.grid.creation import create_client
+from pipegrid.grid.creation import ClientPreferences, create_client
 from pipegrid.transfer.results import CheckResult, PutResult
 from pipegrid.transport.foolscap.client import FoolscapServer
 from tests.interop.processes import Gateway, Process, TahoeGrid, storage_directory
@@ -299,7 +299,7 @@ def make_stranger(
         params=Params(needed, total),
         happy=happy,
         files={INTRODUCERS_NAME: f'introducers: {{default: {{furl: "{introducer}"}}}}\n'},
-        force_foolscap=force_foolscap,
+        preferences=ClientPreferences(force_foolscap=force_foolscap),
     )
 
 

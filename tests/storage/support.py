@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.store import ShareStore, StoreSettings
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 
 P = ParamSpec("P")
@@ -33,8 +34,11 @@ class StoreTestCase(SynchronousTestCase):
 
     def make_store(self, **options: Any) -> ShareStore:
         """Open the directory, as another process would."""
+        names = {each.name for each in attrs.fields(StoreSettings)}
+        given = {name: options.pop(name) for name in names & options.keys()}
         store = ShareStore(
             self.root,
+            StoreSettings(**given),
             clock=lambda: self.now,
             free_bytes=lambda path: self.free,
             boot_id=lambda: self.boot,

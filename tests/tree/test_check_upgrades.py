@@ -14,7 +14,7 @@ from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest
 from pipegrid.tree import tree_check
 from pipegrid.tree.directory import Directory, create_directory
-from pipegrid.tree.tree_check import FirstMet, TreeSummary, check_trees
+from pipegrid.tree.tree_check import CheckReports, FirstMet, TreeSummary, check_trees
 from pipegrid.tree.walk import TreeStats, walk
 from pipegrid.tree.walk_order import Found
 from tests.grid.test_mutables import GridTestCase
@@ -80,7 +80,9 @@ class UpgradeTests(GridTestCase):
             self.assertNotIn(path, self.ended)
             self.ended[path] = outcome
 
-        return self.world.run(check_trees(grid, caps, UpkeepRequest(**todo), ended=ended))
+        return self.world.run(
+            check_trees(grid, caps, UpkeepRequest(**todo), reports=CheckReports(ended))
+        )
 
     def assertWhole(self, *caps: Any) -> None:
         """Each has all of its shares, as its writer sees them."""

@@ -19,7 +19,7 @@ from pipegrid.transfer.settings import Limits
 from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome, UpkeepRequest
 from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.retry import FIRST_WAIT_S, WAIT_S
-from pipegrid.tree.tree_check import FirstMet, TreeSummary, check_trees
+from pipegrid.tree.tree_check import CheckReports, FirstMet, TreeSummary, check_trees
 from pipegrid.tree.tree_download import GetTreeLimits
 from pipegrid.tree.tree_upload import GIVE_UP, TreeReports, TreeResult, tree_upload
 from tests.tree.test_download import TreeTestCase
@@ -306,9 +306,9 @@ class RepairTests(OutageTestCase):
             begin(upkeep, *args, **options)
 
         patch = self.patch(Upkeep, "begin", counted)
-        checking = check_trees(
-            self.client.grid, [cap], UpkeepRequest(**todo), ended=ended, waiting=self.said.append
-        )
+        reports = CheckReports(ended, waiting=self.said.append)
+        todo_request = UpkeepRequest(**todo)
+        checking = check_trees(self.client.grid, [cap], todo_request, reports=reports)
         summary = self.world.run(checking)
         patch.restore()
         self.assertEqual(len(self.ended), summary.objects)

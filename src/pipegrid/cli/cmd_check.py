@@ -253,16 +253,9 @@ async def _trees(
     def unreadable(root: int, place: FirstMet, error: Exception) -> None:
         report.unreadable(named(root, place), error)
 
-    await tree_check.check_trees(
-        grid,
-        [file.cap for file in files],
-        todo,
-        summary,
-        bounds=bounds,
-        ended=ended,
-        unreadable=unreadable,
-        waiting=waiting,
-    )
+    reports = tree_check.CheckReports(ended, unreadable, waiting)
+    caps = [file.cap for file in files]
+    await tree_check.check_trees(grid, caps, todo, summary, bounds=bounds, reports=reports)
     return summary
 
 

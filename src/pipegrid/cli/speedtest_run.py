@@ -194,7 +194,9 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
         servers,
         transport=given["transport"] or targets.GBS,
         link=link_of(given),
-        params=params_of(given, targets.fitting_params(servers), servers),
+        encoding=server_processes.Encoding.for_servers(
+            servers, params_of(given, targets.fitting_params(servers), servers)
+        ),
         durability=given["durability"] or "batch",
         scratch=None if given["scratch"] is None else Path(given["scratch"]),
     )

@@ -106,17 +106,33 @@ def create_local(
     return _create(Path(directory), params, happy, local, automatic=automatic)
 
 
+@attrs.frozen
+class ClientPreferences:
+    """
+    What a client's directory may say besides how files are encoded.
+
+    Attributes:
+        preferred: ids of servers that come first.
+        force_foolscap: speak Foolscap with servers that speak HTTPS as well.
+        nickname: what the directory's owner is called, as introducers are told.
+        mutable_format: of new mutable files and directories.
+        managers: grid managers that are trusted.
+    """
+
+    preferred: frozenset[str] = frozenset()
+    force_foolscap: bool = False
+    nickname: str = ""
+    mutable_format: str = "sdmf"
+    managers: Sequence[ManagerKey] = ()
+
+
 def create_client(
     directory: Path | str,
     *,
     params: Params | None = None,
     happy: int | None = None,
     files: Mapping[str, str] | None = None,
-    preferred: frozenset[str] = frozenset(),
-    force_foolscap: bool = False,
-    nickname: str = "",
-    mutable_format: str = "sdmf",
-    managers: Sequence[ManagerKey] = (),
+    preferences: ClientPreferences | None = None,
     moved: Callable[[Path], None] | None = None,
 ) -> GridConfig:
     """
@@ -126,23 +142,25 @@ def create_client(
 
     Args:
         files: names in the directory, with contents, such as ``private/servers.yaml``.
-        preferred: ids of servers that come first.
-        force_foolscap: speak Foolscap with servers that speak HTTPS as well.
-        nickname: what the directory's owner is called, as introducers are told.
-        mutable_format: of new mutable files and directories.
-        managers: grid managers that are trusted.
         moved: told where a grid that was made automatically is moved; without, it is in the way.
     """
     params = params or Params()
     happy = min(DEFAULT_HAPPY, params.total_shares) if happy is None else happy
     check_happy(happy, params)
-    more = [f"peers.preferred = {', '.join(sorted(preferred))}"] if preferred else []
-    more += ["force_foolscap = true"] if force_foolscap else []
-    more += [f"mutable.format = {mutable_format}"] if mutable_format != "sdmf" else []
-    more += ["", "[node]", f"nickname = {' '.join(nickname.split())}"] if nickname else []
-    if managers:
-        more += ["", "[grid_managers]", *(f"{each.name} = {each}" for each in managers)]
+    more = [] if preferences is None else _preference_lines(preferences)
     return _create(Path(directory), params, happy, more, files, moved)
+
+
+def _preference_lines(said: ClientPreferences) -> list[str]:
+    """Return the lines of a client's configuration that say so."""
+    more = [f"peers.preferred = {', '.join(sorted(said.preferred))}"] if said.preferred else []
+    more += ["force_foolscap = true"] if said.force_foolscap else []
+    more += [f"mutable.format = {said.mutable_format}"] if said.mutable_format != "sdmf" else []
+    nickname = " ".join(said.nickname.split())
+    more += ["", "[node]", f"nickname = {nickname}"] if said.nickname else []
+    if said.managers:
+        more += ["", "[grid_managers]", *(f"{each.name} = {each}" for each in said.managers)]
+    return more
 
 
 def create_like_tahoe(
@@ -194,11 +212,13 @@ def create_like_tahoe(
         params=params or theirs.params,
         happy=theirs.happy if happy is None and params is None else happy,
         files=files,
-        preferred=theirs.preferred,
-        force_foolscap=theirs.force_foolscap,
-        nickname=theirs.nickname,
-        mutable_format=theirs.mutable_format,
-        managers=theirs.managers,
+        preferences=ClientPreferences(
+            preferred=theirs.preferred,
+            force_foolscap=theirs.force_foolscap,
+            nickname=theirs.nickname,
+            mutable_format=theirs.mutable_format,
+            managers=theirs.managers,
+        ),
         moved=moved,
     )
 

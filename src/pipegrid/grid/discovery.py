@@ -23,7 +23,7 @@ from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_cache import cache_name, cache_names, read_cache, write_cache
 from pipegrid.grid.configured_servers import IntroducerAddress
-from pipegrid.grid.introducer_client import IntroducerClient, IntroducerStatus
+from pipegrid.grid.introducer_client import IntroducerCallbacks, IntroducerClient, IntroducerStatus
 from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.wire.announcements import Announcement, AnnouncementBook, KnownServer, describe
 from pipegrid.wire.grid_manager import ManagerKey
@@ -42,57 +42,69 @@ _WRITE_AGAIN_AFTER_S = 30.0
 log = Logger()
 
 
+@attrs.frozen
+class DiscoverySettings:
+    """
+    Which introducers a client asks, and what it keeps of their answers.
+
+    Attributes:
+        addresses: of the introducers.
+        caches: directories with what was said before; the first is where it is written, if there is one.
+        nickname: what the client's owner is called, as introducers are told.
+        managers: grid managers whose certificates are kept.
+    """
+
+    addresses: Sequence[IntroducerAddress]
+    caches: Sequence[Path]
+    nickname: str = ""
+    managers: Sequence[ManagerKey] = ()
+
+
 class Discovery:
     """
     Listens to all introducers of a grid.
 
     Args:
         connect: makes connections: a tub's ``getReference``.
-        caches: directories with what was said before; the first is where it is written, if there is one.
         found: given every server, and again when its address changes.
         warn: given a sentence for everything that is skipped or out of reach.
-        managers: grid managers whose certificates are kept.
         now: what time it is, which is written down.
     """
 
     def __init__(
         self,
-        addresses: Sequence[IntroducerAddress],
+        settings: DiscoverySettings,
         connect: Connect,
         clock: IReactorTime,
         *,
-        caches: Sequence[Path],
         found: Callable[[KnownServer], None],
         warn: Callable[[str], None],
-        nickname: str = "",
-        managers: Sequence[ManagerKey] = (),
         now: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
         self._now = now
-        self._caches = caches
+        self._caches = settings.caches
         self._found = found
         self._warn = warn
-        self._book = AnnouncementBook(managers=managers)
+        self._book = AnnouncementBook(managers=settings.managers)
         self._waiting: list[Deferred[None]] = []
         self._writing: IDelayedCall | None = None
         self._write_after_s = _WRITE_AFTER_S
         self._waking: IDelayedCall | None = None
         self._remembered: dict[str, dict[str, float | None]] = {}
         """Of each introducer the servers that it named earlier, and since when it has not."""
+        callbacks = IntroducerCallbacks(self._news, warn, self._verdict)
         self.clients = [
             IntroducerClient(
                 address,
                 connect,
                 clock,
                 self._book,
-                news=self._news,
-                warn=warn,
-                verdict=self._verdict,
-                nickname=nickname,
-                most_servers=self._book.limit // len(addresses),
+                callbacks,
+                nickname=settings.nickname,
+                most_servers=self._book.limit // len(settings.addresses),
             )
-            for address in addresses
+            for address in settings.addresses
         ]
 
     @property

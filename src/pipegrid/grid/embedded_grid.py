@@ -19,7 +19,7 @@ from pipegrid.grid.client_config import GridConfig, LocalGrid
 from pipegrid.grid.client_paths import CONFIG_NAME
 from pipegrid.reactor.workers import Workers
 from pipegrid.storage.storage_paths import Paths
-from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
+from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.local_server import LocalServer
 from pipegrid.wire.messages import ServerIdentity
@@ -84,11 +84,8 @@ def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
     peers, stores = [], []
     for number in range(grid.servers):
         directory = grid.directory / f"{number:02d}"
-        store = ShareStore(
-            directory,
-            clock=time.time,
-            keep_unfinished_s=grid.keep_unfinished_s or KEEP_UNFINISHED_S,
-        )
+        settings = StoreSettings(keep_unfinished_s=grid.keep_unfinished_s or KEEP_UNFINISHED_S)
+        store = ShareStore(directory, settings, clock=time.time)
         stores.append(store)
         server = LocalServer(store, local_identity(number), workers, durability)
         peers.append(Peer(server, Pipeline(_WINDOW_BYTES), "local", str(directory)))

@@ -61,16 +61,29 @@ class IntroducerStatus:
     servers: int
 
 
+@attrs.frozen(eq=False)
+class IntroducerCallbacks:
+    """
+    What the client of an introducer calls.
+
+    Attributes:
+        news: given every announcement that is new.
+        warn: given a sentence for every announcement that is skipped.
+        verdict: called when there is something new to know: it answered, failed, or was lost.
+    """
+
+    news: Callable[[Announcement], None]
+    warn: Callable[[str], None]
+    verdict: Callable[[], None]
+
+
 class IntroducerClient:
     """
     Listens to one introducer.
 
     Args:
         book: decides what is news; several introducers may share it.
-        most_servers: its part of the book: nobody is to keep out what other introducers name.
-        news: given every announcement that is.
-        warn: given a sentence for every announcement that is skipped.
-        verdict: called when there is something new to know: it answered, failed, or was lost.
+        most_servers: its part of the book: no introducer may keep out what others name.
     """
 
     def __init__(
@@ -79,10 +92,8 @@ class IntroducerClient:
         connect: Connect,
         clock: IReactorTime,
         book: AnnouncementBook,
+        callbacks: IntroducerCallbacks,
         *,
-        news: Callable[[Announcement], None],
-        warn: Callable[[str], None],
-        verdict: Callable[[], None],
         nickname: str = "",
         most_servers: int = MAX_SERVERS,
     ) -> None:
@@ -90,9 +101,9 @@ class IntroducerClient:
         self._connect = connect
         self._clock = clock
         self._book = book
-        self._news = news
-        self._warn = warn
-        self._verdict = verdict
+        self._news = callbacks.news
+        self._warn = callbacks.warn
+        self._verdict = callbacks.verdict
         self._nickname = nickname
         self._reason: str | None = "it has not answered yet"
         self._connected = False

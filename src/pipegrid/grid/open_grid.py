@@ -287,21 +287,17 @@ def _discover(
 ) -> tuple[Discovery, Any]:
     """Begin to ask introducers; returns who does, and the tub that is to be stopped."""
     # Foolscap takes long to import.
-    from pipegrid.grid.discovery import Discovery
+    from pipegrid.grid.discovery import Discovery, DiscoverySettings
     from pipegrid.wire.foolscap_broker import make_tub
     from pipegrid.wire.introducer_protocol import BOUNDS, LOST_AFTER_S
 
     tub = make_tub(LOST_AFTER_S, BOUNDS)
     tub.startService()
+    settings = DiscoverySettings(
+        config.introducers.addresses, config.caches, config.nickname, config.managers
+    )
     discovery = Discovery(
-        config.introducers.addresses,
-        tub.getReference,
-        reactor,
-        caches=config.caches,
-        found=members.found,
-        warn=warnings.add,
-        nickname=config.nickname,
-        managers=config.managers,
+        settings, tub.getReference, reactor, found=members.found, warn=warnings.add
     )
     discovery.start()
     return discovery, tub

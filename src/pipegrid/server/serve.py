@@ -40,7 +40,7 @@ from pipegrid.server.listener import (
 )
 from pipegrid.storage.garbage_collector import NonDecreasingDate, look, why_wrong
 from pipegrid.storage.share_file import Expiry
-from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore
+from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
 from pipegrid.wire.server_address import Furl
 
 # Where a server listens, and where clients are told to look: as texts of people, and as hints of fURLs.
@@ -280,11 +280,13 @@ class StorageNode:
         self._date = NonDecreasingDate(self.storage)
         self._store = ShareStore(
             self.storage,
+            StoreSettings(
+                reserved_bytes=settings.reserved_bytes,
+                keep_unfinished_s=settings.keep_unfinished_s,
+                read_only=settings.read_only,
+            ),
             clock=time.time,
             date=self._date,
-            reserved_bytes=settings.reserved_bytes,
-            keep_unfinished_s=settings.keep_unfinished_s,
-            read_only=settings.read_only,
         )
         self._durability = GroupCommit(self._workers, reactor, settings.durability)
         self._server: GbsSite | None = None

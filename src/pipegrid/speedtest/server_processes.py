@@ -183,6 +183,28 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 A = TypeVar("A")
 
 
+@attrs.frozen
+class Encoding:
+    """
+    How a client encodes files.
+
+    Attributes:
+        params: k, n and the segment size.
+        happy: over how many servers shares must be spread.
+    """
+
+    params: Params
+    happy: int
+
+    @classmethod
+    def for_servers(
+        cls, count: int, params: Params | None = None, happy: int | None = None
+    ) -> Encoding:
+        """Return the usual one, as far as so many servers allow."""
+        params = params or Params()
+        return cls(params, min(7, count, params.total_shares) if happy is None else happy)
+
+
 class Servers:
     """
     Storage servers that run while this is entered.
@@ -192,7 +214,7 @@ class Servers:
         rtt_s: round trip of the link before them; None for no relay.
         durability: of the servers.
         scratch: where directories are made; None for the usual place. What matters is whose disk it is.
-        params, happy: of the client's directory.
+        encoding: of the client's directory; None for the usual one, as far as so many servers allow.
         yielding: how far the servers stand back behind the client where both want a processor (``nice``, 0 to
             19). On a grid each has its own; here ten of them would leave the client a tenth of one.
 
@@ -212,8 +234,7 @@ class Servers:
         rtt_s: float | None = None,
         durability: str = "batch",
         scratch: Path | None = None,
-        params: Params | None = None,
-        happy: int | None = None,
+        encoding: Encoding | None = None,
         profile: Path | None = None,
         yielding: int = 0,
     ) -> None:
@@ -221,8 +242,7 @@ class Servers:
         self._rtt_s = rtt_s
         self._durability = durability
         self._scratch = scratch
-        self._params = params or Params()
-        self._happy = min(7, count, self._params.total_shares) if happy is None else happy
+        self._encoding = encoding or Encoding.for_servers(count)
         self._profile = profile
         self._yielding = yielding
         self._stack = contextlib.ExitStack()
@@ -275,7 +295,7 @@ class Servers:
             *ports, self.echo_port = json.loads(first_line(relay))
             self.addresses = at_ports(self.addresses, ports)
         self.client = scratch / "client"
-        make_client(self.client, self.addresses, self._params, self._happy)
+        make_client(self.client, self.addresses, self._encoding.params, self._encoding.happy)
 
     def _command(self, directory: Path) -> list[str]:
         python = [sys.executable]

@@ -31,6 +31,7 @@ from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
 from pipegrid.speedtest.server_processes import (
     LOOPBACK,
+    Encoding,
     Servers,
     at_ports,
     in_thread,
@@ -369,7 +370,7 @@ class PrivateGrid(FileTarget):
 
     Args:
         count: of servers.
-        params, happy: of the client; None for the usual, as far as so many servers allow.
+        encoding: of the client; None for the usual one, as far as so many servers allow.
         scratch: where the servers keep their shares; None for the usual place.
     """
 
@@ -383,8 +384,7 @@ class PrivateGrid(FileTarget):
         *,
         transport: str = GBS,
         link: EmulatedLink | None = None,
-        params: Params | None = None,
-        happy: int | None = None,
+        encoding: Encoding | None = None,
         durability: str = "batch",
         scratch: Path | None = None,
     ) -> None:
@@ -393,8 +393,8 @@ class PrivateGrid(FileTarget):
         self.servers = count
         self.transport = transport
         self.link = link
-        self.params = params or fitting_params(count)
-        self.happy = min(7, count, self.params.total_shares) if happy is None else happy
+        encoding = encoding or Encoding.for_servers(count, fitting_params(count))
+        self.params, self.happy = encoding.params, encoding.happy
         self.durability = durability
         self._stack = ExitStack()
         self._lock = Lock()
@@ -417,8 +417,7 @@ class PrivateGrid(FileTarget):
             self.servers,
             durability=self.durability,
             scratch=self._scratch,
-            params=self.params,
-            happy=self.happy,
+            encoding=Encoding(self.params, self.happy),
         )
         try:
             await in_thread(self._reactor, self._enter, running)

@@ -8,6 +8,8 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
+import attrs
+
 from pipegrid.core import base32, dates
 from pipegrid.core.text import harmless
 from pipegrid.disk import files as disk
@@ -193,6 +195,31 @@ WORTHLESS_AFTER_S = 30 * 60.0
 DEFAULT_EXPIRY = Expiry()
 
 
+@attrs.frozen
+class StoreSettings:
+    """
+    What a store accepts, and how much of it.
+
+    Attributes:
+        reserved_bytes: space on the disk that shares must leave free.
+        read_only: accept no shares. Leases are renewed all the same.
+        max_open_uploads: files that are kept open; unfinished uploads beyond that are closed, the longest
+            unused first, and opened again for their next write. Complete ones that wait to become durable
+            cannot be closed and may go beyond it: bounding them is for the caller.
+        max_uploads: unfinished uploads at a time; beyond that, some are evicted, or allocation is refused.
+        keep_unfinished_s: so long after its last write an unfinished upload is given up, if its space was
+            not needed before: see ``uploads.eviction``.
+        node_id: 20 bytes, the server's tub id, for containers of mutable shares.
+    """
+
+    reserved_bytes: int = 0
+    read_only: bool = False
+    max_open_uploads: int = 64
+    max_uploads: int = 4096
+    keep_unfinished_s: float = KEEP_UNFINISHED_S
+    node_id: bytes = bytes(NODE_ID_BYTES)
+
+
 class ShareStore:
     """
     One storage directory. Creating the object touches no disk; directories are made when needed.
@@ -200,17 +227,8 @@ class ShareStore:
     Args:
         root: the storage directory.
         clock: seconds since 1970, for abandonment; and for leases, unless ``date`` tells those.
-        reserved_bytes: room on the disk that shares must leave free.
-        read_only: accept no shares. Leases are renewed all the same.
-        max_open_uploads: files that are kept open; unfinished uploads beyond that are closed, the longest
-            unused first, and opened again for their next write. Complete ones that wait to become durable
-            cannot be closed and may go beyond it: bounding them is for whoever calls.
-        max_uploads: unfinished uploads at a time; beyond that, some make room, or allocation is refused.
-        keep_unfinished_s: so long after its last write an unfinished upload is given up, if its room was
-            not needed before: see ``uploads.standing``.
-        free_bytes: room on the disk of a path, or None if unknown.
+        free_bytes: space on the disk of a path, or None if unknown.
         boot_id: 16 bytes that change whenever the machine starts.
-        node_id: 20 bytes, the server's tub id, for containers of mutable shares.
 
     Attributes:
         slots: mutable shares; all else here concerns immutable ones, except where it says so.
@@ -223,31 +241,37 @@ class ShareStore:
     def __init__(
         self,
         root: Path,
+        settings: StoreSettings | None = None,
         *,
         clock: Callable[[], float],
         date: Callable[[], float] | None = None,
-        reserved_bytes: int = 0,
-        read_only: bool = False,
-        max_open_uploads: int = 64,
-        max_uploads: int = 4096,
-        keep_unfinished_s: float = KEEP_UNFINISHED_S,
         free_bytes: Callable[[str], int | None] = disk.free_bytes,
         boot_id: Callable[[], bytes] = disk.read_boot_id,
-        node_id: bytes = bytes(NODE_ID_BYTES),
     ) -> None:
+        settings = settings or StoreSettings()
         self.root = root
-        self.reserved_bytes = reserved_bytes
-        self.read_only = read_only
-        self.keep_unfinished_s = keep_unfinished_s
+        self.reserved_bytes = settings.reserved_bytes
+        self.read_only = settings.read_only
+        self.keep_unfinished_s = settings.keep_unfinished_s
         self._paths = Paths(root)
         self._clock, self._date = clocks = clock, date or clock
         self._room = FreeSpace(self._paths.shares, clock, free_bytes)
         self._advisories = Advisories(self._paths.advisories, clock)
         self._unfinished = UnfinishedUploads(
-            self._paths, *clocks, self._missing_bytes, max_open_uploads, max_uploads, boot_id
+            self._paths,
+            *clocks,
+            self._missing_bytes,
+            settings.max_open_uploads,
+            settings.max_uploads,
+            boot_id,
         )
         self.slots = Slots(
-            self._paths.directory, self._paths.incoming, self._date, self._fits, read_only, node_id
+            self._paths.directory,
+            self._paths.incoming,
+            self._date,
+            self._fits,
+            settings.read_only,
+            settings.node_id,
         )
 
     def __repr__(self) -> str:

@@ -18,9 +18,9 @@ from pipegrid.reactor.deferreds import Waiters, start_cancellable
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import UpkeepSettings
 from pipegrid.transfer.upkeep import OnOutcome, Upkeep, UpkeepOutcome, UpkeepRequest, UpkeepSummary
-from pipegrid.tree.listing import ListingLimits, ReadsFiles
+from pipegrid.tree.listing import ReadsFiles
 from pipegrid.tree.retry import MOST, RetryQueue, wants_servers
-from pipegrid.tree.walk import Met, TreePath, Unreadable, Walk, WalkLimits, identity_of, walk
+from pipegrid.tree.walk import Met, TreePath, Unreadable, identity_of, walk
 
 # Objects of a tree that could not be repaired for want of servers: they are looked after once more, at
 # the end.
@@ -189,6 +189,24 @@ Ended = Callable[[int, FirstMet, UpkeepOutcome], None]
 OnUnread = Callable[[int, FirstMet, Exception], None]
 
 
+@attrs.frozen(eq=False)
+class CheckReports:
+    """
+    What a check of several trees calls, each with the number of the tree in front.
+
+    Attributes:
+        ended: given each object's place and outcome, in the order of ending. Objects in their caps are
+            healthy; those that cannot be checked, being of an unknown kind, have a failure.
+        unreadable: given each directory that could not be entered, and why.
+        waiting: told why, when servers are waited for to repair what they were missing for, and None when
+            the run goes on.
+    """
+
+    ended: Ended | None = None
+    unreadable: OnUnread | None = None
+    waiting: Callable[[str | None], None] = lambda why: None
+
+
 def check_tree(
     grid: LooksAfter,
     cap: str | Cap,
@@ -197,8 +215,6 @@ def check_tree(
     bounds: UpkeepSettings | None = None,
     ended: Callable[[FirstMet, UpkeepOutcome], None] | None = None,
     unreadable: Callable[[FirstMet, Exception], None] | None = None,
-    walk_limits: WalkLimits | None = None,
-    listing_limits: ListingLimits | None = None,
 ) -> Deferred[TreeSummary]:
     """
     Look after everything in a tree; fires with what came of it, in numbers.
@@ -212,22 +228,16 @@ def check_tree(
             healthy; those that cannot be checked, being of an unknown kind, have a failure.
         unreadable: called with each directory that could not be entered, and why. It is looked after, too, as
             far as its own shares go.
-        walk_limits, listing_limits: what the walk may take.
 
     Raises (through the Deferred):
         CapError: it is no well-formed cap.
         UnhappyError: there are no servers.
     """
-    return check_trees(
-        grid,
-        [cap],
-        todo,
-        bounds=bounds,
+    reports = CheckReports(
         ended=None if ended is None else lambda _, *told: ended(*told),
         unreadable=None if unreadable is None else lambda _, *told: unreadable(*told),
-        walk_limits=walk_limits,
-        listing_limits=listing_limits,
     )
+    return check_trees(grid, [cap], todo, bounds=bounds, reports=reports)
 
 
 def check_trees(
@@ -237,26 +247,19 @@ def check_trees(
     summary: TreeSummary | None = None,
     *,
     bounds: UpkeepSettings | None = None,
-    ended: Ended | None = None,
-    unreadable: OnUnread | None = None,
-    waiting: Callable[[str | None], None] = lambda why: None,
-    walk_limits: WalkLimits | None = None,
-    listing_limits: ListingLimits | None = None,
+    reports: CheckReports | None = None,
 ) -> Deferred[TreeSummary]:
     """
     Look after several trees, one behind the other, as one; an object that is in two counts once.
 
     Args:
         summary: to be counted in as it goes; by default a new one.
-        ended, unreadable: as those of ``check_tree``, with the number of the tree in front.
-        waiting: told why, when servers are waited for to repair what they were missing for, and None when
-            the run goes on.
         Others: see ``check_tree``.
     """
-    start = partial(walk, grid, limits=walk_limits, listing=listing_limits)
+    reports = reports or CheckReports()
     counted = TreeSummary() if summary is None else summary
-    again = CheckRetries[_Placed](grid.clock, waiting)
-    work = _Trees(grid, start, caps, todo, counted, ended, unreadable, again)
+    again = CheckRetries[_Placed](grid.clock, reports.waiting)
+    work = _Trees(grid, caps, todo, counted, reports, again)
     return start_cancellable(work.run(bounds), grid.clock)
 
 
@@ -277,19 +280,17 @@ class _Held:
 @attrs.define
 class _Trees:
     _grid: LooksAfter
-    _walk: Callable[..., Walk]
     _caps: Sequence[str | Cap]
     _todo: UpkeepRequest
     _summary: TreeSummary
-    _ended: Ended | None
-    _unreadable: OnUnread | None
+    _reports: CheckReports
     _again: CheckRetries[_Placed]
     _met_before: set[bytes] = attrs.field(factory=set)
     _met_stronger: bool = False
     _held: dict[bytes, _Held] = attrs.field(factory=dict)
 
     async def run(self, bounds: UpkeepSettings | None) -> TreeSummary:
-        walks = [self._walk(cap) for cap in self._caps]
+        walks = [walk(self._grid, cap) for cap in self._caps]
         upkeep = await self._grid.upkeep(self._todo, bounds)
         try:
             for number, tree in enumerate(walks):
@@ -313,8 +314,8 @@ class _Trees:
         best = met.best or met.cap
         if isinstance(met, Unreadable):
             self._summary.unreadable += 1
-            if self._unreadable is not None:
-                self._unreadable(number, place, met.error)
+            if self._reports.unreadable is not None:
+                self._reports.unreadable(number, place, met.error)
         identity = identity_of(met.cap)
         if identity is not None:
             if identity in self._met_before:
@@ -352,8 +353,8 @@ class _Trees:
 
     def _note(self, number: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
         self._summary.note(outcome)
-        if self._ended is not None:
-            self._ended(number, place, outcome)
+        if self._reports.ended is not None:
+            self._reports.ended(number, place, outcome)
 
     # Write caps that come later.
 
@@ -373,7 +374,7 @@ class _Trees:
         """Look after what is held by the write caps that the trees tell; tell of the rest as it is."""
         held, self._held = self._held, {}
         for cap in self._caps:
-            with self._walk(cap, by_write_caps=True) as tree:
+            with walk(self._grid, cap, by_write_caps=True) as tree:
                 async for met in tree:
                     best = met.best or met.cap
                     one = held.pop(identity_of(best) or b"", None) if writes(best) else None

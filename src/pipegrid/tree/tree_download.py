@@ -444,6 +444,48 @@ FILE_BYTES = 32 << 10
 """What even an empty file counts as: objects of its download. So at most 512 are on their way."""
 
 
+@attrs.frozen
+class TreeGetOptions:
+    """
+    How a tree is fetched.
+
+    Attributes:
+        metadata_json: what the entry of the root says.
+        force: replace files and links that are in the way.
+        paranoid: compare also files that have size and time of their entries.
+        limits: what it may take.
+        into: see ``target.begin_tree``.
+        modes: what files and directories get of the modes that their entries say.
+    """
+
+    metadata_json: bytes = b"{}"
+    force: bool = False
+    paranoid: bool = False
+    limits: GetTreeLimits = attrs.field(factory=GetTreeLimits)
+    into: DirectoryFd | None = None
+    modes: Modes = "umask"
+
+
+@attrs.frozen(eq=False)
+class TreeGetReports:
+    """
+    What fetching a tree calls.
+
+    Attributes:
+        progress: called with bytes that are present, or were fetched, and those known so far.
+        problem: told what was left out, and why.
+        done: told of each file or link that is present now: path, ``fetched``, ``present`` or ``link``, size.
+        waiting: see ``TreeReports``.
+        not_kept: told of what has not the mode or time that it should, and why.
+    """
+
+    progress: Progress | None = None
+    problem: Callable[[TreePath, Exception], None] | None = None
+    done: Callable[[TreePath, str, int], None] | None = None
+    waiting: Callable[[str | None], None] | None = None
+    not_kept: Callable[[TreePath, str], None] | None = None
+
+
 class TreeGet:
     """
     Fetches one tree, once.
@@ -453,15 +495,6 @@ class TreeGet:
         workers: for what takes as long as the disk does.
         cap: of the root, a directory.
         directory: where it goes; made if missing.
-        force: replace files and links that are in the way.
-        paranoid: compare also files that have size and time of their entries.
-        progress: called with bytes that are there, or were fetched, and those known so far.
-        problem: told what was left out, and why.
-        done: told of each file or link that is there now: path, ``fetched``, ``present`` or ``link``, bytes.
-        into: see ``target.begin_tree``.
-        modes: what files and directories get of the modes that their entries say.
-        not_kept: told of what has not the mode or time that it should, and why.
-        waiting: see ``TreeReports``.
     """
 
     def __init__(
@@ -470,41 +503,32 @@ class TreeGet:
         workers: CpuWorkers,
         cap: Cap,
         directory: str,
-        *,
-        metadata_json: bytes = b"{}",
-        force: bool = False,
-        paranoid: bool = False,
-        progress: Progress | None = None,
-        problem: Callable[[TreePath, Exception], None] | None = None,
-        done: Callable[[TreePath, str, int], None] | None = None,
-        limits: GetTreeLimits | None = None,
-        into: DirectoryFd | None = None,
-        waiting: Callable[[str | None], None] | None = None,
-        modes: Modes = "umask",
-        not_kept: Callable[[TreePath, str], None] | None = None,
+        options: TreeGetOptions | None = None,
+        reports: TreeGetReports | None = None,
     ) -> None:
+        options, reports = options or TreeGetOptions(), reports or TreeGetReports()
         self._grid = grid
         self._workers = workers
         self._cap = cap
         self._directory = directory
-        self._metadata_json = metadata_json
-        self._force = force
-        self._paranoid = paranoid
-        self._progress = progress
-        self._problem = problem
-        self._done = done
-        self._limits = limits or GetTreeLimits()
-        self._into = into
-        self._modes = modes
-        self._not_kept = not_kept
+        self._metadata_json = options.metadata_json
+        self._force = options.force
+        self._paranoid = options.paranoid
+        self._progress = reports.progress
+        self._problem = reports.problem
+        self._done = reports.done
+        self._limits = options.limits
+        self._into = options.into
+        self._modes = options.modes
+        self._not_kept = reports.not_kept
         self._paths = 0
         self._small = Budget(self._limits.in_flight_bytes)
         self._large = Budget(self._limits.large_at_once)
         self._jobs = Budget(self._limits.jobs)
         self._running: set[Deferred[None]] = set()
         self._woken: Waiters[None] = Waiters()
-        waiting = waiting or (lambda why: None)
-        self._fetcher = FileFetcher(grid, workers, force)
+        waiting = reports.waiting or (lambda why: None)
+        self._fetcher = FileFetcher(grid, workers, options.force)
         self._later: RetryQueue[TreePath, tuple[WantedFile, Exception]] = RetryQueue(
             grid.clock, lambda: self._woken.fire(None), waiting
         )

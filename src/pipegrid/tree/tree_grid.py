@@ -154,35 +154,34 @@ class Trees:
                 be written to.
             PipegridError: the root cannot be read.
         """
+        import attrs
+
         from pipegrid.core.caps import as_cap
-        from pipegrid.tree.tree_download import TreeGet
+        from pipegrid.tree.metadata import MODES
+        from pipegrid.tree.tree_download import TreeGet, TreeGetOptions, TreeGetReports
 
         check_kind(directory, (str, os.PathLike), "where a tree goes", "a path")
         check_kind(metadata_json, bytes, "what the entry of a directory says", "bytes")
-        told: Any = {"progress": progress, "problem": problem, "done": done, "waiting": waiting}
-        told["not_kept"] = not_kept
-        for name, call in told.items():
+        reports = TreeGetReports(progress, problem, done, waiting, not_kept)
+        for name, call in attrs.asdict(reports, recurse=False).items():
             check_callable(call, name)
-        how: Any = {"metadata_json": metadata_json, "force": force, "paranoid": paranoid}
-        how |= {**told, "into": into, **self._get_bounds(limits, modes, max_paths)}
-        get = TreeGet(self._grid, self._workers, as_cap(cap), os.fspath(directory), **how)
-        return await get.run()
-
-    def _get_bounds(
-        self, limits: GetTreeLimits | None, modes: Modes, max_paths: int | None
-    ) -> dict[str, Any]:
-        import attrs
-
-        from pipegrid.tree.metadata import MODES
-        from pipegrid.tree.tree_download import GetTreeLimits, bounded
-
         if modes not in MODES:
             raise UsageError(f"modes is {str(modes)[:50]!r}; it is one of {', '.join(MODES)}")
+        bounds = self._get_bounds(limits, max_paths)
+        options = TreeGetOptions(metadata_json, force, paranoid, bounds, into, modes)
+        path = os.fspath(directory)
+        return await TreeGet(self._grid, self._workers, as_cap(cap), path, options, reports).run()
+
+    def _get_bounds(self, limits: GetTreeLimits | None, max_paths: int | None) -> GetTreeLimits:
+        import attrs
+
+        from pipegrid.tree.tree_download import GetTreeLimits, bounded
+
         check_kind(limits, (GetTreeLimits, type(None)), "what a get may take", "a GetTreeLimits")
         bounds = limits or bounded(self._grid.limits)
         if max_paths is not None:
             bounds = attrs.evolve(bounds, paths=check_whole(max_paths, "max_paths", 1))
-        return {"limits": bounds, "modes": modes}
+        return bounds
 
     @started
     async def put_tree(

@@ -10,7 +10,6 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, is_literal_size
@@ -18,8 +17,6 @@ from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immu
 from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.grid.grid import Grid
-from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.settings import Limits
 from pipegrid.tree import local_walk
 from pipegrid.tree.directory_plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.local_walk import (
@@ -358,25 +355,24 @@ class TreeUpload:
     One tree on its way.
 
     Args:
+        grid: whose workers, clock and limits are used.
         walk: through the directory; closed at the end.
         store: takes files; closed at the end.
         root: what errors call the directory.
         memory: what earlier runs have stored.
-        limits: how much may be under way.
     """
 
     def __init__(
         self,
-        workers: CpuWorkers,
-        clock: IReactorTime,
+        grid: Grid,
         walk: LocalWalk,
         store: StoresFiles,
         root: str,
         reports: TreeReports | None = None,
         memory: KnownObjects | None = None,
-        limits: Limits | None = None,
     ) -> None:
-        self._workers = workers
+        clock = grid.clock
+        self._workers = grid.workers
         self._clock = clock
         self._walk = walk
         self._store = store
@@ -391,7 +387,7 @@ class TreeUpload:
         self._batch: Deferred[Any] | None = None
         self._walked = False
         self._under_way: UploadQueue[TreeNode] = UploadQueue(
-            self._ended, limits or Limits(), clock.seconds, lambda: store.appetite, store.expect
+            self._ended, grid.limits, clock.seconds, lambda: store.appetite, store.expect
         )
         self._sending = TreeSending(
             store, self._memory, self.counts, self._reports, self._under_way, self._wake
@@ -745,5 +741,4 @@ def tree_upload(
         know=(memory or KnownObjects()).file,
     )
     store = GridFiles(grid, **(options or {}))
-    means = grid.workers, grid.clock
-    return TreeUpload(*means, walk, store, root, reports, memory, grid.limits)
+    return TreeUpload(grid, walk, store, root, reports, memory)

@@ -590,8 +590,7 @@ class WholeShare(IncomingShare):
 
     Args:
         fd: of its file.
-        clock, keeper: see ``WholeShares``.
-        on_forbidden: called if its file cannot get a name, for a reason that others' would have as well.
+        maker: is told if its file cannot get a name, for a reason that others' would have as well.
     """
 
     # As an upload has them that nobody has taken up: each assignment costs what thousands a second can feel.
@@ -618,20 +617,18 @@ class WholeShare(IncomingShare):
         secret_hash: bytes,
         fd: int,
         final_path: str,
-        clock: Callable[[], float],
-        keeper: UploadKeeper,
-        on_forbidden: Callable[[], None],
+        maker: WholeShares,
     ) -> None:
         self.storage_index, self.share_number = key
         self.share_bytes = share_bytes
         self.secret_hash = secret_hash
-        self.last_write = self.began = clock()
+        self.last_write = self.began = maker.clock()
         self.opened = next(self._openings)
         self._fd = fd
         self._final = final_path
-        self._clock = clock
-        self._keeper = keeper
-        self._on_forbidden = on_forbidden
+        self._clock = maker.clock
+        self._keeper = maker.keeper
+        self._maker = maker
         self._received = Spans.up_to(share_bytes)
         self._lock = threading.RLock()
 
@@ -650,7 +647,7 @@ class WholeShare(IncomingShare):
             raise
         except OSError as error:
             if error.errno in _FORBIDDEN:
-                self._on_forbidden()
+                self._maker.forbid()
             raise
 
     def _remove(self, fd: int) -> None:
@@ -668,9 +665,9 @@ class WholeShares:
     """
 
     def __init__(self, paths: Paths, clock: Callable[[], float], keeper: UploadKeeper) -> None:
+        self.clock = clock
+        self.keeper = keeper
         self._paths = paths
-        self._clock = clock
-        self._keeper = keeper
         # Whether files can do without names; None: nobody has tried.
         self._possible: bool | None = None
         # Unfinished uploads of other processes; None: too many to keep in mind.
@@ -711,12 +708,10 @@ class WholeShares:
             sidecar.hash_secret(upload_secret),
             fd,
             paths.final(*key),
-            self._clock,
-            self._keeper,
-            self._forbid,
+            self,
         )
 
-    def _forbid(self) -> None:
+    def forbid(self) -> None:
         """From now on every share is uploaded step by step."""
         self._possible = False
 

@@ -40,7 +40,7 @@ from pipegrid.transport.gbs.connection_order import GbsOrder
 from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, StoresBeside
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
 from pipegrid.transport.gbs.streams import GbsStreams
-from pipegrid.transport.gbs.uploads import GbsUploads
+from pipegrid.transport.gbs.uploads import GbsContext, GbsUploads
 from pipegrid.transport.interface import disconnected, nothing_to_write
 from pipegrid.wire.messages import (
     Allocation,
@@ -276,9 +276,8 @@ class GbsServer:
         self._order = GbsOrder()
         self._asked = PendingQuestions(name)
         talk = self._requests, self._answers
-        self._uploads = GbsUploads(
-            clock, endpoints, name, settings, *talk, self._asked.track, bundle_bytes
-        )
+        context = GbsContext(clock, endpoints, name, settings, *talk)
+        self._uploads = GbsUploads(context, self._asked.track, bundle_bytes)
         limits = settings.limits(settings.max_read_connections + settings.max_streams)
         self._reads = HostPool(clock, endpoints, name, limits)
         self._streams = GbsStreams(self._reads, *talk, settings.max_streams)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
@@ -63,6 +64,26 @@ class Track(Protocol):
         """Begin it, and know of it until it has ended."""
 
 
+@attrs.frozen(eq=False)
+class GbsContext:
+    """
+    What all requests to one server share.
+
+    Attributes:
+        endpoints: makes the endpoint for one more connection.
+        name: what a person calls the server.
+        requests: as bytes.
+        answers: to results.
+    """
+
+    clock: IReactorTime
+    endpoints: Endpoints
+    name: str
+    settings: GbsSettings
+    requests: GbsRequests
+    answers: GbsAnswers
+
+
 class GbsUploads:
     """
     Of one server. What has to wait for what is decided before (``order``).
@@ -74,15 +95,12 @@ class GbsUploads:
 
     def __init__(
         self,
-        clock: IReactorTime,
-        endpoints: Endpoints,
-        name: str,
-        settings: GbsSettings,
-        requests: GbsRequests,
-        answers: GbsAnswers,
+        context: GbsContext,
         track: Track,
         bundle_bytes: int,
     ) -> None:
+        clock, name = context.clock, context.name
+        requests, answers = context.requests, context.answers
         self._clock = clock
         self._name = name
         self._requests = requests
@@ -90,10 +108,10 @@ class GbsUploads:
         self._track = track
         self._connection = UploadConnection(
             clock,
-            endpoints,
+            context.endpoints,
             name,
-            settings.limits(1),
-            settings.patience_s,
+            context.settings.limits(1),
+            context.settings.patience_s,
             crowd_bytes=self._crowd_bytes,
         )
         self._bundles = GbsBundles(

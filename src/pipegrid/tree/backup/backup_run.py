@@ -205,16 +205,7 @@ class Storing:
             read=not self._read_only,
             now_ns=lambda: int(self._now() * 1e9),
         )
-        upload = TreeUpload(
-            self._grid.workers,
-            self._grid.clock,
-            walk,
-            store,
-            self._directory,
-            self._reports,
-            self.database,
-            self._grid.limits,
-        )
+        upload = TreeUpload(self._grid, walk, store, self._directory, self._reports, self.database)
         return await upload.run()
 
 
