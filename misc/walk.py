@@ -227,12 +227,12 @@ def traced(source: str, command: str, arguments: Sequence[str], result: str) -> 
 def walk(source: Path) -> dict[str, dict[str, Any]]:
     """Return the four walks of the package below a ``src`` directory."""
     from pipegrid.core.params import Params
-    from pipegrid.speedtest.server_processes import Encoding, Servers
+    from pipegrid.speedtest.server_processes import FileEncoding, Servers
 
     found: dict[str, dict[str, Any]] = {}
     with (
         tempfile.TemporaryDirectory() as scratch,
-        Servers(1, encoding=Encoding(Params(1, 1), 1), scratch=Path(scratch)) as servers,
+        Servers(1, encoding=FileEncoding(Params(1, 1), 1), scratch=Path(scratch)) as servers,
     ):
         content, copy = Path(scratch) / "content", Path(scratch) / "copy"
         content.write_bytes(os.urandom(SIZE))

@@ -21,6 +21,48 @@ PUBLIC = {"Limits"}
 ELSEWHERE = {"twisted"}
 """Whose names are not ours."""
 
+GLOSSARY = PACKAGE.parent.parent / "docs" / "glossary.md"
+
+_WORDS = """
+address agent ahead aliases announce answers app archive args arguments backup bar base base32
+batches blocking build buildbot cache calls capacity change charts check client clock cmd collector
+compare completion config configured connection console context copied copy creation crypto database
+databases dates deb822 debian decoder decompress deferreds dialer discovery download embedded encode
+encoder endpoints epoll erasure errors exchange existing exit failover failure fair fast faults
+figures foolscap formats garbage get hashes history host hosts html http identity incoming indexes
+init interface interfaces isal items job json layout lazy lifeline link list listener listing local
+log loss ls manager manpage many messages metadata metrics mirror mirrors model modules mutable
+mutables network offline open opener operation options order output packed params parser paths peers
+plan plugin pool port private probe process processes progress protocol proxy put query queue quick
+range raw reader readers readonly receiver receivers registry relay repair report responder restore
+results resume retry rpm runner safe search selection selfcheck serve service settings signatures
+sink small socket sockets source spans speedtest state states status stdin store stream streamed
+streams systemd table tahoe tcp text throttle timeline tls trace tracker transfers transport twist
+twisted update uploader verdict verifier workers writer
+"""
+
+ORDINARY = set(_WORDS.split())
+"""Words of module names that the glossary does not list: ordinary ones, commands, protocols and products."""
+
+COMPOUNDS = {"bulktls", "classcode"}
+"""That are no words."""
+
+SIBLINGS = {
+    "bundles": "two ends of one message",
+    "client": "one contract over two transports",
+    "decoder": "immutable and mutable format",
+    "encoder": "immutable and mutable format",
+    "grid": "a grid of servers, and the one of tests in virtual time",
+    "layout": "immutable and mutable format",
+    "service": "one store behind two protocols",
+    "surveys": "two ends of one message",
+    "uploads": "one contract over two transports",
+}
+"""Names that several modules have, with what they have in common; at most 20."""
+
+NOUNS = {"listing"}
+"""That look like participles."""
+
 REFERENCE = re.compile(r"``([a-z]\w*(?:\.\w+)*\.[A-Z][a-z]\w*)``")
 """A class, by the module that it is in, or as much of the module's name as a reader needs."""
 
@@ -39,6 +81,30 @@ class NamesTests(SynchronousTestCase):
         allowed = SAME_MEANING | PUBLIC
         self.assertEqual({name: twice[name] for name in twice.keys() - allowed}, {})
         self.assertEqual(allowed - twice.keys(), set())
+
+    def test_modules_have_names_of_their_own(self) -> None:
+        """But for siblings of one contract."""
+        homes: dict[str, list[str]] = defaultdict(list)
+        for path in _modules():
+            homes[path.stem].append(path.relative_to(PACKAGE).as_posix())
+        twice = {name: paths for name, paths in homes.items() if len(paths) > 1}
+        self.assertEqual({name: twice[name] for name in twice.keys() - SIBLINGS.keys()}, {})
+        self.assertEqual(SIBLINGS.keys() - twice.keys(), set())
+        self.assertLessEqual(len(SIBLINGS), 20)
+
+    def test_module_names_are_terms_or_ordinary_words(self) -> None:
+        """A newcomer finds each word in the glossary, or knows it; a name is no bare participle."""
+        known = ORDINARY | COMPOUNDS | _glossary_words()
+        unknown = {
+            f"{path.stem}: {word}"
+            for path in _modules()
+            for word in path.stem.split("_")
+            if not {word, word.removesuffix("s"), word + "s", f"{word.removesuffix('ies')}y"}
+            & known
+        }
+        self.assertEqual(unknown, set(), "name it in the glossary's terms, or add the word here")
+        bare = {path.stem for path in _modules() if re.fullmatch(r"[a-z]+(ed|ing)", path.stem)}
+        self.assertEqual(bare - NOUNS, set())
 
     def test_types_have_names_of_their_own(self) -> None:
         """A name for a type is no class's elsewhere, and means the same wherever it is written down."""
@@ -81,6 +147,18 @@ class NamesTests(SynchronousTestCase):
             and not any(home.endswith(f".{said}") for home in homes[said.split(".")[-1]])
         ]
         self.assertEqual(gone, [])
+
+
+def _modules() -> Iterator[Path]:
+    """Yield the modules whose names were chosen."""
+    return (path for path in sorted(PACKAGE.rglob("*.py")) if not path.name.startswith("__"))
+
+
+def _glossary_words() -> set[str]:
+    """Return the words of the terms that the glossary explains."""
+    rows = [line.split("|") for line in GLOSSARY.read_text("utf-8").splitlines() if "|" in line]
+    terms = [row[1].lower() for row in rows if len(row) == 5]
+    return {word for term in terms for word in re.findall(r"[a-z0-9]+", term)}
 
 
 def _named_types(tree: ast.Module) -> Iterator[tuple[str, str]]:

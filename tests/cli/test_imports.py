@@ -12,7 +12,7 @@ from misc.speedtest.processes import Servers
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
-from pipegrid.speedtest.server_processes import Encoding
+from pipegrid.speedtest.server_processes import FileEncoding
 
 OF_OTHERS = (
     "foolscap",
@@ -132,7 +132,10 @@ class ImportTests(SynchronousTestCase):
         scratch = Path(self.mktemp()).absolute()
         scratch.mkdir()
         with Servers(
-            2, encoding=Encoding.for_servers(2, Params(1, 2)), scratch=scratch, durability="none"
+            2,
+            encoding=FileEncoding.for_servers(2, Params(1, 2)),
+            scratch=scratch,
+            durability="none",
         ) as servers:
             file = scratch / "file"
             file.write_bytes(b"more than fifty-five bytes " * 9)

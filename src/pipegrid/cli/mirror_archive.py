@@ -24,11 +24,12 @@ from pipegrid.mirror import (
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
-    from pipegrid.mirror.blocking_mirror import AnyMirror, BlockingMirror
+    from pipegrid.mirror.blocking_mirror import BlockingMirror
     from pipegrid.mirror.destination import Destination
+    from pipegrid.mirror.indexes import ArchiveMirror
     from pipegrid.mirror.scheduler import Report
 
-UpdateArchive = Callable[["AnyMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
+UpdateArchive = Callable[["ArchiveMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
 """Brings an archive up to date; returns what has become of it, and what there is to tell besides."""
 
 Keep = Callable[["Report"], Awaitable[dict[str, Any]]]
@@ -54,7 +55,7 @@ def debian_job(
 ) -> ReactorJob | GridJob:
     """Return what ``mirror debian`` does; ``options`` are those of ``SELECTING``."""
 
-    async def update(mirror: AnyMirror, console: Console) -> tuple[Any, dict[str, Any]]:
+    async def update(mirror: ArchiveMirror, console: Console) -> tuple[Any, dict[str, Any]]:
 
         rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
         selection = suites.Selection(
@@ -87,7 +88,7 @@ def rpm_job(
 ) -> ReactorJob | GridJob:
     """Return what ``mirror rpm`` does."""
 
-    async def update(mirror: AnyMirror, _: Console) -> tuple[Any, dict[str, Any]]:
+    async def update(mirror: ArchiveMirror, _: Console) -> tuple[Any, dict[str, Any]]:
 
         repository = rpm.RpmRepository(
             mirror, signatures.Keys(keyrings, allow_unsigned), newest_only
@@ -165,7 +166,7 @@ class ArchiveRun:
             opened.pop_all()  # the destination stays open for ``run``
         return None
 
-    async def _work(self, mirror: AnyMirror, console: Console, keep: Keep | None = None) -> int:
+    async def _work(self, mirror: ArchiveMirror, console: Console, keep: Keep | None = None) -> int:
         fetching = self._fetching
         outcome, further = await self._update(mirror, console)
         report, entries = outcome.report, outcome.entries

@@ -24,6 +24,7 @@ from pipegrid.speedtest import (
     run_results,
     runner,
     scenarios,
+    server_processes,
     targets,
 )
 from pipegrid.speedtest import selfcheck as self_checks
@@ -194,7 +195,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
         servers,
         transport=given["transport"] or targets.GBS,
         link=link_of(given),
-        encoding=server_processes.Encoding.for_servers(
+        encoding=server_processes.FileEncoding.for_servers(
             servers, params_of(given, targets.fitting_params(servers), servers)
         ),
         durability=given["durability"] or "batch",

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
     from pipegrid.http11.agent import PipelinedAgent
     from pipegrid.http11.connection import PipelinedConnection
     from pipegrid.http11.connection_loss import Loss, Owner, Unanswered
-    from pipegrid.http11.endpoints import (
-        PinnedEndpoints,
-        ProxyEndpoints,
-        StandardEndpoints,
-        TunnelRefused,
-    )
+    from pipegrid.http11.endpoints import ProxyEndpoints, StandardEndpoints, TunnelRefused
     from pipegrid.http11.exchange import (
         AgentClosed,
         Exchange,
@@ -42,6 +37,7 @@ if TYPE_CHECKING:
     )
     from pipegrid.http11.host_pool import HostPool
     from pipegrid.http11.limits import Limits
+    from pipegrid.http11.pinned_endpoints import PinnedEndpoints
     from pipegrid.http11.pinned_key import pin_endpoint, public_key_pin
     from pipegrid.http11.proxy_settings import Proxy, proxy_for, read_proxy
 
@@ -49,9 +45,10 @@ _HOMES = {
     "agent": {"PipelinedAgent"},
     "connection": {"PipelinedConnection"},
     "connection_loss": {"Loss", "Owner", "Unanswered"},
-    "endpoints": {"PinnedEndpoints", "ProxyEndpoints", "StandardEndpoints", "TunnelRefused"},
+    "endpoints": {"ProxyEndpoints", "StandardEndpoints", "TunnelRefused"},
     "host_pool": {"HostPool"},
     "limits": {"Limits"},
+    "pinned_endpoints": {"PinnedEndpoints"},
     "pinned_key": {"pin_endpoint", "public_key_pin"},
     "proxy_settings": {"Proxy", "proxy_for", "read_proxy"},
 }

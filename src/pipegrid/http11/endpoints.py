@@ -20,7 +20,6 @@ from zope.interface import implementer
 
 from pipegrid.arguments import shown
 from pipegrid.errors import UsageError
-from pipegrid.http11.pinned_key import pin_endpoint
 from pipegrid.http11.proxy_settings import Proxy, proxy_for, read_proxy
 
 # A way through a proxy: CONNECT (RFC 9110, 9.3.6), and then whatever is spoken to who is behind it.
@@ -290,26 +289,3 @@ def _tunnel(endpoint: IStreamClientEndpoint, uri: URI, proxy: Proxy) -> IStreamC
     host = uri.host.decode("ascii")
     name = f"[{host}]" if ":" in host else host
     return TunnelEndpoint(endpoint, f"{name}:{uri.port}", proxy.authorization, proxy.url)
-
-
-@implementer(IAgentEndpointFactory)
-class PinnedEndpoints:
-    """
-    TLS for https, to servers that own the one pinned key; nothing else.
-
-    Args:
-        inner: makes the endpoint under the TLS (it is asked for http); None for TCP.
-    """
-
-    def __init__(
-        self, reactor: Any, pin: bytes, inner: IAgentEndpointFactory | None = None
-    ) -> None:
-        self._inner: Any = inner or StandardEndpoints(reactor)
-        self._pin = pin
-
-    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
-        if uri.scheme != b"https":
-            raise SchemeNotSupported("A pinned key needs https")
-        server = uri.netloc.decode("latin-1")
-        plain = URI(b"http", uri.netloc, uri.host, uri.port, uri.path, b"", b"", b"")
-        return pin_endpoint(self._inner.endpointForURI(plain), self._pin, server)

@@ -8,7 +8,7 @@ import time
 from _socket import SO_ERROR, SOL_SOCKET, socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pipegrid.disk.commit import Policy
 from pipegrid.mirror.archive_file import MirrorError
@@ -323,7 +323,3 @@ def begin_early(work: Coroutine[Any, Any, T]) -> list[T] | None:
     except StopIteration as done:
         return [done.value]
     return None
-
-
-AnyMirror: TypeAlias = "Mirror | BlockingMirror"
-"""What an archive stands on."""

@@ -55,7 +55,7 @@ from pipegrid.mirror.suites import (
 )
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.blocking_mirror import AnyMirror
+    from pipegrid.mirror.indexes import ArchiveMirror
 
 
 # What stays of a Debian archive though a run does not name it: suites and indexes that other runs keep in the
@@ -445,7 +445,7 @@ class DebianArchive:
 
     def __init__(
         self,
-        mirror: AnyMirror,
+        mirror: ArchiveMirror,
         selection: Selection,
         keys: Keys,
         now: datetime | None = None,

@@ -14,7 +14,7 @@ from pipegrid.mirror.archive_file import DIGEST_BYTES, ArchiveFile, BadEntry, qu
 from pipegrid.mirror.scheduler import MAX_SHOWN, Report
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.blocking_mirror import AnyMirror
+    from pipegrid.mirror.indexes import ArchiveMirror
 
 MAX_DISPUTED = 10_000
 """Paths that are named with several hashes; of more, the first of each counts."""
@@ -83,7 +83,7 @@ class Entries:
         if len(others) < MAX_ALTERNATIVES and all(each.digest != other.digest for each in others):
             others.append(other)
 
-    async def settle(self, mirror: AnyMirror, report: Report) -> None:
+    async def settle(self, mirror: ArchiveMirror, report: Report) -> None:
         """
         Fetch of each path that is named with several hashes the one that mirrors have, and name the others.
 
@@ -107,14 +107,14 @@ class Entries:
                 self._decided.add(each.path)
                 report.withdraw(each.path)
 
-    def _measure(self, mirror: AnyMirror) -> None:
+    def _measure(self, mirror: ArchiveMirror) -> None:
         """In the thread: note the sizes of files whose size nobody told."""
         for each in self._unsized:
             with suppress(OSError):
                 size = os.lstat(mirror.destination.where(each.path)).st_size
                 self.replaced[each.path] = each.replaced(size=size)
 
-    def _undecided(self, mirror: AnyMirror, paths: Sequence[str]) -> list[str]:
+    def _undecided(self, mirror: ArchiveMirror, paths: Sequence[str]) -> list[str]:
         """In the thread: return those of which nothing is there that is right; name the others' conflicts."""
         destination = mirror.destination
         left = []
@@ -129,7 +129,7 @@ class Entries:
         return left
 
 
-def _those_there(mirror: AnyMirror, files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
+def _those_there(mirror: ArchiveMirror, files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
     return [each for each in files if mirror.destination.is_there(each)]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from os.path import dirname, join
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from pipegrid.disk import files as disk
 from pipegrid.mirror.archive_file import HIDDEN, ArchiveFile, BadEntry, MirrorError
@@ -19,8 +19,11 @@ from pipegrid.mirror.pdiff import MAX_PATCHES, apply_patches
 from pipegrid.mirror.scheduler import Report
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.blocking_mirror import AnyMirror
+    from pipegrid.mirror.local_check import MirrorEntry
+    from pipegrid.mirror.mirror_http import SmallAnswers
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Indexes, as they are in the archive, to where they can be read, and nobody sees them.
 
@@ -39,8 +42,51 @@ class Obtained:
         self.lacking: dict[str, str] = {}
 
 
+class SmallFileFetcher(Protocol):
+    """What an archive uses of a fetcher of small files."""
+
+    def fetch_all(self, asked: Sequence[tuple[str, int]], /) -> Awaitable[SmallAnswers]:
+        """Fetch files by path, each of at most that many bytes."""
+
+
+class ArchiveMirror(Protocol):
+    """
+    What an archive uses of its mirrors: ``mirror.Mirror``, or ``BlockingMirror`` without a reactor.
+
+    Attributes:
+        destination: the directory that files are stored in.
+        count: how many mirrors there are.
+    """
+
+    @property
+    def destination(self) -> Destination: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def is_stopped(self) -> bool:
+        """Return whether the run must end."""
+
+    def url(self, number: int) -> str:
+        """Return the URL of a mirror."""
+
+    def small_files(self, number: int) -> SmallFileFetcher:
+        """Return a fetcher from one mirror, for files whose hash is not known."""
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        """Call a function where the destination may be used."""
+
+    def sync(
+        self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
+    ) -> Awaitable[Report]:
+        """Fetch what is not present; see ``Mirror.sync``."""
+
+    def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> Awaitable[list[str]]:
+        """Remove all files but these."""
+
+
 async def stage_indexes(
-    mirror: AnyMirror, files: Sequence[ArchiveFile], staged: bool = True
+    mirror: ArchiveMirror, files: Sequence[ArchiveFile], staged: bool = True
 ) -> Obtained:
     """
     Fetch files to where nobody sees them.
@@ -62,7 +108,11 @@ async def stage_indexes(
 
 
 def _note_lacking(
-    mirror: AnyMirror, files: Sequence[ArchiveFile], report: Report, done: Obtained, staged: bool
+    mirror: ArchiveMirror,
+    files: Sequence[ArchiveFile],
+    report: Report,
+    done: Obtained,
+    staged: bool,
 ) -> None:
     reasons = dict(report.failed)
     for file in files:
@@ -221,7 +271,7 @@ def by_hash(path: str, algorithm: str, digest: bytes) -> str | None:
 
 
 async def update(
-    mirror: AnyMirror, wants: Sequence[Unpacked], patches_are_kept: bool = False
+    mirror: ArchiveMirror, wants: Sequence[Unpacked], patches_are_kept: bool = False
 ) -> Updated:
     """
     Have these unpacked, where nobody sees them.
@@ -257,11 +307,11 @@ async def update(
     return done
 
 
-def _missing(mirror: AnyMirror, wants: Sequence[Unpacked]) -> list[Unpacked]:
+def _missing(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Unpacked]:
     return [want for want in wants if kept_as(mirror, want) is None]
 
 
-def kept_as(mirror: AnyMirror, want: Unpacked) -> ArchiveFile | None:
+def kept_as(mirror: ArchiveMirror, want: Unpacked) -> ArchiveFile | None:
     """In the thread: return the file that an index is kept as, staged or seen; None: it is not there."""
     destination = mirror.destination
     if want.compressed:
@@ -269,7 +319,7 @@ def kept_as(mirror: AnyMirror, want: Unpacked) -> ArchiveFile | None:
     return want.target if destination.is_there(want.target, staged=True) else None
 
 
-def _made(mirror: AnyMirror, want: Unpacked) -> None:
+def _made(mirror: ArchiveMirror, want: Unpacked) -> None:
     if want.compressed:
         compress(mirror.destination, want.target)
 
@@ -277,7 +327,7 @@ def _made(mirror: AnyMirror, want: Unpacked) -> None:
 Chain = tuple[Unpacked, tuple[PatchStep, ...]]
 
 
-async def _chains(mirror: AnyMirror, wants: Sequence[Unpacked], done: Updated) -> list[Chain]:
+async def _chains(mirror: ArchiveMirror, wants: Sequence[Unpacked], done: Updated) -> list[Chain]:
     """Fetch the lists of patches, all at once; return what can be patched, and by which."""
     able = [want for want in wants if _may_pay(want)]
     lists = [want.patches for want in able if want.patches is not None]
@@ -298,7 +348,7 @@ def _may_pay(want: Unpacked) -> bool:
     return patches.size < min(_full_bytes(want), MAX_RELEASE_BYTES)
 
 
-def _choose(mirror: AnyMirror, wants: Sequence[Unpacked]) -> list[Chain]:
+def _choose(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Chain]:
     chosen = []
     for want in wants:
         assert want.patches is not None
@@ -320,7 +370,7 @@ def _choose(mirror: AnyMirror, wants: Sequence[Unpacked]) -> list[Chain]:
     return chosen
 
 
-def _apply(mirror: AnyMirror, want: Unpacked, chain: Sequence[PatchStep]) -> bool:
+def _apply(mirror: ArchiveMirror, want: Unpacked, chain: Sequence[PatchStep]) -> bool:
     """In the thread: patch one index; returns whether that gave what is wanted."""
     assert want.have is not None
     destination = mirror.destination
@@ -340,7 +390,7 @@ def _apply(mirror: AnyMirror, want: Unpacked, chain: Sequence[PatchStep]) -> boo
     return True
 
 
-def _unpack(mirror: AnyMirror, want: Unpacked, form: ArchiveFile) -> None:
+def _unpack(mirror: ArchiveMirror, want: Unpacked, form: ArchiveFile) -> None:
     """In the thread: unpack what was fetched, unless it is the unpacked index itself."""
     if form.path != want.target.path:
         packed = mirror.destination.staged_path(form.path)

@@ -49,7 +49,7 @@ from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, Keys, check_signatur
 from pipegrid.mirror.suites import remove_in_order
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.blocking_mirror import AnyMirror
+    from pipegrid.mirror.indexes import ArchiveMirror
 
 MAX_NAMED = 5_000_000
 
@@ -98,7 +98,7 @@ class RpmRepository:
             ``MODULAR`` ones all.
     """
 
-    def __init__(self, mirror: AnyMirror, keys: Keys, newest_only: bool = False) -> None:
+    def __init__(self, mirror: ArchiveMirror, keys: Keys, newest_only: bool = False) -> None:
         self._mirror = mirror
         self._destination = mirror.destination
         self._keys = keys

@@ -43,8 +43,8 @@ from pipegrid.mirror.signatures import (
 )
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.blocking_mirror import AnyMirror
     from pipegrid.mirror.destination import Destination
+    from pipegrid.mirror.indexes import ArchiveMirror
 
 
 # The suites of a Debian archive, by their release files: fetched from a mirror, believed if they are signed.
@@ -248,7 +248,7 @@ class Suites:
 
     def __init__(
         self,
-        mirror: AnyMirror,
+        mirror: ArchiveMirror,
         keys: Keys,
         now: datetime | None = None,
         ignores_dates: bool = False,

@@ -184,7 +184,7 @@ A = TypeVar("A")
 
 
 @attrs.frozen
-class Encoding:
+class FileEncoding:
     """
     How a client encodes files.
 
@@ -199,7 +199,7 @@ class Encoding:
     @classmethod
     def for_servers(
         cls, count: int, params: Params | None = None, happy: int | None = None
-    ) -> Encoding:
+    ) -> FileEncoding:
         """Return the usual one, as far as so many servers allow."""
         params = params or Params()
         return cls(params, min(7, count, params.total_shares) if happy is None else happy)
@@ -234,7 +234,7 @@ class Servers:
         rtt_s: float | None = None,
         durability: str = "batch",
         scratch: Path | None = None,
-        encoding: Encoding | None = None,
+        encoding: FileEncoding | None = None,
         profile: Path | None = None,
         yielding: int = 0,
     ) -> None:
@@ -242,7 +242,7 @@ class Servers:
         self._rtt_s = rtt_s
         self._durability = durability
         self._scratch = scratch
-        self._encoding = encoding or Encoding.for_servers(count)
+        self._encoding = encoding or FileEncoding.for_servers(count)
         self._profile = profile
         self._yielding = yielding
         self._stack = contextlib.ExitStack()

@@ -31,7 +31,7 @@ from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
 from pipegrid.speedtest.server_processes import (
     LOOPBACK,
-    Encoding,
+    FileEncoding,
     Servers,
     at_ports,
     in_thread,
@@ -384,7 +384,7 @@ class PrivateGrid(FileTarget):
         *,
         transport: str = GBS,
         link: EmulatedLink | None = None,
-        encoding: Encoding | None = None,
+        encoding: FileEncoding | None = None,
         durability: str = "batch",
         scratch: Path | None = None,
     ) -> None:
@@ -393,7 +393,7 @@ class PrivateGrid(FileTarget):
         self.servers = count
         self.transport = transport
         self.link = link
-        encoding = encoding or Encoding.for_servers(count, fitting_params(count))
+        encoding = encoding or FileEncoding.for_servers(count, fitting_params(count))
         self.params, self.happy = encoding.params, encoding.happy
         self.durability = durability
         self._stack = ExitStack()
@@ -417,7 +417,7 @@ class PrivateGrid(FileTarget):
             self.servers,
             durability=self.durability,
             scratch=self._scratch,
-            encoding=Encoding(self.params, self.happy),
+            encoding=FileEncoding(self.params, self.happy),
         )
         try:
             await in_thread(self._reactor, self._enter, running)

@@ -15,7 +15,7 @@ from pipegrid.core.placement import permuted
 from pipegrid.errors import ServerTimeout
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.shortfall import Shortfall
+from pipegrid.transfer.failure_messages import Shortfall
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import LeaseSecrets, ServerIdentity, UploadSecrets
 

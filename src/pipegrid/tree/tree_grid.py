@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.selection import TreeSelection
     from pipegrid.tree.tree_check import FirstMet as Met
     from pipegrid.tree.tree_check import TreeSummary
-    from pipegrid.tree.tree_download import GetTreeLimits, TreeGetResult
+    from pipegrid.tree.tree_download import GetTreeLimits, TreeGetReports, TreeGetResult
     from pipegrid.tree.tree_upload import TreeReports, TreeResult
     from pipegrid.tree.walk import Walk, WalkLimits
 
@@ -154,19 +154,13 @@ class Trees:
                 be written to.
             PipegridError: the root cannot be read.
         """
-        import attrs
-
         from pipegrid.core.caps import as_cap
-        from pipegrid.tree.metadata import MODES
         from pipegrid.tree.tree_download import TreeGet, TreeGetOptions, TreeGetReports
 
         check_kind(directory, (str, os.PathLike), "where a tree goes", "a path")
         check_kind(metadata_json, bytes, "what the entry of a directory says", "bytes")
         reports = TreeGetReports(progress, problem, done, waiting, not_kept)
-        for name, call in attrs.asdict(reports, recurse=False).items():
-            check_callable(call, name)
-        if modes not in MODES:
-            raise UsageError(f"modes is {str(modes)[:50]!r}; it is one of {', '.join(MODES)}")
+        _check_get(reports, modes)
         bounds = self._get_bounds(limits, max_paths)
         options = TreeGetOptions(metadata_json, force, paranoid, bounds, into, modes)
         path = os.fspath(directory)
@@ -265,6 +259,17 @@ class Trees:
         return await check_tree(
             self._grid, cap, todo, bounds=bounds, ended=ended, unreadable=unreadable
         )
+
+
+def _check_get(reports: TreeGetReports, modes: Modes) -> None:
+    import attrs
+
+    from pipegrid.tree.metadata import MODES
+
+    for name, call in attrs.asdict(reports, recurse=False).items():
+        check_callable(call, name)
+    if modes not in MODES:
+        raise UsageError(f"modes is {str(modes)[:50]!r}; it is one of {', '.join(MODES)}")
 
 
 class Grid(FileGrid):

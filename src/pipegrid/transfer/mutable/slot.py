@@ -20,9 +20,9 @@ from pipegrid.core.lease_secrets import FileSecrets, write_enabler
 from pipegrid.core.mutable.versions import Version
 from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, WrongSecret
 from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.failure_messages import Shortfall
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, ring
 from pipegrid.transfer.settings import MutableSettings
-from pipegrid.transfer.shortfall import Shortfall
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 
 T = TypeVar("T")
