@@ -6,7 +6,7 @@ Promises with their measured figures: ``docs/figures.json``, and the tables that
     python -m misc.figures --add ID FIGURE KEPT          append a figure that was read by a person
 
 A figure has the commit and the date of its measurement, and options that were given; the pages show the
-latest of each promise.
+latest of each promise, with its date.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Promise:
             self.promise,
             f"`{self.command.removeprefix('python -m ')}`",
             last.figure,
-            f"{last.commit}, {last.date}".strip(", "),
+            last.date,
             kept,
         )
         return "| " + " | ".join(cells) + " |\n"
