@@ -118,16 +118,11 @@ def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
     install_lazy_modules()  # before Twisted
     one_heap()  # before there are threads
     ahead = _dial(invocation) if isinstance(job, GridJob) and job.asks_servers else None
-    from pipegrid.cli import classcode
     from pipegrid.cli.app import start_job
 
-    methods = classcode.begin()  # before there are classes
-    try:
-        return _run_reactor(
-            lambda reactor: start_job(job, invocation, reactor, ahead=ahead), invocation
-        )
-    finally:
-        methods.keep()
+    return _run_reactor(
+        lambda reactor: start_job(job, invocation, reactor, ahead=ahead), invocation
+    )
 
 
 def _parse(
