@@ -19,7 +19,7 @@ from pipegrid.reactor.client_tls import PreconnectedEndpoint
 from pipegrid.reactor.preconnect import MOST, Preconnected, Preconnector
 from pipegrid.reactor.tls_context import http_context
 from pipegrid.transport.gbs.client import endpoint_for
-from tests.reactor.test_tls import WHO
+from tests.reactor.test_server_tls import WHO
 
 reactor: Any = installed_reactor
 LOOPBACK = "127.0.0.1"

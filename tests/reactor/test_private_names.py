@@ -22,27 +22,29 @@ from twisted.protocols import tls as twisted_tls
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from pipegrid.cli.classcode import kept_beside
-from pipegrid.reactor import bulktls, sockets
+from pipegrid.reactor import server_tls, sockets
 from pipegrid.reactor.process_settings import make_monotonic
 from pipegrid.wire import foolscap_broker
-from tests.reactor.test_tls import WHO
+from tests.reactor.test_server_tls import WHO
 from twisted import protocols
 
-PACKAGE = Path(bulktls.__file__).parent.parent
+PACKAGE = Path(server_tls.__file__).parent.parent
 
 CHECKED = {
-    "reactor/tls.py": {*bulktls.FIELDS, *bulktls.CALLED, *bulktls.TWISTED, *bulktls.STATE},
+    "reactor/server_tls.py": {
+        *server_tls.FIELDS,
+        *server_tls.CALLED,
+        *server_tls.TWISTED,
+        *server_tls.STATE,
+    },
     "reactor/sockets.py": set(sockets.SOCKET_NAMES),
 }
 """What is used without another look, by module, and what has looked before."""
 LOOKED_AT = {
-    "reactor/bulktls.py": {"_ffi", "_lib"},
-    "reactor/tls.py": {"_ffi", "_lib"},
+    "reactor/server_tls.py": {"_ffi", "_lib"},
     "reactor/sockets.py": {"_tempDataLen"},
     "reactor/process_settings.py": {"_newTimedCalls", "_pendingTimedCalls"},
     "wire/foolscap_broker.py": {"_getMethodInfo"},
-    "cli/classcode.py": {"_compile_and_eval", "_make"},
 }
 """What is asked for where it is used, with something else for where it is not."""
 OF_PYTHON = {"_exit", "_Hash"}
@@ -143,8 +145,8 @@ class RenamedTests(SynchronousTestCase):
     """Another release with another name: TLS is Twisted's own, and carries data both ways."""
 
     def setUp(self) -> None:
-        bulktls.is_ours.cache_clear()
-        self.addCleanup(bulktls.is_ours.cache_clear)
+        server_tls.is_ours.cache_clear()
+        self.addCleanup(server_tls.is_ours.cache_clear)
 
     def twisted_with(self, name: str, other: str) -> Any:
         """Have Twisted's TLS with another name from now on, until the test ends; returns its module."""
@@ -153,7 +155,7 @@ class RenamedTests(SynchronousTestCase):
         patching = mock.patch.dict(sys.modules, {"twisted.protocols.tls": made})
         patching.start()
         self.addCleanup(patching.stop)
-        bulktls.is_ours.cache_clear()
+        server_tls.is_ours.cache_clear()
         return made
 
     def carry(self) -> str:
@@ -162,7 +164,7 @@ class RenamedTests(SynchronousTestCase):
         anyone: Any = Client()
         found = []
         for contexts, is_client in ((WHO.contexts(), False), (anyone, True)):
-            factory = bulktls.tls_factory(contexts, is_client, Factory(), clock)
+            factory = server_tls.tls_factory(contexts, is_client, Factory(), clock)
             end = factory.protocol(factory, Listener())
             end.makeConnection(StringTransport())
             found.append(end)
@@ -183,33 +185,33 @@ class RenamedTests(SynchronousTestCase):
 
     def test_none(self) -> None:
         """As things are it is ours."""
-        self.assertEqual(self.carry(), "pipegrid.reactor.tls")
+        self.assertEqual(self.carry(), "pipegrid.reactor.server_tls")
 
     def test_each_of_twisteds(self) -> None:
         """Each is missed, whether it is a method or not."""
-        for name in (*bulktls.TWISTED, *bulktls.STATE):
+        for name in (*server_tls.TWISTED, *server_tls.STATE):
             made = self.twisted_with(name, f"{name}2")
             missing = f"twisted.protocols.tls.BufferingTLSTransport.{name}"
-            self.assertEqual(bulktls.what_is_missing(), missing)
+            self.assertEqual(server_tls.what_is_missing(), missing)
             self.assertEqual(self.carry(), made.__name__)
-            self.assertFalse(bulktls.is_ours())
+            self.assertFalse(server_tls.is_ours())
 
     def test_another_argument(self) -> None:
         """A method that wants more than it is given is not what it was."""
         self.twisted_with(r"def _flushReceiveBIO\(self", "def _flushReceiveBIO(self, size")
         missing = "twisted.protocols.tls.BufferingTLSTransport._flushReceiveBIO"
-        self.assertEqual(bulktls.what_is_missing(), missing)
+        self.assertEqual(server_tls.what_is_missing(), missing)
 
     def test_it_does_not_begin(self) -> None:
         """Nor is one that cannot be tried."""
         self.patch(twisted_tls.TLSMemoryBIOProtocol, "makeConnection", lambda self, where: 1 / 0)
-        self.assertIn("BufferingTLSTransport.", bulktls.what_is_missing() or "")
+        self.assertIn("BufferingTLSTransport.", server_tls.what_is_missing() or "")
 
     def test_each_of_pyopenssls(self) -> None:
         """The same; that data is carried without them shows ``tests.renamed_pyopenssl``."""
-        for name in (*bulktls.FIELDS, *bulktls.CALLED, "_ffi", "_lib"):
+        for name in (*server_tls.FIELDS, *server_tls.CALLED, "_ffi", "_lib"):
             self.patch(OpenSSL, "SSL", renamed(SSL, name, f"{name}2"))
-            missing = bulktls.what_is_missing()
+            missing = server_tls.what_is_missing()
             self.assertIn(name, missing or "")
             self.assertIn("OpenSSL.SSL.", missing or "")
 
@@ -235,7 +237,7 @@ class SocketTests(SynchronousTestCase):
 
 
 class OthersTests(SynchronousTestCase):
-    """Reactors, Foolscap, attrs."""
+    """Reactors, Foolscap."""
 
     def test_a_reactor(self) -> None:
         """It counts as it should, though nobody knows what it was asked for before."""
@@ -248,8 +250,3 @@ class OthersTests(SynchronousTestCase):
         reference: Any = SimpleNamespace()
         broker: Any = SimpleNamespace(disconnected=False, is_idle=lambda: True)
         self.assertIsNone(foolscap_broker._call_at_once(reference, broker, "get", ()))
-
-    def test_attrs(self) -> None:
-        """Classes are made as attrs makes them."""
-        self.assertIsNotNone(kept_beside(None))
-        self.assertIsNotNone(kept_beside(ModuleType("_make")))

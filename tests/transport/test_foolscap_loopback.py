@@ -11,8 +11,7 @@ from twisted.protocols.tls import BufferingTLSTransport
 from twisted.trial.unittest import TestCase
 
 from pipegrid.errors import NoSuchShare, ServerRefused, ServerUnreachable, UsageError
-from pipegrid.reactor.bulktls import is_ours
-from pipegrid.reactor.tls import BatchingTLS
+from pipegrid.reactor.server_tls import BatchingTLS, is_ours
 from pipegrid.server import serve
 from pipegrid.server.serve import ServeSettings
 from pipegrid.transport.foolscap.client import FoolscapServer

@@ -36,7 +36,8 @@ from pipegrid.disk.files import FULL
 from pipegrid.disk.private_output import make_directory
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError, naming
-from pipegrid.reactor.tls_context import self_signed_pem
+from pipegrid.reactor.server_tls import write_whole
+from pipegrid.reactor.tls_context import bound_handshakes, only_forward_secret, self_signed_pem
 from pipegrid.wire import server_address
 from pipegrid.wire.server_address import Furl, Nurl
 
@@ -96,9 +97,6 @@ class Identity:
         """Return what Twisted wants for serving TLS 1.2 and 1.3 with this certificate."""
         from OpenSSL import SSL, crypto
         from twisted.internet import ssl
-
-        from pipegrid.reactor.bulktls import write_whole
-        from pipegrid.reactor.tls_context import bound_handshakes, only_forward_secret
 
         options: Any = ssl.CertificateOptions(
             privateKey=crypto.load_privatekey(crypto.FILETYPE_PEM, self.key_pem),

@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.reactor import process_settings
 from pipegrid.reactor.deferreds import Timer, Waiters
+from pipegrid.reactor.server_tls import tls_factory
 from pipegrid.server.fair_scheduler import FairQueue
 from pipegrid.storage.uploads.eviction import address_of
 
@@ -243,8 +244,6 @@ class PortListener(Factory):
         foolscap: FoolscapFactory | None = None,
         crowd: ConnectionLimits[ProtocolDetector] | None = None,
     ) -> None:
-        from pipegrid.reactor.bulktls import tls_factory
-
         self.clock: IReactorTime = clock
         self.connections: set[ProtocolDetector] = set()
         self._server = server

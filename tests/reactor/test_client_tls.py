@@ -17,10 +17,10 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from pipegrid.reactor import client_tls, tls_context
+from pipegrid.reactor import client_tls
 from pipegrid.reactor.client_tls import ClientTLS, ClientTLSEndpoint, TlsFailed
+from pipegrid.reactor.server_tls import BatchingTLSFactory
 from pipegrid.reactor.sockets import Outlet, socket_of
-from pipegrid.reactor.tls import BatchingTLSFactory
 from pipegrid.reactor.tls_context import (
     BATCH_BYTES,
     GATHERED_BYTES,
@@ -28,7 +28,8 @@ from pipegrid.reactor.tls_context import (
     client_context,
     http_context,
 )
-from tests.reactor.test_tls import WHO, Beneath, Recorder, Socket
+from pipegrid.server import identity
+from tests.reactor.test_server_tls import WHO, Beneath, Recorder, Socket
 
 HANDSHAKE, ALERT, DATA = 22, 21, 23
 
@@ -249,9 +250,7 @@ class HandshakeTests(ClientTlsCase):
 
     def test_no_second_handshake(self) -> None:
         """TLS 1.2 lets servers ask for one; it is refused, so no other certificate comes unchecked."""
-        self.patch(
-            tls_context, "bound_handshakes", lambda _: None
-        )  # this server would refuse itself
+        self.patch(identity, "bound_handshakes", lambda _: None)  # this server would refuse itself
         options = WHO.contexts()
         options.getContext().set_max_proto_version(SSL.TLS1_2_VERSION)
         self.begin(options=options)
