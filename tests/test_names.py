@@ -28,11 +28,11 @@ address agent ahead aliases announce answers app archive args arguments backup b
 batches blocking build buildbot cache calls capacity change charts check client clock cmd collector
 compare completion config configured connection console context copied copy creation crypto database
 databases dates deb822 debian decoder decompress deferreds dialer discovery download embedded encode
-encoder endpoints epoll erasure errors exchange existing exit failover failure fair fast faults
+encoder endpoints epoll erasure errors exchange existing exit failover failure fair fast faults filter
 figures foolscap formats garbage get hashes history host hosts html http identity incoming indexes
 init interface interfaces isal items job json layout lazy lifeline link list listener listing local
 log loss ls manager manpage many messages metadata metrics mirror mirrors model modules mutable
-mutables network offline open opener operation options order output packed params parser paths peers
+mutables network offline open opener operation options order output package packed params parser paths peers
 plan plugin pool port private probe process processes progress protocol proxy put query queue quick
 range raw reader readers readonly receiver receivers registry relay repair report responder restore
 results resume retry rpm runner safe search selection selfcheck serve service settings signatures

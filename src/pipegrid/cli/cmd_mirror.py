@@ -142,6 +142,54 @@ fetch_options = as_one(
 """Those that every command has that fetches."""
 
 
+def _repeated(name: str, parameter: str, metavar: str, help: str) -> Callable[[F], F]:
+    return click.option(name, parameter, multiple=True, metavar=metavar, help=help)
+
+
+_by_name = all_of(
+    _repeated("--include", "include", "GLOB", "Only packages with such a name, as 'linux-*'."),
+    _repeated("--exclude", "exclude", "GLOB", "No packages with such a name, as '*-dbg'."),
+    click.option(
+        "--newest",
+        type=click.IntRange(1, 1000),
+        metavar="N",
+        help="Of packages with the same name and architecture only the N highest versions.",
+    ),
+    click.option(
+        "--delete-excluded",
+        is_flag=True,
+        help="As --delete; also files that only filters of earlier runs select.",
+    ),
+)
+"""The filters that both kinds of archives have."""
+
+debian_filters = as_one(
+    "filtering",
+    dict,
+    _by_name,
+    _repeated("--section", "sections", "GLOB", "Only packages of such a section, as 'libs'."),
+    _repeated("--priority", "priorities", "GLOB", "Only packages of such a priority."),
+    click.option(
+        "--sources", is_flag=True, help="The sources of the packages that are selected, too."
+    ),
+)
+"""Which packages of a Debian archive are wanted; see ``PackageFilter``."""
+
+rpm_filters = as_one(
+    "filtering",
+    dict,
+    _by_name,
+    _repeated("--arch", "architectures", "GLOB", "Only packages of such an architecture."),
+)
+"""Which packages of an RPM repository are wanted."""
+
+
+def _set_filters(fetching: MirrorOptions, filtering: dict[str, Any]) -> None:
+    fetching.delete_excluded = filtering.pop("delete_excluded")
+    fetching.delete = fetching.delete or fetching.delete_excluded
+    fetching.filters = {name: value for name, value in filtering.items() if value} or None
+
+
 # ``pipegrid mirror``: package archives from several mirrors at once.
 
 
@@ -232,6 +280,7 @@ def list_command(
     metavar="GLOB",
     help="Other files that the release file names, such as 'main/i18n/Translation-en.*'.",
 )
+@debian_filters
 @fetch_options
 @common_options
 def debian_command(
@@ -248,6 +297,7 @@ def debian_command(
     indexes: str,
     diffs: bool,
     also: tuple[str, ...],
+    filtering: dict[str, Any],
     fetching: MirrorOptions,
 ) -> ReactorJob | GridJob:
     """
@@ -263,6 +313,7 @@ def debian_command(
         raise usage_error("give a suite, such as --suite sid")
     _check_keys(keyrings, allow_unsigned)
 
+    _set_filters(fetching, filtering)
     fetching.keep_going = keep_going
     options = {
         "suites": suites,
@@ -288,6 +339,7 @@ def debian_command(
 @keyring_option("Keys of who may have signed it; bytes or text.")
 @from_grid_option
 @unsigned_option
+@rpm_filters
 @fetch_options
 @common_options
 def rpm_command(
@@ -297,6 +349,7 @@ def rpm_command(
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     from_grid: str | None,
+    filtering: dict[str, Any],
     fetching: MirrorOptions,
 ) -> ReactorJob | GridJob:
     """
@@ -310,6 +363,7 @@ def rpm_command(
     _check_urls(fetching)
     _check_keys(keyrings, allow_unsigned)
 
+    _set_filters(fetching, filtering)
     fetching.keep_going = keep_going
     return rpm_job(dest, newest_only, keyrings, allow_unsigned, fetching)
 

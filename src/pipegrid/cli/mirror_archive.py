@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.blocking_mirror import BlockingMirror
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.indexes import ArchiveMirror
+    from pipegrid.mirror.package_filter import PackageFilter
     from pipegrid.mirror.scheduler import Report
 
 UpdateArchive = Callable[["ArchiveMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
@@ -64,12 +65,15 @@ def debian_job(
             with_patches=options["diffs"],
             also=options["also"],
             indexes=options["indexes"],
+            filter=package_filter(fetching.filters),
         )
         keys = signatures.Keys(rings, allow_unsigned)
         archive = debian.DebianArchive(
             mirror, selection, keys, ignores_dates=options["ignore_dates"]
         )
-        outcome = await archive.sync(fetching.delete, fetching.dry_run, fetching.keep_going)
+        outcome = await archive.sync(
+            fetching.delete, fetching.dry_run, fetching.keep_going, fetching.delete_excluded
+        )
         for path in outcome.lacking:
             console.detail(f"no mirror has {printable(path)}")
         if outcome.absent:
@@ -90,12 +94,22 @@ def rpm_job(
 
     async def update(mirror: ArchiveMirror, _: Console) -> tuple[Any, dict[str, Any]]:
 
-        repository = rpm.RpmRepository(
-            mirror, signatures.Keys(keyrings, allow_unsigned), newest_only
+        wanted = package_filter(fetching.filters)
+        keys = signatures.Keys(keyrings, allow_unsigned)
+        repository = rpm.RpmRepository(mirror, keys, newest_only, wanted)
+        outcome = await repository.sync(
+            fetching.delete, fetching.dry_run, fetching.keep_going, fetching.delete_excluded
         )
-        return await repository.sync(fetching.delete, fetching.dry_run, fetching.keep_going), {}
+        return outcome, {}
 
     return ArchiveRun(dest, fetching, update).job()
+
+
+def package_filter(given: Mapping[str, Any] | None) -> PackageFilter:
+    """Return the filter of the options that were given; see ``filter_options``."""
+    from pipegrid.mirror.package_filter import ALL, PackageFilter
+
+    return PackageFilter(**given) if given else ALL
 
 
 def _left_out(absent: list[str]) -> str:
@@ -104,6 +118,22 @@ def _left_out(absent: list[str]) -> str:
     return f"pipegrid: {printable(absent[0])}" + (
         f"; and so with {counted(more, 'other index', 'other indexes')}" if more else ""
     )
+
+
+def _tell_unmatched(console: Console, outcome: Any) -> list[str]:
+    """Name the patterns of filters that match nothing; return those in JSON."""
+    if outcome.spares_others:
+        console.say(
+            "pipegrid: files that filters of earlier runs select stay; --delete-excluded removes them"
+        )
+    if not outcome.unmatched:
+        return []
+    from pipegrid.mirror.package_filter import unmatched_text
+
+    texts = [unmatched_text(*each) for each in outcome.unmatched]
+    for text in texts:
+        console.fault(f"pipegrid: {printable(text)}")
+    return texts
 
 
 class ArchiveRun:
@@ -171,6 +201,7 @@ class ArchiveRun:
         outcome, further = await self._update(mirror, console)
         report, entries = outcome.report, outcome.entries
         tell_skipped(console, entries)
+        unmatched = _tell_unmatched(console, outcome)
         if report.failed_files and not outcome.is_published and not fetching.dry_run:
             console.say(
                 "pipegrid: the indexes stay as they were, and name only what is there; --keep-going shows"
@@ -180,6 +211,7 @@ class ArchiveRun:
         further = {
             "index_bytes": outcome.index_bytes,
             "skipped": entries.skipped_files,
+            "unmatched": unmatched,
             **further,
             **stored,
         }

@@ -93,6 +93,8 @@ class MirrorOptions(Value):
         limit_bytes_per_s: from all mirrors together, or None.
         sample: percent of what is there that is hashed again.
         keep_going: indexes are shown also if some of what they name is missing.
+        filters: which packages of indexes are wanted, as ``PackageFilter``; None: all.
+        delete_excluded: with ``delete``, what filters of earlier runs select goes as well.
         begun: connections to the mirrors that were begun before all else, or None.
         wait_s: how long another run to the same destination is waited for; None: not at all.
         exit_unchanged: the exit status says that nothing changed.
@@ -102,9 +104,11 @@ class MirrorOptions(Value):
         "begun",
         "connections",
         "delete",
+        "delete_excluded",
         "dry_run",
         "durability",
         "exit_unchanged",
+        "filters",
         "keep_going",
         "limit_bytes_per_s",
         "paranoid",
@@ -127,6 +131,8 @@ class MirrorOptions(Value):
         paranoid: bool,
         begun: EarlySockets | None = None,
         keep_going: bool = False,
+        filters: dict[str, Any] | None = None,
+        delete_excluded: bool = False,
         wait_s: float | None = None,
         exit_unchanged: bool = False,
     ) -> None:
@@ -141,6 +147,8 @@ class MirrorOptions(Value):
         self.paranoid = paranoid
         self.begun = begun
         self.keep_going = keep_going
+        self.filters = filters
+        self.delete_excluded = delete_excluded
         self.wait_s = wait_s
         self.exit_unchanged = exit_unchanged
 
@@ -349,7 +357,7 @@ def tell(
         console.say(_ranked(tally))
     further = further or {}
     changed = bool(report.fetched_files or removed or changes)
-    failed = bool(report.failed_files or further.get("skipped"))
+    failed = bool(report.failed_files or further.get("skipped") or further.get("unmatched"))
     names = [
         *_named("+", report.fetched, report.fetched_files),
         *_named("-", removed, len(removed)),

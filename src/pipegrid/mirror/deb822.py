@@ -26,6 +26,7 @@ from pipegrid.mirror.archive_file import (
     wanted,
     wanted_or_why,
 )
+from pipegrid.mirror.package_filter import MAX_VERSION_CHARS, Description
 
 MAX_PARAGRAPH_BYTES = 8 << 20
 """The longest of an index: a package's files in Sources, or its provides, take some kilobytes."""
@@ -72,6 +73,17 @@ def paragraphs(
     Raises:
         BadEntry: a paragraph is longer than ``MAX_PARAGRAPH_BYTES``.
     """
+    for paragraph in raw_paragraphs(blocks, name):
+        yield _paragraph(paragraph, fields, usual)
+
+
+def raw_paragraphs(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """
+    Yield the paragraphs of a control file as they are, without the blank lines between them.
+
+    Raises:
+        BadEntry: as ``paragraphs``.
+    """
     rest = b""
     for block in blocks:
         rest += block
@@ -82,13 +94,13 @@ def paragraphs(
             if end > start:
                 paragraph = rest[start:end]
                 if not paragraph.isspace():
-                    yield _paragraph(paragraph, fields, usual)
+                    yield paragraph
             start = end + 2
         rest = rest[start:]
         if len(rest) > MAX_PARAGRAPH_BYTES:
             raise BadEntry(f"a paragraph of {name} is longer than {MAX_PARAGRAPH_BYTES} bytes")
     if not rest.isspace() and rest:
-        yield _paragraph(rest, fields, usual)
+        yield rest
 
 
 def _paragraph(data: bytes, fields: frozenset[str], usual: frozenset[str]) -> dict[str, str]:
@@ -461,16 +473,21 @@ def sources(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Ite
     """
     skip = skip or _refuse
     for found in paragraphs(blocks, _SOURCE_FIELDS, name, _USUAL_SOURCE):
-        directory = found.get("Directory")
-        if directory is None:
-            skip(BadEntry(f"a source in {name} has no directory"))
-            continue
-        for file, size, hashes in _files_of_source(found, name, skip):
-            each = wanted_or_why(simplified(join(directory, file)), size, hashes)
-            if isinstance(each, BadEntry):
-                skip(each)
-            else:
-                yield each
+        yield from _files_named(found, name, skip)
+
+
+def _files_named(found: Mapping[str, str], name: str, skip: Skip) -> Iterator[ArchiveFile]:
+    """Yield the files of one source."""
+    directory = found.get("Directory")
+    if directory is None:
+        skip(BadEntry(f"a source in {name} has no directory"))
+        return
+    for file, size, hashes in _files_of_source(found, name, skip):
+        each = wanted_or_why(simplified(join(directory, file)), size, hashes)
+        if isinstance(each, BadEntry):
+            skip(each)
+        else:
+            yield each
 
 
 def _files_of_source(
@@ -495,6 +512,69 @@ def _files_of_source(
             elif known[1].setdefault(algorithm, digest).lower() != digest.lower():
                 again.append((file, size, {algorithm: digest}))
     return [*((file, size, hashes) for file, (size, hashes) in files.items()), *again]
+
+
+_DESCRIBING = frozenset(("Package", "Architecture", "Version", "Section", "Priority", "Source"))
+_SOURCE = re.compile(r"([^ ]{1,512}) \(([^ ()]{1,512})\)")
+
+
+class DescribedEntry(NamedTuple):
+    """
+    A package or source that an index names.
+
+    Attributes:
+        files: a package's one, or those of a source.
+        text: the paragraph as it is.
+    """
+
+    about: Description
+    files: tuple[ArchiveFile, ...]
+    text: bytes
+
+
+def described(
+    blocks: Iterable[bytes], kind: str, name: str, skip: Skip
+) -> Iterator[tuple[Description, DescribedEntry]]:
+    """
+    Yield what an index names, with what it says of each.
+
+    Args:
+        kind: ``packages`` or ``sources``.
+        skip: is called with the reason of each entry that cannot be used.
+
+    Raises:
+        BadEntry: as ``paragraphs``.
+    """
+    fields = _DESCRIBING | (_PACKAGE_FIELDS if kind == "packages" else _SOURCE_FIELDS)
+    for text in raw_paragraphs(blocks, name):
+        found = _paragraph(text, fields, frozenset())
+        about = _description(found, kind)
+        if kind == "packages":
+            each = _package_or_why(found, name)
+            if isinstance(each, BadEntry):
+                skip(each)
+                continue
+            files: tuple[ArchiveFile, ...] = (each,)
+        else:
+            files = tuple(_files_named(found, name, skip))
+        yield about, DescribedEntry(about, files, text)
+
+
+def _description(found: Mapping[str, str], kind: str) -> Description:
+    package, version = found.get("Package", ""), found.get("Version", "")[:MAX_VERSION_CHARS]
+    source = (package, version)
+    told = found.get("Source", "")
+    if told and kind == "packages":
+        match = _SOURCE.fullmatch(told) if len(told) <= MAX_PATH_BYTES else None
+        source = (match[1], match[2]) if match is not None else (told, version)
+    return Description(
+        package,
+        found.get("Architecture", "") if kind == "packages" else "source",
+        version,
+        found.get("Section", ""),
+        found.get("Priority", ""),
+        source,
+    )
 
 
 class PatchStep(NamedTuple):

@@ -26,6 +26,15 @@ from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.entries import Entries, named_twice
 from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, stage_indexes, update
 from pipegrid.mirror.manifest import keep_manifest, noting, read_manifest
+from pipegrid.mirror.package_filter import (
+    ALL,
+    FilterRecords,
+    Matches,
+    PackageFilter,
+    others_of,
+    read_records,
+    write_records,
+)
 from pipegrid.mirror.scheduler import Report
 from pipegrid.mirror.signatures import Keys
 from pipegrid.mirror.suites import (
@@ -217,8 +226,9 @@ class RetainedFiles:
         for index in self._indexes:
             old = self._before(index)
             if old is not None:
+                old.stays = index.stays
                 with suppress(BadEntry):  # it is of no use to anybody
-                    yield from (each.path for each in named_by(self._destination, old))
+                    yield from (each.path for each in named_by(self._destination, old, stays=True))
         apart = {index.path for index in self._apart}
         own = {_component_of(i.path) for i in self._indexes if i.kind and i.path not in apart}
         for index in self._apart:
@@ -419,6 +429,8 @@ class DebianOutcome:
         entries: what indexes name; of these, what could not be used.
         is_published: the new indexes are to be seen.
         is_new: the release files are not those that were there.
+        unmatched: options and patterns of filters that match nothing.
+        spares_others: files stay that filters of earlier runs select.
     """
 
     def __init__(self) -> None:
@@ -428,6 +440,8 @@ class DebianOutcome:
         self.is_published = self.is_new = False
         self.removed: list[str] = []
         self.index_bytes = self.patched = 0
+        self.unmatched: list[tuple[str, str]] = []
+        self.spares_others = False
         self.lacking: list[str] = []
 
 
@@ -467,7 +481,11 @@ class DebianArchive:
         self._names = list(dict.fromkeys(names))
 
     async def sync(
-        self, delete: bool = False, dry_run: bool = False, keep_going: bool = False
+        self,
+        delete: bool = False,
+        dry_run: bool = False,
+        keep_going: bool = False,
+        delete_excluded: bool = False,
     ) -> DebianOutcome:
         """
         Bring it up to date. To be called once.
@@ -476,10 +494,11 @@ class DebianArchive:
             delete: remove what is not named any more, if nothing failed or was skipped.
             dry_run: fetch indexes only, publish nothing; as the mirror was told.
             keep_going: publish the indexes also if mirrors lack what they name, or lack one of them.
+            delete_excluded: with ``delete``, what filters of earlier runs select goes as well.
 
         Raises:
             MirrorError: no mirror has a release file that can be believed, an index could not be had, or the
-                release files name nothing of what was selected.
+                release files name nothing of what was selected, or the filters select no package.
             BadEntry: an index cannot be read.
         """
         outcome = DebianOutcome()
@@ -494,13 +513,17 @@ class DebianArchive:
         indexes = [each for each in indexes if each not in gone]
         apart = [each for each in apart if each not in gone]
         everything = [*indexes, *apart]
+        records = await self._mirror.run(self._set_filters, indexes, apart, delete_excluded)
+        matches = Matches(self._selection.filter)
         own = {path: data for suite in suites for path, data in own_files(suite).items()}
         further = list(_further(indexes, own))
-        contents = entries.once(self._contents(indexes, entries.skip))
+        contents = entries.once(self._contents(indexes, entries.skip, matches))
         if not dry_run:
             contents = noting(self._destination, contents, further)
         also = entries.once(self._contents(apart, entries.skip))
         report = outcome.report = await self._mirror.sync(chain(contents, also))
+        outcome.unmatched = matches.unmatched()
+        matches.check()
         if dry_run:
             pass
         elif not report.failed_files or not report.is_stopped:
@@ -511,19 +534,29 @@ class DebianArchive:
         if not dry_run:
             await self._mirror.run(self._publish, suites, everything, own, entries)
             await self._mirror.run(keep_manifest, self._destination, entries.replaced)
+            await self._mirror.run(write_records, self._destination, records)
             outcome.is_published = True
-        if delete and not report.failed_files and not entries.skipped_files:
-            spared = RetainedFiles(self._destination, suites, everything, apart)
-            kept = chain(
-                self._contents(everything),
-                _further(apart, {}),
-                further,
-            )
-            paths = chain((each.path for each in kept), _names_by_hash(suites, everything))
-            outcome.removed = await self._mirror.run(
-                remove_others, self._destination, paths, spared, dry_run
-            )
+        if delete and not (report.failed_files or entries.skipped_files or outcome.unmatched):
+            await self._delete(suites, indexes, apart, further, outcome, dry_run)
         return outcome
+
+    async def _delete(
+        self,
+        suites: Sequence[Suite],
+        indexes: Sequence[Index],
+        apart: Sequence[Index],
+        further: Sequence[ArchiveFile],
+        outcome: DebianOutcome,
+        dry_run: bool,
+    ) -> None:
+        outcome.spares_others = any(each.stays != each.filters for each in indexes)
+        everything = [*indexes, *apart]
+        spared = RetainedFiles(self._destination, suites, everything, apart)
+        kept = chain(self._contents(everything, stays=True), _further(apart, {}), further)
+        paths = chain((each.path for each in kept), _names_by_hash(suites, everything))
+        outcome.removed = await self._mirror.run(
+            remove_others, self._destination, paths, spared, dry_run
+        )
 
     # Indexes.
 
@@ -638,17 +671,54 @@ class DebianArchive:
 
     # What they name.
 
+    def _set_filters(
+        self, indexes: Sequence[Index], apart: Sequence[Index], delete_excluded: bool
+    ) -> FilterRecords:
+        """In the thread: filter indexes by what this run, and earlier ones, want; return the records."""
+        own = self._selection.filter
+        known = read_records(self._destination)
+        suites = {index.suite.directory for index in (*indexes, *apart)}
+        records = {
+            path: filters
+            for path, filters in known.items()
+            if not any(path.startswith(f"{each}/") for each in suites)
+        }
+        for index in (*indexes, *apart):
+            if index.kind not in ("packages", "sources"):
+                continue
+            key = base_of(index.path)
+            is_here = _held_here(self._destination, key, index.suite.before)[0] is not None
+            wanted = known.get(key, [ALL] if is_here else [])
+            if index in apart:
+                index.filters = index.stays = _unless_all(wanted)
+            else:
+                wanted = [own, *([] if delete_excluded else others_of(wanted, own))]
+                index.filters, index.stays = _unless_all([own]), _unless_all(wanted)
+            if wanted != [ALL]:
+                records[key] = wanted
+            if index.kind == "sources":
+                index.beside = [
+                    each
+                    for each in (*indexes, *apart)
+                    if each.kind == "packages" and each.suite is index.suite
+                ]
+        return records
+
     def _contents(
-        self, indexes: Sequence[Index], skip: Skip | None = None
+        self,
+        indexes: Sequence[Index],
+        skip: Skip | None = None,
+        matches: Matches | None = None,
+        stays: bool = False,
     ) -> Iterator[ArchiveFile]:
-        """Yield what the indexes name; a file may be named several times."""
+        """Yield what the indexes name and filters select; a file may be named several times."""
         count = 0
         own = OwnNames(
             {each.suite.directory: each.suite for each in indexes}.values(),
             (form for index in indexes for form in index.forms),
         )
         for index in indexes:
-            for each in named_by(self._destination, index, skip):
+            for each in named_by(self._destination, index, skip, matches, stays):
                 why = own.refusal(each, index.path) if index.kind != "patches" else None
                 if why is not None:
                     if skip is not None:
@@ -721,6 +791,11 @@ class DebianArchive:
         """Whether a form of an index has not been there, where there was a release file."""
         is_there = os.path.lexists(self._destination.where(form.path))
         return not is_there and any(map(_has_hashes, suites))
+
+
+def _unless_all(filters: Sequence[PackageFilter]) -> tuple[PackageFilter, ...] | None:
+    """Return filters; None: one of them selects all."""
+    return None if ALL in filters else tuple(filters)
 
 
 def _further(indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[ArchiveFile]:

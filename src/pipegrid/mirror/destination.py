@@ -30,6 +30,7 @@ MAX_ABSENT = 4096
 
 READ_BYTES = 1 << 20
 _LINKED = "link.new"
+_OWN_NEW = "own.new"
 _NO_LINKS = frozenset(
     {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL}
 )
@@ -623,7 +624,7 @@ class Destination:
             MirrorError: they cannot be written.
         """
         for path, data in files.items():
-            name = "own.new"
+            name = _OWN_NEW
             try:
                 self.discard(name)
                 fd = self.open_own(name)
@@ -635,6 +636,25 @@ class Destination:
                 self.publish(name, path, staged=True)
             except OSError as error:
                 raise self.error(error, f"hold {quoted(path)}") from error
+
+    def keep_own(self, name: str, data: bytes) -> None:
+        """
+        Write a file of our own in ``HIDDEN``: as a whole, or it stays as it was.
+
+        Raises:
+            MirrorError: it cannot be written.
+        """
+        try:
+            self.discard(_OWN_NEW)
+            fd = self.open_own(_OWN_NEW)
+            try:
+                disk.write_all(fd, data, 0)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(_OWN_NEW, name, src_dir_fd=self._incoming, dst_dir_fd=self._hidden)
+        except OSError as error:
+            raise self.error(error, "note what it holds") from error
 
     def read(self, path: str, most_bytes: int) -> bytes | None:
         """Return a file that is there, and no longer than that; a symbolic link is not followed."""

@@ -36,8 +36,8 @@ _SCRATCH = "pipegrid-mirror-"
 _LEFT_S = 3600.0
 """So old is one that nobody has locked before it goes: just after it was made it is not locked yet."""
 
-_COPIED = "compressed"
-"""Of ``HIDDEN``: it is read, and added to (``compressed``)."""
+_COPIED = ("compressed", "filters", "checked")
+"""Of ``HIDDEN``: they are read, and some are added to."""
 
 
 class ReadOnlyDestination(Destination):
@@ -80,8 +80,9 @@ class ReadOnlyDestination(Destination):
         with suppress(OSError):  # without locks none is ever taken for left
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self.device = os.fstat(fd).st_dev
-        with suppress(OSError):
-            copyfile(f"{self.path}/{HIDDEN}/{_COPIED}", f"{self._scratch}/{_COPIED}")
+        for name in _COPIED:
+            with suppress(OSError):
+                copyfile(f"{self.path}/{HIDDEN}/{name}", f"{self._scratch}/{name}")
         return fd
 
     @cached_property

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from itertools import chain
@@ -34,6 +34,16 @@ from pipegrid.mirror.decompress import check_index_bytes, index_blocks
 from pipegrid.mirror.entries import Entries
 from pipegrid.mirror.indexes import stage_indexes
 from pipegrid.mirror.manifest import keep_manifest, noting
+from pipegrid.mirror.package_filter import (
+    ALL,
+    Description,
+    Matches,
+    PackageFilter,
+    others_of,
+    read_records,
+    select,
+    write_records,
+)
 from pipegrid.mirror.repomd import (
     MAX_REPOMD_BYTES,
     REPOMD,
@@ -71,6 +81,8 @@ class RpmOutcome:
         lacking: indexes that no mirror has.
         is_published: the new indexes are to be seen.
         is_new: ``repomd.xml`` or its signature is not the one that was there.
+        unmatched: options and patterns of filters that match nothing.
+        spares_others: files stay that filters of earlier runs select.
     """
 
     def __init__(self) -> None:
@@ -80,6 +92,8 @@ class RpmOutcome:
         self.is_published = self.is_new = False
         self.removed: list[str] = []
         self.index_bytes = 0
+        self.unmatched: list[tuple[str, str]] = []
+        self.spares_others = False
 
 
 class _Found(NamedTuple):
@@ -95,17 +109,30 @@ class RpmRepository:
     Args:
         mirror: where it is fetched from and kept; its URLs are what ``repodata`` is below.
         newest_only: of packages with the same name and architecture those with the highest version;
-            ``MODULAR`` ones all.
+            ``MODULAR`` ones all. As ``newest`` of a filter.
+        wanted: which packages of the index are wanted.
     """
 
-    def __init__(self, mirror: ArchiveMirror, keys: Keys, newest_only: bool = False) -> None:
+    def __init__(
+        self,
+        mirror: ArchiveMirror,
+        keys: Keys,
+        newest_only: bool = False,
+        wanted: PackageFilter = ALL,
+    ) -> None:
+        if newest_only:
+            wanted = wanted._replace(newest=1)
         self._mirror = mirror
         self._destination = mirror.destination
         self._keys = keys
-        self._newest_only = newest_only
+        self._wanted = wanted
 
     async def sync(
-        self, delete: bool = False, dry_run: bool = False, keep_going: bool = False
+        self,
+        delete: bool = False,
+        dry_run: bool = False,
+        keep_going: bool = False,
+        delete_excluded: bool = False,
     ) -> RpmOutcome:
         """
         Bring it up to date. To be called once.
@@ -115,28 +142,27 @@ class RpmRepository:
             dry_run: fetch indexes only, publish nothing; as the mirror was told.
             keep_going: publish the indexes also if mirrors lack what they name, or lack one that dnf can do
                 without.
+            delete_excluded: with ``delete``, what filters of earlier runs select goes as well.
 
         Raises:
-            MirrorError: no mirror has a ``repomd.xml`` that can be believed, or an index could not be had.
+            MirrorError: no mirror has a ``repomd.xml`` that can be believed, or an index could not be had, or
+                the filters select no package.
             BadEntry: an index names what may not be.
         """
         outcome = RpmOutcome()
         entries = outcome.entries
         found = await self._find(entries.skip)
-        fetched = await stage_indexes(self._mirror, [each.file for each in found.repomd.files])
-        outcome.index_bytes = fetched.size_bytes
-        for path, why in fetched.lacking.items():
-            reason = f"the index {path} could not be fetched ({why})"
-            if not keep_going or path == found.repomd.primary.file.path:
-                raise MirrorError(f"{reason}; the old ones stay")
-            entries.skip(BadEntry(reason))
-            outcome.lacking.append(path)
-        indexes = [e.file for e in found.repomd.files if e.file.path not in fetched.lacking]
+        indexes = await self._stage(found.repomd, outcome, keep_going)
         everything = [*await self._mirror.run(self._sized, indexes), *_own(found)]
-        contents = entries.once(self._contents(found.repomd, entries.skip))
+        stays = await self._mirror.run(self._filters, delete_excluded)
+        matches = Matches(self._wanted)
+        named = self._contents(found.repomd, [self._wanted], entries.skip, matches)
+        contents = entries.once(named)
         if not dry_run:
             contents = noting(self._destination, contents, everything)
         report = outcome.report = await self._mirror.sync(contents)
+        outcome.unmatched = matches.unmatched()
+        matches.check()
         if not dry_run and not (report.failed_files and report.is_stopped):
             await entries.settle(self._mirror, report)
         if report.failed_files and (not keep_going or report.is_stopped):
@@ -145,10 +171,29 @@ class RpmRepository:
         if not dry_run:
             await self._mirror.run(self._publish, indexes, found)
             await self._mirror.run(keep_manifest, self._destination, entries.replaced)
+            records = {"": stays} if stays != [ALL] else {}
+            await self._mirror.run(write_records, self._destination, records)
             outcome.is_published = True
-        if delete and not report.failed_files and not entries.skipped_files:
-            outcome.removed = await self._mirror.run(self._remove, found, everything, dry_run)
+        if delete and not (report.failed_files or entries.skipped_files or outcome.unmatched):
+            outcome.spares_others = len(stays) > 1
+            outcome.removed = await self._mirror.run(
+                self._remove, found, everything, stays, dry_run
+            )
         return outcome
+
+    async def _stage(
+        self, repomd: Repomd, outcome: RpmOutcome, keep_going: bool
+    ) -> list[ArchiveFile]:
+        """Bring indexes to where they can be read, and nobody sees them; returns those that can be had."""
+        fetched = await stage_indexes(self._mirror, [each.file for each in repomd.files])
+        outcome.index_bytes = fetched.size_bytes
+        for path, why in fetched.lacking.items():
+            reason = f"the index {path} could not be fetched ({why})"
+            if not keep_going or path == repomd.primary.file.path:
+                raise MirrorError(f"{reason}; the old ones stay")
+            outcome.entries.skip(BadEntry(reason))
+            outcome.lacking.append(path)
+        return [each.file for each in repomd.files if each.file.path not in fetched.lacking]
 
     def _sized(self, indexes: list[ArchiveFile]) -> list[ArchiveFile]:
         """In the thread: return indexes with their sizes, of which ``repomd.xml`` need not tell any."""
@@ -220,10 +265,32 @@ class RpmRepository:
 
     # What primary names.
 
-    def _contents(self, repomd: Repomd, skip: Skip | None = None) -> Iterator[ArchiveFile]:
+    def _filters(self, delete_excluded: bool) -> list[PackageFilter]:
+        """In the thread: return what packages may stay by: the filters of this run, and of earlier ones."""
+        recorded = read_records(self._destination).get("", [])
+        if not recorded and self._before() is not None:
+            recorded = [ALL]
+        others = [] if delete_excluded else others_of(recorded, self._wanted)
+        return [self._wanted, *others]
+
+    def _contents(
+        self,
+        repomd: Repomd,
+        filters: Sequence[PackageFilter],
+        skip: Skip | None = None,
+        matches: Matches | None = None,
+    ) -> Iterator[ArchiveFile]:
         """Yield the packages that are wanted; they are fetched while the others are still being read."""
         found = self._named(repomd, skip or (lambda _: None))
-        for each in newest(found) if self._newest_only else found:
+        if ALL in filters:
+            yield from (each.file for each in found)
+            return
+        entries: Iterator[tuple[Description, Package]] = map(described, found)
+        if matches is not None:
+            entries = matches.noting(entries)
+        for _, each in select(entries, filters, compare_versions):
+            if matches is not None:
+                matches.selected += 1
             yield each.file
 
     def _named(self, repomd: Repomd, skip: Skip) -> Iterator[Package]:
@@ -264,10 +331,16 @@ class RpmRepository:
             destination.delete(SIGNATURE)
         destination.clear_staged()
 
-    def _remove(self, found: _Found, everything: list[ArchiveFile], dry_run: bool) -> list[str]:
+    def _remove(
+        self,
+        found: _Found,
+        everything: list[ArchiveFile],
+        stays: Sequence[PackageFilter],
+        dry_run: bool,
+    ) -> list[str]:
         """In the thread: remove what is not named; what the indexes of before name, which stay, is."""
         destination = self._destination
-        kept = {each.path for each in chain(self._contents(found.repomd), everything)}
+        kept = {each.path for each in chain(self._contents(found.repomd, stays), everything)}
         before = found.before
         if before is not None:
             kept.update(each.file.path for each in before.files)
@@ -275,9 +348,9 @@ class RpmRepository:
         if others and before is not None and before.primary.file != found.repomd.primary.file:
             with suppress(BadEntry, MirrorError, OSError):  # that one is of no use to anybody
                 if destination.is_there(before.primary.file):
-                    named = (each.path for each in self._contents(before))
-                    stays = holder(named, destination.folds)
-                    others = [path for path in others if not stays(path)]
+                    named = (each.path for each in self._contents(before, stays))
+                    is_named = holder(named, destination.folds)
+                    others = [path for path in others if not is_named(path)]
         if not dry_run:
             remove_in_order(destination, others)
         return others
@@ -289,22 +362,17 @@ def newest(found: Iterable[Package]) -> list[Package]:
 
     Packages of modules' streams are all returned.
     """
-    best: dict[tuple[str, str], list[tuple[int, Package]]] = {}
-    kept: list[tuple[int, Package]] = []
-    for place in enumerate(found):
-        package = place[1]
-        if MODULAR in package.version.release:
-            kept.append(place)
-            continue
-        known = best.setdefault((package.name, package.arch), [])
-        sign = compare_versions(package.version, known[0][1].version) if known else 1
-        if sign > 0:
-            known[:] = [place]
-        elif sign == 0:
-            known.append(place)
-    kept.extend(place for places in best.values() for place in places)
-    kept.sort(key=lambda place: place[0])
-    return [package for _, package in kept]
+    return [each for _, each in select(map(described, found), [_NEWEST], compare_versions)]
+
+
+_NEWEST = PackageFilter(newest=1)
+
+
+def described(package: Package) -> tuple[Description, Package]:
+    """Return a package with what filters look at."""
+    is_modular = MODULAR in package.version.release
+    about = Description(package.name, package.arch, package.version, is_modular=is_modular)
+    return about, package
 
 
 def _own(found: _Found) -> list[ArchiveFile]:

@@ -23,7 +23,9 @@ from pipegrid.mirror.archive_file import (
 )
 from pipegrid.mirror.deb822 import (
     MAX_RELEASE_BYTES,
+    DescribedEntry,
     Release,
+    described,
     packages,
     read_patch_index,
     read_release,
@@ -32,6 +34,15 @@ from pipegrid.mirror.deb822 import (
 from pipegrid.mirror.decompress import check_index_bytes, index_blocks
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.indexes import by_hash
+from pipegrid.mirror.package_filter import (
+    ALL,
+    Matches,
+    PackageFilter,
+    Selector,
+    SourcesOf,
+    compare_debian,
+    select,
+)
 from pipegrid.mirror.signatures import (
     MAX_SIGNATURE_BYTES,
     MESSAGE,
@@ -396,6 +407,7 @@ class Selection(NamedTuple):
             no indexes of packages, and lists of patches only ``with_patches``.
         indexes: in which form indexes are kept: as the archive packs them; or unpacked, or compressed
             here, which patches bring up to date.
+        filter: which packages of the indexes are wanted; sources, too, if it has ``sources``.
     """
 
     suites: tuple[str, ...]
@@ -405,6 +417,7 @@ class Selection(NamedTuple):
     with_patches: bool = False
     also: tuple[str, ...] = ()
     indexes: KeptForm = "packed"
+    filter: PackageFilter = ALL
 
 
 class Index:
@@ -417,6 +430,9 @@ class Index:
         size: unpacked, in bytes; None: not known.
         spare: forms of which one does if mirrors have none of ``forms``, the best first.
         held: in which form it is kept.
+        filters: what it names is wanted if any of these selects it; None: all.
+        stays: as ``filters``, for what is not to be removed.
+        beside: of an index of sources, those of the packages that are built from them.
     """
 
     def __init__(
@@ -435,6 +451,9 @@ class Index:
         self.size = size
         self.spare = spare
         self.held = held
+        self.filters: tuple[PackageFilter, ...] | None = None
+        self.stays: tuple[PackageFilter, ...] | None = None
+        self.beside: Sequence[Index] = ()
 
     @property
     def path(self) -> str:
@@ -555,7 +574,7 @@ def _chosen(
         apart = f"{component}/binary-all/Packages"
         if selection.architectures and release.all_apart and _is_named(release, apart):
             yield "packages", apart
-        if selection.with_sources:
+        if selection.with_sources or selection.filter.sources:
             yield "sources", f"{component}/source/Sources"
 
 
@@ -563,7 +582,8 @@ def _chosen_flat(
     release: Release, selection: Selection
 ) -> Iterator[tuple[Literal["packages", "sources"], str]]:
     """Yield what a flat suite has: packages, and sources if it has any; one of them it must have."""
-    sources_too = selection.with_sources and _is_named(release, "Sources")
+    sources_too = selection.with_sources or selection.filter.sources
+    sources_too = sources_too and _is_named(release, "Sources")
     if not sources_too or _is_named(release, "Packages"):
         yield "packages", "Packages"
     if sources_too:
@@ -663,18 +683,29 @@ def _not_named(suite: Suite, base: str) -> str:
 
 
 def named_by(
-    destination: Destination, index: Index, skip: Skip | None = None
+    destination: Destination,
+    index: Index,
+    skip: Skip | None = None,
+    matches: Matches | None = None,
+    stays: bool = False,
 ) -> Iterator[ArchiveFile]:
     """
-    Yield what a staged index names.
+    Yield what a staged index names, as far as its filters select it.
 
     Args:
         skip: is called with the reason of each entry that cannot be used; None: these say nothing.
+        matches: is given what the filters of this run have met.
+        stays: its ``stays`` count in place of its ``filters``.
 
     Raises:
         BadEntry: it cannot be read, or has more bytes than it should.
     """
     if not index.kind:
+        return
+    filters = index.stays if stays else index.filters
+    if filters is not None and index.kind != "patches":
+        for entry in selected_by(destination, index, filters, skip, matches):
+            yield from entry.files
         return
     blocks = index_blocks(destination.staged_path(index.path), index.path, index.size)
     if index.kind == "patches":
@@ -684,6 +715,43 @@ def named_by(
     else:
         read = packages if index.kind == "packages" else sources
         yield from read(blocks, index.path, skip or ignore_entry)
+
+
+def selected_by(
+    destination: Destination,
+    index: Index,
+    filters: Sequence[PackageFilter],
+    skip: Skip | None = None,
+    matches: Matches | None = None,
+) -> Iterator[DescribedEntry]:
+    """
+    Yield those packages or sources of a staged index that any of some filters selects; else as ``named_by``.
+
+    Raises:
+        BadEntry: as ``named_by``.
+    """
+    blocks = index_blocks(destination.staged_path(index.path), index.path, index.size)
+    entries = described(blocks, index.kind, index.path, skip or ignore_entry)
+    if matches is not None and not (index.kind == "sources" and matches.wanted.sources):
+        entries = matches.noting(entries)
+    matching: set[tuple[str, str]] = set()
+    if index.kind == "sources":
+        for each in filters:
+            if each.sources and not index.beside:
+                filters = (ALL,)  # it is not known of what
+                break
+            for packages_index in index.beside if each.sources else ():
+                found = selected_by(destination, packages_index, (each,))
+                matching.update(entry.about.source for entry in found)
+    chosen: list[Selector] = [
+        each for each in filters if not (each.sources and index.kind == "sources")
+    ]
+    if matching:
+        chosen.append(SourcesOf(frozenset(matching)))
+    for _, entry in select(entries, chosen, compare_debian):
+        if matches is not None:
+            matches.selected += 1
+        yield entry
 
 
 def ignore_entry(_: BadEntry) -> None:
