@@ -273,7 +273,7 @@ class FaultTests(MirrorCase):
             lambda data: ok(b"<html>Please log in</html>"),
             lambda data: ok(data[:-1] + bytes([data[-1] ^ 1])) if data else ok(b"x"),
             lambda data: ok(data)[:-7] if len(data) > 7 else ok(b"eight ch"),
-            lambda data: b"HTTP/1.1 302 Found\r\nLocation: http://m0/\r\nContent-Length: 0\r\n\r\n",
+            lambda data: b"HTTP/1.1 302 Found\r\nLocation: ftp://m0/\r\nContent-Length: 0\r\n\r\n",
             lambda data: (
                 b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nwrong\r\n0\r\n\r\n"
             ),

@@ -551,17 +551,6 @@ class SprintTests(SprintCase):
         for path, data in self.found().items():
             self.assertEqual(data, self.files[path])
 
-    def test_redirects(self) -> None:
-        """Nobody follows one: the files are not to be had, and the other place is not asked."""
-        server, other = self.server(), self.server()
-        head = b"HTTP/1.1 302 Found\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n"
-        server.answer = lambda *_: head % other.url.encode()
-        self.files = dict(list(self.files.items())[:9])
-        work, done = self.sprint(server)
-        self.assertTrue(done)
-        self.assertEqual((other.connections, len(work.report.failed)), (0, 9))
-        self.assertIn("redirects elsewhere", work.report.failed[0][1])
-
     def test_stopped(self) -> None:
         """Nothing begun is left; the next run goes on."""
         server = self.server()

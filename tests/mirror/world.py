@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -204,11 +204,16 @@ class MirrorWorld:
             for path, data in self.files.items()
         ]
 
-    def mirror(self, **options: Any) -> Mirror:
-        """Open the directory for bringing it up to date; to be closed by ``sync``."""
+    def mirror(self, *, mirrors: Sequence[int] | None = None, **options: Any) -> Mirror:
+        """
+        Open the directory for bringing it up to date; to be closed by ``sync``.
+
+        Args:
+            mirrors: the numbers of the hosts that are; None: all of them.
+        """
         return Mirror(
             self.network.host(CLIENT).clock,
-            [f"http://m{number}/archive" for number in range(len(self.hosts))],
+            [f"http://m{number}/archive" for number in mirrors or range(len(self.hosts))],
             str(self.directory),
             endpoints=ToHosts(self.network),
             workers=InlineWorkers(),

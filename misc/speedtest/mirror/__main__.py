@@ -37,10 +37,11 @@ from misc.speedtest.mirror.faults import faults
 from misc.speedtest.mirror.indexes import index_update
 from misc.speedtest.mirror.librepo import rpm_clone
 from misc.speedtest.mirror.patches import patches
+from misc.speedtest.mirror.redirects import redirects
 
 MEMORY = Path("/dev/shm")
 
-TINY = ("small", "tls-small", "faults", "incremental", "verify", "memory", "pdiff")
+TINY = ("small", "tls-small", "faults", "incremental", "verify", "memory", "pdiff", "redirects")
 """Each kind of measurement once."""
 
 
@@ -65,6 +66,7 @@ def scenarios(disk: Path) -> dict[str, Callable[[Bench], None]]:
         "pdiff": patches,
         "indexes": index_update,
         "rpm": rpm_clone,
+        "redirects": lambda bench: redirects(bench, bench.large, 20.0),
     }
 
 

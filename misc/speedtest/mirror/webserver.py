@@ -57,11 +57,15 @@ class Behaviour:
         busy_percent: of the requests are answered with 503.
         bytes_per_s: of each answer, at most; None: as fast as it can.
         keepalive_requests: after so many it closes the connection.
+        redirects_to: where it redirects each request, with nginx's variables; None: it does not.
+        strips: an end of paths that it takes for nothing.
     """
 
     busy_percent: int = 0
     bytes_per_s: int | None = None
     keepalive_requests: int = 1000
+    redirects_to: str | None = None
+    strips: str | None = None
 
 
 class WebServer:
@@ -150,6 +154,11 @@ class WebServer:
         busy_map = ""
         if behaviour.bytes_per_s is not None:
             inside += f"        limit_rate {behaviour.bytes_per_s};\n"
+        if behaviour.redirects_to is not None:
+            inside += f"        return 302 {behaviour.redirects_to};\n"
+        if behaviour.strips is not None:
+            end = behaviour.strips.replace(".", "\\.")
+            inside += f"        location ~ ^(.*){end}$ {{ try_files $1 =404; }}\n"
         if behaviour.busy_percent:
             busy_map = (
                 f'    split_clients $request_id $busy {{ {behaviour.busy_percent}% 1; * ""; }}\n'

@@ -196,10 +196,8 @@ class MirrorOptions(Value):
 
     def direct_addresses(self) -> list[Address] | None:
         """Return those of the mirrors, if one can begin to ask them without a reactor."""
-
-        addresses = [
-            mirror_http.through(mirror_http.parse_url(url), os.environ) for url in self.urls
-        ]
+        access = mirror_http.HostAccess(os.environ)
+        addresses = [access.address(url) for url in self.urls]
         return addresses if mirror_http.can_sprint(addresses) else None
 
     def dial(self, addresses: Sequence[Address], each: int = 1) -> mirror_http.SocketCache:

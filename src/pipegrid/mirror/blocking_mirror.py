@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from pipegrid.disk.commit import Policy
 from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.host_queues import SmallRoutes
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
 from pipegrid.mirror.mirror_http import (
     LF_ALONE,
     MAX_HEAD_BYTES,
+    REDIRECTS,
     Address,
+    Head,
+    RedirectRefused,
     SmallAnswers,
     SocketCache,
     UnsupportedResponse,
@@ -75,14 +79,50 @@ def fetch_small(
     Raises:
         OSError, Odd: it does anything else, or takes long; or all is to end.
     """
+    found = SmallAnswers()
+    most_bytes = dict(asked)
+    routes = SmallRoutes(address)
+    left = {path: routes.first(path) for path in most_bytes}
+    while left:
+        here = next(iter(left.values())).address
+        group = {path: left.pop(path) for path in [*left] if left[path].address is here}
+        answers = _fetch_at(
+            here, [(path, group[path].target, most_bytes[path]) for path in group], ahead, stopped
+        )
+        for path, route in group.items():
+            again = None
+            if path in answers:
+                found[path] = answers[path]
+                routes.served(route)
+            elif path in answers.redirected:
+                try:
+                    again = routes.redirected(route, answers.redirected[path])
+                except RedirectRefused as error:
+                    found.refused[path] = f"{address.url}: {error}, for {path}"
+            else:
+                again = routes.refused(path, route)
+                if again is None:
+                    found.refused[path] = f"{here.url} {answers.refused[path]} for {path}"
+            if again is not None:
+                if again.address.proxy is not None:
+                    raise UnsupportedResponse("it redirects to where a proxy is needed")
+                left[path] = again
+    return found
+
+
+def _fetch_at(
+    address: Address,
+    asked: Sequence[tuple[str, bytes, int]],
+    ahead: SocketCache,
+    stopped: Callable[[], bool],
+) -> SmallAnswers:
+    """Return what one host answers; of each file path, target, and the most bytes that it may have."""
     sock, count = ahead.take(address) or (begin(place_of(*address.place)), 0)
     asking = _Asking(sock, stopped)
     try:
         asking.connect(address)
-        asking.send(b"".join(small_request(address, path) for path, _ in asked))
-        found = asking.answers(asked)
-        for path, answer in found.refused.items():
-            found.refused[path] = f"{address.url} {answer} for {path}"
+        asking.send(b"".join(small_request(address, target) for _, target, _ in asked))
+        found = asking.answers([(path, most_bytes) for path, _, most_bytes in asked])
     except BaseException:
         asking.sock.close()
         raise
@@ -143,8 +183,11 @@ class _Asking:
         for path, most_bytes in asked:
             if self.closes:
                 raise UnsupportedResponse("it closes after an answer")
-            status, body = self._answer(most_bytes)
-            if status == 200:
+            head, body = self._answer(most_bytes)
+            status = head.status
+            if status in REDIRECTS:
+                found.redirected[path] = head.locations
+            elif status == 200:
                 if not may_be(path, body):
                     raise UnsupportedResponse("its answers may be mixed up")
                 found[path] = body
@@ -154,7 +197,7 @@ class _Asking:
             raise UnsupportedResponse("it answers what nobody asked")
         return found
 
-    def _answer(self, most_bytes: int) -> tuple[int, bytes]:
+    def _answer(self, most_bytes: int) -> tuple[Head, bytes]:
         data = self._data
         while (end := data.find(b"\r\n\r\n")) < 0:
             if len(data) > MAX_HEAD_BYTES:
@@ -165,7 +208,7 @@ class _Asking:
         if end > MAX_HEAD_BYTES:
             raise UnsupportedResponse("its heads are too long")
         head = parse_head(bytes(data[:end]))
-        if head.status != 200 and head.status not in REFUSING:
+        if head.status != 200 and head.status not in REFUSING | REDIRECTS:
             raise UnsupportedResponse(f"it answers {head.status}")
         if head.length > (most_bytes if head.status == 200 else MISSING_BYTES):
             raise UnsupportedResponse("its answer is too long")
@@ -175,7 +218,7 @@ class _Asking:
         body = bytes(data[end + 4 : after])
         del data[:after]
         self.closes = head.closes
-        return head.status, body
+        return head, body
 
     def _read(self) -> None:
         got = self._wait(lambda: self.sock.recv(READ_BYTES))

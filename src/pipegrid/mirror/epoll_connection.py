@@ -15,13 +15,14 @@ import errno
 import select
 from _socket import SO_ERROR, SOL_SOCKET, socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pipegrid.mirror.archive_file import MAX_UNTOLD_BYTES
 from pipegrid.mirror.mirror_http import (
     LF_ALONE,
     MAX_HEAD_BYTES,
     PAGE_BYTES,
+    REDIRECTS,
     USUAL_HEAD,
     Head,
     Page,
@@ -52,6 +53,16 @@ if TYPE_CHECKING:
 
             Raises:
                 Lost: nothing more on this connection can be believed.
+            """
+
+        def redirected(
+            self, connection: Connection, errand: FetchJob, locations: Sequence[bytes]
+        ) -> None:
+            """
+            The mirror says that the file is where these ``Location`` fields lead.
+
+            Raises:
+                Lost: as ``refused``.
             """
 
         def not_now(self, connection: Connection, errand: FetchJob, reason: str) -> None:
@@ -89,6 +100,7 @@ class Connection:
     """
     Args:
         mirror: its number in the plan.
+        host: that of the driver's hosts to which it leads; None: the mirror itself.
         sock: not blocking; it may be connecting still.
         secure: makes TLS of a socket that is connected; None: it is not wanted, or was done.
         count: how many files were asked for on it, and given, before.
@@ -109,8 +121,10 @@ class Connection:
         sock: socket,
         secure: Callable[[Any], Any] | None = None,
         count: int = 0,
+        host: int | None = None,
     ) -> None:
         self.mirror = mirror
+        self.host = mirror if host is None else host
         self.sock: Any = sock
         self.asked: deque[FetchJob] = deque()
         self.owed_bytes = self.received_bytes = 0
@@ -303,7 +317,9 @@ class Connection:
         self.answered += 1
         wanted = errand.wanted
         runner = self._runner
-        if head.status != 200:
+        if head.status in REDIRECTS:
+            runner.redirected(self, errand, head.locations)
+        elif head.status != 200:
             transient, reason = judge(head.status)
             if transient:
                 runner.not_now(self, errand, reason)

@@ -7,18 +7,19 @@ import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 
 from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
+from pipegrid.mirror.host_queues import HostQueue, MirrorHosts
 from pipegrid.mirror.mirror_http import (
     Address,
+    RedirectRefused,
     SocketCache,
     UnsupportedResponse,
     head_tail,
     securing,
-    target_of,
 )
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
 from pipegrid.mirror.scheduler import (
@@ -54,9 +55,12 @@ MAX_WINDOW_BYTES = 16 << 20
 
 class EpollMirror:
     """
-    One mirror, in the sprint.
+    One mirror, in the sprint, or one host that it redirects to.
 
     Args:
+        number: of the mirror in the plan.
+        index: of this among the driver's.
+        queue: what it is asked for.
         ahead: has begun to connect, perhaps.
 
     Attributes:
@@ -67,9 +71,18 @@ class EpollMirror:
     """
 
     def __init__(
-        self, number: int, address: Address, tally: Tally, ahead: SocketCache | None = None
+        self,
+        number: int,
+        address: Address,
+        tally: Tally,
+        ahead: SocketCache | None = None,
+        *,
+        queue: HostQueue | None = None,
+        index: int | None = None,
     ) -> None:
         self.number = number
+        self.index = number if index is None else index
+        self.queue = queue or MirrorHosts(Scheduler(1), number, address).own
         self.address = address
         self.tally = tally
         self.connections: list[Connection] = []
@@ -123,7 +136,7 @@ class EpollMirror:
         secure = None
         if address.scheme == "https" and not hasattr(sock, "do_handshake"):
             secure = self._secure = self._secure or securing(address)
-        return Connection(runner, self.number, sock, secure, count)
+        return Connection(runner, self.number, sock, secure, count, self.index)
 
 
 # The way of nearly all files: fetched from mirrors that do what they should, with nothing around it.
@@ -190,15 +203,44 @@ class EpollDriver:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
         self._connections: dict[int, Connection] = {}
-        self._entrants = [
-            EpollMirror(number, address, tally, ahead)
+        # Those of the mirrors come first, in their order; then those that mirrors redirect to.
+        self._mirrors = [
+            MirrorHosts(plan, number, address, partial(self._add_host, tally))
             for number, (address, tally) in enumerate(zip(addresses, tallies, strict=True))
         ]
-        if len(self._entrants) == 1:
-            self._entrants[0].window_bytes = ALONE_WINDOW_BYTES
+        self._entrants: list[EpollMirror] = []
+        for hosts, tally in zip(self._mirrors, tallies, strict=True):
+            self._add_host(tally, hosts.own)
         self._watched_s = time.monotonic()
         self._all_read = False
         self._to_store = destination, policy, staged
+
+    def _add_host(self, tally: Tally, queue: HostQueue) -> None:
+        entrant = EpollMirror(
+            queue.hosts.number,
+            queue.address,
+            tally,
+            self._ahead,
+            queue=queue,
+            index=len(self._entrants),
+        )
+        entrant.is_out = not queue.is_own and self._entrants[entrant.number].is_out
+        if len(self._mirrors) == 1:
+            entrant.window_bytes = ALONE_WINDOW_BYTES
+        self._entrants.append(entrant)
+
+    def _hosts_of(self, number: int) -> list[EpollMirror]:
+        """Return all that are asked in the name of a mirror, itself first."""
+        own = self._entrants[number]
+        if len(self._entrants) == len(self._mirrors):
+            return [own]
+        others = self._entrants[len(self._mirrors) :]
+        return [own, *(each for each in others if each.number == number)]
+
+    @property
+    def _waits(self) -> bool:
+        """Whether anything waits to be asked for, of whichever host."""
+        return self._plan.waits or any(hosts.queued for hosts in self._mirrors)
 
     @cached_property
     def store(self) -> SprintStore:
@@ -245,7 +287,7 @@ class EpollDriver:
         )
 
     def _owed_nothing(self) -> bool:
-        return self._all_read and not self._plan.waits and not self._is_owed()
+        return self._all_read and not self._waits and not self._is_owed()
 
     def _is_owed(self) -> bool:
         return any(connection.is_owed for connection in self._connections.values())
@@ -295,7 +337,7 @@ class EpollDriver:
         except (
             UnsupportedResponse
         ) as error:  # nothing broke: it does what a sprint does not, and others may
-            self._leave(self._entrants[connection.mirror], str(error))
+            self._leave(self._entrants[connection.host], str(error))
         else:
             if connection.wants_to_write != wanted_to_write and connection.sock.fileno() >= 0:
                 self._poll.modify(connection.sock.fileno(), connection.mask)
@@ -306,18 +348,18 @@ class EpollDriver:
         """Ask for what waits, as far as windows allow."""
         now_s = time.monotonic()
         touched: dict[Connection, None] = {}
-        for entrant in self._entrants:
+        for entrant in list(self._entrants):
             if not entrant.is_out:
                 entrant.widen()
                 self._drop_pipelined(entrant)
                 while self._may_open(entrant):
                     self._open(entrant)
         going = True
-        while going and self._plan.waits:
+        while going and self._waits:
             going = False
-            for entrant in self._entrants:
+            for entrant in list(self._entrants):
                 connection = self._free_connection(entrant)
-                errand = None if connection is None else self._plan.next(entrant.number)
+                errand = None if connection is None else entrant.queue.next(entrant.number)
                 if connection is not None and errand is not None:
                     self._ask(entrant, connection, errand, now_s)
                     touched[connection] = None
@@ -330,10 +372,10 @@ class EpollDriver:
     ) -> None:
         if not connection.asked:
             connection.last_s = max(connection.last_s, now_s)
-        if entrant.busy_since_s is None:
-            entrant.busy_since_s = now_s
-        wanted = errand.wanted
-        target = target_of(entrant.address, wanted.remote or wanted.path)
+        own = self._entrants[entrant.number]
+        if own.busy_since_s is None:
+            own.busy_since_s = now_s
+        target = entrant.queue.hosts.request_target(errand)
         connection.ask(errand, b"GET %s%s" % (target, entrant.tail))
 
     def _free_connection(self, entrant: EpollMirror) -> Connection | None:
@@ -359,7 +401,7 @@ class EpollDriver:
         )
         return (
             not entrant.is_out
-            and self._plan.waits
+            and entrant.queue.waits
             and usable < self._most_connections
             and len(entrant.connections) < 2 * self._most_connections
         )
@@ -373,7 +415,9 @@ class EpollDriver:
 
     def _open_first(self) -> None:
         """Connect before the list is read: that takes a round trip."""
-        for entrant in self._entrants:
+        for hosts in self._mirrors:
+            queue = hosts.leads_to
+            entrant = next(each for each in self._entrants if each.queue is queue)
             if not entrant.is_out:
                 self._open(entrant)
 
@@ -392,16 +436,28 @@ class EpollDriver:
     # What happens.
 
     def unwanted(self, connection: Connection, errand: FetchJob) -> None:
-        self._plan.put_back(errand, connection.mirror)
+        self._entrants[connection.host].queue.put_back(errand, connection.mirror)
+
+    def redirected(
+        self, connection: Connection, errand: FetchJob, locations: Sequence[bytes]
+    ) -> None:
+        entrant = self._entrants[connection.host]
+        if errand.is_over:
+            entrant.queue.put_back(errand, connection.mirror)
+            return
+        try:
+            entrant.queue.hosts.redirected(errand, locations)
+        except RedirectRefused as error:
+            self.refused(connection, errand, str(error), False)
 
     def refused(self, connection: Connection, errand: FetchJob, reason: str, wrong: bool) -> None:
         if not self._refuse(errand, connection.mirror, reason, "wrong" if wrong else "refused"):
             raise Lost(reason, ours=True)
 
     def not_now(self, connection: Connection, errand: FetchJob, reason: str) -> None:
-        entrant = self._entrants[connection.mirror]
+        entrant = self._entrants[connection.host]
         entrant.tally.broken += 1
-        self._plan.failed_at(errand, connection.mirror, "broken", reason)
+        entrant.queue.failed_at(errand, connection.mirror, "broken", reason)
         self._leave(entrant, reason)
         raise Lost(reason, ours=True)
 
@@ -410,9 +466,9 @@ class EpollDriver:
 
     def _refuse(self, errand: FetchJob, mirror: int, reason: str, kind: Failure) -> bool:
         """Note that a mirror does not give what it should; False: that is only a doubt."""
-        if not self._plan.failed_at(errand, mirror, kind, reason):
-            return False
         entrant = self._entrants[mirror]
+        if not entrant.queue.failed_at(errand, mirror, kind, reason):
+            return False
         entrant.tally.refused += 1
         entrant.refused += 1
         if entrant.refused > max(MAX_REFUSED, entrant.tally.files):
@@ -420,24 +476,26 @@ class EpollDriver:
         return True
 
     def _stored(self, errand: FetchJob, mirror: int, size: int) -> None:
-        tally = self._entrants[mirror].tally
-        tally.received_bytes += size
-        if self._plan.done(errand, mirror, size):
-            tally.files += 1
+        entrant = self._entrants[mirror]
+        entrant.tally.received_bytes += size
+        if entrant.queue.done(errand, mirror, size):
+            entrant.tally.files += 1
 
     def _lost(self, connection: Connection, error: Lost) -> None:
-        entrant = self._entrants[connection.mirror]
+        entrant = self._entrants[connection.host]
         answered = connection.answered
         if error.announced and answered:
             entrant.spent = min(entrant.spent, max(1, answered))
-        forgiven = error.announced or error.ours
+        # What nothing is asked on, for another host is asked now, may end whenever it likes.
+        left_alone = not connection.is_owed and bool(answered) and entrant.queue.is_redirected
+        forgiven = error.announced or error.ours or left_alone
         self._drop(connection, str(error), broken=not forgiven)
         if not forgiven or not answered:
             self._leave(entrant, str(error))
 
     def _drop(self, connection: Connection, reason: str, broken: bool) -> None:
         """Let go of a connection; the first that it owes is the one whose answer was due."""
-        entrant = self._entrants[connection.mirror]
+        entrant = self._entrants[connection.host]
         if connection not in entrant.connections:
             return
         entrant.connections.remove(connection)
@@ -449,29 +507,34 @@ class EpollDriver:
             if broken and not errand.is_over:
                 broken = False
                 entrant.tally.broken += 1
-                self._plan.failed_at(errand, entrant.number, "broken", reason)
+                entrant.queue.failed_at(errand, entrant.number, "broken", reason)
             else:
-                self._plan.put_back(errand, entrant.number)
+                entrant.queue.put_back(errand, entrant.number)
 
     def _leave(self, entrant: EpollMirror, reason: str, broken: bool = False) -> None:
-        """This mirror has lost its part in the sprint."""
-        entrant.is_out = True
-        for connection in list(entrant.connections):
-            self._drop(connection, reason, broken)
+        """This mirror has lost its part in the sprint, with all hosts that it redirects to."""
+        for each in self._hosts_of(entrant.number):
+            each.is_out = True
+            for connection in list(each.connections):
+                self._drop(connection, reason, broken and each is entrant)
+        entrant.queue.hosts.release()
 
     # What is watched.
 
     def _watch(self, now_s: float) -> None:
         going = [entrant for entrant in self._entrants if not entrant.is_out]
+        alone = len({each.number for each in going}) == 1
         for entrant in going:
-            owed = entrant.owed_bytes
-            entrant.pace.note(now_s, entrant.received_bytes, owed > 0)
-            self._note_busy(entrant, now_s, bool(owed))
+            if entrant.queue.is_own:
+                hosts = self._hosts_of(entrant.number)
+                owed = sum(each.owed_bytes for each in hosts)
+                received = sum(each.received_bytes for each in hosts)
+                entrant.pace.note(now_s, received, owed > 0)
+                self._note_busy(entrant, now_s, bool(owed))
             for connection in list(entrant.connections):
                 idle_s = now_s - connection.last_s
                 if not connection.is_owed:
                     continue
-                alone = len(going) == 1
                 if connection.pipelined and has_stalled(idle_s, not alone, pipelined=True):
                     # Perhaps it answers only the first of several requests. Alone it shows whether it does.
                     self._plan.becomes_serial(entrant.number)
@@ -481,7 +544,7 @@ class EpollDriver:
                 if idle_s > ALONE_STALL_S if alone else has_stalled(idle_s, True):
                     self._leave(entrant, f"no byte came for {idle_s:.1f} s", broken=True)
                     break
-        if self._all_read and not self._plan.waits and len(going) > 1:
+        if self._all_read and not self._waits and not alone and going:
             self._steal(now_s)
 
     def _note_busy(self, entrant: EpollMirror, now_s: float, owes: bool) -> None:
@@ -493,8 +556,13 @@ class EpollDriver:
         """Who has finished takes over from who would finish last; whoever is first has given it."""
         move = choose_steal(
             [
-                MirrorStanding(each.number, each.owed_bytes, each.pace.bytes_per_s, not each.is_out)
-                for each in self._entrants
+                MirrorStanding(
+                    each.number,
+                    sum(host.owed_bytes for host in self._hosts_of(each.number)),
+                    each.pace.bytes_per_s,
+                    not each.is_out,
+                )
+                for each in self._entrants[: len(self._mirrors)]
             ]
         )
         if move is None:
@@ -513,7 +581,8 @@ class EpollDriver:
             if len(thief.connections) < 2 * self._most_connections:
                 self._open(thief)
             return
-        for victim in self._entrants[move.victim].connections:
+        victims = (each.connections for each in self._hosts_of(move.victim))
+        for victim in chain.from_iterable(victims):
             for errand in reversed(victim.unanswered):
                 if left_bytes <= 0 or not connections:
                     break
@@ -531,12 +600,15 @@ class EpollDriver:
         """End everything; what is under way waits again, and idle connections are left to others."""
         now_s = time.monotonic()
         for entrant in self._entrants:
-            self._note_busy(entrant, now_s, False)
+            if entrant.queue.is_own:
+                self._note_busy(entrant, now_s, False)
             for connection in list(entrant.connections):
                 if self._ahead is not None and not entrant.is_out and connection.can_go_on:
                     self._ahead.give(entrant.address, connection.sock, connection.count)
                     continue
                 self._drop(connection, "the sprint is over", broken=False)
+        for hosts in self._mirrors:
+            hosts.release()
         self.store.close()
         self._poll.close()
         os.close(self._wake)

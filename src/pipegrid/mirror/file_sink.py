@@ -19,7 +19,7 @@ from pipegrid.http11 import Exchange, Limits
 from pipegrid.http11.response_parser import ResponseHead
 from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError, most_bytes
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.mirror_http import BUSY, judge
+from pipegrid.mirror.mirror_http import BUSY, REDIRECTS, judge
 from pipegrid.mirror.scheduler import FetchJob
 from pipegrid.reactor.workers import CpuWorkers
 
@@ -371,6 +371,9 @@ class Asks(Protocol):
     def refuse(self, exchange: FileExchange, reason: str, kind: Failure) -> None:
         """What comes is not what is wanted; the rest of it is not, either."""
 
+    def redirected(self, exchange: FileExchange, locations: Sequence[bytes]) -> None:
+        """The file is where these ``Location`` fields lead."""
+
     def defer(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
         """It is not given now; has the mirror too much to do, and for how long at least?"""
 
@@ -392,7 +395,10 @@ class FileExchange(Exchange):
 
     def head_received(self, head: ResponseHead) -> None:
         wanted = self.errand.wanted
-        if head.status != 200:
+        if head.status in REDIRECTS:
+            places = [value for name, value in head.headers if name == b"location"]
+            self._source.redirected(self, places)
+        elif head.status != 200:
             transient, reason = judge(head.status)
             if not transient:
                 self._source.refuse(self, reason, "refused")

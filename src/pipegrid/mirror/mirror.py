@@ -18,20 +18,23 @@ from pipegrid.disk.commit import Policy
 from pipegrid.errors import ServerError, UsageError
 from pipegrid.http11 import HostPool, Limits, RawRequest, RawResponse, StandardEndpoints
 from pipegrid.http11.endpoints import tunnelled
-from pipegrid.mirror.archive_file import ArchiveFile, MirrorError, quoted
+from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.file_sink import retry_after_s
+from pipegrid.mirror.host_queues import SmallRoutes
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
 from pipegrid.mirror.manifest import write_manifest
 from pipegrid.mirror.mirror_http import (
     BUSY,
+    REDIRECTS,
     Address,
+    FileRoute,
+    HostAccess,
+    RedirectRefused,
     SmallAnswers,
     can_sprint,
     may_be,
-    parse_url,
     small_request,
-    through,
 )
 from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.readonly_destination import ReadOnlyDestination
@@ -59,22 +62,32 @@ class SmallFiles:
         serial: one request after the other.
     """
 
-    def __init__(self, reactor: Any, address: Address, endpoint: Any, serial: bool = False) -> None:
-        def connect() -> IStreamClientEndpoint:
-            made: IStreamClientEndpoint = endpoint()
-            return made
-
+    def __init__(
+        self,
+        reactor: Any,
+        address: Address,
+        connector: Callable[[Address], Callable[[], IStreamClientEndpoint]],
+        serial: bool = False,
+    ) -> None:
         self._clock = reactor
-        self._endpoint = endpoint
+        self._connector = connector
         self._serial = serial
         self._address = address
-        self._pool = HostPool(
-            reactor,
-            connect,
-            address.netloc.decode("ascii"),
-            Limits(max_connections=1, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S),
-            serial=serial,
-        )
+        self._routes = SmallRoutes(address)
+        self._pools: dict[str, HostPool] = {}
+
+    def _pool(self, address: Address) -> HostPool:
+        """Return the one for a host: the mirror's own, or one that it redirects to."""
+        pool = self._pools.get(address.origin)
+        if pool is None:
+            pool = self._pools[address.origin] = HostPool(
+                self._clock,
+                self._connector(address),
+                address.netloc.decode("ascii"),
+                Limits(max_connections=1, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S),
+                serial=self._serial,
+            )
+        return pool
 
     async def fetch(self, path: str, most_bytes: int) -> bytes | str:
         """
@@ -83,26 +96,42 @@ class SmallFiles:
         Raises:
             MirrorError: it cannot be asked, or the file is longer than that.
         """
-        answer = await self._ask(path, most_bytes)
+        route = self._routes.first(path)
+        while True:
+            answer = await self._ask_patiently(route, most_bytes)
+            again = None
+            if answer.status == 200:
+                self._routes.served(route)
+                return answer.body
+            if answer.status in REDIRECTS:
+                places = [value for name, value in answer.header_list if name == b"location"]
+                try:
+                    again = self._routes.redirected(route, places)
+                except RedirectRefused as error:
+                    return f"{self._address.url}: {error}, for {path}"
+            else:
+                again = self._routes.refused(path, route)
+            if again is None:
+                return f"{route.address.url} answers {answer.status} for {path}"
+            route = again
+
+    async def _ask_patiently(self, route: FileRoute, most_bytes: int) -> RawResponse:
+        answer = await self._ask(route, most_bytes)
         for pause_s in PAUSES_S:
             if answer.status not in BUSY:
                 break
             pause_s = max(pause_s, retry_after_s(answer.header_list))
             await deferLater(self._clock, pause_s)
-            answer = await self._ask(path, most_bytes)
-        if answer.status == 200:
-            return answer.body
-        where = answer.headers.get(b"location", b"").decode("ascii", "replace")
-        return f"{self._address.url} answers {answer.status} for {path}" + (
-            f", and leads to {_elsewhere(where, path)}" if where else ""
-        )
+            answer = await self._ask(route, most_bytes)
+        return answer
 
-    async def _ask(self, path: str, most_bytes: int) -> RawResponse:
-        head = small_request(self._address, path)
+    async def _ask(self, route: FileRoute, most_bytes: int) -> RawResponse:
+        head = small_request(route.address, route.target)
+        pool = self._pool(route.address)
         try:
-            return await self._pool.request(RawRequest(head, max_body_bytes=most_bytes))
+            return await pool.request(RawRequest(head, max_body_bytes=most_bytes))
         except ServerError as error:
-            raise MirrorError(f"{self._address.url}: {error}") from error
+            raise MirrorError(f"{route.address.url}: {error}") from error
 
     async def fetch_all(self, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
         """
@@ -135,17 +164,14 @@ class SmallFiles:
                 found[path] = data
         if not self._serial and not all(may_be(path, data) for path, data in found.items()):
             # No hash tells whether pipelined answers were mixed up.
-            again = SmallFiles(self._clock, self._address, self._endpoint, serial=True)
+            again = SmallFiles(self._clock, self._address, self._connector, serial=True)
             return await again.fetch_all(asked)
         return found
 
     async def close(self) -> None:
         """Close the connections to the mirror, and wait until they are gone."""
-        await self._pool.close()
-
-
-def _elsewhere(where: str, path: str) -> str:
-    return f"{quoted(where.removesuffix(path))}; give that with --from, if it is the mirror that you mean"
+        for pool in self._pools.values():
+            await pool.close()
 
 
 # ``Mirror``: brings a directory up to date from several mirrors at once.
@@ -202,7 +228,8 @@ class Mirror:
     ) -> None:
         _check(urls, destination, durability, connections, sample, limit_bytes_per_s)
         check_callable(progress, "progress")
-        self._addresses = [through(parse_url(url), environment or {}) for url in urls]
+        access = HostAccess(environment or {})
+        self._addresses = [access.address(url) for url in urls]
         self._reactor = reactor
         if not isinstance(destination, Destination):
             kind = ReadOnlyDestination if dry_run else Destination
@@ -237,9 +264,7 @@ class Mirror:
 
     def small_files(self, number: int) -> SmallFiles:
         """Return what asks one mirror for files whose hash is not known; to be closed."""
-        return SmallFiles(
-            self._reactor, self._addresses[number], self._connector(self._addresses[number])
-        )
+        return SmallFiles(self._reactor, self._addresses[number], self._connector)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
         """Call a function in the thread that has the destination; UsageError once it is closed."""

@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 
 if TYPE_CHECKING:
     from _socket import socket
-    from typing import Any
+    from typing import Any, Protocol
 
     from pipegrid.http11.proxy_settings import Proxy
 
@@ -29,6 +29,55 @@ _PLAIN_PATH = re.compile(r"[A-Za-z0-9/._~+:@!$&'()*,;=-]+")
 _SAFE = "/~+:@!$&'()*,;="
 
 
+if TYPE_CHECKING:
+
+    class LearntRedirects(Protocol):
+        """What was learnt from the redirects of a run; see ``redirects.RedirectTable``."""
+
+        def follow(self, route: FileRoute, locations: Sequence[bytes]) -> FileRoute:
+            """Return where a redirect leads to. Raises: RedirectRefused: it is not followed."""
+
+        def route_of(self, url: str) -> FileRoute | None:
+            """Return where a URL is expected; None: nothing was learnt."""
+
+        def served(self, url: str) -> None:
+            """A host has served this itself."""
+
+        def forget(self, rule: str) -> None:
+            """A rule was wrong; neither it nor one that says more is made again."""
+
+        def forget_host(self, address: Address) -> None:
+            """A host gives nothing: what was learnt leads there no more."""
+
+
+_PORTS = {"http": 80, "https": 443}
+
+
+class HostAccess:
+    """
+    How hosts are asked, those of the mirrors and those that they redirect to.
+
+    Args:
+        environment: names proxies.
+
+    Attributes:
+        redirects: what was learnt from redirects; None: there was none.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self.redirects: LearntRedirects | None = None
+
+    def address(self, url: str) -> Address:
+        """
+        Return where a URL is, and how it is asked.
+
+        Raises:
+            UsageError: as ``parse_url`` and ``through``.
+        """
+        return through(parse_url(url), self._environment).replaced(access=self)
+
+
 class Address(Value):
     """
     Where a mirror is.
@@ -36,10 +85,11 @@ class Address(Value):
     Attributes:
         prefix: of every request's target, ending in ``/``.
         proxy: who is asked in its place.
-        headers: further lines of every request, each with its end.
+        headers: further lines of every request, each with its end. Not shown.
+        access: what all hosts of a run have in common.
     """
 
-    __slots__ = ("headers", "host", "netloc", "port", "prefix", "proxy", "scheme", "url")
+    __slots__ = ("access", "headers", "host", "netloc", "port", "prefix", "proxy", "scheme", "url")
 
     def __init__(
         self,
@@ -51,7 +101,9 @@ class Address(Value):
         netloc: bytes,
         proxy: Proxy | None = None,
         headers: bytes = b"",
+        access: HostAccess | None = None,
     ) -> None:
+        self.access = access or HostAccess({})
         self.url = url
         self.scheme = scheme
         self.host = host
@@ -60,6 +112,34 @@ class Address(Value):
         self.netloc = netloc
         self.proxy = proxy
         self.headers = headers
+
+    def __repr__(self) -> str:
+        return f"<Address {self.base_url}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Address) and all(
+            getattr(self, name) == getattr(other, name)
+            for name in self.__slots__
+            if name != "access"
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port, in the simplest form: equal if the same connections serve."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{host}{port}"
+
+    @property
+    def base_url(self) -> str:
+        """What stands before each path."""
+        path = self.prefix.decode("ascii")
+        if path.startswith("http://"):
+            path = path[path.index("/", len("http://")) :]
+        return self.origin + path
 
     @property
     def place(self) -> tuple[bytes, int]:
@@ -148,12 +228,48 @@ def target_of(address: Address, path: str) -> bytes:
     return address.prefix + path.encode("ascii")
 
 
-def small_request(address: Address, path: str) -> bytes:
+class RedirectRefused(Exception):
+    """A redirect that is not followed; the text is a clause, without passwords and queries."""
+
+
+class FileRoute(Value):
+    """
+    Where one file is asked for.
+
+    Attributes:
+        address: of the host.
+        target: what stands in the request line.
+        url: the whole of it.
+        hops: how many redirects led here.
+        rule: the prefix that was learnt and led here without a request; None: the host said so, or this is
+            the mirror's own URL.
+    """
+
+    __slots__ = ("address", "hops", "rule", "target", "url")
+
+    def __init__(
+        self, address: Address, target: bytes, url: str, hops: int = 0, rule: str | None = None
+    ) -> None:
+        self.address = address
+        self.target = target
+        self.url = url
+        self.hops = hops
+        self.rule = rule
+
+
+def own_route(address: Address, path: str) -> FileRoute:
+    """Return where a mirror itself has a path."""
+    target = target_of(address, path)
+    above = len(address.prefix)
+    return FileRoute(address, target, address.base_url + target[above:].decode("ascii"))
+
+
+def small_request(address: Address, target: bytes) -> bytes:
     """Return a request for a small file that everything begins with, and that no cache is to answer."""
     return (
         b"GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nCache-Control: max-age=0\r\n%s\r\n"
         % (
-            target_of(address, path),
+            target,
             address.netloc,
             __version__.encode("ascii"),
             address.headers,
@@ -181,11 +297,13 @@ class SmallAnswers(dict[str, bytes]):
 
     Attributes:
         refused: by path, what it answers in place of the others, in words.
+        redirected: by path, where it says that others are.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.refused: dict[str, str] = {}
+        self.redirected: dict[str, tuple[bytes, ...]] = {}
 
 
 def may_be(path: str, data: bytes) -> bool:
@@ -205,6 +323,9 @@ class UnsupportedResponse(Exception):
 BUSY = frozenset({429, 503})
 """Statuses that say "not so much": of the mirror, and of no file in particular."""
 
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+"""Statuses that say where else to ask."""
+
 TRANSIENT = BUSY | {408, 425, 500, 502, 504}
 """Statuses that say "not now"; the others say "not this"."""
 
@@ -212,7 +333,7 @@ TRANSIENT = BUSY | {408, 425, 500, 502, 504}
 def judge(status: int) -> tuple[bool, str]:
     """Return whether a status other than 200 is one of the moment, and what it means, as a clause."""
     if 300 <= status < 400:
-        return False, "it redirects elsewhere, where nobody said that it may be fetched from"
+        return False, f"it answers {status}, which leads nowhere"
     return status in TRANSIENT, f"it answers {status}"
 
 
@@ -223,14 +344,18 @@ class Head:
     Attributes:
         length: of the body, in bytes.
         closes: it is the last on its connection.
+        locations: the values of its ``Location`` fields, if it redirects.
     """
 
-    __slots__ = ("closes", "length", "status")
+    __slots__ = ("closes", "length", "locations", "status")
 
-    def __init__(self, status: int, length: int, closes: bool) -> None:
+    def __init__(
+        self, status: int, length: int, closes: bool, locations: tuple[bytes, ...] = ()
+    ) -> None:
         self.status = status
         self.length = length
         self.closes = closes
+        self.locations = locations
 
 
 USUAL_HEAD = re.compile(
@@ -248,7 +373,7 @@ def parse_head(head: bytes) -> Head:
     Raises:
         Odd: it is none, or says what a sprint does not understand.
     """
-    head = head.lower()
+    told_head, head = head, head.lower()
     if not head.startswith(b"http/1.1 ") or not head[9:12].isdigit():
         raise UnsupportedResponse("it does not speak HTTP/1.1")
     status = int(head[9:12])
@@ -258,7 +383,29 @@ def parse_head(head: bytes) -> Head:
     if again or not told.isdigit() or len(told) > 16:
         raise UnsupportedResponse("its answers have no length")
     options, again = _field(head, b"\r\nconnection:")
-    return Head(status, int(told), again or b"close" in options)
+    locations = _locations(told_head, head) if status in REDIRECTS else ()
+    return Head(status, int(told), again or b"close" in options, locations)
+
+
+def _locations(head: bytes, lowered: bytes) -> tuple[bytes, ...]:
+    """
+    Return the values of the ``Location`` fields of a head.
+
+    Raises:
+        UnsupportedResponse: one is folded over several lines.
+    """
+    found: list[bytes] = []
+    name = b"\r\nlocation:"
+    start = lowered.find(name)
+    while start >= 0 and len(found) < 2:
+        start += len(name)
+        end = head.find(b"\r\n", start)
+        end = len(head) if end < 0 else end
+        if head[end + 2 : end + 3] in (b" ", b"\t"):
+            raise UnsupportedResponse("it folds lines")
+        found.append(head[start:end].strip())
+        start = lowered.find(name, end)
+    return tuple(found)
 
 
 def _field(head: bytes, name: bytes) -> tuple[bytes, bool]:
@@ -343,7 +490,8 @@ class SocketCache:
         self._begun: dict[str, list[tuple[socket, int]]] = {}
         for address in addresses:
             sockets = head_start.take(address.url) if head_start is not None else []
-            begun = self._begun[address.url] = [(sock, 0) for sock in sockets]
+            begun = self._begun.setdefault(address.origin, [])
+            begun += [(sock, 0) for sock in sockets]
             with suppress(OSError):
                 place = place_of(*address.place) if len(begun) < each else None
                 while place is not None and len(begun) < each:
@@ -351,7 +499,7 @@ class SocketCache:
 
     def take(self, address: Address) -> tuple[socket, int] | None:
         """Return one to a mirror, and how many files were asked for on it, if there is one more."""
-        begun = self._begun.get(address.url)
+        begun = self._begun.get(address.origin)
         while begun:
             sock, count = begun.pop(0)
             if not _has_something(sock):
@@ -361,7 +509,7 @@ class SocketCache:
 
     def give(self, address: Address, sock: socket, count: int) -> None:
         """Leave one for others, on which so many files were asked for, and came."""
-        self._begun[address.url].append((sock, count))
+        self._begun.setdefault(address.origin, []).append((sock, count))
 
     def close(self) -> None:
         """Let go of what nobody took."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,8 +19,9 @@ from pipegrid.http11.dialer import quiet
 from pipegrid.http11.host_pool import HostStats
 from pipegrid.mirror.archive_file import ArchiveFile, kept_first
 from pipegrid.mirror.file_sink import LIMITS, ArchiveSink, FileExchange, FileReceiver
+from pipegrid.mirror.host_queues import HostQueue, MirrorHosts
 from pipegrid.mirror.local_check import MirrorEntry, checked
-from pipegrid.mirror.mirror_http import Address, head_tail, target_of
+from pipegrid.mirror.mirror_http import Address, RedirectRefused, head_tail
 from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.scheduler import (
     MAX_SHOWN,
@@ -67,13 +69,15 @@ class MirrorSource:
     Args:
         number: of this mirror in the plan.
         connect: makes the endpoint for one more connection.
+        queue: what it is asked for, if it is a host that the mirror redirects to.
+        own: the mirror itself then.
 
     Attributes:
         is_paused: the sink takes no more for now.
         last_byte_s: when anything was received, or asked of an idle mirror; by connection.
         asked_bytes: of files, in all.
-        pipelined: the connections that have had two requests at a time.
         pipelined: connections that have had two requests at a time.
+        others: the hosts that it redirects to.
     """
 
     def __init__(
@@ -88,8 +92,14 @@ class MirrorSource:
         connections: int = CONNECTIONS,
         limits: Limits = LIMITS,
         tally: Tally | None = None,
+        queue: HostQueue | None = None,
+        own: MirrorSource | None = None,
     ) -> None:
         self.number = number
+        self.others: list[MirrorSource] = []
+        self.queue = queue or MirrorHosts(plan, number, address).own
+        self._own = own or self
+        self._given_up = False
         self.address = address
         self.sink = sink
         self.tally = tally or Tally(address.url)
@@ -97,7 +107,7 @@ class MirrorSource:
         self.last_byte_s: dict[PipelinedConnection, float] = {}
         self.pipelined: set[PipelinedConnection] = set()
         self._doubtful: set[PipelinedConnection] = set()  # whose end says nothing of the mirror
-        self._plan = plan
+        self._plan = self.queue
         self._clock = clock
         self._connect = connect
         self._events = events
@@ -123,9 +133,14 @@ class MirrorSource:
         return self._connections
 
     @property
+    def all_hosts(self) -> list[MirrorSource]:
+        """This, and those that it redirects to."""
+        return [self, *self.others]
+
+    @property
     def is_given_up(self) -> bool:
         """Whether it is asked for nothing any more."""
-        return self.tally.given_up is not None
+        return self._given_up or (self._own is self and self.tally.given_up is not None)
 
     @property
     def is_resting(self) -> bool:
@@ -182,8 +197,10 @@ class MirrorSource:
 
     @property
     def owed_bytes(self) -> int:
-        """What was asked and has not come."""
-        return sum(connection.lane.owed_bytes for connection in self._connections)
+        """What was asked and has not come, of whichever host."""
+        return sum(
+            connection.lane.owed_bytes for host in self.all_hosts for connection in host.connections
+        )
 
     def stalled(self, connection: PipelinedConnection, reason: str, others: bool) -> None:
         """
@@ -203,13 +220,14 @@ class MirrorSource:
 
     def under_way(self) -> list[FetchJob]:
         """Return what it was asked for and has not given, in the order in which it will."""
-        lanes = [connection.lane for connection in self._connections]
-        return [
+        connections = [each for host in self.all_hosts for each in host.connections]
+        asked = [
             exchange.errand
-            for lane in lanes
+            for lane in (connection.lane for connection in connections)
             for exchange in (*lane.written, *lane.queued)
             if isinstance(exchange, FileExchange) and not exchange.abandoned
         ]
+        return asked + [job for queue in self.queue.hosts.queues for job in queue.waiting]
 
     def duplicate_request(self, errand: FetchJob) -> bool:
         """Ask for what another mirror is slow to give; returns whether it was."""
@@ -234,6 +252,8 @@ class MirrorSource:
                     self._take_back(exchange)
                     self._plan.put_back(errand, self.number)
                     return
+        for other in self.others:
+            other.forget(errand)
 
     def close(self) -> None:
         """End everything now; what is under way is forgotten."""
@@ -272,11 +292,7 @@ class MirrorSource:
         self._note_busy(now_s)
 
     def _ask(self, connection: PipelinedConnection, errand: FetchJob) -> None:
-        wanted = errand.wanted
-        head = b"GET %s%s" % (
-            target_of(self.address, wanted.remote or wanted.path),
-            self._head_tail,
-        )
+        head = b"GET %s%s" % (self.queue.hosts.request_target(errand), self._head_tail)
         self.asked_bytes += errand.size_bytes
         self._note_company(connection, errand)
         connection.submit(FileExchange(self, errand, head))
@@ -292,8 +308,13 @@ class MirrorSource:
             errand.company |= bit
 
     def _note_busy(self, now_s: float) -> None:
+        if self._own is not self:
+            self._own._note_busy(now_s)
+            return
         owes = any(
-            connection.lane.written or connection.lane.queued for connection in self._connections
+            connection.lane.written or connection.lane.queued
+            for host in self.all_hosts
+            for connection in host.connections
         )
         since_s = self._busy_since_s
         if since_s is not None:
@@ -316,6 +337,16 @@ class MirrorSource:
                 self._events.arrived(self, errand, size)
 
         receiver.finish(ended)
+
+    def redirected(self, exchange: FileExchange, locations: Sequence[bytes]) -> None:
+        """The file is where these ``Location`` fields lead: it waits for that host."""
+        try:
+            self.queue.hosts.redirected(exchange.errand, locations)
+        except RedirectRefused as error:
+            self.refuse(exchange, str(error), "refused")
+            return
+        self._take_back(exchange)
+        self._events.changed()
 
     def defer(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
         """It does not give the file now; has it too much to do, and for how long at least?"""
@@ -412,7 +443,9 @@ class MirrorSource:
 
     def give_up(self, reason: str) -> None:
         """Ask it for nothing any more."""
-        self.tally.given_up = reason
+        self._given_up = True
+        if self._own is self:
+            self.tally.given_up = reason
         for connection in list(self._connections):
             connection.abort(reason)
         self._plan.gave_up(self.number, reason)
@@ -549,6 +582,8 @@ class TwistedDriver:
             )
             for number, address in enumerate(addresses)
         ]
+        for source in self._sources:
+            source.queue.hosts.added = partial(self._add_host, source)
         self._paces = [ReceiveRate() for _ in addresses]
         self._all_read = False
         self._closed = False
@@ -557,6 +592,29 @@ class TwistedDriver:
         self._throttled: IDelayedCall | None = None
         self._watcher: IDelayedCall | None = None
         self._ended: Deferred[None] = Deferred()
+
+    def _add_host(self, own: MirrorSource, queue: HostQueue) -> None:
+        """A mirror redirects to one more host."""
+        host = MirrorSource(
+            own.number,
+            queue.address,
+            self._plan,
+            self._sink,
+            self._clock,
+            self._options.connect(queue.address),
+            self,
+            self._options.connections,
+            tally=own.tally,
+            queue=queue,
+            own=own,
+        )
+        host.is_paused = own.is_paused
+        own.others.append(host)
+
+    @property
+    def _hosts(self) -> list[MirrorSource]:
+        """The mirrors, and all that they redirect to."""
+        return [host for source in self._sources for host in source.all_hosts]
 
     async def run(self, files: Iterable[MirrorEntry]) -> Report:
         """Bring some files up to date; what that means is told at ``Mirror.sync``."""
@@ -629,7 +687,7 @@ class TwistedDriver:
         throttled, self._throttled = self._throttled, None
         if throttled is not None:
             throttled.cancel()
-        for source in self._sources:
+        for source in self._hosts:
             source.close()
 
     # What happens.
@@ -651,7 +709,7 @@ class TwistedDriver:
 
     def _pause(self) -> None:
         paused = self._sink_is_full or self._throttled is not None
-        for source in self._sources:
+        for source in self._hosts:
             if source.is_paused != paused:
                 source.pause(paused)
 
@@ -661,7 +719,7 @@ class TwistedDriver:
 
     def _work(self) -> None:
         if not self._closed:
-            for source in self._sources:
+            for source in self._hosts:
                 source.work()
 
     def _look_finished(self) -> None:
@@ -676,19 +734,24 @@ class TwistedDriver:
         able = [s for s in self._sources if not (s.is_resting or s.is_given_up)]
         for source, pace in zip(self._sources, self._paces, strict=True):
             owed = source.owed_bytes
-            pace.note(now_s, source.asked_bytes - owed, owed > 0 and not source.is_paused)
+            asked_bytes = sum(host.asked_bytes for host in source.all_hosts)
+            pace.note(now_s, asked_bytes - owed, owed > 0 and not source.is_paused)
             if source.is_paused:
                 continue
             others = any(other is not source for other in able)
-            for connection in list(source.connections):
-                idle_s = now_s - source.last_byte_s.get(connection, now_s)
-                pipelined = connection in source.pipelined
-                if connection.lane.written and has_stalled(idle_s, others, pipelined):
-                    source.stalled(connection, f"no byte came for {idle_s:.1f} s", others)
+            for host in source.all_hosts:
+                self._watch_host(host, now_s, others)
         if not self._plan.waits and self._all_read:
             self._steal()
         if self._options.progress is not None:
             self._tell(self._work_done.sum_up())
+
+    def _watch_host(self, host: MirrorSource, now_s: float, others: bool) -> None:
+        for connection in list(host.connections):
+            idle_s = now_s - host.last_byte_s.get(connection, now_s)
+            pipelined = connection in host.pipelined
+            if connection.lane.written and has_stalled(idle_s, others, pipelined):
+                host.stalled(connection, f"no byte came for {idle_s:.1f} s", others)
 
     def _steal(self) -> None:
         move = choose_steal(

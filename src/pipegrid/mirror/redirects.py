@@ -1,0 +1,223 @@
+"""Redirects: which are followed, and the prefixes that are learnt from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from pipegrid.errors import UsageError
+from pipegrid.mirror.archive_file import quoted
+from pipegrid.mirror.mirror_http import Address, FileRoute, HostAccess, RedirectRefused
+
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+if TYPE_CHECKING:
+    from pipegrid.mirror.mirror_http import LearntRedirects
+
+# A mirror may answer with the URL of another host. What comes from there is checked by the same hash, so a
+# redirect decides only who is asked, never what is accepted. It is followed ``MAX_REDIRECTS`` times for each
+# file, and never from https to http.
+#
+# **Prefixes.** If a URL and the one it redirects to end in the same path, what stands before that is a rule:
+# all that begins with the one is expected below the other, and is asked for there at once. The most general
+# prefix is taken of which no file was seen that the first host serves itself. If the second host refuses a
+# file, or has it wrong, the rule is dropped, no rule is made for that prefix again, and the first host is
+# asked as if there had been none.
+
+MAX_REDIRECTS = 5
+"""For each file."""
+
+MAX_LOCATION_BYTES = 4096
+MAX_RULES = 1024
+MAX_UNLEARNT = 4096
+"""Prefixes of which it is known that they are not redirected as a whole; with more, none is learnt."""
+
+MAX_HOSTS = 512
+"""That all mirrors of a run redirect to."""
+
+_SAFE_IN_URL = "%/:?#[]@!$&'()*+,;=~-._"
+_PORTS = {"http": 80, "https": 443}
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    return (
+        re.compile(r"(https?)://([^/?]*)(/[^?]*)?(\?.*)?", re.IGNORECASE),
+        re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::([0-9]{0,5}))?"),
+        re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}:"),
+    )
+
+
+def located(url: str, locations: Sequence[bytes]) -> str:
+    """
+    Return the URL that a redirect leads to, in its simplest form, without a fragment.
+
+    Args:
+        url: that was asked for.
+        locations: the values of the answer's ``Location`` fields.
+
+    Raises:
+        RedirectRefused: there is none, or more than one; or it is not one that is followed.
+    """
+    if len(set(locations)) > 1:
+        raise RedirectRefused("it redirects to several URLs at once")
+    if not locations or not locations[0].strip():
+        raise RedirectRefused("it redirects without saying where to")
+    location = locations[0].strip()
+    if len(location) > MAX_LOCATION_BYTES:
+        raise RedirectRefused(f"it redirects to a URL of {len(location)} bytes")
+    if any(byte < 32 or byte in (0x5C, 0x7F) for byte in location):
+        raise RedirectRefused("it redirects to a URL with characters that no URL has")
+    from urllib.parse import quote, urljoin
+
+    absolute, authority, scheme_of = _patterns()
+    text = quote(location, safe=_SAFE_IN_URL).partition("#")[0]
+    match = absolute.fullmatch(text)
+    if match is None:
+        if scheme_of.match(text):
+            raise RedirectRefused(
+                f"it redirects to {shown_url(text)}, which is neither http nor https"
+            )
+        try:
+            match = absolute.fullmatch(urljoin(url, text))
+        except ValueError:
+            match = None
+    if match is None or (where := authority.fullmatch(match[2])) is None:
+        if match is not None and "@" in match[2]:
+            raise RedirectRefused("it redirects to a URL with a user name, which is not followed")
+        raise RedirectRefused("it redirects to something that is not a URL")
+    scheme, host, port = match[1].lower(), where[1].lower(), int(where[2] or 0)
+    if where[2] and not 0 < port < 65536:
+        raise RedirectRefused("it redirects to a port that does not exist")
+    if scheme == "http" and url.startswith("https:"):
+        raise RedirectRefused("it redirects from https to http, which is not followed")
+    suffix = f":{port}" if port and port != _PORTS[scheme] else ""
+    return f"{scheme}://{host}{suffix}{match[3] or '/'}{match[4] or ''}"
+
+
+def shown_url(url: str) -> str:
+    """Return a URL as it may stand in a sentence: without user, password and query, quoted and bounded."""
+    plain = url.partition("?")[0]
+    scheme, mark, rest = plain.partition("://")
+    authority, slash, path = rest.partition("/")
+    if mark:
+        plain = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+    return quoted(plain)
+
+
+class RedirectTable:
+    """
+    What was learnt from the redirects of one run.
+
+    Args:
+        access: makes addresses of URLs.
+    """
+
+    def __init__(self, access: HostAccess) -> None:
+        self._access = access
+        self._rules: dict[str, str] = {}
+        self._unlearnt: set[str] = set()
+        self._addresses: dict[str, Address] = {}
+
+    def follow(self, route: FileRoute, locations: Sequence[bytes]) -> FileRoute:
+        """
+        Return where a redirect leads to, and learn from it.
+
+        Raises:
+            RedirectRefused: it is not followed.
+        """
+        url = located(route.url, locations)
+        if route.hops >= MAX_REDIRECTS:
+            raise RedirectRefused(f"it redirects more than {MAX_REDIRECTS} times")
+        found = self._route(url, route.hops + 1)
+        self._learn(route.url, url)
+        return found
+
+    def route_of(self, url: str) -> FileRoute | None:
+        """Return where a URL is expected, by what was learnt; None: nothing was."""
+        first = None
+        at = url
+        for _ in range(MAX_REDIRECTS):
+            rule = self._rule_of(at)
+            if rule is None:
+                break
+            first = first or rule
+            at = self._rules[rule] + at[len(rule) :]
+        else:
+            return None  # they lead in a circle
+        return None if first is None else self._route(at, 0, first)
+
+    def served(self, url: str) -> None:
+        """A host has served this itself: what stands above it is not redirected as a whole."""
+        for prefix in _prefixes(url):
+            if prefix in self._unlearnt or len(self._unlearnt) >= MAX_UNLEARNT:
+                break  # what is above is in it, too
+            self._unlearnt.add(prefix)
+            self._rules.pop(prefix, None)
+
+    def forget(self, rule: str) -> None:
+        """A rule was wrong; neither it nor one that says more is made again."""
+        self._rules.pop(rule, None)
+        self.served(rule)
+
+    def forget_host(self, address: Address) -> None:
+        """A host gives nothing: what was learnt leads there no more."""
+        for rule, target in list(self._rules.items()):
+            if _origin_of(target) == address.origin:
+                self.forget(rule)
+
+    def _learn(self, url: str, target: str) -> None:
+        if "?" in url or "?" in target or len(self._unlearnt) >= MAX_UNLEARNT:
+            return
+        if len(self._rules) >= MAX_RULES:
+            return
+        known = self._rule_of(url)
+        learnt = None
+        for prefix in _prefixes(url):  # the narrowest first
+            rest = url[len(prefix) :]
+            if not target.endswith("/" + rest) or prefix in self._unlearnt:
+                break
+            above = target[: len(target) - len(rest)]
+            if above.count("/") < 3:  # it ends within the scheme or the host
+                break
+            if not above.startswith(prefix):  # else it would apply to where it leads
+                learnt = prefix, above
+        if learnt is not None and known is None:
+            self._rules[learnt[0]] = learnt[1]
+
+    def _rule_of(self, url: str) -> str | None:
+        return next((each for each in _prefixes(url) if each in self._rules), None)
+
+    def _route(self, url: str, hops: int, rule: str | None = None) -> FileRoute:
+        origin = _origin_of(url)
+        address = self._addresses.get(origin)
+        if address is None:
+            if len(self._addresses) >= MAX_HOSTS:
+                raise RedirectRefused("it redirects to too many hosts")
+            try:
+                address = self._access.address(origin + "/")
+            except UsageError as error:
+                raise RedirectRefused(f"it redirects to where nothing is asked: {error}") from None
+            self._addresses[origin] = address
+        target = address.prefix + url[len(origin) + 1 :].encode("ascii")
+        return FileRoute(address, target, url, hops, rule)
+
+
+def table_of(access: HostAccess) -> LearntRedirects:
+    """Return what was learnt from the redirects of a run; made when there is the first."""
+    if access.redirects is None:
+        access.redirects = RedirectTable(access)
+    return access.redirects
+
+
+def _origin_of(url: str) -> str:
+    return url[: url.index("/", url.index("//") + 2)]
+
+
+def _prefixes(url: str) -> Iterator[str]:
+    """Yield what stands above a URL: its directory, the one above, and so on up to the host."""
+    first = url.index("/", url.index("//") + 2)
+    at = url.rfind("/")
+    while at >= first:
+        yield url[: at + 1]
+        at = url.rfind("/", 0, at)

@@ -1,0 +1,151 @@
+"""``pipegrid mirror`` from nginx servers that redirect, as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from datetime import datetime, timezone
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from misc.speedtest.mirror.webserver import Behaviour, WebServer, nginx
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.mirror.archive import Archive, Signer
+from tests.mirror.rpmarchive import RpmArchive
+
+
+def lacks_nginx() -> str:
+    """Return why tests are left out; "": they are not."""
+    try:
+        nginx()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+class NginxCase(SynchronousTestCase):
+    """Real servers, and a command in a process of its own."""
+
+    if skip_all := lacks_nginx():
+        skip = skip_all
+
+    def setUp(self) -> None:
+        self.place = Path(self.mktemp()).absolute()
+        self.place.mkdir()
+        self.dest = self.place / "dest"
+        self.stack = ExitStack()
+        self.addCleanup(self.stack.close)
+        self.signer = Signer()
+        self.addCleanup(self.signer.close)
+        self._count = 0
+
+    def serve(self, files: dict[str, bytes] | None = None, **behaviour: Any) -> str:
+        """Start a server with some files; returns its HOST:PORT."""
+        self._count += 1
+        root = self.place / f"root{self._count}"
+        root.mkdir()
+        for path, data in (files or {}).items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(data)
+        server = WebServer(root, self.place / f"nginx{self._count}", Behaviour(**behaviour))
+        return self.stack.enter_context(server).address
+
+    def mirror(self, *arguments: str, **environment: str) -> tuple[int, dict[str, Any], str]:
+        """Run the command; returns its status, what it said as JSON, and its errors."""
+        done = subprocess.run(
+            [sys.executable, "-m", "pipegrid", "mirror", *arguments, "--json", "-q"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": str(self.place), **environment},
+        )
+        lines = done.stdout.strip().splitlines()
+        return done.returncode, json.loads(lines[-1]) if lines else {}, done.stderr
+
+    def found(self) -> set[str]:
+        """The paths that are there, our own things and names by hash apart."""
+        return {
+            str(path.relative_to(self.dest))
+            for path in self.dest.rglob("*")
+            if path.is_file() and not {".pipegrid-mirror", "by-hash"} & set(path.parts)
+        }
+
+
+class RedirectTests(NginxCase):
+    """Whole archives behind a host that has none of them."""
+
+    def redirecting(self, files: dict[str, bytes]) -> dict[str, str]:
+        """Return URLs that redirect to where the files are: as a whole, and file by file."""
+        there = self.serve(files, strips=".x")
+        return {
+            "host": f"http://{self.serve(redirects_to=f'http://{there}$request_uri')}/",
+            "file": f"http://{self.serve(redirects_to=f'http://{there}$request_uri.x')}/",
+        }
+
+    def test_debian(self) -> None:
+        """InRelease, indexes and packages; with a reactor as well; and a reading by apt's own rules."""
+        archive = Archive(self.signer, now=datetime.now(timezone.utc))
+        for kind, url in self.redirecting(archive.files).items():
+            for option in ([], ["--limit-rate", "100M"]):
+                self.dest = self.place / f"{kind}{len(option)}"
+                status, report, errors = self.mirror(
+                    *("debian", str(self.dest), "--from", url, "--suite", "sid"),
+                    *("--keyring", self.signer.keyring, "--source", *option),
+                )
+                self.assertEqual((status, errors), (0, ""))
+                self.assertEqual(report["failed"], 0)
+                self.assertLess(set(archive.pool), self.found() | {""})
+                self.assertIn("dists/sid/InRelease", self.found())
+
+    def test_rpm(self) -> None:
+        """repomd.xml and its signature, indexes and packages."""
+        archive = RpmArchive(self.signer)
+        for kind, url in self.redirecting(archive.files).items():
+            for option in ([], ["--limit-rate", "100M"]):
+                self.dest = self.place / f"{kind}{len(option)}"
+                status, report, errors = self.mirror(
+                    *("rpm", str(self.dest), "--from", url, "--keyring", self.signer.keyring),
+                    *option,
+                )
+                self.assertEqual((status, errors, report["failed"]), (0, "", 0))
+                self.assertEqual(self.found(), set(archive.files))
+
+    def test_list(self) -> None:
+        """Any files, with blanks and plus signs; by several processes as well."""
+        files = {f"pool/a b/f+{n}": b"%d" % n * 100 for n in range(300)}
+        names = self.place / "list"
+        names.write_text(
+            "".join(f"{sha256(d).hexdigest()} {len(d)} {p}\n" for p, d in files.items())
+        )
+        for kind, url in self.redirecting(files).items():
+            for option in ([], ["--jobs", "2"], ["--limit-rate", "100M"]):
+                self.dest = self.place / f"{kind}{''.join(option)}"
+                status, report, errors = self.mirror(
+                    "list", str(names), str(self.dest), "--from", url, *option
+                )
+                self.assertEqual((status, errors), (0, ""))
+                self.assertEqual(report["mirrors"][0]["files"], len(files))
+                self.assertEqual(self.found(), set(files))
+
+    def test_release_not_there(self) -> None:
+        """What a redirect leads to does not have it: both are named, and the status is 1."""
+        url = self.redirecting({})["host"]
+        status, _, errors = self.mirror(
+            *("debian", str(self.dest), "--from", url, "--suite", "sid", "--allow-unsigned")
+        )
+        self.assertEqual(status, 1)
+        self.assertIn("answers 404", errors)
+
+    def test_endless(self) -> None:
+        """A host that redirects to itself ends with a sentence."""
+        url = f"http://{self.serve(redirects_to='/again$request_uri')}/"
+        status, _, errors = self.mirror(
+            *("debian", str(self.dest), "--from", url, "--suite", "sid", "--allow-unsigned")
+        )
+        self.assertEqual(status, 1)
+        self.assertIn("redirects more than 5 times", errors)
+        self.assertEqual(errors.count("\n"), 1)
