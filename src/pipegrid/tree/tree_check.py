@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -18,9 +18,11 @@ from pipegrid.reactor.deferreds import Waiters, start_cancellable
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import UpkeepSettings
 from pipegrid.transfer.upkeep import OnOutcome, Upkeep, UpkeepOutcome, UpkeepRequest, UpkeepSummary
-from pipegrid.tree.listing import ReadsFiles
 from pipegrid.tree.retry import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Met, TreePath, Unreadable, identity_of, walk
+
+if TYPE_CHECKING:
+    from pipegrid.grid.grid import Grid
 
 # Objects of a tree that could not be repaired for want of servers: they are looked after once more, at
 # the end.
@@ -146,17 +148,6 @@ MAX_HELD = 10_000
 """Objects whose write caps are looked for at a time, some 3 kB each; more take a walk for each so many."""
 
 
-class LooksAfter(ReadsFiles, Protocol):
-    """What it needs of a grid."""
-
-    def upkeep(self, todo: UpkeepRequest, bounds: UpkeepSettings | None = None) -> Deferred[Upkeep]:
-        """Open what looks after objects."""
-
-    @property
-    def clock(self) -> IReactorTime:
-        """The reactor, as far as it tells the time."""
-
-
 @attrs.frozen
 class FirstMet:
     """
@@ -208,7 +199,7 @@ class CheckReports:
 
 
 def check_tree(
-    grid: LooksAfter,
+    grid: Grid,
     cap: str | Cap,
     todo: UpkeepRequest,
     *,
@@ -241,7 +232,7 @@ def check_tree(
 
 
 def check_trees(
-    grid: LooksAfter,
+    grid: Grid,
     caps: Sequence[str | Cap],
     todo: UpkeepRequest,
     summary: TreeSummary | None = None,
@@ -279,7 +270,7 @@ class _Held:
 
 @attrs.define
 class _Trees:
-    _grid: LooksAfter
+    _grid: Grid
     _caps: Sequence[str | Cap]
     _todo: UpkeepRequest
     _summary: TreeSummary

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredList
@@ -21,15 +21,18 @@ from pipegrid.errors import CapError, PipegridError, SinkError, UsageError, nami
 from pipegrid.flow.concurrency import Budget
 from pipegrid.reactor.deferreds import Waiters, start_cancellable
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.results import GetResult, Progress
+from pipegrid.transfer.results import Progress
 from pipegrid.transfer.settings import Limits
 from pipegrid.tree import local_files
-from pipegrid.tree.listing import ListingLimits, ReadsFiles
+from pipegrid.tree.listing import ListingLimits
 from pipegrid.tree.local_directory import DirectoryFd, failed
 from pipegrid.tree.local_files import NameCollisions, local_name
 from pipegrid.tree.metadata import Modes, RestoredMetadata, restored
 from pipegrid.tree.retry import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
+
+if TYPE_CHECKING:
+    from pipegrid.grid.grid import Grid
 
 # What fetching a tree needs, what it may take, and what comes of it.
 
@@ -38,19 +41,6 @@ SMALL_IN_FLIGHT_BYTES = 16 << 20
 
 LARGE_AT_ONCE = 3
 """Each may hold what ``DownloadSettings.memory_bytes`` says."""
-
-
-class FetchesFiles(ReadsFiles, Protocol):
-    """What fetching a tree needs of a grid."""
-
-    def get(
-        self, cap: str | Cap, sink: Any, *, progress: Progress | None = None
-    ) -> Deferred[GetResult]:
-        """Fetch a file into a sink; see ``Grid.get``."""
-
-    @property
-    def clock(self) -> IReactorTime:
-        """The reactor, as far as it tells the time."""
 
 
 MAX_PATHS = 1_000_000
@@ -219,7 +209,7 @@ class OtherWriter:
         grid: whose clock tells the time.
     """
 
-    def __init__(self, grid: FetchesFiles, file: WantedFile) -> None:
+    def __init__(self, grid: Grid, file: WantedFile) -> None:
         self._clock = grid.clock
         self._place = file.place
         self._seen: tuple[int, ...] = ()
@@ -259,7 +249,7 @@ class FileFetcher:
         force: replace what differs.
     """
 
-    def __init__(self, grid: FetchesFiles, workers: CpuWorkers, force: bool) -> None:
+    def __init__(self, grid: Grid, workers: CpuWorkers, force: bool) -> None:
         self._grid = grid
         self._workers = workers
         self._force = force
@@ -499,7 +489,7 @@ class TreeGet:
 
     def __init__(
         self,
-        grid: FetchesFiles,
+        grid: Grid,
         workers: CpuWorkers,
         cap: Cap,
         directory: str,

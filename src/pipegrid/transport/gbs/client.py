@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from twisted.internet.abstract import isIPAddress, isIPv6Address
@@ -137,20 +137,8 @@ def until_whole(
 # Reading from every share of a slot over HTTPS, where each read is a request: the expected ones at once.
 
 
-class SlotReader(Protocol):
-    """A server that can be asked about one share at a time."""
-
-    def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Ask for the numbers of all mutable shares."""
-
-    def read_slot_share(
-        self, storage_index: bytes, share_number: int, offset: int, length: int
-    ) -> Deferred[bytes]:
-        """Read from one mutable share; see the contract."""
-
-
 async def read_slot(
-    server: SlotReader, storage_index: bytes, reads: Reads, expected: Numbers
+    server: GbsServer, storage_index: bytes, reads: Reads, expected: Numbers
 ) -> SlotData:
     """Read from every share of a slot; see the contract."""
     found: SlotData = {}
