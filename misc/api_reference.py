@@ -271,9 +271,9 @@ def _short(text: str, lists: bool = True) -> str:
     for each in others if lists else ():
         heading = _LIST.match(each)
         if heading is not None:
-            items = re.split(r"\n    (?=\S)", each[heading.end() :])[1:]
+            items = re.split(r"\n    (?=\S)", each[heading.end() :])
             title = "Fails with" if "Deferred" in heading[1] else heading[1]
-            found.append(f"*{title}:* " + " ".join(_sentence(item) for item in items))
+            found.append(f"*{title}:* " + " ".join(filter(None, map(_sentence, items))))
     return "\n\n".join(found).replace("``", "`") + "\n"
 
 

@@ -1,4 +1,4 @@
-"""docs/reference-limits.md says what the code says."""
+"""docs/reference-limits.md says what the code says; and how long pages of docs may be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-PAGE = Path(__file__).parent.parent / "docs" / "reference-limits.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = DOCS / "reference-limits.md"
+MOST_WORDS = 2500
+"""Of a page, but for the command reference: what a reader takes in at one sitting. Cut, or split it."""
 _ROW = re.compile(r"^\| [^|]+ \| ([^|]+) \| `([\w.]+)` \|$", re.MULTILINE)
 _NUMBER = re.compile(r"([0-9][0-9 ]*)(?: (B|KiB|MiB|s|days))?")
 _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "s": 1, "days": 86400}
@@ -47,6 +50,12 @@ class LimitsTests(SynchronousTestCase):
         lines = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")]
         heads = sum(line.startswith("| what | limit | ") for line in lines)
         self.assertEqual(len(rows), len(lines) - heads)
+
+    def test_pages_are_short(self) -> None:
+        """As ``wc -w`` counts; the changes are one page, too."""
+        words = {page.name: len(page.read_text("utf-8").split()) for page in DOCS.glob("*.md")}
+        words.pop("reference-cli.md")
+        self.assertEqual({page: count for page, count in words.items() if count > MOST_WORDS}, {})
 
     def test_what_is_written(self) -> None:
         """Units are read as people mean them."""
