@@ -15,7 +15,8 @@ from misc.speedtest.mirror.webserver import Behaviour, WebServer, nginx
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests.mirror.archive import Archive, Signer
-from tests.mirror.rpmarchive import RpmArchive
+from tests.mirror.rpmarchive import REPOMD, RpmArchive
+from tests.mirror.test_mirror_lists import link, metalink
 
 
 def lacks_nginx() -> str:
@@ -149,3 +150,54 @@ class RedirectTests(NginxCase):
         self.assertEqual(status, 1)
         self.assertIn("redirects more than 5 times", errors)
         self.assertEqual(errors.count("\n"), 1)
+
+
+class ListsOfMirrorsTests(NginxCase):
+    """Mirrors that a list names."""
+
+    def test_metalink(self) -> None:
+        """Only a mirror with a repomd.xml that the metalink names decides; also behind a redirect."""
+        archive = RpmArchive(self.signer)
+        good = self.serve(archive.files)
+        stale = self.serve({**archive.files, REPOMD: b"<repomd/>"})
+        links = link(f"http://{stale}/{REPOMD}", "100") + link(f"http://{good}/{REPOMD}", "9")
+        named = self.serve({"metalink": metalink(links, archive.files[REPOMD])})
+        url = f"http://{self.serve(redirects_to=f'http://{named}$request_uri')}/metalink?repo=x"
+        arguments = ("rpm", str(self.dest), "--keyring", self.signer.keyring, "--metalink", url)
+        status, report, errors = self.mirror(*arguments)
+        self.assertEqual((status, errors, report["failed"]), (0, "", 0))
+        self.assertEqual(self.found(), set(archive.files))
+        other = self.serve({"metalink": metalink(links, b"another")})
+        status, _, errors = self.mirror(*arguments[:-1], f"http://{other}/metalink")
+        self.assertEqual(status, 1)
+        self.assertIn("none of those that the metalink names", errors)
+
+    def test_mirrorlist(self) -> None:
+        """A list of dnf, and one of apt."""
+        rpm = RpmArchive(self.signer)
+        named = self.serve({"list": f"# mirrors\nhttp://{self.serve(rpm.files)}/\n".encode()})
+        status, report, errors = self.mirror(
+            *("rpm", str(self.dest), "--keyring", self.signer.keyring),
+            *("--mirrorlist", f"http://{named}/list"),
+        )
+        self.assertEqual((status, errors, report["failed"]), (0, "", 0))
+        debian = Archive(self.signer, now=datetime.now(timezone.utc))
+        names = self.place / "debian.list"
+        names.write_text(f"http://{self.serve(debian.files)}/\tpriority:1\n")
+        self.dest = self.place / "debian"
+        status, report, errors = self.mirror(
+            *("debian", str(self.dest), "--suite", "sid", "--keyring", self.signer.keyring),
+            *("--from", f"mirror+file:{names}"),
+        )
+        self.assertEqual((status, errors, report["failed"]), (0, "", 0))
+
+    def test_not_there(self) -> None:
+        """One sentence, and status 1."""
+        for option in ("--metalink", "--mirrorlist"):
+            status, _, errors = self.mirror(
+                *("rpm", str(self.dest), "--allow-unsigned"),
+                *(option, f"http://{self.serve()}/list?secret"),
+            )
+            self.assertEqual((status, errors.count("\n")), (1, 1), errors)
+            self.assertIn("404", errors)
+            self.assertNotIn("secret", errors)

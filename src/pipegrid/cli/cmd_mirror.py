@@ -24,6 +24,7 @@ from pipegrid.mirror import debian, decompress, grid_archive, pdiff
 if TYPE_CHECKING:
     from pipegrid.cli.mirror_job import MirrorOptions
     from pipegrid.grid import Grid
+    from pipegrid.mirror.mirror_lists import Metalink
 
 
 # The options that the commands of ``pipegrid mirror`` have in common.
@@ -339,6 +340,14 @@ def debian_command(
 @keyring_option("Keys of who may have signed it; bytes or text.")
 @from_grid_option
 @unsigned_option
+@click.option(
+    "--metalink",
+    metavar="URL",
+    help="Take mirrors from a metalink, and only a repomd.xml that it names.",
+)
+@click.option(
+    "--mirrorlist", metavar="URL", help="Take mirrors from a list with a URL in each line."
+)
 @rpm_filters
 @fetch_options
 @common_options
@@ -349,6 +358,8 @@ def rpm_command(
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     from_grid: str | None,
+    metalink: str | None,
+    mirrorlist: str | None,
     filtering: dict[str, Any],
     fetching: MirrorOptions,
 ) -> ReactorJob | GridJob:
@@ -360,12 +371,15 @@ def rpm_command(
     """
     if from_grid is not None:
         return bring_back(from_grid, dest, fetching)
-    _check_urls(fetching)
     _check_keys(keyrings, allow_unsigned)
+    found = None
+    if metalink is not None or mirrorlist is not None:
+        found = _take_list(fetching, metalink, mirrorlist)
+    _check_urls(fetching)
 
     _set_filters(fetching, filtering)
     fetching.keep_going = keep_going
-    return rpm_job(dest, newest_only, keyrings, allow_unsigned, fetching)
+    return rpm_job(dest, newest_only, keyrings, allow_unsigned, fetching, found)
 
 
 def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:
@@ -376,6 +390,29 @@ def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:
 def _check_urls(fetching: MirrorOptions) -> None:
     if not fetching.urls:
         raise usage_error("there is nowhere to mirror from; give --from URL")
+    if any(url.startswith("mirror") for url in fetching.urls):
+        from pipegrid.mirror.mirror_lists import expanded
+
+        found = [each for url in fetching.urls for each in expanded(url)]
+        fetching.urls = tuple(dict.fromkeys(found))
+
+
+def _take_list(
+    fetching: MirrorOptions, metalink: str | None, mirrorlist: str | None
+) -> Metalink | None:
+    """Add the mirrors of lists to those that were given; returns the metalink."""
+    from pipegrid.mirror.mirror_lists import fetched_list, read_metalink, read_mirror_list
+    from pipegrid.mirror.redirects import shown_url
+
+    found = None
+    urls = list(fetching.urls)
+    if metalink is not None:
+        found = read_metalink(fetched_list(metalink), shown_url(metalink))
+        urls += found.urls
+    if mirrorlist is not None:
+        urls += read_mirror_list(fetched_list(mirrorlist), shown_url(mirrorlist))
+    fetching.urls = tuple(dict.fromkeys(urls))
+    return found
 
 
 def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:

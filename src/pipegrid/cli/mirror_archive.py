@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.blocking_mirror import BlockingMirror
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.indexes import ArchiveMirror
+    from pipegrid.mirror.mirror_lists import Metalink
     from pipegrid.mirror.package_filter import PackageFilter
     from pipegrid.mirror.scheduler import Report
 
@@ -89,6 +90,7 @@ def rpm_job(
     keyrings: tuple[str, ...],
     allow_unsigned: bool,
     fetching: MirrorOptions,
+    metalink: Metalink | None = None,
 ) -> ReactorJob | GridJob:
     """Return what ``mirror rpm`` does."""
 
@@ -96,7 +98,7 @@ def rpm_job(
 
         wanted = package_filter(fetching.filters)
         keys = signatures.Keys(keyrings, allow_unsigned)
-        repository = rpm.RpmRepository(mirror, keys, newest_only, wanted)
+        repository = rpm.RpmRepository(mirror, keys, newest_only, wanted, metalink)
         outcome = await repository.sync(
             fetching.delete, fetching.dry_run, fetching.keep_going, fetching.delete_excluded
         )

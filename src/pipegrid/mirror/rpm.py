@@ -60,6 +60,7 @@ from pipegrid.mirror.suites import remove_in_order
 
 if TYPE_CHECKING:
     from pipegrid.mirror.indexes import ArchiveMirror
+    from pipegrid.mirror.mirror_lists import Metalink
 
 MAX_NAMED = 5_000_000
 
@@ -111,6 +112,7 @@ class RpmRepository:
         newest_only: of packages with the same name and architecture those with the highest version;
             ``MODULAR`` ones all. As ``newest`` of a filter.
         wanted: which packages of the index are wanted.
+        metalink: says which ``repomd.xml`` may be used; None: any.
     """
 
     def __init__(
@@ -119,12 +121,14 @@ class RpmRepository:
         keys: Keys,
         newest_only: bool = False,
         wanted: PackageFilter = ALL,
+        metalink: Metalink | None = None,
     ) -> None:
         if newest_only:
             wanted = wanted._replace(newest=1)
         self._mirror = mirror
         self._destination = mirror.destination
         self._keys = keys
+        self._metalink = metalink
         self._wanted = wanted
 
     async def sync(
@@ -240,6 +244,8 @@ class RpmRepository:
         """In the thread: look who says it, what it says, and whether it is not older than what is here."""
         data = files[REPOMD]
         name = f"{REPOMD} of {url}"
+        if self._metalink is not None and not self._metalink.names(data):
+            raise MirrorError(f"{name} is none of those that the metalink names")
         if not self._keys.allow_unsigned:
             signature = files.get(SIGNATURE)
             if signature is None:

@@ -56,6 +56,11 @@ def _each(name: str) -> Take:
     return take
 
 
+def _url(values: Values, text: str) -> bool:
+    values["urls"] = (*values.get("urls", ()), text)
+    return bool(text) and not text.startswith("mirror")  # a list of mirrors is no mirror
+
+
 FLAGS = {
     "--json": "json",
     "-q": "quiet",
@@ -73,7 +78,7 @@ COMMON = ("--json", "-q", "--quiet")
 """Of these; they may stand before the command, too."""
 
 TAKES: dict[str, Take] = {
-    "--from": _each("urls"),
+    "--from": _url,
     "--durability": _one("durability", ("none", "batch", "strict")),
     "--connections": _number("connections", 1, 64),
     "--jobs": _number("jobs", 1, 64),

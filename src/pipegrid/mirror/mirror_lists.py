@@ -1,0 +1,234 @@
+"""Lists of mirrors: metalinks, mirror lists of dnf and apt; which mirrors are taken of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from hashlib import new as new_hash
+from pathlib import Path
+from typing import NamedTuple
+
+from pipegrid.errors import UsageError
+from pipegrid.mirror.archive_file import DIGEST_BYTES, BadEntry, MirrorError, quoted
+from pipegrid.mirror.mirror_http import parse_url
+from pipegrid.mirror.redirects import MAX_REDIRECTS, shown_url
+from pipegrid.mirror.repomd import XmlParser
+from pipegrid.version import __version__
+
+# A list is small, and comes before anything else: it is fetched by the standard library, at once, with the
+# proxies of the environment. What it says is checked here; each mirror of it is used like one of ``--from``.
+
+MAX_LIST_BYTES = 4 << 20
+MAX_LINES = 10_000
+MAX_SELECTED = 5
+"""Mirrors of one list that a run uses."""
+
+MAX_VERSIONS = 64
+"""Of ``repomd.xml`` that a metalink may name."""
+
+TIMEOUT_S = 20.0
+MOST_S = 60.0
+
+_END = "repodata/repomd.xml"
+_SCHEMES = ("https://", "http://")
+_LOWEST = 1 << 30
+
+
+class Metalink(NamedTuple):
+    """
+    What a metalink says of one repository.
+
+    Attributes:
+        urls: of the mirrors that are taken, the best first; what ``repodata`` is below.
+        versions: of ``repomd.xml``, the newest first; each by its hashes (lower-case hex) by algorithm.
+    """
+
+    urls: list[str]
+    versions: list[dict[str, str]]
+
+    def names(self, data: bytes) -> bool:
+        """Whether this is one of the versions: all its hashes fit."""
+        return any(
+            all(new_hash(name, data).hexdigest() == digest for name, digest in version.items())
+            for version in self.versions
+        )
+
+
+def read_metalink(data: bytes, name: str) -> Metalink:
+    """
+    Read a metalink (version 3, as MirrorManager writes it).
+
+    Raises:
+        BadEntry: it is none, or names no mirror or no hash that can be used.
+    """
+    reader = _MetalinkReader()
+    parser = XmlParser(reader, name)
+    parser.feed(data)
+    parser.end()
+    versions = [each for each in reader.versions if each]
+    if not versions:
+        raise BadEntry(
+            f"{name} has no SHA-256 or SHA-512 of repomd.xml; use --mirrorlist or --from"
+        )
+    return Metalink(_selected(reader.ranked, name), versions)
+
+
+class _MetalinkReader:
+    def __init__(self) -> None:
+        self.versions: list[dict[str, str]] = []
+        self.ranked: list[tuple[int, str]] = []
+        self._is_wanted = False
+        self._attributes: Mapping[str, str] = {}
+
+    def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
+        local = name.rpartition(":")[2]
+        if local == "file":
+            self._is_wanted = attributes.get("name") == "repomd.xml"
+            self._begin()
+        elif local == "alternate" and self._is_wanted:
+            self._begin()
+        self._attributes = attributes
+        return self._is_wanted and local in ("hash", "url")
+
+    def _begin(self) -> None:
+        if self._is_wanted and len(self.versions) < MAX_VERSIONS:
+            self.versions.append({})
+
+    def closed(self, depth: int, name: str, text: str) -> None:
+        local = name.rpartition(":")[2]
+        if local == "file":
+            self._is_wanted = False
+        if not self._is_wanted:
+            return
+        if local == "hash":
+            algorithm = self._attributes.get("type", "").lower().replace("-", "")
+            digest = text.strip().lower()
+            if len(digest) == 2 * DIGEST_BYTES.get(algorithm, -1):
+                self.versions[-1][algorithm] = digest
+        elif local == "url" and len(self.ranked) < MAX_LINES:
+            url = text.strip()
+            if url.endswith(_END):
+                told = self._attributes.get("preference", "")
+                known = told.isascii() and told.isdigit() and len(told) < 6
+                self.ranked.append((-int(told) if known else 0, url.removesuffix(_END)))
+
+
+def read_mirror_list(data: bytes, name: str) -> list[str]:
+    """
+    Return the mirrors that are taken of a list, the best first.
+
+    A line has a URL, and behind a tab perhaps what apt reads there, of which ``priority:N`` counts: the lower
+    the better. Empty lines and those that begin with ``#`` say nothing.
+
+    Raises:
+        BadEntry: it names no mirror that can be used.
+    """
+    lines = data.decode("utf-8", "replace").splitlines()
+    if len(lines) > MAX_LINES:
+        raise BadEntry(f"{name} has more than {MAX_LINES} lines")
+    ranked = []
+    for line in lines:
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        rank = _LOWEST
+        for word in words[1:]:
+            told = word.removeprefix("priority:")
+            if told != word and told.isascii() and told.isdigit() and len(told) < 9:
+                rank = int(told)
+        ranked.append((rank, words[0]))
+    return _selected(ranked, name)
+
+
+def _selected(ranked: list[tuple[int, str]], name: str) -> list[str]:
+    """Return the best that can be used: by rank, https before http, each once."""
+    ranked = sorted(ranked, key=lambda each: (each[0], not each[1].lower().startswith("https:")))
+    found: dict[str, None] = {}
+    for _, url in ranked:
+        if url.lower().startswith(_SCHEMES) and len(found) < MAX_SELECTED:
+            try:
+                parse_url(url)
+            except UsageError:
+                continue
+            found[url.rstrip("/") + "/"] = None
+    if not found:
+        raise BadEntry(f"{name} names no mirror over http or https")
+    return list(found)
+
+
+def expanded(url: str) -> list[str]:
+    """
+    Return the mirrors of a URL of ``--from``: itself, or those of a list, which apt calls ``mirror+file:``.
+
+    Raises:
+        MirrorError: the list cannot be read. BadEntry: it names no mirror that can be used.
+    """
+    scheme, _, rest = url.partition(":")
+    if scheme == "mirror+file":
+        path = Path("/" + rest.lstrip("/"))
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_LIST_BYTES + 1)
+        except OSError as error:
+            raise MirrorError(f"{path}: {error.strerror}; --from names it as a list") from error
+        return read_mirror_list(_bounded(data, str(path)), str(path))
+    if scheme in ("mirror", "mirror+http", "mirror+https"):
+        where = (scheme.partition("+")[2] or "http") + ":" + rest
+        return read_mirror_list(fetched_list(where), shown_url(where))
+    return [url]
+
+
+def fetched_list(url: str) -> bytes:
+    """
+    Fetch a metalink or a list of mirrors.
+
+    Raises:
+        UsageError: it is no URL of http or https. MirrorError: it cannot be had.
+    """
+    import urllib.request
+
+    name = shown_url(url)
+    if not url.lower().startswith(_SCHEMES):
+        raise UsageError(f"{name} is not the URL of a list of mirrors; give http://… or https://…")
+
+    class Redirects(urllib.request.HTTPRedirectHandler):
+        max_redirections = max_repeats = MAX_REDIRECTS
+
+        def redirect_request(self, *arguments: object) -> urllib.request.Request | None:
+            new, old = str(arguments[-1]), arguments[0]
+            assert isinstance(old, urllib.request.Request)
+            if old.full_url.startswith("https:") and not new.startswith("https:"):
+                raise MirrorError(f"{name}: it redirects from https, which is not followed")
+            return super().redirect_request(*arguments)  # type: ignore[arg-type]
+
+    opener = urllib.request.build_opener(Redirects())
+    asked = urllib.request.Request(url, headers={"User-Agent": f"pipegrid/{__version__}"})
+    until_s = time.monotonic() + MOST_S
+    data = b""
+    try:
+        with opener.open(asked, timeout=TIMEOUT_S) as answer:
+            while piece := answer.read1(64 << 10):
+                data += piece
+                if time.monotonic() > until_s:
+                    raise MirrorError(f"{name}: it has not come within {MOST_S:.0f} s")
+                if len(data) > MAX_LIST_BYTES:
+                    break
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        code = getattr(error, "code", None)
+        raise MirrorError(
+            f"{name}: the list of mirrors cannot be fetched ({code or reason})"
+        ) from error
+    except Exception as error:  # what http.client makes of a server that speaks something else
+        if isinstance(error, MirrorError):
+            raise
+        raise MirrorError(
+            f"{name}: its server does not speak HTTP ({quoted(str(error))})"
+        ) from error
+    return _bounded(data, name)
+
+
+def _bounded(data: bytes, name: str) -> bytes:
+    if len(data) > MAX_LIST_BYTES:
+        raise MirrorError(f"{name} has more than {MAX_LIST_BYTES} bytes; no list of mirrors has")
+    return data

@@ -1,0 +1,126 @@
+"""Lists of mirrors: what is taken of them, in which order, and what a metalink lets pass."""
+
+from __future__ import annotations
+
+from hashlib import sha256, sha512
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.errors import UsageError
+from pipegrid.mirror.archive_file import BadEntry, MirrorError
+from pipegrid.mirror.mirror_lists import (
+    MAX_LINES,
+    MAX_LIST_BYTES,
+    MAX_SELECTED,
+    expanded,
+    fetched_list,
+    read_metalink,
+    read_mirror_list,
+)
+
+
+def metalink(
+    urls: str, current: bytes = b"new", older: bytes = b"old", strong: bool = True
+) -> bytes:
+    """As MirrorManager writes it."""
+    kinds = (("sha256", sha256), ("sha512", sha512)) if strong else ()
+
+    def hashes(data: bytes) -> str:
+        found = "".join(f'<hash type="{n}">{f(data).hexdigest()}</hash>' for n, f in kinds)
+        return f'<verification><hash type="md5">{"0" * 32}</hash>{found}</verification>'
+
+    return f"""<?xml version="1.0" encoding="utf-8"?>
+<metalink version="3.0" xmlns="http://www.metalinker.org/" xmlns:mm0="http://fedorahosted.org/mirrormanager">
+ <files><file name="repomd.xml"><mm0:timestamp>1</mm0:timestamp><size>3</size>{hashes(current)}
+ <mm0:alternates><mm0:alternate><size>3</size>{hashes(older)}</mm0:alternate></mm0:alternates>
+ <resources maxconnections="1">{urls}</resources></file></files></metalink>""".encode()
+
+
+def link(url: str, preference: str = "100") -> str:
+    """One mirror."""
+    return f'<url protocol="x" preference="{preference}">{url}</url>'
+
+
+class MetalinkTests(SynchronousTestCase):
+    """Mirrors and hashes."""
+
+    def test_order(self) -> None:
+        """By preference, https first, of http and https alone, five at most, each once."""
+        end = "/repodata/repomd.xml"
+        found = read_metalink(
+            metalink(
+                link(f"http://low{end}", "1")
+                + link(f"rsync://a{end}")
+                + link(f"http://b{end}", "99")
+                + link(f"https://c/x{end}", "99")
+                + link(f"https://c/x{end}", "98")
+                + link("http://other/file")
+                + link(f"http://u:p@d{end}")
+            ),
+            "list",
+        )
+        self.assertEqual(found.urls, ["https://c/x/", "http://b/", "http://low/"])
+        many = "".join(link(f"http://m{n}{end}") for n in range(50))
+        self.assertEqual(len(read_metalink(metalink(many), "list").urls), MAX_SELECTED)
+
+    def test_hashes(self) -> None:
+        """The newest and the alternates, by all strong hashes."""
+        found = read_metalink(metalink(link("http://a/repodata/repomd.xml")), "list")
+        self.assertTrue(found.names(b"new"))
+        self.assertTrue(found.names(b"old"))
+        self.assertFalse(found.names(b"evil"))
+
+    def test_refused(self) -> None:
+        """No strong hash, no mirror, no XML, entities."""
+        end = link("http://a/repodata/repomd.xml")
+        for data, why in (
+            (metalink(end, strong=False), "SHA-256"),
+            (metalink(""), "names no mirror"),
+            (b"<html>", ""),
+            (b"", ""),
+            (b'<!DOCTYPE x [<!ENTITY a "aaaa">]><x>&a;</x>', ""),
+        ):
+            with self.assertRaises(BadEntry) as caught:
+                read_metalink(data, "list")
+            self.assertIn(why, str(caught.exception))
+
+
+class ListTests(SynchronousTestCase):
+    """Lines."""
+
+    def test_order(self) -> None:
+        """By priority, the lowest first; then https; comments and other schemes are left out."""
+        data = (
+            b"# comment\n\nhttp://last\r\n"
+            b"https://third/x/\tarch:amd64\nhttp://second\tpriority:2 arch:amd64\n"
+            b"file:/srv\nhttp://first/\tpriority:1\nnonsense\nhttp://u:p@x/\n"
+        )
+        self.assertEqual(
+            read_mirror_list(data, "list"),
+            ["http://first/", "http://second/", "https://third/x/", "http://last/"],
+        )
+
+    def test_refused(self) -> None:
+        """Nothing in it, or too much."""
+        for data in (b"", b"<html>no</html>\n", b"\n" * (MAX_LINES + 1), b"\xff\xfe\x00"):
+            self.assertRaises(BadEntry, read_mirror_list, data, "list")
+
+    def test_files(self) -> None:
+        """As apt calls them; one that is not there, or too long, is named."""
+        path = Path(self.mktemp()).absolute()
+        path.write_text("http://a/debian\n")
+        self.assertEqual(expanded(f"mirror+file:{path}"), ["http://a/debian/"])
+        self.assertEqual(expanded(f"mirror+file://{path}"), ["http://a/debian/"])
+        self.assertEqual(expanded("http://a/x"), ["http://a/x"])
+        self.assertRaises(MirrorError, expanded, f"mirror+file:{path}x")
+        path.write_bytes(b"\n" * (MAX_LIST_BYTES + 1))
+        self.assertRaises(MirrorError, expanded, f"mirror+file:{path}")
+
+    def test_fetching(self) -> None:
+        """No other schemes, and who is not there is named without a password."""
+        self.assertRaises(UsageError, fetched_list, "file:///etc/passwd")
+        with self.assertRaises(MirrorError) as caught:
+            fetched_list("http://joe:secret@127.0.0.1:1/list?token")
+        self.assertNotIn("secret", str(caught.exception))
+        self.assertNotIn("token", str(caught.exception))
