@@ -99,7 +99,7 @@ class PlainTests(SynchronousTestCase):
             ("a window is a number of bytes or a window, not None", Pipeline, (None,)),
             ("a window is a number of bytes or a window, not 'x' (str)", Pipeline, ("x",)),
             ("a window is a whole number, not True (bool)", Pipeline, (True,)),
-            ("lets nothing out", Pipeline, (0,)),
+            ("sends nothing", Pipeline, (0,)),
             ("a clock is the reactor, not 5 (int)", Pipeline, (50_000, 5)),
             ("the size of a call is a whole number, not 1.5", pipeline.add, (1.5, succeed)),
             ("the size of a call is a whole number, not None", pipeline.add, (None, succeed)),
@@ -279,8 +279,8 @@ class GridTests(TestCase):
         def places() -> Wrong:
             yield "binary mode", lambda: grid.get(cap, text)
             yield "closed file", lambda: grid.get(cap, closed)
-            yield "'' is no path of a file", lambda: grid.get(cap, "")
-            yield "'a\\x00b' is no path", lambda: grid.get(cap, "a\0b")
+            yield "'' is not the path of a file", lambda: grid.get(cap, "")
+            yield "'a\\x00b' is not the path", lambda: grid.get(cap, "a\0b")
 
         await self.check(places(), SinkError)
         self.assertEqual(await grid.read(cap), DATA)

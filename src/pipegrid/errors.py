@@ -88,8 +88,8 @@ class SegmentTooLarge(UsageError):
         mib = 1 << 20
         super().__init__(
             f"this file was stored in segments of {segment_bytes / mib:.4g} MiB, several of which have to "
-            f"be held in memory, and {allowed_bytes / mib:.4g} MiB are allowed; if you trust whoever gave "
-            f"you the cap, allow more with max_segment_bytes = {-(-segment_bytes // mib)}MiB"
+            f"be held in memory, and {allowed_bytes / mib:.4g} MiB are allowed; if you trust the source of "
+            f"the cap, allow more with max_segment_bytes = {-(-segment_bytes // mib)}MiB"
         )
         self.parameters = ("max_segment_bytes = ",)
         self.segment_bytes = segment_bytes

@@ -43,7 +43,7 @@ class Table(Generic[S, E]):
         self._moves: dict[S, dict[E, S]] = {}
         for state, row in rows.items():
             if len(row) != len(events):
-                raise ValueError(f"the line of {state} has {len(row)} columns of {len(events)}")
+                raise ValueError(f"the row of {state} has {len(row)} columns of {len(events)}")
             self._moves[state] = {
                 event: becomes
                 for event, becomes in zip(events, row, strict=True)

@@ -152,7 +152,7 @@ class CommandTests(ProcessTestCase):
         for path, said in (
             ("hom:x", "did you mean 'home'?"),
             (f"{read_cap}/x", "cannot change it"),
-            ("home:backups/here/Latest/d/a/x", "is no directory"),
+            ("home:backups/here/Latest/d/a/x", "is not a directory"),
         ):
             out, err = self.run_command("backup", "src", "--as", path, status=2)
             self.assertEqual((out, err.count("pipegrid: ")), ("", 1), err)
@@ -248,14 +248,14 @@ class CommandTests(ProcessTestCase):
         self.write("good")
         (self.home / "list").write_text("good\nlost\n")
         listed = ["--files-from", "list", "src"]
-        reason = "pipegrid: lost: left out: it was listed, and is not there\n"
+        reason = "pipegrid: lost: left out: it is in the list, but does not exist\n"
         out, err = self.run_command("put", "-r", *listed, status=1)
         self.assertTrue(out.startswith("URI:DIR2-CHK:"))
         self.assertIn(reason, err)
         self.assertIn("1 file (200 B) in 1 directory", err)
         for command in (("put", "-r"), ("backup",)):
             _, err = self.run_command(*command, "src/good", status=1)
-            self.assertIn("src/good is no directory; 'pipegrid put' alone stores a file", err)
+            self.assertIn("src/good is not a directory; 'pipegrid put' alone stores a file", err)
         self.assertEqual(self.run_command("-q", "put", "-r", *listed, status=1)[1], reason)
         out, _ = self.run_command("--json", "backup", *listed, status=1)
         said = [json.loads(line) for line in out.splitlines()]

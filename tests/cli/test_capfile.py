@@ -101,8 +101,8 @@ class FormatTests(SynchronousTestCase):
             (bytes(cap_file.MAX_BYTES + 1), "larger than 16 MiB"),
             (b"URI:LIT:\n" * (cap_file.MAX_CAPS + 1), "more than 100000 caps"),
             (b"x  \0", "caps:1: it holds a zero byte"),
-            (b"x\nx  a\\x00", "caps:2: no file can be called so"),
-            (b"x  \\ud800", "caps:1: no file can be called so"),
+            (b"x\nx  a\\x00", "caps:2: no file can have this name"),
+            (b"x  \\ud800", "caps:1: no file can have this name"),
         ):
             with self.assertRaises(UsageError) as caught:
                 self.read(data)
@@ -174,7 +174,7 @@ class CapFileTests(SynchronousTestCase):
             while grid.held:
                 grid.held.popitem()[1].callback(None)
             self.assertEqual(self.successResultOf(run.finished), 1)
-            self.assertEqual(run.stderr.count("another directory has come into the place of"), 2)
+            self.assertEqual(run.stderr.count("another directory has replaced"), 2)
             self.assertEqual(list(elsewhere.iterdir()), [])
             self.out.unlink()
 
@@ -240,7 +240,7 @@ class CapFileTests(SynchronousTestCase):
             "--range is for one file", "get", ONE, TWO, "--range", "0-", "-o", str(self.out)
         )
         for lines, words in (
-            (f"{ONE}  same\n{TWO}  a/same", "the 1. and the 2.; give them different names"),
+            (f"{ONE}  same\n{TWO}  a/same", "caps number 1 and 2 would both be written to"),
             (f"{ONE}  a\n{TWO}  a/", "'a/' names no file"),
             (f"{ONE}  a\n{TWO}  ..", "'..' names no file"),
         ):

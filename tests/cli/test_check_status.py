@@ -88,7 +88,7 @@ class CheckTests(SynchronousTestCase):
             (
                 few,
                 0,
-                "healthy on the servers in reach: 10 of 10 shares good, any 3 restore the file; ",
+                "healthy on the reachable servers: 10 of 10 shares good, any 3 restore the file; ",
             ),
             (
                 crowded,
@@ -110,7 +110,7 @@ class CheckTests(SynchronousTestCase):
         text = "2 objects: 1 healthy, 1 lost or unavailable; server down: dave"
         self.assertEqual(sum_up(summary, todo)[0], text)
         again = TreeSummary(2, repaired=2, second_tries=1)
-        text = "2 objects: 0 healthy, 2 repaired, 1 at a second try, with servers back in reach"
+        text = "2 objects: 0 healthy, 2 repaired, 1 at the second attempt, after servers came back"
         self.assertEqual(sum_up(again, todo)[0], text)
 
     def test_damage_is_named_on_stderr(self) -> None:
@@ -118,7 +118,7 @@ class CheckTests(SynchronousTestCase):
         run = check(attrs.evolve(HEALTHY, healthy=False, corrupt=[DAMAGE], unreachable=["dave"]))
         self.assertIn("share 7 is damaged at byte 36", run.stderr)
         self.assertIn("server dave is down", run.stdout)
-        self.assertIn("there is a good copy of it", run.stderr)
+        self.assertIn("a good copy exists", run.stderr)
 
     def test_nothing_at_all_may_be_a_wrong_cap(self) -> None:
         """A wrong character in the key leads to where nothing is."""
@@ -220,7 +220,7 @@ class StatusTests(SynchronousTestCase):
         server = attrs.evolve(self.UP, server_id="v0-" + "a" * 52)
         introducers = [
             IntroducerStatus("one", "a:1", True, None, 12),
-            IntroducerStatus("two", "b:2", False, "nobody listens there", 0),
+            IntroducerStatus("two", "b:2", False, "no server listens there", 0),
         ]
         for arguments in ((), ("--json",)):
             grid = FakeGrid(servers=[server], config=FakeConfig(happy=1), introducers=introducers)
@@ -238,7 +238,7 @@ class StatusTests(SynchronousTestCase):
                 lines[1:],
                 [
                     "introducer one  a:1  connected, 12 servers announced",
-                    "introducer two  b:2  not connected: nobody listens there",
+                    "introducer two  b:2  not connected: no server listens there",
                 ],
             )
 

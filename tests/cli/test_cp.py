@@ -52,7 +52,7 @@ class CopyTests(ProcessTestCase):
         self.refused("one", "home:no/new/", said="no directory 'new'")
         self.run_command("cp", "one", "home:way/new")
         self.assertEqual(self.listed("home:way"), ["new"])
-        self.refused("one", "home:one/x", said="'one' is no directory")
+        self.refused("one", "home:one/x", said="'one' is not a directory")
         self.refused("one", "two", said="both local files")
         self.refused("no", "home:", said="no local file no", status=1)
         self.refused("d", "home:", said="add -r")
@@ -178,7 +178,5 @@ class CopyTests(ProcessTestCase):
         self.refused("one", read_cap, said="cannot change it")
         self.refused("one", f"{tree}/x", said="immutable")
         self.refused("one", f"{verifier}/x", said="verifier cap")
-        self.refused("one", "URI:DIR3:abc/x", said="no cap that PipeGrid knows")
-        self.refused(
-            "-r", "URI:DIR3:abc", "home:x", said="nothing is known that reads it", status=2
-        )
+        self.refused("one", "URI:DIR3:abc/x", said="not a cap that PipeGrid knows")
+        self.refused("-r", "URI:DIR3:abc", "home:x", said="no cap is known that reads it", status=2)

@@ -76,8 +76,14 @@ class DirectoryTests(ProcessTestCase):
         read_cap, _ = self.run_command("alias", "create", "--read-only", "other")
         self.assertTrue(read_cap.startswith("URI:DIR2-RO:"), read_cap)
         self.run_command("mkdir", "other:it-can-be-changed")
-        self.refused("mkdir", "--read-only", said="write cap would be lost")
-        self.refused("put", "--mutable", "--read-only", "src/file", said="write cap would be lost")
+        self.refused("mkdir", "--read-only", said="write cap of the directory would be lost")
+        self.refused(
+            "put",
+            "--mutable",
+            "--read-only",
+            "src/file",
+            said="write cap of the mutable file would be lost",
+        )
 
     @in_fresh_processes
     def test_sums(self) -> None:
@@ -99,8 +105,8 @@ class DirectoryTests(ProcessTestCase):
         verifier = "URI:DIR2-Verifier:" + read_cap.partition("RO:")[2]
         for command in (("ls",), ("ls", "-R"), ("du",), ("stats",), ("manifest",)):
             self.refused(*command, verifier, said="verifier cap")
-            self.refused(*command, "URI:DIR3:abc", said="no cap that PipeGrid knows")
-            self.refused(*command, "home:tree/file/x", said="'tree/file' is no directory")
+            self.refused(*command, "URI:DIR3:abc", said="not a cap that PipeGrid knows")
+            self.refused(*command, "home:tree/file/x", said="'tree/file' is not a directory")
             self.refused(*command, "home:no", said="there is no 'no'")
             self.refused(*command, "hom:", said="did you mean 'home'?")
         for command in (("ls",), ("cat",), ("get",), ("check",), ("renew", "-r"), ("repair",)):
@@ -119,7 +125,7 @@ class DirectoryTests(ProcessTestCase):
         out, _ = self.run_command("--json", "storage-index", write_cap)
         self.assertEqual(json.loads(out)["size"], None)
         self.assertRegex(self.run_command("storage-index", self.tree)[0], "^[a-z2-7]{26}$")
-        self.refused("storage-index", "home:tree", said="known to the grid only")
+        self.refused("storage-index", "home:tree", said="only the grid knows")
 
     def test_aliases_of_paths(self) -> None:
         """An alias is of a cap: of a path it is said where to get that. A slash behind a cap says nothing."""
@@ -135,7 +141,7 @@ class DirectoryTests(ProcessTestCase):
         self.run_command("encode", "src/file", "--shares", "shares")
         (self.home / "out").write_text("precious")
         for path in ("home:tree/file", f"{self.tree}/file"):
-            self.refused("decode", path, "shares", "-f", "-o", "out", said="known to the grid only")
+            self.refused("decode", path, "shares", "-f", "-o", "out", said="only the grid knows")
         self.assertEqual((self.home / "out").read_text(), "precious")
 
     def test_files_where_directories_are_meant(self) -> None:

@@ -141,7 +141,10 @@ class UsageTests(SynchronousTestCase):
             (("create-alias", "home"), "did you mean 'pipegrid alias create'?"),
             (("alias", "lst"), "did you mean 'pipegrid alias list'?"),
             (("xyzzy",), "No such command 'xyzzy'; see"),
-            (("put", "--limit-rate", "1Mbit/s", "x"), "no number of bytes a second, such as 500kB"),
+            (
+                ("put", "--limit-rate", "1Mbit/s", "x"),
+                "not a number of bytes a second, such as 500kB",
+            ),
             (("put", "--segment-size", "many", "x"), "'many' is not a size"),
             (("put", "--segment-size", "0", "x"), "'0' is not a size"),
             (("put", "--convergence", "not!", "x"), "base32"),
@@ -149,7 +152,7 @@ class UsageTests(SynchronousTestCase):
             (("put", "-k", "three", "x"), "'three' is not a whole number"),
             (("mirror", "verify", "--sample", "x", "."), "'x' is not a number"),
             (("-q", "-v", "status"), "choose one of -q and -v"),
-            (("get", "URI:LIT:", "--force"), "goes with -o"),
+            (("get", "URI:LIT:", "--force"), "needs -o"),
         ):
             run = Run(*arguments)
             self.assertEqual((arguments, self.successResultOf(run.finished)), (arguments, 2))
@@ -234,14 +237,12 @@ class HelpTests(SynchronousTestCase):
             shown = self.help(command)
             for words in (
                 "How many of a file's shares restore it; the rest may be lost. [default: the directory",
-                "How many shares to make of a file, at most one for each server that shall hold one. "
+                "How many shares to make of a file, at most one for each server. "
                 "[default: the directory's; 10 in",
             ):
                 self.assertIn(words, shown)
         for command in ("init", "put"):
-            words = (
-                "servers must hold a share of their own, for a file to count as stored. [default:"
-            )
+            words = "servers must each hold a share of their own before a file counts as stored. [default:"
             self.assertIn(words, self.help(command))
 
 

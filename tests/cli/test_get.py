@@ -92,7 +92,7 @@ class GetTests(SynchronousTestCase):
         self.assertIn(".file.pipegrid-part holds 5 kB from an earlier get", run.stderr)
         run.finished.cancel()
         self.assertEqual(self.successResultOf(run.finished), 130)
-        self.assertIn(f"what came is kept in {os.path.realpath(part)}", run.stderr)
+        self.assertIn(f"what was fetched is kept in {os.path.realpath(part)}", run.stderr)
         self.assertEqual(os.listdir(self.directory), [part.name])
 
     def _fail(self, run: Run) -> None:
@@ -167,12 +167,12 @@ class GetTests(SynchronousTestCase):
             (str(DirectoryCap(CHK)), "directory"),
             (str(MutableCap("SSK", "verify", bytes(16), bytes(32))), "verifier cap"),
             ("URI:CHK:short", "instead of 5"),
-            (str(CHK)[:-4] + "010", "plain number"),
+            (str(CHK)[:-4] + "010", "not a number"),
             (str(CHK).replace(":3:10:", ":11:10:"), "11 of 10"),
             (str(CHK).upper(), "may only hold a-z"),
-            ("URI:NEW:x", "no cap that PipeGrid knows"),
-            ("hello", "'hello' is no cap"),
-            ("", "no cap"),
+            ("URI:NEW:x", "not a cap that PipeGrid knows"),
+            ("hello", "'hello' is not a cap"),
+            ("", "not a cap"),
         ):
             run = Run("get", cap)
             self.assertEqual((cap, self.successResultOf(run.finished)), (cap, 2))

@@ -94,8 +94,8 @@ class InitTests(SynchronousTestCase):
             (["nowhere"], "nowhere does not exist; give NURLs or fURLs"),
             ([nurl(1), str(yaml)], "a file in the format of servers.yaml is given alone"),
             ([str(yaml)], "names no servers that can be used"),
-            ([nurl(1), "--local"], "choose"),
-            ([nurl(1), "--servers", "3"], "choose"),
+            ([nurl(1), "--local"], "cannot be; leave one out"),
+            ([nurl(1), "--servers", "3"], "cannot be; leave one out"),
         ):
             run = self.init(*arguments, status=2)
             self.assertIn(words, run.stderr)
@@ -174,7 +174,7 @@ class InitTests(SynchronousTestCase):
         (self.directory / "private" / "servers.yaml").write_text(f"storage: {entry}")
         run = Run("-d", str(self.directory), "init")
         self.assertEqual(self.successResultOf(run.finished), 2)
-        self.assertIn("say --local", run.stderr)
+        self.assertIn("add --local", run.stderr)
         self.assertFalse((self.directory / "storage").exists())
         self.init("--local")
 
@@ -193,7 +193,7 @@ class InitTests(SynchronousTestCase):
             (["--servers", "0"], "1 to 256"),
             (["--tahoe", "nowhere"], "it has no tahoe.cfg"),
             (["--local", "--introducer", str(FURL)], "choose one of"),
-            (["--local", "--servers", str(empty)], "choose"),
+            (["--local", "--servers", str(empty)], "give only one"),
         ):
             run = self.init(*arguments, status=2)
             self.assertIn(words, run.stderr)

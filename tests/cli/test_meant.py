@@ -29,7 +29,9 @@ class FilesOfCapsTests(ProcessTestCase):
 
     def test_commands_that_take_cap_files(self) -> None:
         """The option is named, with the file as a shell wants it."""
-        words = "fox.cap is no cap, but a file that holds one; did you mean --cap-file fox.cap?\n"
+        words = (
+            "fox.cap is not a cap, but a file that contains one; did you mean --cap-file fox.cap?\n"
+        )
         for command in (
             ("get",),
             ("get", "-o", "there"),
@@ -47,7 +49,7 @@ class FilesOfCapsTests(ProcessTestCase):
 
     def test_others(self) -> None:
         """They want the cap."""
-        words = "fox.cap is no cap, but a file that holds one; give that cap itself\n"
+        words = "fox.cap is not a cap, but a file that contains one; give that cap itself\n"
         for command in (
             ("get", "-r", "-o", "there"),
             ("ls",),
@@ -70,7 +72,7 @@ class FilesOfCapsTests(ProcessTestCase):
         (self.home / "directory").mkdir()
         os.mkfifo(self.home / "pipe")
         for name in ("empty", "other", "directory", "pipe", "nowhere", "fox.cap/x"):
-            self.refused("is no cap that PipeGrid knows", "get", name)
+            self.refused("is not a cap that PipeGrid knows", "get", name)
             self.refused("does not begin with a cap or an alias", "ls", name)
 
 
@@ -107,13 +109,15 @@ class RestoreTests(ProcessTestCase):
                 (self.cap, "papers", "plan"),
                 "give one CAP and one PATH; --as NAME says of which backup",
             ),
-            (("list.cap", "plan"), "list.cap is no cap, but a file that holds one"),
+            (("list.cap", "plan"), "list.cap is not a cap, but a file that contains one"),
         ):
             (self.home / "list.cap").write_text(self.cap + "\n")
             _, err = self.run_command("restore", *arguments, "-o", "there", status=2)
             self.assertIn(words, err)
         _, err = self.run_command("restore", "list.cap", "-o", "there", status=2)
-        self.assertIn("list.cap is no cap, but a file that holds one; give that cap itself\n", err)
+        self.assertIn(
+            "list.cap is not a cap, but a file that contains one; give that cap itself\n", err
+        )
 
 
 class SecretTests(ProcessTestCase):

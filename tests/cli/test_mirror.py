@@ -158,7 +158,7 @@ class MirrorTests(MirrorCase):
         ):
             status, _, err = await self.run_command(*words)
             self.assertEqual(status, 2, err)
-            self.assertIn("was no mirror until now, and --delete would remove", err)
+            self.assertIn("is not a mirror yet, and --delete would remove", err)
             self.assertEqual(os.listdir(self.dest), ["work"])
         thesis.rename(self.dest / "work/link")  # nor a link, nor what it leads to
         thesis.symlink_to("link")
@@ -189,7 +189,7 @@ class MirrorTests(MirrorCase):
         self.assertEqual((status, json.loads(out)["removed"]), (0, 1))
         status, _, err = await self.mirror_list("--delete")
         self.assertEqual(status, 2, err)
-        self.assertIn("was no mirror until now, and --delete would remove", err)
+        self.assertIn("is not a mirror yet, and --delete would remove", err)
         self.assertEqual(self.found(), {"thesis": b"all there is"})
 
     def test_looking_at_what_is_not_ours(self) -> Deferred[None]:
@@ -237,7 +237,7 @@ class MirrorTests(MirrorCase):
         given = (f"/dev/fd/{ours}", str(self.dest), "--from", self.urls[0])
         status, _, err = await self.run_command("list", *given)
         self.assertEqual(status, 2)
-        self.assertIn("can be read once only, and a list is read more often", err)
+        self.assertIn("can be read only once, and a list is read several times", err)
 
     def test_a_list_that_is_read_once(self) -> Deferred[None]:
         """A pipe is none; that is said of it, and not of the destination."""
@@ -249,7 +249,7 @@ class MirrorTests(MirrorCase):
             self.list.write_text(text)
             status, _, err = await self.mirror_list("--delete")
             self.assertEqual((status, self.found()), (2, self.files))
-            self.assertIn("names no files, and --delete would remove all", err)
+            self.assertIn("names no files, and --delete would remove everything", err)
             self.assertEqual((await self.mirror_list())[0], 0)
 
     def test_a_list_of_nothing(self) -> Deferred[None]:
@@ -299,7 +299,7 @@ class MirrorTests(MirrorCase):
             told = json.loads(out)
             found = (told["right"], told["wrong"], told["unnoted"])
             self.assertEqual((status, found), (5, (len(self.files) - 1, 1, 2)), err)
-            self.assertIn("what hashing has found of 2 files cannot be noted", err)
+            self.assertIn("the verified hashes of 2 files cannot be recorded", err)
             self.assertEqual(look_of(self.dest), before)
 
     def test_verify_on_a_disk_that_is_read_only(self) -> Deferred[None]:
@@ -314,7 +314,7 @@ class MirrorTests(MirrorCase):
         await self.mirror_list()
         with closing(ReadOnlyDestination(str(self.dest))):
             error = self.assertRaises(MirrorError, Destination, str(self.dest))
-            self.assertIn("or looks at it; wait until it has finished", str(error))
+            self.assertIn("or checking it; wait until it has finished", str(error))
         make_read_only(self)
         with closing(ReadOnlyDestination(str(self.dest))):
             status, _, err = await self.run_command("verify", str(self.dest))
@@ -376,7 +376,7 @@ class MirrorTests(MirrorCase):
                     "--limit-rate",
                     "x",
                 ],
-                "no number of bytes a second",
+                "not a number of bytes a second",
             ),
         ):
             status, out, err = await self.run_command(*arguments)

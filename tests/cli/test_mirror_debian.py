@@ -266,7 +266,7 @@ class DebianTests(DebianCase):
     async def _test_bad_input(self) -> None:
         self.serve(self.made())
         for options, words in (
-            (["--suite", "../x"], "is no suite"),
+            (["--suite", "../x"], "is not a suite"),
             (["--component", "contrib"], "names no contrib"),
             (["--arch", "m68k"], "the architectures all amd64"),
             (["--allow-unsigned"], "give one of them"),
@@ -317,7 +317,7 @@ class DebianTests(DebianCase):
         undo = self.make_small(1 << 20)
         status, out, err = await self.run_command(*self.arguments())
         self.assertEqual((status, out), (1, ""))
-        self.assertIn("the disk is full; make room and run it again", err)
+        self.assertIn("the disk is full; free some space and run it again", err)
         self.assertEqual([path for path in self.found() if "dists" in path], [])
         for path in self.found():
             self.assertEqual((self.dest / path).read_bytes(), packages[path])

@@ -123,7 +123,7 @@ class FlatTests(AptCase):
         self.serve(archive)
         status, _, err = await self.run_command(*self.arguments("--suite", "./"))
         self.assertEqual((status, self.found()), (1, set()))
-        self.assertIn("which is in the future; look at the clock", err)
+        self.assertIn("which is in the future; check the clock", err)
         status, _, err = await self.run_command(*self.arguments("--suite", "./", "--ignore-dates"))
         self.assertEqual(status, 0, err)
 

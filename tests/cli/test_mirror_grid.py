@@ -48,7 +48,7 @@ class DebianGridTests(DebianCase):
         self.assertIn("33 files", out)
         self.assertEqual(check_readers(self.dest), 40)
         status, out, _ = await self.run_command("mirror", "verify", str(self.dest), "--paranoid")
-        self.assertEqual((status, out), (0, "33 of 33 files are there and right\n"))
+        self.assertEqual((status, out), (0, "33 of 33 files exist and are right\n"))
         (self.dest / "other").write_bytes(b"other")
         status, out, err = await self.run_command(*client, *brought, "--delete")
         self.assertIn("1 removed", out)

@@ -92,7 +92,7 @@ class RpmTests(RpmCase):
         self.assertEqual((told["fetched"], told["failed"], told["removed"]), (20, 0, 0))
         self.assertGreater(told["index_bytes"], 0)
         status, out, _ = await self.run_command("mirror", "verify", str(self.dest), "--paranoid")
-        self.assertEqual((status, out), (0, "25 of 25 files are there and right\n"))
+        self.assertEqual((status, out), (0, "25 of 25 files exist and are right\n"))
         old = self.archive.packages[0]
         self.archive.add(old.name, "0", "1.1", "1")
         self.archive.publish()

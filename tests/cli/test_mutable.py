@@ -180,7 +180,7 @@ class MutableTests(ProcessTestCase):
             ("ln", frozen, "home:d"),
         ):
             for force in ((), ("-f",)):
-                self.refused(*words, *force, said="already, whose cap may stand nowhere else")
+                self.refused(*words, *force, said="already, and its cap may be stored nowhere else")
         self.assertEqual(self.listed("home:d"), ["a/"])
         self.run_command("ln", inner, "home:also")
         self.run_command("mv", "-f", "home:also", "home:d/a")  # nothing is lost
@@ -269,9 +269,9 @@ class MutableTests(ProcessTestCase):
         self.refused("rm", f"{read_cap}/a", said="cannot change it")
         self.refused("mkdir", f"{tree}/x", said="immutable")
         self.refused("put", "one", f"{verifier}/x", said="verifier cap")
-        self.refused("put", "one", "home:a/x", said="'a' is no directory")
-        self.refused("rm", "home:no/x", said="no 'no' on the way")
-        self.refused("mv", "home:no/x", "home:y", said="no 'no' on the way")
+        self.refused("put", "one", "home:a/x", said="'a' is not a directory")
+        self.refused("rm", "home:no/x", said="leads through 'no', which does not exist")
+        self.refused("mv", "home:no/x", "home:y", said="leads through 'no', which does not exist")
         self.refused("put", "missing", "home:no/x", said="no local file missing", status=1)
         self.refused("ln", "home:b", "home:no/x", said="no 'b' to link")
         self.assertEqual(self.listed(), ["a"])
@@ -293,7 +293,7 @@ class MutableTests(ProcessTestCase):
         self.assertEqual(self.listed("home:e"), ["one"])
         self.run_command("rm", "-r", "home:e")
         self.run_command("rm", "home:m")
-        self.refused("mkdir", "home:a", said="is no directory")
+        self.refused("mkdir", "home:a", said="is not a directory")
         self.refused("put", "missing", "home:x", said="missing", status=1)
         # Nothing is stored of what no name can be given, nor any of the way made.
         long = "x" * 40_000
@@ -368,5 +368,5 @@ class MutableTests(ProcessTestCase):
         shutil.rmtree(self.home / ".local/share/pipegrid/storage")
         (self.home / ".local/share/pipegrid/storage").mkdir()
         out, err = self.run_command("-q", "check", "-r", "home:", status=4)
-        self.assertIn("1 object: 0 healthy, 1 lost, 1 directory not entered", out)
-        self.assertIn("was not entered, so nothing is known of what is in it", err)
+        self.assertIn("1 object: 0 healthy, 1 lost, 1 directory unreadable", out)
+        self.assertIn("could not be read, so what is in it was not reached", err)

@@ -269,9 +269,7 @@ class DecodeTests(OfflineTestCase):
             self.assertEqual(run.stderr, "")
         run = self.decode(self.cap, *disks.glob("*/shares/*/*/*"))
         self.assert_restored(run)
-        left_out = (
-            "1500 files left out that the directory's name says to be of another storage index"
-        )
+        left_out = "1500 files left out, since their directory is that of another storage index"
         self.assertEqual(run.stderr, f"pipegrid: {left_out} than {self.storage_index()}\n")
 
     def test_a_directory_of_encode(self) -> None:
@@ -317,7 +315,7 @@ class DecodeTests(OfflineTestCase):
         self.assertIn("and 81 more like that; -v names them", run.stderr)
         verbose = self.decode(self.cap, *others, *map(self.share, range(3)), options=("-v",))
         self.assert_restored(verbose)
-        self.assertEqual(verbose.stderr.count("is no share of this file"), 100)
+        self.assertEqual(verbose.stderr.count("is not a share of this file"), 100)
 
     def test_a_second_copy_helps_a_damaged_one(self) -> None:
         """Where one file of a share number is damaged, another of the same number is used."""

@@ -86,21 +86,21 @@ class RateTests(SynchronousTestCase):
         with ProgressBar(Console(None, None, self.stderr), "backup") as progress:
             reports = reports_of(Console(None, None, self.stderr), progress)
             self.now_s += 1
-            reports.waiting("too few servers are in reach")
-            self.assertIn("pipegrid: too few servers are in reach\n", self.stderr.getvalue())
+            reports.waiting("too few servers are reachable")
+            self.assertIn("pipegrid: too few servers are reachable\n", self.stderr.getvalue())
             reports.progress(TreeCounts(bytes=100_000_000, sent_bytes=70_000_000))
             self.assertIn("backup: waiting for servers", self.last_shown())
             self.now_s += 1
             reports.waiting(None)
             reports.progress(TreeCounts(bytes=100_000_000, sent_bytes=71_000_000))
-            self.assertIn("pipegrid: goes on\n", self.stderr.getvalue())
+            self.assertIn("pipegrid: enough servers are reachable again\n", self.stderr.getvalue())
             self.assertNotIn("waiting", self.last_shown())
 
     def test_a_second_try(self) -> None:
         """The summary says what came at one, and nothing if nothing did."""
         self.assertNotIn("second", counts_of(TreeCounts(files=3)))
         said = counts_of(TreeCounts(files=3, second_tries=2, left_out=1))
-        self.assertIn("; 2 at a second try, with servers back in reach; 1 left out", said)
+        self.assertIn("; 2 at the second attempt, after servers came back; 1 left out", said)
 
 
 class BarTests(TerminalTestCase):
@@ -123,7 +123,7 @@ class BarTests(TerminalTestCase):
                 self.assertEqual(terminal.finish(), status)
                 if status:
                     self.assertNotIn("PK", terminal.raw)
-                    self.assertIn("this file is no text", terminal.text)
+                    self.assertIn("this file is not text", terminal.text)
                     self.assertIn("with '-o -'", " ".join(terminal.text.split()))
                 else:
                     self.assertEqual(terminal.raw.replace("\r\n", "\n"), data.decode())

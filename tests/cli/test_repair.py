@@ -61,7 +61,7 @@ class RepairTests(SynchronousTestCase):
                     reasons=["bob is full"],
                 ),
                 3,
-                "not repaired: 1 share made again, but more servers must take some; "
+                "not repaired: 1 share made again, but more servers must take shares; "
                 "9 of 10 shares good, happiness 1",
             ),
         ):

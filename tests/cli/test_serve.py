@@ -113,7 +113,7 @@ class ServeTests(TestCase):
             self.assertEqual(unfinished.exists(), stays, kept)
             serving.cancel()
             self.assertEqual(await serving, 0)
-            self.assertIn("1 unfinished uploads can go on", self.err.getvalue())
+            self.assertIn("1 unfinished uploads can be resumed", self.err.getvalue())
         self.assertFalse(any(storage.glob("shares/incoming/*")))
 
     def test_refusals(self) -> Deferred[None]:

@@ -107,7 +107,7 @@ class SpreadTests(ProcessTestCase):
         self.store()
         out, _ = self.run_here("check", "home:")
         self.assertRegex(
-            out, r"^healthy on the servers in reach: .*happiness 2; server \S+ is down$"
+            out, r"^healthy on the reachable servers: .*happiness 2; server \S+ is down$"
         )
         self.serve(0)
         out, _ = self.run_here("check", "-r", "home:", status=1)

@@ -138,7 +138,7 @@ class StartTests(SynchronousTestCase):
             for program, directory, options, word in (
                 (TWIST, "a", ("--port", endpoint), "choose another port"),
                 (TWIST, "b", ("--port", free, "--metrics", endpoint), "choose another port"),
-                (TWISTD, "c", ("--port", "nonsense:1"), "is no port or endpoint"),
+                (TWISTD, "c", ("--port", "nonsense:1"), "is not a port or endpoint"),
                 (TWIST, "d", ("--port", free, "--storage", str(scratch / "file")), "file"),
                 (TWIST, "keys", ("--port", free), "node.pem"),
             ):

@@ -79,7 +79,7 @@ class VerifySameTests(SynchronousTestCase):
         self.assertIn('"right": 3', out)
         (self.dest / "pool/2").write_bytes(b"yy")
         status, out, told, _ = self.said(self.dest)
-        self.assertEqual((status, out), (5, "2 of 3 files are there and right\n"))
+        self.assertEqual((status, out), (5, "2 of 3 files exist and are right\n"))
         self.assertIn("pool/2: it is missing, or has changed", told)
 
     def look(self, answer: Callable[[], Any], quiet: bool = True) -> Any:

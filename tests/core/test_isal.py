@@ -144,7 +144,7 @@ class IsalTests(SynchronousTestCase):
         right = [bytes(each) for each in erasure._encoder(3, 5).encode(tuple(primary), (3, 4))]
         found = self.assertWarns(
             RuntimeWarning,
-            "ISA-L does not compute what zfec does, so zfec is used; look for its update",
+            "ISA-L computes other blocks than zfec, so zfec is used; update ISA-L",
             isal.__file__.replace("isal", "erasure"),
             erasure.encode_stripe,
             primary,

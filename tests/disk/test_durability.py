@@ -357,7 +357,7 @@ class PolicyTests(SynchronousTestCase):
 
     def test_one_failure_is_not_the_groups(self) -> None:
         """A share that cannot be renamed, or was given up, does not harm the others."""
-        self.shares[0].failure = NoSuchShare("gone; begin anew")
+        self.shares[0].failure = NoSuchShare("gone; begin it again")
         self.shares[1].gone = True
         waiting = self.commit_all(self.durability("batch"))
         self.clock.advance(0.01)

@@ -329,7 +329,7 @@ class StreamedTests(GridCase):
         self.assertIn("in place of the 1000000000 that it named", str(caught.exception))
 
     async def test_a_producer_is_stopped(self) -> None:
-        """When nobody wants it any more."""
+        """When it is not wanted any more."""
         producer = Producer(ends=False)
         put = self.grid.put(producer)
         await deferLater(reactor, 0.05)

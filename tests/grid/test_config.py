@@ -243,7 +243,7 @@ class LoadTests(ConfigTestCase):
         self.path.rename(self.directory / "tahoe.cfg")  # which has no settings of ours
         with self.assertRaises(UsageError) as caught:
             load(self.directory)
-        self.assertIn("[client] ask_first is no setting", str(caught.exception))
+        self.assertIn("[client] ask_first is not a setting", str(caught.exception))
 
     def test_foolscap_beside_https(self) -> None:
         """Unless it is not wanted; a Tahoe-LAFS node's directory has no settings of ours."""
@@ -259,7 +259,7 @@ class LoadTests(ConfigTestCase):
         self.path.rename(self.directory / "tahoe.cfg")
         with self.assertRaises(UsageError) as caught:
             load(self.directory)
-        self.assertIn("[client] foolscap_beside is no setting", str(caught.exception))
+        self.assertIn("[client] foolscap_beside is not a setting", str(caught.exception))
 
     def test_percent_signs_are_plain_text(self) -> None:
         """There is no interpolation."""
@@ -313,7 +313,7 @@ class LoadTests(ConfigTestCase):
             (
                 "[client]\ndurability = batch\n",
                 2,
-                "has no setting durability (it belongs into [local])",
+                "has no setting durability (it belongs in [local])",
             ),
             ("[storage]\nreserved-space = 1G\n", 2, "did you mean reserved_space?"),
             ("[client]\nzzzzzzzz = 1\n", 2, "has no setting zzzzzzzz; correct it by hand"),
@@ -327,13 +327,13 @@ class LoadTests(ConfigTestCase):
     def test_lines_that_make_no_sense(self) -> None:
         """They are named."""
         for text, words in (
-            ("\nshares.needed = 3\n", "line 2: it stands in no [section]"),
+            ("\nshares.needed = 3\n", "line 2: it is in no [section]"),
             (
                 "[client]\nshares.needed = 3\nshares.needed = 4\n",
                 "line 3: [client] shares.needed is",
             ),
-            ("[client]\n[client]\n", "line 2: [client] is there twice"),
-            ("[client]\n\nshares.needed\n", "line 3: it is no setting"),
+            ("[client]\n[client]\n", "line 2: [client] exists twice"),
+            ("[client]\n\nshares.needed\n", "line 3: it is not a setting"),
         ):
             self.assert_refused(partial(self.load, text), self.path, words)
 
@@ -343,7 +343,7 @@ class LoadTests(ConfigTestCase):
         for text, words in (
             ("storage:\n  a: [\n", "servers.yaml: line 3: "),
             ("storage:\n\ta: {}\n", "servers.yaml: line 2: found character"),
-            ("storage:\n\ta: {}\n", "(is it a tab? YAML wants blanks); correct it by hand"),
+            ("storage:\n\ta: {}\n", "(is it a tab? YAML needs spaces); correct it by hand"),
             (
                 "# x\nstorages: {}\n",
                 "servers.yaml:2: 'storages' is not read (did you mean storage?)",
@@ -452,7 +452,7 @@ class DefaultDirectoryTests(SynchronousTestCase):
             self.assertIn("set HOME", str(error))
             os.environ["PIPEGRID_DIR"] = "~/g"
             error = self.assertRaises(UsageError, default_directory)
-            self.assertIn("nobody knows where the home directory ~ is", str(error))
+            self.assertIn("the home directory ~ is not known", str(error))
 
     def test_a_tilde(self) -> None:
         """As in a unit of systemd or a Containerfile, where no shell makes a home directory of it."""
@@ -498,7 +498,7 @@ class HomeDirectoryTests(ConfigTestCase):
         self.assert_refused(
             partial(self.place, "~nobody-has-this-name/x"),
             "pipegrid.cfg:2: [local] directory is '~nobody-has-this-name/x'",
-            "nobody knows where the home directory ~nobody-has-this-name is",
+            "the home directory ~nobody-has-this-name is not known",
         )
 
     def test_what_was_made_under_that_name(self) -> None:

@@ -154,7 +154,7 @@ class IntroducerTests(DiscoveryTestCase):
         self.assertEqual(len(world.warnings()), len(bad) - 2)  # three of them look the same
         text = "\n".join(world.warnings())
         for words in (
-            "no triple",
+            "not a triple",
             "it was changed",
             "that is a fURL",
             "NURL",
@@ -214,7 +214,7 @@ class IntroducerTests(DiscoveryTestCase):
         for _ in range(600):
             world.clock.advance(1)
         self.assertLess(introducer.attempts, 12)
-        self.assertEqual(world.discovery.statuses[0].reason, "nobody listens there")
+        self.assertEqual(world.discovery.statuses[0].reason, "no server listens there")
         introducer.down = None
         introducer.known.append(announced(2))
         for _ in range(400):
@@ -232,9 +232,9 @@ class IntroducerTests(DiscoveryTestCase):
         world.clock.advance(15)
         reasons = [status.reason for status in world.discovery.statuses]
         self.assertEqual(reasons[0], "it speaks another version of the introducer's protocol")
-        self.assertEqual(reasons[1], "nobody answered within 15 s")
+        self.assertEqual(reasons[1], "no answer came within 15 s")
         self.assertEqual(len(world.warnings()), 2)
-        self.assertIn("introducer i0 at intro.example.org:1 is out of reach", world.warnings()[0])
+        self.assertIn("introducer i0 at intro.example.org:1 is unreachable", world.warnings()[0])
 
     def test_answers_of_another_kind(self) -> None:
         """What gives a number for an introducer, or for its version, is none, and no more is said."""
@@ -245,7 +245,7 @@ class IntroducerTests(DiscoveryTestCase):
         world = self.world(*odd)
         self.assertEqual(
             {status.reason for status in world.discovery.statuses},
-            {"what answers there is no introducer"},
+            {"the server there is not an introducer"},
         )
 
     def test_what_strangers_say_of_an_end(self) -> None:
@@ -279,7 +279,7 @@ class CacheTests(DiscoveryTestCase):
         world = self.world(down)
         self.assertEqual(sorted(world.names), ["server-1", "server-2"])
         (warning,) = world.warnings()
-        self.assertIn("is out of reach: nobody listens there; the 2 servers", warning)
+        self.assertIn("is unreachable: no server listens there; the 2 servers", warning)
         world.discovery.stop()
         self.assertEqual(len(read_cache(self.cache / cache_name("i0"))), 2)
 
@@ -425,7 +425,7 @@ class BeginningTests(DiscoveryTestCase):
         down.down = ConnectionRefusedError()
         error = self.failureResultOf(self.wait(self.world(down), 2), UnhappyError).value
         self.assertIn(
-            "no storage server is known (introducer i0: nobody listens there)", str(error)
+            "no storage server is known (introducer i0: no server listens there)", str(error)
         )
 
     def test_cancelling(self) -> None:

@@ -134,7 +134,7 @@ class LoopbackTests(TestCase):
         checked = await grid.check(result.cap)
         self.assertTrue(checked.healthy)
         self.assertIn(
-            "is out of reach: nobody listens there; the 3 servers", "\n".join(grid.warnings)
+            "is unreachable: no server listens there; the 3 servers", "\n".join(grid.warnings)
         )
 
     def test_a_stale_memory(self) -> Deferred[None]:
@@ -181,7 +181,7 @@ class LoopbackTests(TestCase):
         with self.assertRaises(UnhappyError) as caught:
             await grid.put(b"x" * 1000)
         self.assertIn("knows nothing under the fURL's last part", str(caught.exception))
-        self.assertIn("what answers there is no introducer", str(caught.exception))
+        self.assertIn("the server there is not an introducer", str(caught.exception))
         self.flushLoggedErrors()
 
     def test_announced_again(self) -> Deferred[None]:

@@ -193,11 +193,13 @@ class ParseTests(SynchronousTestCase):
         found = parse_static_servers(b"\n".join(lines), "servers.yaml")
         self.assertEqual([str(each.nurl) for each in found.servers], [at(2), at(1)])
         (warning,) = found.warnings
-        self.assertTrue(warning.startswith("servers.yaml:6: server 'a' is there twice"), warning)
+        self.assertTrue(warning.startswith("servers.yaml:6: server 'a' is listed twice"), warning)
         odd = b"storage: ann\n? [ann, 1]\n: x\nstorage: {[1]: {ann: 1}, [1]: {ann: 1}}"
         self.assertRaises(UsageError, parse_static_servers, odd, "x")
         odd = b"storage: 'ann: ann:'\nstorage: {7: {ann: 1}, 7: {ann: 1}}"
-        self.assertIn("x:2: server '7' is there twice", parse_static_servers(odd, "x").warnings[-1])
+        self.assertIn(
+            "x:2: server '7' is listed twice", parse_static_servers(odd, "x").warnings[-1]
+        )
 
     def test_files_that_are_none(self) -> None:
         """Nothing, or no servers, is no error; what is no such file at all is."""

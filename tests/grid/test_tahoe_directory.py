@@ -170,7 +170,7 @@ class ReadingTests(SynchronousTestCase):
         (other / "private" / "convergence").write_text("another\n")
         with self.assertRaises(UsageError) as caught:
             create_like_tahoe(other, self.node)
-        self.assertIn("convergence is there already", str(caught.exception))
+        self.assertIn("convergence exists already", str(caught.exception))
         self.assertEqual((other / "private" / "convergence").read_text(), "another\n")
 
     def test_the_cache_is_elsewhere(self) -> None:

@@ -180,7 +180,7 @@ class RefusalTests(SynchronousTestCase):
             ("[grid_manager]\nalice = x\n", "did you mean grid_managers?"),
             (
                 "[DEFAULT]\nreveal-ip-address = false\n[client]\n",
-                "no setting that Tahoe-LAFS knows",
+                "not a setting that Tahoe-LAFS knows",
             ),
             ("[x]\n", "Tahoe-LAFS knows no section [x]"),
         ):
@@ -275,5 +275,5 @@ class ServersTests(SynchronousTestCase):
         found = client_config.load(node).introducers
         self.assertEqual([each.name for each in found.addresses], ["near"])
         far, near = found.warnings
-        self.assertIn("introducer 'far' is skipped: its fURL leads to no TCP address", far)
+        self.assertIn("introducer 'far' is skipped: its fURL has no TCP address", far)
         self.assertIn("introducer 'near': 'tor' is not read", near)

@@ -496,7 +496,7 @@ class EndTests(Case):
         unsent = self.connection.request(post("/3"))
         gone = self.connection.when_lost()
         self.fixture.wire.lose(ConnectionLost())
-        self.assertIn("cut off", str(self.error_of(asked[0], ResponseError)))
+        self.assertIn("was interrupted", str(self.error_of(asked[0], ResponseError)))
         self.assertTrue(self.error_of(asked[1], RequestMaybeProcessed).may_have_happened)
         self.assertFalse(self.error_of(unsent, RequestNotSent).may_have_happened)
         self.assertIsNone(self.successResultOf(gone))

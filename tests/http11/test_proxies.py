@@ -143,7 +143,9 @@ class TunnelTests(SynchronousTestCase):
         """A proxy that hangs up is an error."""
         made, _, _, opened = self.begin()
         made.connectionLost(Failure(ConnectionDone()))
-        self.assertIn("hangs up", str(self.failureResultOf(opened, TunnelRefused).value))
+        self.assertIn(
+            "closes the connection", str(self.failureResultOf(opened, TunnelRefused).value)
+        )
 
     def test_cancelled(self) -> None:
         """Giving up ends the connection, made or not; of its end nobody is told once more."""

@@ -147,11 +147,13 @@ class BuildbotTests(BuildbotCase):
         for seed in (12, 13, 14):
             build = self.build(seed=seed)
             self.assertEqual(build["results"], SUCCESS, build)
-        self.assertIn("no change beside 3 builds", build["state_string"])
+        self.assertIn("no change compared with 3 builds", build["state_string"])
         for seed in (15, 16):
             build = self.build(seed=seed, factor=1.5)
             self.assertEqual(build["results"], FAILURE, build)
-            self.assertRegex(build["state_string"], r"slower beside 4 builds: 1MB up \+\d\d %")
+            self.assertRegex(
+                build["state_string"], r"slower compared with 4 builds: 1MB up \+\d\d %"
+            )
             self.assertIs(self.buildbot.properties(build)["speedtest-regressed"], True)
         build = self.build(seed=17, factor=1.5, accept=True)
         self.assertEqual(build["results"], SUCCESS, build)
@@ -159,7 +161,7 @@ class BuildbotTests(BuildbotCase):
         before = build["number"] - 1
         build = self.build(seed=18, factor=1.5)
         self.assertEqual(build["results"], SUCCESS, build)
-        self.assertIn("no change beside 1 build", build["state_string"])
+        self.assertIn("no change compared with 1 build", build["state_string"])
         lines = self.log(build, "stdio")
         self.assertRegex(
             lines, rf"history: (build-\d+\.json )*build-0*{before}\.json build-\d+\.json\n"

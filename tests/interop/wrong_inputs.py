@@ -49,9 +49,9 @@ SKIPPED = {
 
 UNREACHABLE = {
     "wrong-key-nurl": "is not the server it should be",
-    "wrong-key-furl": "is another server, with another key",
-    "wrong-secret-nurl": "does not know the secret in its address; copy its NURL anew",
-    "wrong-secret-furl": "does not know the secret in its address; copy its fURL anew",
+    "wrong-key-furl": "another server, with another key",
+    "wrong-secret-nurl": "does not know the secret in its address; copy its NURL again",
+    "wrong-secret-furl": "does not know the secret in its address; copy its fURL again",
     "introducer-as-server": "does not say that it stores shares; copy the fURL of a storage server",
     "down": "check that it runs",
     "future-https": "no version of the storage protocol that is known here",
@@ -64,9 +64,9 @@ ANNOUNCED = (
     "is skipped: its key is of a version that is not known here",
     "is skipped: one of its anonymous-storage-NURLs cannot be used: the NURL is of a version",
     "introducer 'nurl' is skipped: that is a storage server's NURL",
-    "introducer wrong-key at {good} is out of reach: whoever answers there does not have its key",
-    "introducer a-server at {server} is out of reach: it speaks another version",
-    "introducer down at {down} is out of reach: nobody listens there",
+    "introducer wrong-key at {good} is unreachable: the server there does not have its key",
+    "introducer a-server at {server} is unreachable: it speaks another version",
+    "introducer down at {down} is unreachable: no server listens there",
 )
 """What is said of introducers, and of what they announce."""
 
@@ -146,8 +146,8 @@ class WrongInputTests(TestCase):
 
         await deferToThread(self.tahoe.introducer.stop)
         status = await self.pipegrid("--json", "status")
-        down = "nobody listens there; the 3 servers that it named earlier are remembered"
-        self.assert_told(status, f"introducer good at {addresses['good']} is out of reach: {down}")
+        down = "no server listens there; the 3 servers that it named earlier are remembered"
+        self.assert_told(status, f"introducer good at {addresses['good']} is unreachable: {down}")
         self.assert_status(status, **{"introducer-as-server": "is it running"})
         cap = (await self.pipegrid("put", "-", data=data[1:])).stdout.decode().strip()
         self.assertEqual((await self.pipegrid("get", cap)).stdout, data[1:])

@@ -275,7 +275,7 @@ class DebianTests(DebianCase):
         self.publish()
         outcome = self.sync(with_patches=True)
         self.assertEqual(outcome.entries.skipped_files, 1)
-        self.assertIn("no index of patches with SHA-256", outcome.entries.skipped[0])
+        self.assertIn("not an index of patches with SHA-256", outcome.entries.skipped[0])
         self.assertEqual(check_readers(self.world.directory), 40)
         self.assertFalse([path for path in self.world.found() if ".diff/" in path])
 

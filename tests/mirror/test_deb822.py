@@ -204,8 +204,8 @@ class ReleaseTests(SynchronousTestCase):
     def test_refused(self) -> None:
         """One sentence each."""
         for text, words in (
-            ("<html>Please log in</html>", "serves a page for everything"),
-            ("", "no release file"),
+            ("<html>Please log in</html>", "answers every request with a web page"),
+            ("", "not a release file"),
             (
                 RELEASE.replace("SHA256:", "SHA1:").replace(H1, "4" * 40),
                 "weaker hashes than SHA-256",
@@ -213,8 +213,8 @@ class ReleaseTests(SynchronousTestCase):
             (RELEASE.replace("main/x", "../x"), "leads out"),
             (RELEASE.replace(f"{H1} 5", f"{H1} 50"), "two sizes"),
             (RELEASE.replace(f"{H1} 5", f"{H1} many"), "not hash, size and path"),
-            (RELEASE.replace("07 Mar 2026", "77 Mar 2026"), "a date that is none"),
-            (RELEASE.replace("Sat, 28 Feb 2026 08:12:33 UTC", "soon"), "a date that is none"),
+            (RELEASE.replace("07 Mar 2026", "77 Mar 2026"), "an invalid date"),
+            (RELEASE.replace("Sat, 28 Feb 2026 08:12:33 UTC", "soon"), "an invalid date"),
         ):
             error = self.assertRaises(BadEntry, read_release, text.encode(), "it")
             self.assertIn(words, str(error))
@@ -325,7 +325,7 @@ class PatchIndexTests(SynchronousTestCase):
     def test_refused(self) -> None:
         """One sentence each."""
         for text, words in (
-            ("<html>", "no index of patches"),
+            ("<html>", "not an index of patches"),
             (PATCHES.replace(f" {H1} 10 one", f" {H1} 10 ../one"), "leads out"),
             (PATCHES.replace(f" {H1} 10 one", f" {H1} ten one"), "not hash, size and name"),
             (PATCHES.replace(f"{H3} 30", f"{H3[1:]} 30"), "not hash and size"),

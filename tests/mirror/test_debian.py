@@ -768,7 +768,7 @@ class RefusalTests(DebianCase):
         self.refused("is not signed", keys=keys)
         world.hosts[0].answer = lambda path: ok(b"<html>Please log in</html>")
         self.refused("not signed at all", keys=keys)
-        self.refused("serves a page for everything")
+        self.refused("answers every request with a web page")
         world.hosts[0].answer = lambda path: (
             b"HTTP/1.1 302 Found\r\nLocation: http://other/\r\nContent-Length: 0\r\n\r\n"
         )
@@ -786,7 +786,7 @@ class RefusalTests(DebianCase):
             ),
             (
                 NOW - timedelta(days=1, minutes=51),
-                "is of 2026-02-28 12:10 UTC, which is in the future; look at the clock of this machine",
+                "is of 2026-02-28 12:10 UTC, which is in the future; check the clock of this machine",
             ),
         ):
             world = self.make(Archive(), hosts=2)
@@ -814,7 +814,7 @@ class RefusalTests(DebianCase):
         host.answer = lambda path: ok(bytes(1_000_000)) if path.endswith("InRelease") else None
         host.bytes_per_s = 10
         began_s = world.clock.seconds()
-        self.refused("InRelease has not come within 300 s")
+        self.refused("InRelease did not arrive within 300 s")
         self.assertLess(world.clock.seconds() - began_s, mirror.MOST_S + 60)
 
     def test_indexes(self) -> None:

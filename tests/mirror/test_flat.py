@@ -360,7 +360,7 @@ class RefusalTests(FlatCase):
         """One sentence each."""
         self.begin(FlatArchive())
         for suite in ("../", "a/../", "a\\/", ".", "sub/."):
-            self.refused("is no suite", error=UsageError, suites=(suite,), components=())
+            self.refused("is not a suite", error=UsageError, suites=(suite,), components=())
         self.refused(
             "the suite ./ is flat, as all that end in a slash, and has no components",
             error=UsageError,

@@ -190,19 +190,19 @@ class DamageTests(PatchCase):
             (b"nonsense\n", "no command in line 1"),
             (b"<html>\n", "no command"),
             (b"1c\nx\n", "no end"),
-            (b"1c\nx\n.", "cut off"),
+            (b"1c\nx\n.", "is incomplete"),
             (b"1a\n", "no end"),
             (b"1d\n2d\n", "not in order"),
             (b"1,3d\n2d\n", "not in order"),
             (b"3,2d\n", "not in order"),
             (b"0d\n", "not in order"),
             (b"1,2a\nx\n.\n", "appends to a range"),
-            (b"1c\nx\n.\ns/.//\n", "takes away"),
+            (b"1c\nx\n.\ns/.//\n", "removes lines"),
             (b"9d\n", "speaks of line 8"),
             (b"4c\nx\n.\n", "speaks of line 4"),
             (b"9a\nx\n.\n", "speaks of line 9"),
             (b"99999999999999d\n", "no command"),
-            (gzip.compress(b"1d\n")[:-4], "cut off"),
+            (gzip.compress(b"1d\n")[:-4], "is incomplete"),
             (b"\x1f\x8bgarbage", "damaged"),
             (b"\xfd7zXZ\0garbage and more", "damaged"),
         ):
@@ -253,7 +253,7 @@ class DamageTests(PatchCase):
             self.assertEqual(self.patched(packed + pack(bytes(9))), text + bytes(9))
             for cut in (packed[:-1], packed[:-5], packed[:150_000], packed + packed[:-1]):
                 error = self.assertRaises(PatchError, self.patched, cut)
-                self.assertIn("is cut off", str(error))
+                self.assertIn("is incomplete", str(error))
             error = self.assertRaises(PatchError, self.patched, packed + b"no such thing")
             self.assertIn("is damaged", str(error))
         skipped = b"\x50\x2a\x4d\x18" + (100).to_bytes(4, "little") + bytes(100)

@@ -67,11 +67,11 @@ class XmlTests(SynchronousTestCase):
         """No document type, and so no entity, inside or outside, is read."""
         self.refused("a document type ('a')", b'<!DOCTYPE a [<!ENTITY b "bb">]><a>&b;</a>')
         self.refused("a document type", b'<!DOCTYPE a SYSTEM "file:///etc/passwd"><a/>')
-        self.refused("is no XML", b"<a>&b;</a>")
+        self.refused("is not XML", b"<a>&b;</a>")
 
     def test_encodings(self) -> None:
         """It is UTF-8, whatever it says."""
-        self.refused("is no XML", "<?xml version='1.0'?><a>ä</a>".encode("latin-1"))
+        self.refused("is not XML", "<?xml version='1.0'?><a>ä</a>".encode("latin-1"))
         self.refused("is not UTF-8", "<a>ä</a>".encode("utf-16"))
         self.assertEqual(
             parsed(["<?xml version='1.0' encoding='cp037'?><a>ä</a>".encode()]).texts,
@@ -89,7 +89,7 @@ class XmlTests(SynchronousTestCase):
             b"<a>\x00</a>",
             b"<a b='1' b='2'/>",
         ):
-            self.refused("is no XML", data)
+            self.refused("is not XML", data)
 
     def test_depth(self) -> None:
         """Elements are not nested without end."""
@@ -201,7 +201,7 @@ class PrimaryTests(SynchronousTestCase):
             "file:epel",
         ):
             error = self.assertRaises(BadEntry, path, base)
-            self.assertIn("where nobody said that it may be fetched from", str(error))
+            self.assertIn("which is not among the mirrors given", str(error))
         for base in ("../", "pool/../..", "http://a.example/epel/../other", "a//b", "pool/./"):
             error = self.assertRaises(BadEntry, path, base)
             self.assertIn("not to be trusted", str(error))
@@ -214,13 +214,13 @@ class PrimaryTests(SynchronousTestCase):
         self.refused("only weaker hashes ('sha1')", kind="sha", checksum="0" * 40)
         self.refused("only weaker hashes ('md5')", kind="md5", checksum="0" * 32)
         self.refused("is not one", checksum="0" * 63)
-        self.refused("does not tell the hash", kind="")
+        self.refused("does not give the hash", kind="")
         (found,) = primary(Made("a", b"", kind="sha512", checksum="0" * 128))
         self.assertEqual(found.file.algorithm, "sha512")
 
     def test_sizes(self) -> None:
         """A size is a number, and one that files have."""
-        self.refused("does not tell the size", size=-1)
+        self.refused("does not give the size", size=-1)
         self.refused("which no file has", size=1 << 45)
 
     def test_twice(self) -> None:
@@ -238,7 +238,7 @@ class PrimaryTests(SynchronousTestCase):
         data = RpmArchive(count=1).primary()
         self.assertEqual(list(packages([data.replace(b'type="rpm"', b'type="deb"')], "x")), [])
         error = self.assertRaises(BadEntry, list, packages([b"<html><p>log in</p></html>"], "x"))
-        self.assertIn("no primary", str(error))
+        self.assertIn("not a primary", str(error))
 
     def test_long_names(self) -> None:
         """Names and versions are bounded."""
@@ -287,17 +287,17 @@ class RepomdTests(SynchronousTestCase):
 
     def test_refusals(self) -> None:
         """Each says what is wrong."""
-        self.refused("perhaps the mirror serves a page", b"<html></html>")
-        self.refused("perhaps the mirror serves a page", b"Please log in")
+        self.refused("perhaps the mirror answers every request", b"<html></html>")
+        self.refused("perhaps the mirror answers every request", b"Please log in")
         self.refused("names no primary", self.text(kind="other"))
         self.refused("leads out", self.text(path="../x"))
-        self.refused("stands for something else", self.text(path=REPOMD))
-        self.refused("stands for something else", self.text(path=REPOMD + ".asc"))
+        self.refused("has another meaning", self.text(path=REPOMD))
+        self.refused("has another meaning", self.text(path=REPOMD + ".asc"))
         self.refused("only weaker hashes ('sha1')", self.text(hash="sha", digest="0" * 40))
-        self.refused("does not tell the size", self.text(size=""))
-        self.refused("does not tell the hash", self.text(hash=""))
+        self.refused("does not give the size", self.text(size=""))
+        self.refused("does not give the hash", self.text(hash=""))
         row = self.text()[len("<repomd>") : -len("</repomd>")]
-        self.refused("stands for something else", b"<repomd>" + row * 2 + b"</repomd>")
+        self.refused("has another meaning", b"<repomd>" + row * 2 + b"</repomd>")
         other = row.replace(b"primary.xml", b"other.xml")
         self.refused("two files primary", b"<repomd>" + row + other + b"</repomd>")
         self.refused("without a location", self.text().replace(b"location", b"place"))

@@ -120,7 +120,7 @@ class OrdinaryTests(RpmCase):
         self.assertEqual(world.found(), archive.files)
         self.assertEqual(self.sync(delete=True).removed, [])
         world = self.make(archive)
-        self.skips("elsewhere (xml:base 'http://m1/archive/pool/')")
+        self.skips("on another site (xml:base 'http://m1/archive/pool/')")
         del archive.files[f"pool/{made.path}"]
         self.assertEqual(world.found(), archive.files)
 
@@ -467,7 +467,7 @@ class FaultTests(RpmCase):
         made.path = "Packages/evil.rpm"
         archive.data_xml = archive.data_xml.replace("Other/one.xml", "repodata/Repomd.xml")
         self.publish()
-        self.skips("which stands for something else")
+        self.skips("which has another meaning")
 
     def test_links(self) -> None:
         """A symbolic link in DEST is not followed out of it."""

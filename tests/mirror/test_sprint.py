@@ -517,7 +517,7 @@ class SprintTests(SprintCase):
 
         self.patch(Destination, "open_incoming", full)
         error = self.assertRaises(MirrorError, self.sprint, self.server())
-        self.assertIn("the disk is full; make room", str(error))
+        self.assertIn("the disk is full; free some space", str(error))
         self.assertEqual(os.listdir(self.dest / ".pipegrid-mirror/incoming"), [])
 
     def test_a_disk_that_fills(self) -> None:
@@ -535,7 +535,7 @@ class SprintTests(SprintCase):
         self.files = {f"long{number}": bytes([number]) * 3_000_000 for number in range(6)}
         server = self.server()
         error = self.assertRaises(MirrorError, self.sprint, server)
-        self.assertIn("the disk is full; make room", str(error))
+        self.assertIn("the disk is full; free some space", str(error))
         self.assertEqual(os.listdir(self.dest / ".pipegrid-mirror/incoming"), [])
         opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
         self.assertEqual([path for path in opened if str(self.dest.absolute()) in path], [])

@@ -132,9 +132,9 @@ class TrustTests(SynchronousTestCase):
             for bad in (packed, _armored(packed)):
                 with self.assertRaises(NotSigned) as caught:
                     check_signature(TEXT, bad, (ours.keyring,), "x")
-                self.assertIn("in a signature's place", str(caught.exception))
+                self.assertIn("its signature is not one", str(caught.exception))
             text = b"-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA512\n\nevil\n" + _armored(packed)
-            self.refused("in a signature's place", text, ours.keyring)
+            self.refused("its signature is not one", text, ours.keyring)
         for bad in (b"", b"\n", b"<html>", b"x" + armored, armored + b"x", armored[:-5]):
             self.assertRaises(NotSigned, check_signature, TEXT, bad, (ours.keyring,), "x")
 

@@ -157,7 +157,7 @@ class HandshakeTests(ClientTlsCase):
         self.client.write(b"hello")
         self.client.dataReceived(b"HTTP/1.1 302 Found\r\nLocation: http://login.example/\r\n\r\n")
         self.client.connectionLost(Failure(ConnectionDone()))
-        self.assertIn("want a login in the browser", str(self.assertEnds(TlsFailed)))
+        self.assertIn("require a login in the browser", str(self.assertEnds(TlsFailed)))
 
     def test_with_the_wrong_certificate_nothing_leaves(self) -> None:
         """Neither what was written nor the handshake's end; the protocol hears what the check found."""

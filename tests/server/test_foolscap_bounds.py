@@ -101,14 +101,14 @@ class StrangerTests(ServerTestCase):
         self.receive(token(PING) * bounds.STRANGER_BYTES)
         self.assertFalse(self.broker.connectionAbandoned)
         self.receive(token(PING))
-        self.assert_refused("named nothing that is here")
+        self.assert_refused("named no object of this server")
         self.assertEqual(len(self.told), 1)
         self.assertEqual(self.known, 0)
 
     def test_half_a_minute(self) -> None:
         """And no longer."""
         self.clock.advance(bounds.STRANGER_S)
-        self.assert_refused("named nothing that is here for 30 s")
+        self.assert_refused("named no object of this server for 30 s")
 
     def test_with_the_secret(self) -> None:
         """Who names something is known from then on; a wrong name is none."""

@@ -138,7 +138,7 @@ class LogTests(ProcessTestCase):
         assert process.stderr is not None
         log.parent.rename(log.parent.with_name("elsewhere"))
         process.send_signal(signal.SIGHUP)
-        self.assertTrue(any("the old log goes on" in text for text in process.stderr))
+        self.assertTrue(any("the old log file stays in use" in text for text in process.stderr))
         self.honest()
 
     def test_without_a_log(self) -> None:

@@ -165,7 +165,7 @@ class IdentityTests(SynchronousTestCase):
             with capturedLogs() as logged:
                 identity.keep_furl(directory, moved)
             self.assertEqual(path.read_text(), before)
-            self.assertIn("storage.furl still says where", formatEvent(logged[0]))
+            self.assertIn("storage.furl still names", formatEvent(logged[0]))
         path.unlink()
         error = self.assertRaises(UsageError, identity.keep_furl, directory, moved)
         self.assertIn("free some space", str(error))

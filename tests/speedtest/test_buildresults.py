@@ -239,17 +239,19 @@ class JudgeTests(SynchronousTestCase):
         """What became half as fast again is named, and by how much."""
         verdict = judge(make_run(9, 1.5), self.HISTORY)
         self.assertTrue(verdict.regressed)
-        self.assertRegex(verdict.sentence, r"^slower beside 5 builds: 1MB up \+(49|50|51) %$")
+        self.assertRegex(
+            verdict.sentence, r"^slower compared with 5 builds: 1MB up \+(49|50|51) %$"
+        )
         self.assertIn("10x 200B down", verdict.text)
 
     def test_same_and_faster(self) -> None:
         """Neither noise nor progress is a regression."""
         verdict = judge(make_run(9), self.HISTORY)
         self.assertEqual(
-            (verdict.sentence, verdict.regressed), ("no change beside 5 builds", False)
+            (verdict.sentence, verdict.regressed), ("no change compared with 5 builds", False)
         )
         verdict = judge(make_run(9, 0.5), self.HISTORY)
-        self.assertEqual(verdict.sentence, "1 measurement faster beside 5 builds")
+        self.assertEqual(verdict.sentence, "1 measurement faster compared with 5 builds")
         self.assertFalse(verdict.regressed)
 
     def test_nothing_to_compare_with(self) -> None:

@@ -90,7 +90,7 @@ class GatewayTests(TestCase):
         full = self.serve(Uri(INSUFFICIENT_STORAGE_SPACE, b"no \x1b room\nTraceback"))
         await self.assert_refused(full, GridError, "refused PUT /uri with status 507: no ? room")
         await self.assert_refused(
-            self.serve(Uri(says=b"<html>\nhello")), UsageError, "is no cap; is it a gateway?"
+            self.serve(Uri(says=b"<html>\nhello")), UsageError, "is not a cap; is it a gateway?"
         )
         some: Any = reactor
         port = some.listenTCP(0, Site(Resource()), interface="127.0.0.1")

@@ -302,7 +302,7 @@ class NoResponderTests(ResponderTestCase):
             {"answer": b"READY\n"},
         ):
             address = self.listen(**says)
-            await self.refused(self.connect(address), "no responder", address.address)
+            await self.refused(self.connect(address), "not a responder", address.address)
 
     @asynchronous
     async def test_another_server_instead_of_tls(self) -> None:
@@ -320,7 +320,7 @@ class NoResponderTests(ResponderTestCase):
             await self.turn()
         self.clock.advance(15)
         self.clock.advance(15)
-        await self.refused(connecting, "said nothing for 15 s", address.address)
+        await self.refused(connecting, "sent nothing for 15 s", address.address)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     @asynchronous

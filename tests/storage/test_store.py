@@ -427,7 +427,7 @@ class WriteTests(StoreTestCase):
             with mock.patch("os.open", side_effect=OSError(number, os.strerror(number))):
                 error = self.assertRaises(ServerRefused, closed.write, 5, [b"56789"])
             self.assertIs(type(error), refusal)
-            self.assertIn("cannot go on with share 4", str(error))
+            self.assertIn("cannot resume share 4", str(error))
         closed.write(5, [b"56789"])
         closed.publish()
         self.assertEqual(self.get(4), b"0123456789")
@@ -438,7 +438,7 @@ class WriteTests(StoreTestCase):
         upload = self.store.upload(SI, 4, SECRETS.upload)
         with mock.patch("os.unlink", side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))):
             error = self.assertRaises(ServerRefused, upload.write, 0, [b"01234"])
-        self.assertIn("cannot go on with share 4", str(error))
+        self.assertIn("cannot resume share 4", str(error))
         upload.write(0, [b"0123456789"])
         upload.publish()
         self.assertEqual(self.get(4), b"0123456789")

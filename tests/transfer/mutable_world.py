@@ -89,7 +89,7 @@ class Full(Moody):
     def die(self) -> SlotResult:
         """What becomes of a write."""
         name = self.identity.nickname
-        raise NoSpace(f"{name} has no room; use another server", name)
+        raise NoSpace(f"{name} has no space; use another server", name)
 
 
 class MutableWorld:

@@ -55,7 +55,7 @@ class FullServersTests(SynchronousTestCase):
         again, took_s, sent = self.put()
         assert again is not None
         self.assertEqual(str(again), str(first).replace("reached only 6", "reached only 0"))
-        self.assertIn("has no room", str(again))
+        self.assertIn("has no space", str(again))
         self.assertLessEqual(took_s, 1.1 * RTT_S)
         self.assertLess(sent, 4000)
         self.assertLess(sent * 10, sent_before)

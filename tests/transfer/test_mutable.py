@@ -234,7 +234,7 @@ class ContentTests(SynchronousTestCase):
         self.assertRegex(
             str(caught.exception),
             "only 0 servers of happiness, and 7 are wanted: "
-            "[^;]* no room[^;]*; make room there, or add servers$",
+            "[^;]* no space[^;]*; free space there, or add servers$",
         )
         self.assertEqual(world.read(cap), b"old")
 

@@ -136,7 +136,7 @@ class ReadToBeChangedTests(SynchronousTestCase):
             line.told = write_over
         with self.assertRaises(UncoordinatedWriteError) as caught:
             world.run(mine.update(cap, 140_000, b"mine"))
-        self.assertIn("and nobody else writes", str(caught.exception))
+        self.assertIn("and no other client writes", str(caught.exception))
         self.assertEqual(len(writes), 5)
         self.assertEqual(world.read(cap)[:1], b"4")
 

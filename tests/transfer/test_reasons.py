@@ -17,7 +17,7 @@ class ReasonsTests(SynchronousTestCase):
     def test_one_reason_is_said_once(self) -> None:
         """With all servers whose it is, whichever share it was, and without advice of its own."""
         reasons = {
-            name: f"{name} has share {number} under another secret; somebody else is uploading it"
+            name: f"{name} has share {number} under another secret; another client is uploading it"
             for number, name in enumerate(("t", "a", "b"))
         }
         self.assertEqual(said_once(reasons), "a has a share under another secret (b, t too)")
@@ -64,5 +64,5 @@ class ReasonsTests(SynchronousTestCase):
 
     def test_room(self) -> None:
         """Full and read-only servers are told from those that have too little."""
-        self.assertEqual(no_room("s", 5, 70), "s has room for 5 bytes, where a share takes 70")
+        self.assertEqual(no_room("s", 5, 70), "s has space for 5 bytes, but a share takes 70")
         self.assertIn("read-only", no_room("s", 0, 70))

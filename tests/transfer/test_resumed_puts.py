@@ -355,7 +355,7 @@ class FoolscapTests(ResumedTestCase):
         grid = self.world.grid
         self.cut(0.5)
         [warning] = grid.warnings
-        self.assertIn("starts again on 4 of 10 servers: they are spoken to over Foolscap", warning)
+        self.assertIn("starts again on 4 of 10 servers: they use Foolscap", warning)
 
 
 class LiarTests(ResumedTestCase):

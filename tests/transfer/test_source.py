@@ -126,7 +126,7 @@ class SourceTests(SynchronousTestCase):
         for path, reason in (
             (missing, "No such file"),
             (directory, "Is a directory"),
-            ("a\0b", "no path"),
+            ("a\0b", "not a path"),
         ):
             with self.assertRaises(SourceError) as caught:
                 open_source(path)

@@ -293,10 +293,10 @@ class PlacementTests(UploadTestCase):
             self.put()
         said = str(caught.exception)
         names = sorted(line.name for line in self.ring[:4])
-        needed = f"{names[0]} has room for 100 bytes, where a share takes {share_bytes}"
+        needed = f"{names[0]} has space for 100 bytes, but a share takes {share_bytes}"
         self.assertIn(f"{needed} ({', '.join(names[1:])} too)", said)
-        self.assertIn(f"{self.ring[4].name} has no room, or is read-only", said)
-        self.assertTrue(said.endswith("make room there, add servers or ask for less with happy"))
+        self.assertIn(f"{self.ring[4].name} has no space for a share", said)
+        self.assertTrue(said.endswith("free space there, add servers or ask for less with happy"))
         self.assertTrue(sentence(caught.exception).endswith("ask for less with --happy"))
         for line in self.ring[5:]:
             self.assertNotIn(line.name, said)
@@ -306,11 +306,11 @@ class PlacementTests(UploadTestCase):
         """A disk that has turned out to be full is named with the room that it has; nobody waits for more."""
         self.make()
         for line in self.ring[:4]:
-            line.breaks["write"] = NoSpace(f"{line.name} has no more room; use another server")
+            line.breaks["write"] = NoSpace(f"{line.name} has no more space; use another server")
             line.storage.capacity_bytes = 500
         with self.assertRaises(UnhappyError) as caught:
             self.world.timed(self.world.grid.put(self.data))
-        self.assertIn("has room for", str(caught.exception))
+        self.assertIn("has space for", str(caught.exception))
         self.assertLess(self.world.clock.seconds(), 1.0)
 
     def test_full_servers_that_do_not_answer(self) -> None:

@@ -851,7 +851,7 @@ class BackupTests(SynchronousTestCase):
             server.host.crash()
         runs = self.world.run(Deferred.fromCoroutine(self.backups().runs()))
         self.assertEqual(runs, (first.run,))
-        self.assertIn("as it was here last", self.said[-1])
+        self.assertIn("that this client saw last", self.said[-1])
 
     def test_under_an_alias(self) -> None:
         """Archives and Latest are as Tahoe-LAFS has them; forgotten runs are taken out, others' are not."""

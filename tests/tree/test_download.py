@@ -790,7 +790,7 @@ class HostileTreeTests(TreeTestCase):
                 result = self.get(cap)
             self.assertEqual((result.present, result.files), (0, 0), step)
             said = str(self.problems[f"d/{name}"])
-            self.assertIn("another directory has come into the place of", said, step)
+            self.assertIn("another directory has replaced", said, step)
             place.unlink()
             shutil.rmtree(moved)
 

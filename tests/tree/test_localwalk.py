@@ -295,7 +295,8 @@ class LocalWalkTests(SynchronousTestCase):
         self.assertEqual(met.found.st_size, 6)
         self.changes = 1000
         self.assertIn(
-            "!a: it changed while it was read; store it again when nobody writes to it", self.seen()
+            "!a: it changed while it was read; store it again when no program writes to it",
+            self.seen(),
         )
 
     def test_what_is_known(self) -> None:
@@ -326,7 +327,7 @@ class LocalWalkTests(SynchronousTestCase):
         )
         self.assertEqual(
             self.seen(selection=TreeSelection(only=["a", "no"])),
-            ["+", "+a", "a/b", "-", "-", "!no: it was listed, and is not there"],
+            ["+", "+a", "a/b", "-", "-", "!no: it is in the list, but does not exist"],
         )
 
     def test_depth(self) -> None:

@@ -139,7 +139,7 @@ class PathTests(SynchronousTestCase):
         for names, said in (
             (("nix",), "'nix'"),
             (("a", "nix", "x"), "in 'a'"),
-            (("file", "x"), "'file' is no directory"),
+            (("file", "x"), "'file' is not a directory"),
             (("a\x1b",), "a\\x1b"),
         ):
             failure = self.failureResultOf(Deferred.fromCoroutine(resolve(grid, cap, names)))

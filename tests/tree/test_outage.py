@@ -117,7 +117,7 @@ class PutTests(OutageTestCase):
                 self.assertIn(result.counts.second_tries, range(1, 5))
                 self.assertGreater(result.elapsed_s, OUTAGE_S)
                 self.assertEqual(len(self.said), 2)
-                self.assertRegex(self.said[0] or "", "waited for, up to (2|10) minutes")
+                self.assertRegex(self.said[0] or "", "waiting for them, up to (2|10) minutes")
                 self.assertIsNone(self.said[1])
                 again = self.put_tree()
                 self.assertEqual(again.cap, result.cap)
@@ -328,7 +328,7 @@ class RepairTests(OutageTestCase):
                 self.assertEqual((summary.objects, summary.unreadable), (12, 0))
                 self.assertEqual((summary.lost, summary.damaged, summary.failed), (0, 0, 0))
                 self.assertGreater(summary.second_tries, 0)
-                self.assertRegex(self.said[0] or "", "waited for, up to (2|10) minutes")
+                self.assertRegex(self.said[0] or "", "waiting for them, up to (2|10) minutes")
                 self.assertIsNone(self.said[-1])
                 self.assertEqual(self.repair(cap).healthy, 12)
 

@@ -94,7 +94,7 @@ class CheckTests(SynchronousTestCase):
         answers = [self.store.check(cap) for cap in CAPS]
         self.open()
         for cap, renewed in zip(CAPS, (0, 6, 7), strict=True):
-            problems = ["the server has no room"] if renewed else []
+            problems = ["the server has no memory"] if renewed else []
             names = [f"server {n}" for n in range(renewed)]
             result = attrs.evolve(found(cap, 10), renewed=names, lease_problems=problems)
             self.upkeep.begun[cap](result)

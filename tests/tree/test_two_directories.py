@@ -400,7 +400,7 @@ class TwoDirectoriesTests(SynchronousTestCase):
         results = world.world.run(DeferredList(moves, consumeErrors=True))
         self.assertEqual(sorted(success for success, _ in results), [False, True])
         failure = next(result for success, result in results if not success)
-        self.assertIn("another client took 'a' out of its old place", str(failure.value))
+        self.assertIn("another client removed 'a' from its old place", str(failure.value))
 
     def attempt(self, seed: int, rounds: int) -> None:
         """Let so many rounds of a seed happen."""

@@ -83,9 +83,9 @@ class SigningTests(SynchronousTestCase):
         """Anything can come; each is refused with one sentence."""
         message, signature, key = SIGNED
         cases: list[tuple[object, str]] = [
-            (None, "no triple"),
-            ([message, signature, key], "no triple"),
-            ((message, signature), "no triple"),
+            (None, "not a triple"),
+            ([message, signature, key], "not a triple"),
+            ((message, signature), "not a triple"),
             ((message.decode(), signature, key), "not all bytes"),
             ((message, None, key), "not all bytes"),
             ((b"x" * (MAX_MESSAGE_BYTES + 1), signature, key), "bytes, and"),
@@ -95,10 +95,10 @@ class SigningTests(SynchronousTestCase):
             ((message, signature, b"v0-" + b"1" * 52), "not base32"),
             ((message, b"v0-" + b"\xff" * 103, key), "not base32"),
             ((message + b" ", signature, key), "it was changed"),
-            (self.signed(b"["), "no JSON"),
-            (self.signed(b"\xff"), "no JSON"),
-            (self.signed(b"[" * 20_000), "no JSON"),
-            (self.signed(b"[]"), "no JSON object"),
+            (self.signed(b"["), "not JSON"),
+            (self.signed(b"\xff"), "not JSON"),
+            (self.signed(b"[" * 20_000), "not JSON"),
+            (self.signed(b"[]"), "not JSON object"),
         ]
         for given, words in cases:
             with self.assertRaises(ValueError) as caught:
@@ -179,7 +179,7 @@ class BookTests(SynchronousTestCase):
             self.assertFalse(AnnouncementBook().remember(announcement(KEY, **fields)))
         # What is of the wrong kind stays so, and is refused as before.
         book.hear(announcement(KEY, **dict[str, Any]({"seqnum": 3, FURL: [[]], "nickname": {}})))
-        with self.assertRaisesRegex(ValueError, f"its {FURL} is no text"):
+        with self.assertRaisesRegex(ValueError, f"its {FURL} is not text"):
             describe(SERVER_ID, book.announcements[0].fields)
 
     def test_the_number_is_bounded(self) -> None:

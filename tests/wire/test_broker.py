@@ -167,8 +167,8 @@ class MessageTests(BrokerTestCase):
             (token(OPEN, 1) + token(OPEN, 2), "opened something"),
             (bytes((0x80,)), "unknown type"),
             (b"\xff", "unknown type"),
-            (opened(b"answer", value(1), value(b"x")), "what nobody had asked"),
-            (opened(b"error", value(1), value(b"x")), "what nobody had asked"),
+            (opened(b"answer", value(1), value(b"x")), "a call that was not made"),
+            (opened(b"error", value(1), value(b"x")), "a call that was not made"),
             (token(OPEN, 1) + string(b"\xff\xff"), "makes no sense"),
         ):
             self.setUp()

@@ -242,7 +242,7 @@ class NothingTests(BrokerTestCase):
             self.receive(answer(1, NOTHING))
             self.successResultOf(asked)
             self.receive(answer(number, NOTHING))
-            self.assert_refused("what nobody had asked")
+            self.assert_refused("a call that was not made")
 
     def test_where_something_is_expected(self) -> None:
         """Nothing is no list of shares: the call fails, and the next ones do not."""

@@ -54,13 +54,13 @@ class QuestionsTests(SynchronousTestCase):
         """Everything else is refused with the place."""
         for value, what in (
             ([[INDEX, [], []]] * (MAX_QUESTIONS + 1), "the survey has"),
-            ({}, "the survey is no array"),
+            ({}, "the survey is not an array"),
             ([[INDEX, []]], "a question has 2 fields"),
             ([[INDEX[1:], [], []]], "storage index"),
             ([["x" * 16, [], []]], "storage index"),
             ([[INDEX, [b"r" * 32], []]], "the lease has 1 fields"),
             ([[INDEX, [b"r" * 32, b"c" * 31], []]], "cancel secret"),
-            ([[INDEX, None, []]], "the lease is no array"),
+            ([[INDEX, None, []]], "the lease is not an array"),
             ([[INDEX, [], [[0, 0, 1]] * (MAX_SAMPLES + 1)]], "the samples has"),
             ([[INDEX, [], [[0, 0, 0]]]], "no bytes"),
             ([[INDEX, [], [[0, 0, MAX_SAMPLE_BYTES + 1]]]], "length"),
@@ -94,14 +94,14 @@ class AnswersTests(SynchronousTestCase):
         for question, answer, what in (
             (plain, [[], 204, []], "status"),
             (plain, [[], 0, [b""]], "1 samples where 0"),
-            (plain, 99, "no status"),
+            (plain, 99, "not a status"),
             (plain, 600, "a status"),
             (plain, [[-1], 0, []], "number"),
             (plain, [list(range(257)), 0, []], "share numbers"),
             (plain, [[], 0], "2 fields"),
-            (sampled, [[], 0, [b""]], "no status"),
+            (sampled, [[], 0, [b""]], "not a status"),
             (sampled, [[], 204, [b"abcd"]], "longer"),
-            (sampled, [[], 204, ["abc"]], "no byte string"),
+            (sampled, [[], 204, ["abc"]], "not a byte string"),
             (sampled, [[], 204, []], "0 samples where 1"),
         ):
             body = cbor.dumps([answer])

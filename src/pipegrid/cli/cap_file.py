@@ -91,7 +91,7 @@ def read_cap_file(path: str, stdin: BinaryIO | None) -> list[CapLine]:
     except OSError as error:
         raise unreadable(name, error) from error
     except ValueError as error:
-        raise SourceError(f"{path!r} is no path: {error}; give another") from error
+        raise SourceError(f"{path!r} is not a path: {error}; give another") from error
     return parse_cap_file(data, name)
 
 
@@ -104,7 +104,7 @@ def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
     """
     if len(data) > MAX_BYTES:
         raise UsageError(
-            f"{name} is larger than {MAX_BYTES >> 20} MiB; a cap file has one cap a line, so choose another"
+            f"{name} is larger than {MAX_BYTES >> 20} MiB; a cap file has one cap per line, so choose another"
         )
     lines = decode_text(data, name).split("\n")
     found = []
@@ -120,7 +120,7 @@ def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
         if len(found) > MAX_CAPS:
             raise UsageError(f"{name} holds more than {MAX_CAPS} caps; split it")
     if not found:
-        raise UsageError(f"{name} holds no cap; write one a line")
+        raise UsageError(f"{name} holds no cap; write one per line")
     return found
 
 
@@ -141,7 +141,7 @@ def _name(text: str, where: str) -> str | None:
     except UnicodeEncodeError:
         encoded = b"\0"
     if b"\0" in encoded:
-        raise UsageError(f"{where}: no file can be called so; correct the name after the cap")
+        raise UsageError(f"{where}: no file can have this name; correct the name after the cap")
     return name
 
 
@@ -162,7 +162,7 @@ def caps_in_file(text: str, by_option: bool) -> str | None:
         return None
     shown = printable(shlex.quote(path))
     remedy = f"did you mean --cap-file {shown}?" if by_option else "give that cap itself"
-    return f"{shown} is no cap, but a file that holds one; {remedy}"
+    return f"{shown} is not a cap, but a file that contains one; {remedy}"
 
 
 def check_no_file(text: str) -> None:

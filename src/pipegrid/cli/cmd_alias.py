@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 @common_options
 def alias_command() -> None:
     """
-    Give directories names, which paths can begin with: NAME:some/path.
+    Name directories, so that paths can begin with NAME:some/path.
 
-    They are stored in private/aliases of the client's directory, as Tahoe-LAFS has them: with -d of a node's
-    directory both programs share them.
+    Aliases are stored in private/aliases of the client's directory, in the format of Tahoe-LAFS: with -d
+    NODEDIR both programs share them.
     """
 
 
@@ -71,7 +71,7 @@ def add(name: str, cap: str) -> OfflineJob:
 @read_only_option
 @grid_options
 def create(name: str, format: str | None, read_only: bool) -> GridJob:
-    """Make a new directory that can be changed, let NAME stand for it, and print its cap."""
+    """Make a mutable directory, let NAME stand for it, and print its cap."""
 
     async def work(grid: Grid, console: Console) -> int:
         wanted, home = aliases.checked_name(name), grid.config.directory
@@ -96,7 +96,7 @@ def create(name: str, format: str | None, read_only: bool) -> GridJob:
 @click.option("--read-only", is_flag=True, help="Print the read caps, which can be shared.")
 @common_options
 def list_(read_only: bool) -> OfflineJob:
-    """List the aliases and their caps: with them the directories can be changed."""
+    """List the aliases and their write caps; any program that has a write cap can change the directory."""
     directory = grid_arguments.client_directory()
 
     def work(console: Console) -> int:
@@ -105,7 +105,7 @@ def list_(read_only: bool) -> OfflineJob:
             try:
                 cap = caps.parse_cap(text)
                 if read_only and isinstance(cap, caps.UnknownCap):
-                    raise CapError("its cap is of a kind that is not known here")
+                    raise CapError("this version does not know its kind of cap")
                 shown = str(
                     cap.readonly() if read_only and not isinstance(cap, caps.UnknownCap) else cap
                 )
@@ -165,7 +165,8 @@ def _configured() -> Path:
     directory = grid_arguments.client_directory()
     if not client_paths.is_configured(directory):
         raise UsageError(
-            f"{directory} is no client's directory, so no servers are known; join the grid of the alias with "
+            f"{directory} is not a client's directory, so no servers are known; join the grid of the alias "
+            "with "
             "'pipegrid init NURL...', or name a client's directory with -d"
         )
     return directory

@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     "names",
     multiple=True,
     metavar="NAME|ALIAS:PATH",
-    help="What the backup is called, or the directory that can be changed in which its runs are kept, too; "
-    "give both in two options.  [default: the name of DIR]",
+    help="The name of the backup; or a mutable directory, in which its runs are kept, too. Give the option "
+    "twice for both.  [default: the name of DIR]",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Say what would be sent; read no file and store nothing."
+    "--dry-run", is_flag=True, help="Print what would be sent; read no file and store nothing."
 )
 @click.option(
     "--keep-last",
     type=click.IntRange(1),
     metavar="N",
-    help="Forget older runs of all backups of this machine but the newest N of each, and those that other "
-    "rules keep.",
+    help="Of each backup of this machine, keep the newest N runs and those that other rules keep; forget "
+    "all others.",
 )
 @click.option(
     "--keep-daily",
@@ -74,19 +74,19 @@ def backup_command(
     selection: dict[str, Any],
 ) -> GridJob:
     """
-    Store a directory as it is now, and list this run among all others.
+    Store a directory as it is now, and add this run to the list of all runs.
 
-    What has not changed since an earlier run is neither read nor sent; objects that were not checked for
-    some weeks are checked, and their leases are renewed. The capability that is printed brings back all
-    runs that are listed, and stays the same: keep it on another machine. The one that changes the list is
-    in 'backup/catalogue.cap', next to the client's secrets.
+    Files that have not changed since an earlier run are neither read nor sent. Objects that were not
+    checked for some weeks are checked, and their leases are renewed. The printed cap restores every run in
+    the list, and is the same each time: keep it on another machine. The cap that changes the list is in
+    'backup/catalogue.cap' of the client's directory.
 
     With --as ALIAS:PATH the run is also kept as PATH/Archives/TIME and PATH/Latest, as Tahoe-LAFS does, so
     that either program reads the other's.
 
     The exit status is 1 if something could not be read; the rest is stored and listed all the same. Named
-    pipes, sockets and devices are skipped, and counted. A run that is forgotten is no longer listed; servers
-    keep what only it had until its leases end.
+    pipes, sockets and devices are skipped, and counted. A forgotten run is no longer listed; servers keep
+    files that no other run has until their leases end.
     """
     if source == "" or "" in names:
         raise usage_error(EMPTY_NAME)
@@ -143,7 +143,7 @@ async def _run(
     for problem in result.problems:
         about = f"{run.cap} is stored, but not listed everywhere"
         if not (isinstance(problem, NotEnoughSharesError) and not problem.found):  # nothing is left
-            about += "; the next run sees to that"
+            about += "; the next run tries again"
         statuses.add(console.complain(problem, about=about))
     if result.forgotten:
         console.say(

@@ -45,8 +45,8 @@ recursive_option = click.option(
     "-r",
     "--recursive",
     is_flag=True,
-    help="Do it for everything in the directories, too, each object once, and sum up at the end; "
-    "objects that are well, or lack nothing but servers that are down, are not listed without -v.",
+    help="Include everything in the directories, each object once, and print totals at the end. Objects "
+    "that are healthy, or only wait for servers that are down, are listed only with -v.",
 )
 
 
@@ -146,7 +146,7 @@ class ObjectsReport:
     def unreadable(self, file: NamedFile[Any], error: Exception) -> None:
         """Name a directory that was not entered."""
         what = (
-            f"{file.label} was not entered, so nothing is known of what is in it: {sentence(error)}"
+            f"{file.label} could not be read, so what is in it was not reached: {sentence(error)}"
         )
         self.statuses.add(ExitStatus.FAILED)
         if self.console.json:
@@ -287,7 +287,7 @@ def sum_up(summary: UpkeepSummary, todo: UpkeepRequest) -> tuple[str, dict[str, 
             parts.append(f"{fields[name]} {what}")
     if fields.get("unreadable"):
         unreadable = counted(fields["unreadable"], "directory", "directories")
-        parts.append(f"{unreadable} not entered")
+        parts.append(f"{unreadable} unreadable")
     if fields.get("second_tries"):
         parts.append(progress_bar.retried_note(fields["second_tries"]))
     if summary.wanted_shares:
@@ -317,8 +317,8 @@ def sum_up(summary: UpkeepSummary, todo: UpkeepRequest) -> tuple[str, dict[str, 
 @click.option(
     "--repair",
     is_flag=True,
-    help="Make again what is missing, if enough is left, and spread what is on fewer servers than could "
-    "have it; without --verify, shares that servers list are trusted until they are fetched.",
+    help="Make missing shares again, if enough are left, and spread files that are on fewer servers than "
+    "possible. Without --verify, shares that servers list count as good until they are fetched.",
 )
 @limit_options
 @grid_options
@@ -332,14 +332,14 @@ def check_command(
     repair: bool,
 ) -> GridJob:
     """
-    Report how many shares of files are left, and whether they are on as many servers as they can be.
+    Report how many shares of files are left, and whether they are on as many servers as possible.
 
     '-' reads caps from standard input. Many files are checked together, and reported as servers answer. A
-    file is 'reachable' if nothing but servers that are down is missing, and 'on too few servers' if more of
-    those in reach could have a share: --repair changes that. The exit status is 0 if all shares exist, on
-    as many servers as possible, 1 if some are missing or on too few servers, 3 if servers did not take what
-    a repair made, 4 if too few are left to restore the file, 5 if some are damaged; with several files, the
-    worst of these: 4, 5, 3, 1, 0.
+    file is 'reachable' if only shares on servers that are down are missing, and 'on too few servers' if
+    further reachable servers could hold a share: --repair changes that. The exit status is 0 if all shares
+    exist, on as many servers as possible, 1 if some are missing or on too few servers, 3 if servers did not
+    take what a repair made, 4 if too few are left to restore the file, 5 if some are damaged; with several
+    files, the worst of these: 4, 5, 3, 1, 0.
     """
 
     def show(
@@ -397,8 +397,8 @@ def status(result: CheckResult) -> ExitStatus:
     "-f",
     "--force",
     is_flag=True,
-    help="Of what can change: write the newest version that can be read again, also where one is lost by it "
-    "that is newer, or as new.",
+    help="For mutable files and directories: write the newest readable version again, even if a newer "
+    "version, or another one as new, is lost.",
 )
 @limit_options
 @reading_options
@@ -410,11 +410,11 @@ def repair_command(
     Repair files: make missing or damaged shares again, and spread them over the servers.
 
     All shares are fetched and every byte of them is checked; good ones stay where they are, and their
-    leases are renewed. A server that has no share that counts is sent one. A verifier cap is enough, but to
-    repair a mutable file takes its write cap; '-' reads caps from standard input. The exit status is 0 if
-    every share exists now, on as many servers as possible, 3 if servers did not take some, 4 if too few are
-    left to restore the file; with several files, the worst of these: 4, 3, 0. 'check --repair' fetches
-    less: it trusts the servers' lists of shares, and fetches those of damaged files alone.
+    leases are renewed. A server without a good share gets one. A verifier cap is enough, but to repair a
+    mutable file takes its write cap; '-' reads caps from standard input. The exit status is 0 if every
+    share exists now, on as many servers as possible, 3 if servers did not take some, 4 if too few are left
+    to restore the file; with several files, the worst of these: 4, 3, 0. 'check --repair' fetches less: it
+    trusts the servers' lists of shares, and fetches those of damaged files alone.
     """
 
     def show(
@@ -467,7 +467,7 @@ def _outcome(result: RepairResult) -> str:
         return summary(after)
     made = counted(len(result.uploaded), "share")
     if not result.whole:
-        state = f"not repaired: {made} made again, but more servers must take some"
+        state = f"not repaired: {made} made again, but more servers must take shares"
     elif result.uploaded:
         state = f"repaired: {made} made again"
     else:
@@ -492,10 +492,10 @@ def renew_command(invocation: Invocation, caps: CapArguments, recursive: bool) -
     """
     Add leases to the shares of files, or renew them, so that servers keep them.
 
-    No share is read: it takes one question to each server. A verifier cap is enough; '-' reads caps from
-    standard input. The exit status is 0 if all shares that were found have a lease now, 1 if some have none
-    or servers were out of reach, 4 if those with a lease are too few to restore the file; with several
-    files, the worst of these: 4, 1, 0.
+    No share is read: each server gets one request. A verifier cap is enough; '-' reads caps from standard
+    input. The exit status is 0 if all shares that were found have a lease now, 1 if some have none or
+    servers were unreachable, 4 if those with a lease are too few to restore the file; with several files,
+    the worst of these: 4, 1, 0.
     """
 
     async def alone(grid: Grid, console: Console, cap: Any) -> RenewResult:

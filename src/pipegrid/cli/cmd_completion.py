@@ -43,7 +43,9 @@ class ScriptPlace(NamedTuple):
 @click.command(name="completion")
 @click.argument("shell", required=False, type=click.Choice(SHELLS))
 @click.option(
-    "--install", is_flag=True, help="Write it where the shell looks, and print where that is."
+    "--install",
+    is_flag=True,
+    help="Write the script where the shell looks for it, and print its path.",
 )
 @common_options
 def completion_command(shell: str | None, install: bool) -> OfflineJob:
@@ -51,11 +53,12 @@ def completion_command(shell: str | None, install: bool) -> OfflineJob:
     Print the script that makes Tab complete pipegrid's commands in SHELL (bash, zsh or fish).
 
     Without SHELL it is for the shell in $SHELL. With --install the script is written to a file below your
-    home directory. What your shell still needs to find it there is printed. Shells started later complete.
+    home directory, and what your shell still needs to find it there is printed. Completion works in shells
+    started later.
     """
     name = shell or os.path.basename(os.environ.get("SHELL", ""))
     if name not in SHELLS:
-        raise usage_error("say for which shell: bash, zsh or fish")
+        raise usage_error("name the shell: bash, zsh or fish")
 
     def work(console: Console) -> int:
         text = completion.script(name)
@@ -100,7 +103,7 @@ def _bash() -> ScriptPlace:
         return ScriptPlace(path)
     return ScriptPlace(
         path,
-        "bash does not look there, as it runs without bash-completion; add this line to ~/.bashrc: "
+        "bash does not read that file, since bash-completion is not loaded; add this line to ~/.bashrc: "
         f". {shlex.quote(str(path))}",
     )
 
@@ -118,7 +121,9 @@ def _zsh() -> ScriptPlace:
         directory = _data() / "zsh" / "site-functions"
         looks = f"fpath=({shlex.quote(str(directory))} $fpath)"
         todo = f"{looks}; {todo}" if todo else f"{looks} (above compinit)"
-    told = f"zsh does not look there yet; add this line to ~/.zshrc: {todo}" if todo else ""
+    told = (
+        f"zsh does not read that directory yet; add this line to ~/.zshrc: {todo}" if todo else ""
+    )
     return ScriptPlace(directory / "_pipegrid", told)
 
 

@@ -52,14 +52,14 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
     Copy files and directories to a grid, from it, or within it.
 
     Each argument is a local path, or a place on the grid: ALIAS:some/path, CAP or CAP/some/path. If TARGET
-    is an existing directory, each SOURCE goes into it and keeps its name; of a directory that is named by
-    its cap or alias alone, what is in it. Several go into a directory only, as does a directory; it and the
-    directories above it are created if they are missing.
+    is an existing directory, each SOURCE goes into it and keeps its name; a directory given by its cap or
+    alias alone has no name, so its entries are copied. Several SOURCEs, or a directory, need a directory as
+    TARGET; it is created if it is missing, with those above it.
 
-    What can never change is linked, and no byte of it moves. Of what can change a copy is made as it is
-    now, which never changes; 'ln' gives the original another name. A mutable file that has the name of a
-    copy is overwritten, and keeps its cap; a directory of that name that can be changed takes what is
-    copied; anything else is replaced with -f only.
+    Within a grid, immutable files and directories are linked, and no byte moves. Mutable ones are copied as
+    they are now, into immutable ones; 'ln' gives the original another name. At the target, a mutable file
+    of the same name is overwritten and keeps its cap, the entries of a copied directory are added to a
+    mutable directory of the same name, and anything else is replaced only with -f.
     """
     if len(arguments) < 2:
         raise usage_error("give a source and a target")
@@ -101,15 +101,16 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
     "-f",
     "--force",
     is_flag=True,
-    help="Replace what has this name, but no directory that can change.",
+    help="Replace what has this name, except a mutable directory.",
 )
 @grid_options
 def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
-    Link files or directories into a directory that can be changed.
+    Link files or directories into a mutable directory.
 
-    PATH is ALIAS:some/name or CAP/some/name; if it is an existing directory, and CAP has a path, the name
-    stays. Missing directories are created. Several go into a directory that exists.
+    The last PATH is the new name, ALIAS:some/name or CAP/some/name; if it is an existing directory, and CAP
+    has a path, the old name is kept in it. Missing directories are created. Several sources need an
+    existing directory.
     """
 
     async def link(grid: Grid, console: Console, source: str) -> None:
@@ -144,14 +145,14 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
 @grid_options
 def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -> GridJob:
     """
-    Make directories that can be changed, and print their write caps.
+    Make mutable directories, and print their write caps.
 
-    With PATH, ALIAS:some/path or CAP/some/path, it is linked there, and missing directories are created.
-    If there is a directory, its cap is printed.
+    With PATH, ALIAS:some/path or CAP/some/path, the directory is linked there, and missing directories are
+    created. If it exists already, its cap is printed.
     """
     if read_only and not paths:
         raise usage_error(
-            "--read-only is for a directory at a PATH: of any other the write cap would be lost"
+            "--read-only needs a PATH; without one the write cap of the directory would be lost"
         )
 
     async def make(grid: Grid, console: Console, path: str | None) -> None:
@@ -187,16 +188,17 @@ def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -
     "-f",
     "--force",
     is_flag=True,
-    help="Replace what has the new name, but no directory that can change.",
+    help="Replace what has the new name, except a mutable directory.",
 )
 @grid_options
 def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
     Rename or move files or directories; their metadata moves with them.
 
-    All are ALIAS:some/name or CAP/some/name. If the last is an existing directory, the name stays; missing
-    directories are created. Several go into a directory that exists. Between two directories it is linked
-    first and taken out then, so that nothing is lost if that is interrupted; the same command finishes it.
+    Each PATH is ALIAS:some/name or CAP/some/name. If the last is an existing directory, the name is kept in
+    it; missing directories are created. Several sources need an existing directory. An entry is linked in
+    the new directory before it is removed from the old one, so that nothing is lost if the command is
+    interrupted; the same command finishes the move.
     """
 
     async def move_one(grid: Grid, console: Console, source: str) -> None:
@@ -214,7 +216,7 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
             )  # not into itself: it has got there already
         if old.there.cap is not None and old.there.cap in new.way:
             raise UsageError(
-                "a directory cannot go into itself, since no path would lead to it then"
+                "a directory cannot be moved into itself, since no path would lead to it"
             )
         if new.missing or (old.directory.cap, old.name) != (new.directory.cap, new.name):
             if old.directory.cap == new.directory.cap or not directory.is_same(
@@ -239,15 +241,15 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
 @click.command(name="rm")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=grid_path)
 @click.option(
-    "-r", "--recursive", is_flag=True, help="Also a directory, with all that is below it."
+    "-r", "--recursive", is_flag=True, help="Remove directories, too, with everything below."
 )
 @grid_options
 def rm_command(paths: tuple[str, ...], recursive: bool) -> GridJob:
     """
-    Take files or directories out of their directories.
+    Remove files or directories from their directories.
 
-    Each PATH is ALIAS:some/name or CAP/some/name. A client that has the cap of what was there can read it
-    until servers release it.
+    Each PATH is ALIAS:some/name or CAP/some/name. A client that has the cap of what was removed can read it
+    until its leases end.
     """
 
     async def remove(grid: Grid, console: Console, path: str) -> None:
@@ -256,13 +258,13 @@ def rm_command(paths: tuple[str, ...], recursive: bool) -> GridJob:
             raise grid_destination.missing(spot)
         if spot.there.kind == "directory" and not recursive:
             raise UsageError(
-                f"'{printable(spot.name)}' is a directory, whose cap may stand nowhere else; add -r to take "
-                "it out with all that is below it"
+                f"'{printable(spot.name)}' is a directory, and its cap may be stored nowhere else; add -r "
+                "to remove it with everything below"
             )
         if not await spot.directory.unlink_same(spot.name, spot.there):
             raise UsageError(
-                f"'{printable(spot.name)}' was replaced by another client meanwhile, and stays; "
-                f"look at it again"
+                f"another client replaced '{printable(spot.name)}' meanwhile, so it was not removed; look "
+                "at it again"
             )
         console.json_result({"name": spot.name, "cap": str(spot.there.cap)})
 

@@ -103,7 +103,7 @@ def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> OutputP
     files = [file for file in files if file.problem is None]
     if output is None:
         if count > 1:
-            raise UsageError(f"{count} files cannot be told apart on standard output; add -o DIR")
+            raise UsageError(f"{count} files cannot be separated on standard output; add -o DIR")
         return OutputPaths(files, [None], None)
     if count == 1 and not (output.endswith("/") or os.path.isdir(output)):
         return OutputPaths(files, [output], None)
@@ -112,8 +112,8 @@ def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> OutputP
     for number, name in enumerate(names, 1):
         if name in taken:
             raise UsageError(
-                f"two caps would be fetched to {printable(os.path.join(output, name))}, the "
-                f"{taken[name]}. and the {number}.; give them different names in the cap file"
+                f"caps number {taken[name]} and {number} would both be written to "
+                f"{printable(os.path.join(output, name))}; give them different names in the cap file"
             )
         taken[name] = number
     return OutputPaths(files, [os.path.join(output, name) for name in names], output)
@@ -139,14 +139,15 @@ FILES_AT_ONCE = 4
     type=click.Path(readable=False),
     metavar="FILE|DIR",
     help="Write to FILE, which appears when all of it is verified; or into the directory DIR, which is "
-    "made where several files go.  [default: standard output, also '-']",
+    "created for several files.  [default: standard output, also '-']",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace files that exist.")
 @click.option(
     "--range",
     "byte_range",
     metavar="A-B",
-    help="Only bytes A to B, both included, from 0; 'A-' is all from A on, '-N' the last N.",
+    help="Only bytes A to B, both included, counted from 0; 'A-' is everything from A on, '-N' the last N "
+    "bytes.",
 )
 @click.option(
     "-r",
@@ -157,7 +158,7 @@ FILES_AT_ONCE = 4
 @click.option(
     "--paranoid",
     is_flag=True,
-    help="With -r: compare also files that have size and time of those on the grid, byte for byte.",
+    help="With -r: also compare files whose size and time match those on the grid, byte for byte.",
 )
 @exact_modes_option("[default: with -r, the permissions that the umask allows]")
 @max_paths_option("1000000")
@@ -176,20 +177,20 @@ def get_command(
     max_paths: int | None,
 ) -> GridJob:
     """
-    Fetch the files that caps name, each perhaps with a path after it: CAP/some/path.
+    Fetch files by their caps, or by a path after a cap: CAP/some/path.
 
-    Every byte is verified before it is written. What was written to standard output before an error is
-    good as far as it goes; a terminal gets what is no text only with '-o -'. Several files need '-o DIR';
-    there each is called as the cap file says, or after its storage index.
+    Every byte is verified before it is written. If an error ends a file on standard output, the bytes
+    before it are right. Content that is not text goes to a terminal only with '-o -'. Several files need
+    '-o DIR'; each is named as in the cap file, or after its storage index.
 
-    With -r directories come with all that is in them, times and links as they were stored; of modes, what the
-    umask allows of the permissions. What has not its mode or time in the end is reported. A rerun
-    fetches what is missing or differs. Nothing that is in DIR is removed; what is in the way is named, and
-    left as it is unless -f replaces it. What cannot be fetched does not stop the rest.
+    With -r, directories are fetched with everything in them. Times and links are as they were stored,
+    permissions as the umask allows; a mode or time that cannot be set is reported. A second run fetches
+    what is missing or differs. Nothing in DIR is removed; an existing file that differs is named and kept,
+    unless -f replaces it. A file that cannot be fetched does not stop the others.
     """
     if (paranoid or exact_modes or max_paths is not None) and not recursive:
         given = "--paranoid" if paranoid else "--exact-modes" if exact_modes else "--max-paths"
-        raise usage_error(f"{given} goes with --recursive")
+        raise usage_error(f"{given} needs --recursive")
     if recursive:
         return tree_transfers.tree_job(
             caps, output, byte_range, force, paranoid, exact_modes, max_paths
@@ -266,7 +267,7 @@ def _asked_for(
         click.UsageError, PipegridError: something is.
     """
     if force and output is None:
-        raise usage_error("--force goes with -o")
+        raise usage_error("--force needs -o")
     if output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
     files = grid_arguments.named_files(console, *caps, core_caps.fetchable)
@@ -286,7 +287,7 @@ def _part_of(
         return (0, cap.size) if byte_range is None else resolve(byte_range, cap.size)
     if byte_range is not None:
         raise UsageError(
-            "--range is for immutable files, whose caps tell their sizes; leave it out"
+            "--range is for immutable files, whose caps contain their sizes; leave it out"
         )
     return 0, None
 
@@ -343,8 +344,8 @@ def cat_command(invocation: Invocation, caps: CapArguments) -> GridJob:
     """
     Write files to standard output, one after the other.
 
-    Each is a cap, perhaps with a path after it: CAP/some/path. Every byte is verified before it is written;
-    the first that cannot be fetched ends it.
+    Each argument is a cap, or a cap and a path: CAP/some/path. Every byte is verified before it is written.
+    A file that cannot be fetched does not stop the others; the exit status shows it.
     """
     files = grid_arguments.named_files(invocation.console, *caps, core_caps.fetchable)
     grid_arguments.check_all(files)  # before anything is written

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     "--servers",
     metavar="N|FILE",
     help="How many storage directories the local grid has, 10 by default; or a file of servers: a "
-    "servers.yaml, or NURLs and fURLs, one a line.",
+    "servers.yaml, or NURLs and fURLs, one per line.",
 )
 @click.option(
     "--introducer",
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     "node",
     type=click.Path(file_okay=False, readable=False),
     metavar="NODEDIR",
-    help="A Tahoe-LAFS node's directory to take everything from; it is only read.",
+    help="A Tahoe-LAFS node's directory to copy all settings from; it is only read.",
 )
 @encoding_options
 @happy_option
@@ -73,12 +73,12 @@ def init_command(
     """
     Make the client's directory, with a new grid on this machine, or for an existing one.
 
-    For existing servers, give what 'pipegrid serve' prints: NURLs and fURLs, or a file with one a line, or a
-    servers.yaml. If the directory has a private/servers.yaml or private/introducers.yaml, these files say
-    which servers are the grid instead.
+    For existing servers, give what 'pipegrid serve' prints: NURLs and fURLs, or a file with one per line,
+    or a servers.yaml. If the directory has a private/servers.yaml or private/introducers.yaml, these
+    files say which servers are the grid instead.
 
-    A grid on this machine that the first command made by itself is moved to make space for another grid;
-    'pipegrid --local' reaches it.
+    If the first command has made a grid on this machine by itself, it is moved to make space for another
+    grid; 'pipegrid --local' reaches it.
 
     The numbers become the defaults of later uploads. By default there is a share for each server, up to
     ten, and about a third of them restore a file; the numbers chosen are printed. In an existing directory,
@@ -111,10 +111,11 @@ def _make(
         raise UsageError("choose one of --local, --introducer and --tahoe")
     count, servers_file = _count_or_file(wanted.servers)
     if servers_file is not None and (wanted.local or wanted.node is not None):
-        raise UsageError("--local and --tahoe tell the servers, and so does --servers FILE; choose")
+        raise UsageError("--local, --tahoe and --servers FILE each name the servers; give only one")
     if wanted.addresses and (wanted.local or wanted.node is not None or wanted.servers is not None):
         raise UsageError(
-            "the servers are given, and --local, --tahoe or --servers tell them, too; choose"
+            "the servers are given as arguments, so --local, --tahoe and --servers FILE cannot be; leave "
+            "one out"
         )
     directory = Path(named or client_paths.default_directory())
     said = given(encoding)
@@ -251,8 +252,8 @@ def _named_servers(directory: Path) -> int | None:
         return None
     if not static.servers and static.warnings:  # a local grid in their place would go unnoticed
         raise UsageError(
-            f"{directory} names no servers that can be used ({static.warnings[0]}); correct that, "
-            f"or say --local"
+            f"{directory} names no servers that can be used ({static.warnings[0]}); correct that, or add "
+            "--local"
         )
     return len(static.servers)
 
@@ -304,8 +305,8 @@ def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
         data = configured_servers.read_bounded(Path(source))
         if data is None:
             raise UsageError(
-                f"{source} does not exist; give NURLs or fURLs as 'pipegrid serve' prints them, a file "
-                "with one a line, or a file in the format of servers.yaml"
+                f"{source} does not exist; give NURLs or fURLs as 'pipegrid serve' prints them, a file with "
+                "one per line, or a file in the format of servers.yaml"
             )
         content = decode_text(data, source)
         found = configured_servers.addresses_of(content, source)
@@ -313,7 +314,7 @@ def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
             addresses += found
         elif len(sources) > 1:
             raise UsageError(
-                f"{source} is no list of addresses; a file in the format of servers.yaml is given alone"
+                f"{source} is not a list of addresses; a file in the format of servers.yaml is given alone"
             )
         else:
             text, name = content, source

@@ -39,14 +39,14 @@ Layout = Literal["names", "long", "human"]
 @click.command(name="ls", context_settings=NO_SHORT_HELP)
 @click.argument("path", metavar="CAP[/PATH]", shell_complete=grid_path)
 @click.option(
-    "-l", "long", is_flag=True, help="Show kinds, modes, sizes and times; with --json all comes."
+    "-l", "long", is_flag=True, help="Show kinds, modes, sizes and times; --json always shows them."
 )
 @human_option
 @click.option(
     "-R",
     "--recursive",
     is_flag=True,
-    help="List all that is below, too, with its path; each directory once.",
+    help="List everything below, too, with its path; each directory once.",
 )
 @click.option(
     "--read-only",
@@ -209,15 +209,16 @@ def _time(stored: dict[str, Any], mtime_ns: int | None) -> str:
 
 @click.command(name="du", context_settings=NO_SHORT_HELP)
 @click.argument("paths", nargs=-1, required=True, metavar="CAP[/PATH]...", shell_complete=grid_path)
-@click.option("-s", "--summarize", is_flag=True, help="Only the sum.")
+@click.option("-s", "--summarize", is_flag=True, help="Print only the sum.")
 @human_option
 @reading_options
 def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
     """
     Print the bytes of the files in every directory of a tree, those below it included.
 
-    Each file counts once, where it is met first, as each is stored once. Files whose cap does not say their
-    size, such as mutable ones, count as nothing. Of several trees each is counted by itself.
+    Each file is counted once, in the first directory that has it, since it is stored once. Files whose cap
+    does not contain their size, such as mutable ones, count as 0 bytes. Several trees are counted
+    separately.
     """
 
     async def measure(grid: Grid, console: Console, path: str, root: str | None) -> ExitStatus:
@@ -277,9 +278,9 @@ def stats_command(path: str) -> GridJob:
     """
     Count the files and directories of a tree, each once, and their bytes.
 
-    Names and meanings are those of 'tahoe stats'. Sizes of mutable files and directories are not known before
-    they are read, and are left out. A directory that cannot be read is reported, and counts for what is known
-    of it; the exit status shows it.
+    Names and meanings are those of 'tahoe stats'. Mutable files and directories are counted without their
+    sizes, which only reading them would show. A directory that cannot be read is reported and counted as a
+    directory; the exit status shows it.
     """
 
     async def work(grid: Grid, console: Console) -> int:
@@ -312,9 +313,9 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
     """
     Print the cap and path of every object of a tree, each once.
 
-    The lines are those of a cap file. What has no shares, as small files have none, has no verifier cap and
-    no storage index, and is left out with these options. A directory that cannot be read is printed and
-    reported; it does not stop the rest.
+    The lines are those of a cap file. Small files, which have no shares, have no verifier cap and no
+    storage index, so these options leave them out. A directory that cannot be read is printed and reported,
+    and does not stop the rest.
     """
     if verifier and storage_index:
         raise usage_error("choose one of --verify-cap and -s")

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 check_options = all_of(
     click.option(
-        "--paranoid", is_flag=True, help="Hash all existing files, whatever is known of them."
+        "--paranoid",
+        is_flag=True,
+        help="Hash all existing files, even those that were verified before.",
     ),
     click.option(
         "--sample",
@@ -46,14 +48,15 @@ check_options = all_of(
 from_grid_option = click.option(
     "--from-grid",
     metavar="CAP",
-    help="In place of --from: bring back what --to-grid stored; nothing else needs to be given.",
+    help="Instead of --from: fetch what --to-grid stored; no other option is needed.",
 )
 
 
 keep_going_option = click.option(
     "--keep-going",
     is_flag=True,
-    help="Show the new indexes also if no mirror has some of what they name; that is named, with status 1.",
+    help="Publish the new indexes even if no mirror has some of their files; those are listed, with status "
+    "1.",
 )
 
 
@@ -88,7 +91,8 @@ fetch_options = as_one(
         type=click.Choice(["none", "batch", "strict"]),
         default="batch",
         show_default=True,
-        help="When a file may get its name: at once, when its group is on the disk, or when it is.",
+        help="When a file appears under its name: at once, when its group is on the disk, or when it is "
+        "itself.",
     ),
     click.option(
         "--limit-rate",
@@ -100,7 +104,7 @@ fetch_options = as_one(
         type=click.IntRange(1, 64),
         default=4,
         show_default=True,
-        help="To each mirror, at most.",
+        help="Connections to each mirror, at most.",
     ),
     click.option(
         "--dry-run",
@@ -131,7 +135,7 @@ fetch_options = as_one(
         "urls",
         multiple=True,
         metavar="URL",
-        help="A mirror; give several, and they share the work.",
+        help="URL of a mirror; may be given several times: mirrors share the work.",
     ),
     click.option(
         "--to-grid",
@@ -198,10 +202,10 @@ def _set_filters(fetching: MirrorOptions, filtering: dict[str, Any]) -> None:
 @common_options
 def mirror_command() -> None:
     """
-    Keep directories of packages up to date from several mirrors at once.
+    Mirror Debian archives, RPM repositories or lists of files from several mirrors at once.
 
-    Files are asked for many at a time, hashed while they come, and get their names only when they are
-    right. Files that exist and are known to be right are not requested, so that an interrupted run
+    Many files are requested at a time, and hashed while they arrive; a file appears under its name only
+    when its hash is right. Files that exist and are right are not requested, so an interrupted run
     continues where it stopped.
     """
 
@@ -214,7 +218,7 @@ def mirror_command() -> None:
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="Processes that share the work, and the connections, where one processor limits.",
+    help="Processes that share the work and the connections, if one processor is too slow.",
 )
 @fetch_options
 @common_options
@@ -227,8 +231,8 @@ def list_command(
     """
     Fetch the files that FILE names into DEST.
 
-    A line a file: SHA-256 in hex, size in bytes, path, with blanks between. The path is relative to each
-    URL and to DEST, and may hold blanks.
+    FILE has one line per file: SHA-256 in hex, size in bytes and path, separated by spaces. The path is
+    relative to each URL and to DEST, and may contain spaces.
     """
     _check_urls(fetching)
 
@@ -241,13 +245,14 @@ def list_command(
     "--suite",
     "suites",
     multiple=True,
-    help="Such as sid; several if given again. That of a flat archive ends in a slash: / or its directory.",
+    help="A suite, such as sid; may be given several times. That of a flat archive ends in a slash: / or "
+    "its directory.",
 )
 @click.option(
     "--component",
     "components",
     multiple=True,
-    help="Such as main; several if given again. Without it all that the release file names.",
+    help="A component, such as main; may be given several times.  [default: all that the release file names]",
 )
 @click.option(
     "--arch",
@@ -255,17 +260,18 @@ def list_command(
     multiple=True,
     default=("amd64",),
     show_default="amd64",
-    help="Of binary packages; several if given again.",
+    help="An architecture of binary packages; may be given several times.",
 )
 @click.option("--source", is_flag=True, help="Sources, too.")
 @keep_going_option
-@keyring_option(f"Keys of who may have signed it. Without it {DEBIAN_KEYRING}, if there is one.")
+@keyring_option(f"Keys that may sign the release file.  [default: {DEBIAN_KEYRING}, if it exists]")
 @from_grid_option
 @unsigned_option
 @click.option(
     "--ignore-dates",
     is_flag=True,
-    help="Accept release files that have expired, as those of frozen suites, or are of the future.",
+    help="Accept release files that have expired, as those of frozen suites, or that have a date in the "
+    "future.",
 )
 @click.option(
     "--indexes",
@@ -274,7 +280,11 @@ def list_command(
     show_default=True,
     help="How indexes are kept; unpacked and zstd ones are brought up to date by patches.",
 )
-@click.option("--diffs", is_flag=True, help="Patches of the indexes, too, for readers.")
+@click.option(
+    "--diffs",
+    is_flag=True,
+    help="Mirror the patches of the indexes, too, for clients of this mirror.",
+)
 @click.option(
     "--also",
     multiple=True,
@@ -304,8 +314,8 @@ def debian_command(
     """
     Keep a Debian archive in DEST.
 
-    Each suite's release file is checked with gpgv, indexes by it, packages by the indexes. Indexes appear
-    after the files that they name, so that apt can read from DEST meanwhile.
+    gpgv checks each suite's release file; the hashes in it check the indexes, and those in the indexes
+    check the packages. Indexes appear after the files that they name, so apt can read from DEST meanwhile.
     """
     if from_grid is not None:
         return bring_back(from_grid, dest, fetching)
@@ -334,10 +344,10 @@ def debian_command(
 @click.option(
     "--newest-only",
     is_flag=True,
-    help="Of packages with the same name and architecture only those with the highest version.",
+    help="Of packages with the same name and architecture, mirror only the highest version.",
 )
 @keep_going_option
-@keyring_option("Keys of who may have signed it; bytes or text.")
+@keyring_option("Keys that may sign the index, binary or as text.")
 @from_grid_option
 @unsigned_option
 @click.option(
@@ -366,8 +376,9 @@ def rpm_command(
     """
     Keep an RPM repository in DEST.
 
-    URL is what repodata is below. Its repomd.xml is checked with gpgv, indexes by it, packages by the
-    indexes. repomd.xml appears after all files that it names, so that dnf can read from DEST meanwhile.
+    URL is the directory that contains repodata. gpgv checks its repomd.xml; the hashes in it check the
+    indexes, and those in the indexes check the packages. repomd.xml appears after all files that it names,
+    so dnf can read from DEST meanwhile.
     """
     if from_grid is not None:
         return bring_back(from_grid, dest, fetching)
@@ -389,7 +400,7 @@ def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:
 
 def _check_urls(fetching: MirrorOptions) -> None:
     if not fetching.urls:
-        raise usage_error("there is nowhere to mirror from; give --from URL")
+        raise usage_error("no mirror is named; give --from URL")
     if any(url.startswith("mirror") for url in fetching.urls):
         from pipegrid.mirror.mirror_lists import expanded
 
@@ -447,9 +458,9 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
 @common_options
 def verify_command(dest: str, sample: float, paranoid: bool) -> OfflineJob:
     """
-    Look whether all that the last complete run wanted is in DEST, and right.
+    Verify that every file of the last complete run is in DEST, and right.
 
-    A file that was hashed once and has not changed since costs a look, not a reading.
+    A file that was hashed before and has not changed since is not read again.
     """
 
     return mirror_verify.verify_job(dest, paranoid, sample / 100)
@@ -473,7 +484,7 @@ def verify_command(dest: str, sample: float, paranoid: bool) -> OfflineJob:
 )
 @click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
-    "--sha256", metavar="HEX", help="What the result must hash to; if it does not, there is no OUT."
+    "--sha256", metavar="HEX", help="The SHA-256 of the result; if it differs, OUT is not written."
 )
 @common_options
 def pdiff_command(
@@ -482,8 +493,9 @@ def pdiff_command(
     """
     Apply the PATCHes, oldest first, to INDEX, and write the result to OUT.
 
-    Patches are ed scripts, as Debian's archive has them. All of them cost one pass over INDEX. Packed files
-    (gzip, xz, bzip2, zstandard) are unpacked; OUT is not packed. Prints SHA-256, size and name of the result.
+    Patches are ed scripts, as in Debian's archive. INDEX is read once, however many patches there are.
+    Packed files (gzip, xz, bzip2, zstandard) are unpacked; OUT is not packed. Prints SHA-256, size and name
+    of the result.
     """
     if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
         raise usage_error("--sha256 takes 64 hexadecimal digits")

@@ -131,7 +131,7 @@ def _configuration(directory: str | None) -> GridConfig | None:
     "--max-segment",
     type=byte_size,
     metavar="SIZE",
-    help="Take files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
+    help="Accept files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
 )
 @common_options
 @click.pass_obj
@@ -146,10 +146,10 @@ def decode_command(
     """
     Restore the file that CAP names from any k of its share files.
 
-    They may be shares that 'encode' wrote or files from a storage server's directory, under any names. Files
-    that do not belong, or are damaged, are named and left out. In a DIR, such as a storage server's whole
-    directory or one with the directories of many, the file's own shares are found by its storage index.
-    With --cap-file, which must hold one cap, all arguments are share files.
+    Share files are those that 'encode' wrote, or files of a storage server, under any names. Files that are
+    damaged or belong to another cap are named and left out. In a DIR, such as the storage directory of a
+    server, or a directory of several of them, the shares are found by their storage index. With --cap-file,
+    which must hold one cap, all arguments are share files.
     """
     caps, paths = ((), words) if cap_files else (words[:1], words[1:])
     checked_caps(caps, cap_files)
@@ -228,10 +228,10 @@ def storage_index_command(caps: CapArguments) -> OfflineJob:
     """
     Print the storage indexes of files, by which servers name their shares.
 
-    On a server's disk the shares are in shares/XX/INDEX, where XX are the first two characters of
-    INDEX. With it alone a file can neither be read nor checked. No grid is needed. Caps of
-    directories, of what can change, and verifier caps will do as well. A file that is in its cap has no
-    storage index: its line is '-'.
+    On a server's disk the shares are in shares/XX/INDEX, where XX are the first two characters of INDEX. A
+    storage index alone neither reads nor checks a file. No grid is needed. Caps of directories and mutable
+    files, and verifier caps, are accepted as well. A literal cap, which contains its file, has no storage
+    index: its line is '-'.
     """
 
     def work(console: Console) -> int:

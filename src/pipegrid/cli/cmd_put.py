@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     type=click.Choice(["sdmf", "mdmf"]),
-    help="Of a mutable file: sdmf, one piece; or mdmf, of which parts can be changed.  "
+    help="Format of a mutable file: sdmf, one segment; or mdmf, of which parts can be changed.  "
     "[default: as configured, or sdmf]",
 )
 @click.option(
     "-f",
     "--force",
     is_flag=True,
-    help="With PATH: replace what has this name, but no directory that can change, and a mutable file only "
-    "with --mutable; without it, that is overwritten in any case.",
+    help="With PATH: replace what has this name, except a mutable directory. A mutable file is replaced "
+    "only with --mutable; without it, its content is overwritten, with or without -f.",
 )
 @read_only_option
 @selection_options
@@ -94,10 +94,10 @@ def put_command(
     There is one line for each file, in the order of the arguments. A file that cannot be stored does not
     stop the others.
 
-    With PATH, ALIAS:some/name or CAP/some/name, one FILE is linked into a directory that can be changed;
-    missing directories are created. A mutable file of that name is overwritten in place, as is one whose
-    write cap is PATH; anything else is replaced with -f only. If PATH is a directory, the file keeps its
-    name; with a slash at its end it has to be one.
+    With PATH, ALIAS:some/name or CAP/some/name, one FILE is linked into a mutable directory; missing
+    directories are created. A mutable file of that name, or one whose write cap is PATH, is overwritten in
+    place; anything else is replaced only with -f. If PATH is a directory, the file keeps its name in it; a
+    PATH that ends in a slash must be a directory.
 
     With -r, directories are stored, empty ones, links, modes and times included. What cannot be read is
     named and left out; then the exit status is 1. Named pipes, sockets and devices are skipped, and counted.
@@ -131,7 +131,7 @@ def _chosen(recursive: bool, selection: dict[str, Any]) -> SelectionOptions | No
     if recursive:
         return SelectionOptions(**selection)
     if any(each not in ((), None, False) for each in selection.values()):
-        raise usage_error("only of directories a part is stored; add -r")
+        raise usage_error("these options are for directories; add -r")
     return None
 
 
@@ -171,7 +171,7 @@ def _check_place(
         raise usage_error("-f is for a PATH on the grid; there is none here")
     if read_only and destination is None:
         raise usage_error(
-            "--read-only is for a file at a PATH: of any other mutable one the write cap would be lost"
+            "--read-only needs a PATH; without one the write cap of the mutable file would be lost"
         )
     if mutable and not is_plain:
         raise usage_error(

@@ -50,8 +50,8 @@ def backups_command(cap: str | None) -> GridJob:
     """
     List the runs of all backups, the oldest first.
 
-    CAP is what 'backup' printed, on this machine or another one, or ALIAS:some/path where 'backup --as' keeps
-    archives; without it, those of this client are listed.
+    CAP is what 'backup' printed, on this machine or another one, or ALIAS:some/path as given to 'backup
+    --as'; without CAP, this client's backups are listed.
     """
 
     async def work(grid: Grid, console: Console) -> int:
@@ -128,11 +128,12 @@ MAX_PATHS = 20_000_000
     metavar="DIR",
     help="Directory to write to.",
 )
-@click.option("--as", "name", metavar="NAME", help="Of which backup, if there are several.")
+@click.option("--as", "name", metavar="NAME", help="The backup to restore, if there are several.")
 @click.option(
     "--at",
     metavar="TIME",
-    help="As it was at TIME (UTC), such as 2026-11-22 or 2026-11-22_18:23.  [default: the newest run]",
+    help="Restore it as it was at TIME (UTC), such as 2026-11-22 or 2026-11-22_18:23.  [default: the "
+    "newest run]",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace existing files.")
 @click.option(
@@ -153,14 +154,14 @@ def restore_command(
     max_paths: int | None,
 ) -> GridJob:
     """
-    Bring back a directory that was backed up, or what lies at PATH in it.
+    Restore a directory from a backup, or what is at PATH in it.
 
-    A file or link at PATH comes into DIR under its own name; of a directory, all that is in it does. CAP is
-    what 'backup' printed; it is enough, on any machine that reaches the servers. ALIAS:some/path where
-    'backup --as' keeps archives serves as well. Without it, a run of this client's backups is restored.
-    Existing files that have not changed are not fetched again, and nothing is removed. Permissions come back
-    whatever the umask; for a tree that another person has stored use 'get -r'. What has not its mode or time
-    in the end is reported.
+    A file or link at PATH is written to DIR under its own name, a directory's entries under theirs. CAP is
+    what 'backup' printed, and works on any machine that reaches the servers; ALIAS:some/path as given to
+    'backup --as' works, too. Without CAP, a run of this client's backups is restored. Existing files that
+    have not changed are not fetched again, and nothing is removed. Permissions are restored whatever the
+    umask is; for a tree that another person has stored use 'get -r'. A mode or time that cannot be set is
+    reported.
     """
     if output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
@@ -274,7 +275,9 @@ def _directory_of_one(place: PathEnd) -> caps.DirectoryCap:
     cap = grid_arguments.check_known(place).cap
     if cap is None or isinstance(cap, caps.MutableCap):
         path = printable("/".join(place.names))
-        raise CapError(f"{path} is no file of a backup: it can change; fetch its directory")
+        raise CapError(
+            f"{path} is not a file of a backup, since it is mutable; fetch its directory"
+        )
     child = packed_directory.PackedChild(
         place.names[-1], cap, listing.metadata_of(place.metadata_json)
     )

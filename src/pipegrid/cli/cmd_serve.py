@@ -111,37 +111,37 @@ def settings_of(
     "reserved_bytes",
     type=byte_room,
     metavar="SIZE",
-    help="Room on the disk to leave free, such as 1G.",
+    help="Disk space to leave free, such as 1G.",
 )
 @click.option(
     "--keep-unfinished",
     "keep_unfinished_s",
     type=kept_duration,
     metavar="TIME",
-    help="How long after their last write unfinished uploads are kept, so that they can go"
-    " on, unless their space is needed: '12 hours', '30 minutes'.  [default: 7 days]",
+    help="How long unfinished uploads are kept after their last write, so that they can be resumed, unless "
+    "their space is needed: '12 hours', '30 minutes'.  [default: 7 days]",
 )
-@click.option("--read-only", is_flag=True, default=None, help="Take no shares.")
+@click.option("--read-only", is_flag=True, default=None, help="Accept no new shares.")
 @click.option(
     "--durability",
     type=click.Choice(["none", "batch", "strict"]),
     default="batch",
     show_default=True,
-    help="What is on the disk before a share is acknowledged.",
+    help="What must be on the disk before a share is acknowledged.",
 )
 @click.option("--expire-leases", is_flag=True, help="Remove shares whose leases have all run out.")
 @click.option(
-    "--metrics", metavar="PORT", help="Tell Prometheus how it goes: a port or an endpoint."
+    "--metrics", metavar="PORT", help="Serve metrics for Prometheus at this port or endpoint."
 )
 @click.option(
     "--introducer",
     "introducers",
     multiple=True,
     metavar="FURL",
-    help="Announce the server there; 'configured' stands for those of the directory (a Tahoe-LAFS node's "
-    "default), 'none' for none.",
+    help="Announce the server to this introducer; 'configured' means those of the directory (a Tahoe-LAFS "
+    "node's default), 'none' means none.",
 )
-@click.option("--nickname", metavar="NAME", help="What people call the server.")
+@click.option("--nickname", metavar="NAME", help="The server's nickname.")
 @click.option(
     "--max-connections",
     type=click.IntRange(min=16),
@@ -152,14 +152,14 @@ def settings_of(
     "--max-per-address",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Of these, from one address.  [default: half of them]",
+    help="Connections from one address at a time.  [default: half of all]",
 )
 @click.option(
     "--log",
     "log_file",
     type=click.Path(dir_okay=False, readable=False),
     metavar="FILE",
-    help="Append the log to FILE, as JSON, one object a line; SIGHUP opens it again.",
+    help="Append the log to FILE, as JSON, one object per line; SIGHUP opens it again.",
 )
 @common_options
 def serve_command(
@@ -181,9 +181,10 @@ def serve_command(
     """
     Store other people's shares, for PipeGrid and Tahoe-LAFS clients, until it is stopped.
 
-    Prints the server's NURLs and its fURL. Each is an address and the secret that opens it: NURLs for clients
-    that speak HTTPS, the fURL for those that speak Foolscap. -d is the node's directory, where its key is
-    kept, or made. A Tahoe-LAFS node's will do: its tahoe.cfg is followed, and options here say otherwise.
+    Prints the server's NURLs and its fURL. Each is an address and the secret that opens it: NURLs for
+    clients that speak HTTPS, the fURL for those that speak Foolscap. -d is the node's directory, which
+    keeps the server's key. It may be a Tahoe-LAFS node's directory: its tahoe.cfg is followed, and options
+    given here take precedence.
     """
     settings = {
         "port": port,
@@ -218,7 +219,7 @@ def introducers_of(
         if text == "none":
             if len(given) > 1:
                 raise UsageError(
-                    "--introducer none leaves no room for another; give one or the other"
+                    "--introducer none excludes other introducers; give one or the other"
                 )
         elif text == "configured":
             if not found.introducers:

@@ -89,7 +89,7 @@ def with_command(args: list[str]) -> list[str]:
 @common_options
 def speedtest_command() -> None:
     """
-    Measure what files cost: in round trips, and compared with raw TCP on the same path in the same run.
+    Measure how fast files are stored and fetched: in round trips, and compared with raw TCP on the same path.
 
     Without a command, 'run' is meant: 'pipegrid speedtest --link dsl'. It measures a private grid, which it
     starts and removes again; with -d, the grid of that directory.
@@ -121,10 +121,10 @@ def read_run(path: str) -> Run:
     "--more-before",
     multiple=True,
     metavar="FILE",
-    help="Another run before; several give a better answer.",
+    help="Another run before the change; several give a better answer.",
 )
-@click.option("--more-after", multiple=True, metavar="FILE", help="Another run after.")
-@click.option("--all", "everything", is_flag=True, help="Show what did not change, too.")
+@click.option("--more-after", multiple=True, metavar="FILE", help="Another run after the change.")
+@click.option("--all", "everything", is_flag=True, help="Show unchanged measurements, too.")
 @click.option("--anyway", is_flag=True, help="Compare what was measured under other conditions.")
 @click.option(
     "--fail-on-regression", is_flag=True, help="The exit status is 1 if anything got slower."
@@ -140,7 +140,7 @@ def compare(
     fail_on_regression: bool,
 ) -> OfflineJob:
     """
-    Say what changed beyond noise between two runs, given as files that 'run' wrote.
+    Report what changed beyond noise between two runs, given as files that 'run' wrote.
     """
 
     def work(console: Console) -> int:
@@ -187,8 +187,13 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
 
 
 @click.command(name="responder")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="[any that is free]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port to listen on.  Port to listen on.  Port to listen on.  Port to listen on.  [any that is free]",
+)
 @click.option(
     "--token",
     metavar="TEXT",
@@ -196,7 +201,11 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
     help="The secret that opens it; other users see options, not $PIPEGRID_RESPONDER_TOKEN.  [a random one]",
 )
 @click.option(
-    "--max-bytes", type=byte_size, default="10GB", show_default=True, help="Moved in all."
+    "--max-bytes",
+    type=byte_size,
+    default="10GB",
+    show_default=True,
+    help="End after this many bytes.",
 )
 @click.option(
     "--max-seconds",
@@ -204,14 +213,14 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
     default=3600.0,
     show_default=True,
     metavar="SECONDS",
-    help="After which it ends.",
+    help="End after this time.",
 )
 @common_options
 def responder(
     host: str, port: int, token: str | None, max_bytes: int, max_seconds: float
 ) -> GridJob:
     """
-    Be the far end of raw TCP streams, for clients that know the token; ends by itself.
+    Serve as the far end of raw TCP streams, for clients that know the token; ends after a time.
 
     Prints what to give to 'pipegrid speedtest run --responder'.
     """
@@ -235,14 +244,14 @@ def responder(
 @click.argument("pairs", nargs=-1, required=True, metavar="[HOST:]PORT=HOST:PORT...")
 @click.option("--link", metavar="PROFILE", help="dsl, colo, wan or lfn.")
 @click.option("--rtt", metavar="TIME", help="Round trip, such as 11ms.")
-@click.option("--up", metavar="RATE", help="From clients to the target, such as 80kB/s.")
+@click.option("--up", metavar="RATE", help="Rate from clients to the target, such as 80kB/s.")
 @click.option("--down", metavar="RATE", help="Back.")
 @common_options
 def proxy(
     pairs: tuple[str, ...], link: str | None, rtt: str | None, up: str | None, down: str | None
 ) -> GridJob:
     """
-    Emulate one link, which all connections to all these ports share, until it is stopped.
+    Emulate one link for all connections to all these ports, until it is stopped.
 
     'pipegrid speedtest proxy --link dsl 8000=127.0.0.1:80'
     """
@@ -250,7 +259,7 @@ def proxy(
     async def relay(reactor: Any, invocation: Invocation) -> int:
         found = link_proxy.make_link(link, rtt, up, down)
         if found is None:
-            raise UsageError("say what link to emulate: --link dsl, or --rtt, --up and --down")
+            raise UsageError("name the link to emulate: --link dsl, or --rtt, --up and --down")
         console = invocation.console
         await link_proxy.proxy_main(
             reactor,

@@ -28,14 +28,14 @@ def status_command() -> GridJob:
     """
     Ask every server for its round-trip time and its free space.
 
-    A line for each: nickname, id, protocol, round trip, free space and address, or why it cannot be
-    reached, and why it is given no new shares; -v adds its version. Then there is a line for each
-    introducer.
+    The table has a line for each server: nickname, id, protocol, round trip, free space and address, or why
+    it cannot be reached, and why it gets no new shares; -v adds its version. A line for each introducer
+    follows.
 
     With --wait-for it first waits until N servers have answered, and then reports all of them.
 
-    The exit status is 3 if fewer servers take shares than an upload needs: one that is full or
-    read-only takes none, nor one without a valid certificate where grid managers are configured.
+    The exit status is 3 if fewer servers accept shares than an upload needs. Servers that are full or
+    read-only accept none; where grid managers are configured, those without a valid certificate get none.
     """
 
     async def work(grid: Grid, console: Console) -> int:

@@ -24,13 +24,13 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, TextIO
 
-CLOSED = "standard output is closed; send it somewhere, even to /dev/null"
+CLOSED = "standard output is closed; redirect it, if only to /dev/null"
 
 _GATHERED_BYTES = 64 << 10
 """Of results that are printed together."""
 NO_TEXT = (
-    "this file is no text, and would leave the terminal in disorder; write it to a file with '-o FILE', or "
-    "to the terminal all the same with '-o -'"
+    "this file is not text, and would disturb the terminal; write it to a file with '-o FILE', or to the "
+    "terminal with '-o -'"
 )
 _LOOKED_AT_BYTES = 4096
 """Of each piece. A zero byte among the first thousands is what others go by, too."""

@@ -116,7 +116,7 @@ async def _copy_to(
     elif there is not None and not single:
         name = names[-1] if names else ""
         raise ChildExists(
-            f"'{printable(name)}' is a file, and these go into a directory; give another target",
+            f"'{printable(name)}' is a file, and several sources need a directory; give another target",
             name,
         )
     elif single and not target.strip().endswith("/"):
@@ -194,7 +194,7 @@ async def _found(grid: Grid, text: str) -> tuple[Child, str]:
     if len(way) <= len(names):
         name = names[len(way) - 1]
         raise NoSuchChild(
-            f"there is no '{printable(name)}' to copy; 'pipegrid ls' shows what there is", name
+            f"there is no '{printable(name)}' to copy; 'pipegrid ls' lists what exists", name
         )
     return way[-1], names[-1] if names else ""
 
@@ -210,7 +210,7 @@ def _check_named(items: Sequence[Item], target: str) -> None:
     for item in items:
         if not item.name:
             raise UsageError(
-                "the cap of a file has no name that it could keep; add one to the target: "
+                "the cap of a file contains no name; add one to the target: "
                 f"{'' if target.startswith('URI:') else printable(target.rstrip('/'))}/NAME"
             )
 
@@ -314,7 +314,7 @@ def _placed(
             place = _place_of(child, name, target)
             if place in taken:
                 raise UsageError(
-                    f"two of them would be copied to {printable(place)}; copy them one after the other"
+                    f"two sources would be copied to {printable(place)}; copy them one after the other"
                 )
         except UsageError as error:
             if failed is None:
@@ -332,7 +332,7 @@ def _place_of(child: Child, name: str, target: str) -> str:
         return target
     if not name:
         raise UsageError(
-            "the cap of a file has no name that it could keep; give the name of a file as the target"
+            "the cap of a file contains no name; give the name of a file as the target"
         )
     if name in (".", "..") or "/" in name or "\0" in name:
         raise UsageError(
@@ -361,7 +361,7 @@ async def _fetch_file(
     home: DirectoryFd | None = None,
 ) -> None:
     if child.cap is None:
-        raise UsageError("nothing is known that reads this; use the write cap of its directory")
+        raise UsageError("no cap is known that reads this; use the write cap of its directory")
     cap = caps.fetchable(child.cap)
     part = (0, None) if isinstance(cap, MutableCap) else (0, cap.size)
     with progress_bar.ProgressBar(console, "cp") as progress:

@@ -110,7 +110,7 @@ _OPTIONS = {
     "get_tree": "'get -r'",
     "give max_paths": "give --max-paths",
     "Directory.list": "'ls --json'",
-    "so without walking through it": "without -r",
+    "or leave out what is in it": "without -r",
     "TreeSelection": "--exclude",
     "another directory": "another directory with -d",
     "give its directory": "name the client's directory with -d",
@@ -136,14 +136,14 @@ def sentence(error: BaseException) -> str:
         text = str(error) or " ".join((type(error).__doc__ or "").split())
         text = with_options(text, error.parameters)
     elif isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
-        text = "the working directory is not there any more; change to one that is"
+        text = "the working directory does not exist any more; change to one that does"
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename is not None else ""
         text = where + (error.strerror or str(error) or type(error).__name__)
     else:
         text = (
-            f"PipeGrid failed in a way that nobody foresaw ({type(error).__name__}: {error}); "
-            "run the command again with -v, and report what it shows"
+            f"PipeGrid failed unexpectedly ({type(error).__name__}: {error}); run the command again with "
+            "-v, and report what it prints"
         )
     return printable(text.strip()).rstrip(".")
 

@@ -212,7 +212,7 @@ def check_path(file: NamedFile[Any]) -> None:
     check_all((file,))
     if file.names:
         raise CapError(
-            "what a path leads to is known to the grid only; give its cap, which 'pipegrid manifest' lists"
+            "only the grid knows what a path leads to; give its cap, which 'pipegrid manifest' lists"
         )
 
 

@@ -96,13 +96,13 @@ class GridDestination:
         there = self.there
         if there is not None and there.kind == "directory" and there.write_cap not in (None, cap):
             raise ChildExists(
-                f"there is a directory '{printable(self.name)}' already, whose cap may stand nowhere else; "
-                "take another name, or take it out first with 'pipegrid rm -r'",
+                f"a directory '{printable(self.name)}' exists already, and its cap may be stored nowhere "
+                "else; choose another name, or remove it first with 'pipegrid rm -r'",
                 self.name,
             )
         if there is not None and not force:
             raise ChildExists(
-                f"there is a '{printable(self.name)}' already; take another name, or replace it with -f",
+                f"'{printable(self.name)}' exists already; choose another name, or replace it with -f",
                 self.name,
             )
 
@@ -142,13 +142,12 @@ async def spot_at(
         there = (await held.list()).get(into)
         return GridDestination(grid, held, into, there, tuple(child.cap for child in way))
     if not names:
-        raise UsageError(
-            "this is a cap or an alias alone; add the name in the directory that is meant"
-        )
+        raise UsageError("this is a cap or an alias without a path; add a name in its directory")
     absent = names[len(way) - 1 : -1]
     if absent and not make:
         raise NoSuchChild(
-            f"there is no '{printable(absent[0])}' on the way; check the path", absent[0]
+            f"the path leads through '{printable(absent[0])}', which does not exist; check the path",
+            absent[0],
         )
     if make:
         for name in names[len(way) - 1 :]:
@@ -156,7 +155,7 @@ async def spot_at(
     way_there = way[: len(names)]
     before = way_there[-1]
     if before.cap is None:
-        raise CapError(f"nothing is known that reads '{printable(before.name)}'; use another path")
+        raise CapError(f"no cap is known that reads '{printable(before.name)}'; use another path")
     called = _called(names[: len(way_there) - 1])
     held = directory.Directory(grid, directory.check_writable(before.cap, called))
     there = way[-1] if whole else None
@@ -187,7 +186,7 @@ async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
 def missing(spot: GridDestination) -> NoSuchChild:
     """Return the error that there is nothing at a spot."""
     return NoSuchChild(
-        f"there is no '{printable(spot.name)}'; 'pipegrid ls' shows what there is", spot.name
+        f"there is no '{printable(spot.name)}'; 'pipegrid ls' lists what exists", spot.name
     )
 
 

@@ -18,7 +18,7 @@ from pipegrid.version import __version__
 
 STATUSES = (
     ("0", "done"),
-    ("1", "a file could not be read or written, or anything that has no number of its own"),
+    ("1", "a file could not be read or written, or an error without a number of its own"),
     ("2", "the command line, a cap or a configuration makes no sense"),
     ("3", "not enough servers, or happiness not reached"),
     ("4", "not enough shares"),
@@ -44,7 +44,7 @@ def page() -> str:
         ".SH DESCRIPTION",
         *_prose(_help(pipegrid)),
         ".SH OPTIONS",
-        "They may stand before or after the command.",
+        "They may be given before or after the command.",
         *_options(pipegrid, context, common=True),
         ".SH COMMANDS",
     ]

@@ -206,8 +206,8 @@ class ArchiveRun:
         unmatched = _tell_unmatched(console, outcome)
         if report.failed_files and not outcome.is_published and not fetching.dry_run:
             console.say(
-                "pipegrid: the indexes stay as they were, and name only what is there; --keep-going shows"
-                " the new ones"
+                "pipegrid: the old indexes stay, and name only files that exist; --keep-going publishes "
+                "the new ones"
             )
         stored = {} if keep is None or entries.skipped_files else await keep(report)
         further = {

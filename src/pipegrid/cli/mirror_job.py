@@ -190,8 +190,8 @@ class MirrorOptions(Value):
                 )  # of a run that has failed before it gave any file its name
             if files or any(os.path.islink(os.path.join(above, each)) for each in directories):
                 raise UsageError(
-                    f"{dest} was no mirror until now, and --delete would remove the files that are in it; if "
-                    "they belong to this one, mirror once without --delete"
+                    f"{dest} is not a mirror yet, and --delete would remove the files in it; if they belong "
+                    "to the mirror, run once without --delete"
                 )
 
     def direct_addresses(self) -> list[Address] | None:
@@ -323,7 +323,7 @@ def tell_skipped(console: Console, entries: Entries) -> None:
     more = entries.skipped_files - len(entries.skipped)
     if more:
         console.fault(
-            f"pipegrid: {counted(more, 'more entry', 'more entries')} skipped, for such reasons"
+            f"pipegrid: {counted(more, 'more entry', 'more entries')} skipped, for reasons like these"
         )
 
 
@@ -453,8 +453,8 @@ def tell_verified(console: Console, report: Report, dest: str) -> int:
     if report.unnoted_files:
         files = counted(report.unnoted_files, "file")
         console.say(
-            f"pipegrid: what hashing has found of {files} cannot be noted, since {dest} "
-            "cannot be written to; have somebody verify it who may"
+            f"pipegrid: the verified hashes of {files} cannot be recorded, since {dest} cannot be written "
+            "to; verify it as a user who may write there"
         )
     console.result(
         *verified(

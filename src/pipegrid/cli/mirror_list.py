@@ -176,7 +176,7 @@ class ListRun:
         if not source.seekable():
             source.close()
             raise UsageError(
-                f"{self._file} can be read once only, and a list is read more often; write it into a file"
+                f"{self._file} can be read only once, and a list is read several times; write it to a file"
             )
         if self._looked is None:
             self._looked = _look_of(source)
@@ -202,8 +202,8 @@ class ListRun:
         deletes = fetching.delete and not fetching.dry_run
         if deletes and next(self._entries(source), None) is None:
             raise UsageError(
-                f"{self._file} names no files, and --delete would remove all that is in {self._dest}; look "
-                "at what made the list"
+                f"{self._file} names no files, and --delete would remove everything in {self._dest}; check "
+                "the program that wrote the list"
             )
 
     def _all(self, source: BinaryIO, console: Console) -> Iterator[ArchiveFile]:

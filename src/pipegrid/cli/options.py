@@ -94,7 +94,7 @@ def byte_rate(text: str) -> int:
         return byte_size(text.strip().removesuffix("/s"))
     except click.BadParameter:
         raise click.BadParameter(
-            f"{text!r} is no number of bytes a second, such as 500kB, 2MiB or 1.5MB/s"
+            f"{text!r} is not a number of bytes a second, such as 500kB, 2MiB or 1.5MB/s"
         ) from None
 
 
@@ -236,7 +236,7 @@ _common_but_local = all_of(
         is_flag=True,
         expose_value=False,
         callback=_noting(_note_json),
-        help="Print results as JSON, one object a line.",
+        help="Print results as JSON, one object per line.",
     ),
     _noted(
         "directory",
@@ -293,8 +293,8 @@ cap_file_option = click.option(
     multiple=True,
     type=click.Path(allow_dash=True, readable=False),
     metavar="FILE",
-    help="Take caps from FILE, one a line, with or without names, as 'put -l' prints them; '-' is "
-    "standard input. Then they appear neither in the shell's history nor in the list of processes.",
+    help="Read caps from FILE, one per line, with or without names, as 'put -l' prints them; '-' is "
+    "standard input. The caps then appear neither in the shell's history nor in the list of processes.",
 )
 """Names files whose caps stand in a file."""
 
@@ -311,7 +311,7 @@ wait_option = _noted(
     "--wait-for",
     type=click.IntRange(1, 4096),
     metavar="N",
-    help="Begin when N servers have answered.  [default: when enough are known]",
+    help="Start when N servers have answered.  [default: when enough are known]",
 )
 """Says how many servers must be up."""
 
@@ -320,7 +320,7 @@ segment_limit_option = _noted(
     "--max-segment",
     type=byte_size,
     metavar="SIZE",
-    help="Take files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
+    help="Accept files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
 )
 """Lifts the bound on a file's segments."""
 
@@ -346,7 +346,7 @@ read_only_option = click.option(
 format_option = click.option(
     "--format",
     type=click.Choice(["sdmf", "mdmf"]),
-    help="How the directory is stored; sdmf serves all but huge ones.  [default: as configured, or sdmf]",
+    help="Format of the directory; sdmf suits all but huge ones.  [default: as configured, or sdmf]",
 )
 
 
@@ -360,7 +360,7 @@ def memory_size(text: str) -> int:
     size = byte_size(text)
     if size < MIN_MEMORY_BYTES:
         raise click.BadParameter(
-            f"{text!r} is too little; give at least {MIN_MEMORY_BYTES >> 20}MiB"
+            f"{text!r} is too small; give at least {MIN_MEMORY_BYTES >> 20}MiB"
         )
     return size
 
@@ -383,8 +383,7 @@ def exact_modes_option(what_else: str) -> Callable[[F], F]:
     return click.option(
         "--exact-modes",
         is_flag=True,
-        help="Give files and directories all bits of the modes that were stored, set-user-ID too.  "
-        f"{what_else}",
+        help=f"Restore all bits of the stored modes, set-user-ID too.  {what_else}",
     )
 
 
@@ -394,8 +393,7 @@ def max_paths_option(default: str) -> Callable[[F], F]:
         "--max-paths",
         type=click.IntRange(1),
         metavar="N",
-        help="Stop at a tree of more than N files, directories and links: few bytes can hold many.  "
-        f"[default: {default}]",
+        help=f"Stop if a tree has more than N files, directories and links.  [default: {default}]",
     )
 
 
@@ -446,7 +444,7 @@ encoding_options = as_one(
         "total_shares",
         type=click.IntRange(1, 256),
         metavar="N",
-        help="How many shares to make of a file, at most one for each server that shall hold one.  "
+        help="How many shares to make of a file, at most one for each server.  "
         "[default: the directory's; 10 in a new one, fewer if there are fewer servers]",
     ),
     click.option(
@@ -465,7 +463,8 @@ happy_option = click.option(
     "--happy",
     type=click.IntRange(1, 256),
     metavar="H",
-    help="How many servers must hold a share of their own, for a file to count as stored.  [default: the "
+    help="How many servers must each hold a share of their own before a file counts as stored.  [default: "
+    "the "
     "directory's, at most as many as there are shares; 7 in a new one, fewer if there are fewer servers]",
 )
 """Says when a file counts as stored."""
@@ -473,7 +472,7 @@ happy_option = click.option(
 
 def _key(convergence: bytes | None, random_key: bool) -> dict[str, Any]:
     if random_key and convergence is not None:
-        raise UsageError("a random key is not made from a convergence secret; give only one")
+        raise UsageError("a random key needs no convergence secret; give only one of the two")
     return {"convergence": convergence, "random_key": random_key}
 
 
@@ -483,7 +482,7 @@ key_options = as_one(
     click.option(
         "--random-key",
         is_flag=True,
-        help="Use a new key, so that no client can find out whether it has the same file.",
+        help="Use a random key, so that no other client can find out whether it has the same file.",
     ),
     click.option(
         "--convergence",

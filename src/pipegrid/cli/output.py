@@ -90,7 +90,7 @@ def keep_caps(directory: Path, lines: Sequence[str], error: Exception) -> Unprin
         The error that says why, and where they are; with the caps themselves if they cannot be kept.
     """
     gone = isinstance(error, BrokenPipeError)
-    why = "nobody reads standard output any more" if gone else sentence(error)
+    why = "no program reads standard output any more" if gone else sentence(error)
     count = "the cap is" if len(lines) == 1 else f"{len(lines)} caps are"
     path = directory / "private" / UNPRINTED
     try:
@@ -101,10 +101,10 @@ def keep_caps(directory: Path, lines: Sequence[str], error: Exception) -> Unprin
             os.fsync(file.fileno())
     except OSError as second:
         return UnprintedCap(
-            f"{why}; {count} not kept either, since {printable(str(path))} cannot be written "
+            f"{why}; {count} not saved either, since {printable(str(path))} cannot be written "
             f"({second.strerror}): {' '.join(lines)}"
         )
-    return UnprintedCap(f"{why}; {count} kept in {printable(str(path))}")
+    return UnprintedCap(f"{why}; {count} saved in {printable(str(path))}")
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -166,7 +166,7 @@ def summary(result: CheckResult) -> str:
         return f"reachable: {found}{down}"
     state: str = _STATES.get(result.state, result.state)
     if result.healthy and _waits(result):
-        state = "healthy on the servers in reach"
+        state = "healthy on the reachable servers"
     text = (
         f"{state}: {found} good, any {result.required_shares} restore the file; "
         f"happiness {result.happiness}"
@@ -206,7 +206,7 @@ def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
         lead: what every line begins with, where several files are told of.
     """
     good = result.good_shares
-    spare = " (there is a good copy of it)"
+    spare = " (a good copy exists)"
     say_some(
         console,
         [

@@ -57,10 +57,10 @@ class OutputFile:
     def tell(self, result: GetResult) -> None:
         """Say so if what was found was not what it should have been."""
         if result.found_bytes and not result.here_bytes:
-            self._say("pipegrid: what an earlier get had left was of no use, and was overwritten")
+            self._say("pipegrid: the part file of an earlier get did not fit, and was overwritten")
         elif result.here_bytes:
             fetched = amount(result.size - result.here_bytes)
-            self._say(f"pipegrid: {amount(result.here_bytes)} were there, {fetched} were fetched")
+            self._say(f"pipegrid: {amount(result.here_bytes)} were present, {fetched} were fetched")
 
     def __enter__(self) -> OutputFile:
         return self
@@ -75,7 +75,7 @@ class OutputFile:
                 if not os.path.dirname(part):
                     part = os.path.join(os.path.dirname(self.file.path), part)
                 self._say(
-                    f"pipegrid: what came is kept in {part}; the same command goes on from there"
+                    f"pipegrid: what was fetched is kept in {part}; the same command resumes from there"
                 )
 
 

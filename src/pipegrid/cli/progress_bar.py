@@ -246,11 +246,11 @@ def waiting_of(console: Console, progress: ProgressBar) -> Callable[[str | None]
 
     def waiting(why: str | None) -> None:
         progress.waits(why is not None)
-        console.say(f"pipegrid: {'goes on' if why is None else why}")
+        console.say(f"pipegrid: {'enough servers are reachable again' if why is None else why}")
 
     return waiting
 
 
 def retried_note(count: int) -> str:
     """Return what came at a second try, in words for the end of a summary."""
-    return f"{count} at a second try, with servers back in reach"
+    return f"{count} at the second attempt, after servers came back"

@@ -299,8 +299,8 @@ def _overwritten(spot: GridDestination, format: str | None, force: bool) -> Muta
         return None
     if format is not None:
         raise UsageError(
-            "there is a mutable file of this name already; leave out --mutable to overwrite it, or "
-            "add -f to put a new one in its place"
+            "a mutable file of this name exists already; leave out --mutable to overwrite it, or add -f to "
+            "replace it with a new one"
         )
     return there
 

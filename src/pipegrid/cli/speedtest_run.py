@@ -58,30 +58,34 @@ class SpeedTestJob(GridJob):
 
 @click.command(name="run")
 @click.option(
-    "--servers", type=click.IntRange(1, 100), metavar="N", help="Of the private grid.  [10]"
+    "--servers", type=click.IntRange(1, 100), metavar="N", help="Servers of the private grid.  [10]"
 )
 @click.option(
-    "--transport", type=click.Choice(["gbs", "foolscap"]), help="To the private grid.  [gbs]"
+    "--transport",
+    type=click.Choice(["gbs", "foolscap"]),
+    help="Protocol of the private grid.  [gbs]",
 )
 @click.option(
     "--durability",
     type=click.Choice(["none", "batch", "strict"]),
-    help="Of the private grid.  [batch]",
+    help="Durability policy of the private grid.  [batch]",
 )
 @click.option("--gateway", metavar="URL", help="Measure PUT URL/uri and GET URL/uri/CAP.")
 @click.option(
     "--link",
     metavar="PROFILE",
-    help="Emulated before the private grid: dsl, colo, wan, lfn, or none.  [wan]",
+    help="The emulated link to the private grid: dsl, colo, wan, lfn, or none.  [wan]",
 )
 @click.option("--rtt", metavar="TIME", help="Round trip of the link, such as 11ms.")
-@click.option("--up", metavar="RATE", help="Towards the servers, such as 80kB/s or 10Mbit/s.")
-@click.option("--down", metavar="RATE", help="From the servers.")
-@click.option("--rounds", type=click.IntRange(1, 1000), metavar="N", help="Samples of each.  [5]")
+@click.option("--up", metavar="RATE", help="Rate to the servers, such as 80kB/s or 10Mbit/s.")
+@click.option("--down", metavar="RATE", help="Rate from the servers.")
+@click.option(
+    "--rounds", type=click.IntRange(1, 1000), metavar="N", help="Samples of each measurement.  [5]"
+)
 @click.option(
     "--only", multiple=True, metavar="NAME", help="A scenario or group; may be given several times."
 )
-@click.option("--quick", is_flag=True, help="One round of something small of each kind.")
+@click.option("--quick", is_flag=True, help="Measure one round of one small scenario of each kind.")
 @click.option(
     "--window",
     type=window,
@@ -92,7 +96,10 @@ class SpeedTestJob(GridJob):
 @click.option("-k", "--required", type=click.IntRange(1, 256), metavar="K")
 @click.option("-n", "--total", type=click.IntRange(1, 256), metavar="N")
 @click.option(
-    "--seed", type=click.IntRange(0), metavar="N", help="Of the contents and the order.  [random]"
+    "--seed",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Seed of the contents and the order.  [random]",
 )
 @click.option(
     "--responder",
@@ -111,21 +118,21 @@ class SpeedTestJob(GridJob):
     "--format",
     "form",
     type=click.Choice(["text", "json", "github-smaller", "github-bigger"]),
-    help="On standard output.  [text; json with --json]",
+    help="Format on standard output.  [text; json with --json]",
 )
 @click.option(
     "--output",
     type=click.Path(file_okay=False, readable=False),
     metavar="DIR",
-    help="Write run.json and report.html there; runs add up to a history.",
+    help="Write run.json and report.html there; the report shows earlier runs there, too.",
 )
 @common_options
 def run(**given: Any) -> GridJob:
     """
     Measure a grid, or a gateway.
 
-    By default a private grid of ten servers on this machine is started, on an emulated link of 100 Mbit/s
-    and 40 ms. With -d it is the grid of that directory, as the network is.
+    By default a private grid of ten servers is started on this machine, with an emulated link of 100 Mbit/s
+    and 40 ms. With -d the grid of that directory is measured, on the real network.
     """
 
     async def measure(reactor: Any, invocation: Invocation) -> int:
@@ -209,7 +216,9 @@ def link_of(given: dict[str, Any]) -> EmulatedLink | None:
     details = [given[name] for name in ("rtt", "up", "down")]
     if profile == NO_LINK:
         if any(details):
-            raise UsageError("--link none is no link; --rtt, --up and --down describe one")
+            raise UsageError(
+                "--link none emulates no link; leave it out to give --rtt, --up and --down"
+            )
         return None
     if profile is None and not any(details):
         profile = DEFAULT_LINK
@@ -317,10 +326,11 @@ def earlier_runs(directory: Path, result: Run) -> list[Run]:
 @common_options
 def selfcheck() -> GridJob:
     """
-    Measure what is known: are the figures of the speed test right on this machine?
+    Check on known values that the figures of the speed test are right on this machine.
 
-    Raw streams measured as if they were a scenario must come out as 100 % of raw TCP, within 3 %; an emulated
-    round trip of 100 ms as 100 ms, within 1 ms; 10 Mbit/s as that, within 2 %. The status is 1 if not.
+    Raw streams measured as if they were a scenario must come out as 100 % of raw TCP, within 3 %; an
+    emulated round trip of 100 ms as 100 ms, within 1 ms; 10 Mbit/s as that, within 2 %. The exit status is
+    1 if not.
     """
 
     async def measure(reactor: Any, invocation: Invocation) -> int:

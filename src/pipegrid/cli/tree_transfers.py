@@ -194,7 +194,7 @@ selection_options = as_one(
         "--files-from",
         type=click.Path(allow_dash=True, readable=False),
         metavar="FILE",
-        help="Store only what FILE lists, a path a line, below the directory or absolute; "
+        help="Store only what FILE lists, one path per line, below the directory or absolute; "
         "'-' is standard input.",
     ),
     click.option(
@@ -207,7 +207,7 @@ selection_options = as_one(
         multiple=True,
         type=click.Path(readable=False),
         metavar="FILE",
-        help="Leave out what the patterns in FILE match, one a line.",
+        help="Leave out what the patterns in FILE match, one per line.",
     ),
     click.option(
         "--exclude",

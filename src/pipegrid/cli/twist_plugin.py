@@ -55,16 +55,16 @@ class Options(usage.Options):
         ["port", "p", None, "A TCP port or an endpoint; several with commas."],
         ["location", None, None, "Where clients find the server, HOST:PORT; several with commas."],
         ["storage", None, None, "The storage directory."],
-        ["reserved-space", None, None, "Room on the disk to leave free.", _room],
+        ["reserved-space", None, None, "Disk space to leave free.", _room],
         ["keep-unfinished", None, None, "How long unfinished uploads are kept.", parse_kept],
         ["durability", None, "batch", "none, batch or strict."],
         ["metrics", None, None, "A port or an endpoint for Prometheus."],
-        ["nickname", None, None, "What people call the server."],
+        ["nickname", None, None, "The server's nickname."],
         ["max-connections", None, None, "Connections at a time.", int],
         ["max-per-address", None, None, "Of these, from one address.", int],
     ]
     optFlags = [
-        ["read-only", None, "Take no shares."],
+        ["read-only", None, "Accept no new shares."],
         ["expire-leases", None, "Remove shares whose leases have all run out."],
     ]
 

@@ -334,7 +334,7 @@ def _parse_bytes(text: str, length: int, what: str) -> bytes:
 def _parse_number(text: str, what: str) -> int:
     if not _NUMBER.match(text):
         # The text is not shown: where fields are out of order it may be the key.
-        raise _damaged(what, "a count or size in it is no plain number")
+        raise _damaged(what, "a count or size in it is not a number")
     return int(text)
 
 
@@ -480,9 +480,9 @@ def walkable(given: str | Cap) -> ChkCap | LitCap | MutableCap | DirectoryCap:
     if isinstance(cap, DirectoryCap):
         text = (
             "this is the verifier cap of a directory: it checks its shares but cannot read what is in it; "
-            "use its read cap, or do so without walking through it"
+            "use its read cap, or leave out what is in it"
         )
-        raise naming(CapError(text), "so without walking through it")
+        raise naming(CapError(text), "or leave out what is in it")
     return fetchable(cap)
 
 
@@ -490,7 +490,7 @@ def unknown_kind(cap: UnknownCap) -> CapError:
     """Return the error for a cap of a kind that is not known, perhaps one to come."""
     start = printable(cap.text[:12] + ("..." if len(cap.text) > 12 else ""))
     return CapError(
-        f"'{start}' is no cap that PipeGrid knows; copy it whole, or use a later version"
+        f"'{start}' is not a cap that PipeGrid knows; copy it whole, or use a later version"
     )
 
 
@@ -506,5 +506,5 @@ def _unusable(cap: Cap) -> CapError:
         )
     start = cap.text[:12] + ("..." if len(cap.text) > 12 else "")
     return CapError(
-        f"{start!r} is no cap that PipeGrid knows; file caps begin with URI:CHK: or URI:LIT:"
+        f"{start!r} is not a cap that PipeGrid knows; file caps begin with URI:CHK: or URI:LIT:"
     )

@@ -326,7 +326,7 @@ class Decoder(FileShares):
             self._queue.failed(result.segment)
             return []
         if not result.consistent:
-            self._fail(f"good blocks of segment {result.segment} do not make the segment")
+            self._fail(f"good blocks of segment {result.segment} do not restore the segment")
         if self._failure is not None:
             raise self._failure
         leaving = self._queue.succeeded(result.segment, result.plaintext)

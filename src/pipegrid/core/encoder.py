@@ -420,8 +420,8 @@ class Reencoder(Encoder):
             share_root_hash,
         ):
             raise CorruptionError(
-                "this file was stored damaged, by a faulty or malicious writer: its shares restore it, "
-                "but it does not give these shares; store it again from the original"
+                "this file was stored damaged, by a faulty or malicious writer: its shares restore it, but "
+                "encoding it gives other shares; store it again from the original"
             )
         return self._packed_ueb
 

@@ -366,7 +366,7 @@ class FileShares:
             if not parsed.segment_bytes or parsed.segment_bytes % k:
                 raise ValueError(f"a segment size of {parsed.segment_bytes} for {k} shares")
         except ValueError as error:
-            self._fail(f"its UEB is the one that the cap names, but useless: {error}")
+            self._fail(f"its UEB is the one that the cap names, but invalid: {error}")
             return
         try:
             check_segment_bytes(parsed.segment_bytes, size, self._max_segment_bytes)

@@ -120,7 +120,7 @@ def multiplier(inputs: int, coder: Coder) -> Multiplier | None:
     trial = [_TRIAL[j:] + _TRIAL[:j] for j in range(inputs)]
     if [bytes(made) for made in found(trial)] != [bytes(made) for made in coder(trial)]:
         warnings.warn(
-            "ISA-L does not compute what zfec does, so zfec is used; look for its update",
+            "ISA-L computes other blocks than zfec, so zfec is used; update ISA-L",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -180,7 +180,7 @@ class _Borrowed:
         ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(self._view), 0)
         if self._view.len != length:
             self.give_back()
-            raise ValueError(f"a block of {self._view.len} bytes beside one of {length}")
+            raise ValueError(f"a block of {self._view.len} bytes, and another one of {length}")
         self.address = self._view.buf
 
     def give_back(self) -> None:

@@ -262,7 +262,7 @@ def entry_fields(stored: bytes, position: int = 0) -> tuple[bytes, bytes, bytes,
     """
     (name, cap_text, rw_data, metadata), at = _take_netstrings(stored, 0, 4, position)
     if at != len(stored):
-        _damaged(position, "there is something behind its last field")
+        _damaged(position, "there are bytes after its last field")
     return name, cap_text, rw_data, metadata
 
 

@@ -242,7 +242,7 @@ class ShareVerifier:
             if not parsed.segment_bytes or parsed.segment_bytes % k:
                 raise ValueError(f"a segment size of {parsed.segment_bytes} for {k} shares")
         except ValueError as error:
-            raise BadPart("uri_extension", start, f"its UEB is useless: {error}") from None
+            raise BadPart("uri_extension", start, f"its UEB is invalid: {error}") from None
         self._ueb = parsed
         self.packed_ueb = packed
         real = attrs.evolve(geometry, segment_bytes=parsed.segment_bytes)

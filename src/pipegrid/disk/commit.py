@@ -184,7 +184,7 @@ class Commit:
             before: a group that was published, whose ``sync_names`` this is as well: for groups one behind
                 the other, none of which is in a hurry, half of the calls do.
         """
-        lost = NoSuchShare("the upload was given up before it was durable; begin it anew")
+        lost = NoSuchShare("the upload was discarded before it was durable; begin it again")
         self._outcomes = {share: lost for share in self._shares if share.gone}
         shares = self._going_on()
         if before is not None and not self._covers(before, shares):
@@ -201,7 +201,7 @@ class Commit:
         except OSError as error:
             for share in shares:
                 share.discard()
-            what = "make shares durable, so their uploads were discarded and must begin anew"
+            what = "make shares durable, so their uploads were discarded and must begin again"
             for share in shares:
                 self._outcomes[share] = disk.disk_error(error, what)
             if before is not None:

@@ -172,7 +172,7 @@ class PartFile:
                 os.close(fd)
                 raise
             os.close(fd)
-        raise SinkError(f"cannot write {self.path}: {part} comes and goes; remove it")
+        raise SinkError(f"cannot write {self.path}: {part} is replaced again and again; remove it")
 
     def _open_or_make(self, part: str) -> int:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -201,8 +201,7 @@ class PartFile:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PartInUse(
-                f"another process is writing to {self.path} at this moment; wait for it, or choose "
-                "another name"
+                f"another process is writing to {self.path}; wait for it, or choose another name"
             ) from None
         if names_file(part, fd, self._directory):
             status = os.fstat(fd)  # under the lock
@@ -215,7 +214,8 @@ class PartFile:
 
     def _in_the_way(self, part: str) -> SinkError:
         return SinkError(
-            f"cannot write {self.path}: {part}, where its part should be, is no file of ours; remove it"
+            f"cannot write {self.path}: {part}, where its part file belongs, is not a part file of "
+            "PipeGrid; remove it"
         )
 
     def _tighten(self, fd: int, mode: int) -> None:

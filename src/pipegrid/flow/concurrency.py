@@ -80,7 +80,7 @@ class ConcurrencyLimit:
         Raises:
             UsageError: most is less than 1.
         """
-        self._most = check_whole(most, "the number of objects under way", least=1)
+        self._most = check_whole(most, "the number of objects in flight", least=1)
         self._least = min(LEAST, most)
         self.limit = min(FIRST, most)
         self._quickest_s = float("inf")
@@ -151,7 +151,7 @@ class Budget:
     def give_back(self, units: int) -> None:
         """Return units that were lent."""
         self.free += units
-        assert self.free <= self.total, "more was given back than was lent"
+        assert self.free <= self.total, "more was released than was taken"
         self._serve()
 
     def _serve(self) -> None:

@@ -89,7 +89,7 @@ class FixedWindow:
             UsageError: the limit is less than 1.
         """
         if check_whole(limit_bytes, "a window") < 1:
-            raise UsageError(f"a window of {limit_bytes} bytes lets nothing out; give at least 1")
+            raise UsageError(f"a window of {limit_bytes} bytes sends nothing; give at least 1")
         self.limit_bytes = limit_bytes
 
     def __repr__(self) -> str:

@@ -62,7 +62,7 @@ def read_cache(path: Path) -> list[Announcement]:
     except (ValueError, RecursionError):
         document = parse_yaml(data, str(path))
     if not isinstance(document, list):
-        raise UsageError(f"cannot understand {path}: it is no list; remove it")
+        raise UsageError(f"cannot understand {path}: it is not a list; remove it")
     return [each for each in map(_announcement, document[:MAX_SERVERS]) if each is not None]
 
 

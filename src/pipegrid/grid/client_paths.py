@@ -86,14 +86,14 @@ def expanded(text: str, base: Path, what: str) -> Path:
     meant = os.path.expanduser(text) if home is None else os.path.join(home, below)
     if (user == "~" and home is None) or meant.startswith("~"):
         raise UsageError(
-            f"{what} is {text!r}, and nobody knows where the home directory {user} is; write the path "
-            f"out, or './{text}' for a directory of that very name"
+            f"{what} is {text!r}, and the home directory {user} is not known; write the whole path, or "
+            f"'./{text}' for a directory of that very name"
         )
     written = base / text
     if os.path.isdir(written) and not os.path.lexists(meant):
         raise UsageError(
-            f"{what} is {text!r}, which means {meant}; that is not there, but {written} is, which earlier "
-            f"versions took for it; move that to {meant}, or write './{text}'"
+            f"{what} is {text!r}, which means {meant}; that does not exist, but {written} does, which "
+            f"earlier versions used; move that to {meant}, or write './{text}'"
         )
     return base / meant
 
@@ -110,7 +110,7 @@ def _users(variable: str, usual: str) -> Path:
         return Path(base)
     home = _home()
     if home is None:
-        text = "nobody knows where your home directory is; set HOME, or give its directory"
+        text = "your home directory is not known; set HOME, or give its directory"
         raise naming(UsageError(text), "give its directory")
     return home / usual
 

@@ -166,9 +166,7 @@ def check_settings(path: Path, parser: configparser.ConfigParser, text: str) -> 
         if name not in settings:
             elsewhere = [other for other, names in KNOWN.items() if names and name in names]
             hint = (
-                f" (it belongs into [{elsewhere[0]}])"
-                if elsewhere
-                else closest_name(name, settings)
+                f" (it belongs in [{elsewhere[0]}])" if elsewhere else closest_name(name, settings)
             )
             raise UsageError(
                 f"{where}[{section}] has no setting {setting}{hint}; correct it by hand"
@@ -242,7 +240,7 @@ def yaml_problem(error: Exception) -> str:
     problem = getattr(error, "problem", None)
     if mark is None or not problem:
         return (str(error).splitlines() or ["no YAML"])[0]
-    hint = " (is it a tab? YAML wants blanks)" if "cannot start any token" in problem else ""
+    hint = " (is it a tab? YAML needs spaces)" if "cannot start any token" in problem else ""
     return f"line {mark.line + 1}: {problem}{hint}"
 
 
@@ -255,13 +253,13 @@ def ini_problem(error: Exception) -> str:
     if number is None:
         return first_line
     if isinstance(error, configparser.MissingSectionHeaderError):
-        return f"line {number}: it stands in no [section]"
+        return f"line {number}: it is in no [section]"
     if isinstance(error, configparser.ParsingError):
-        return f"line {number}: it is no setting, which has a name, '=' and a value"
+        return f"line {number}: it is not a setting, which has a name, '=' and a value"
     if isinstance(error, configparser.DuplicateOptionError):
-        return f"line {number}: [{error.section}] {error.option} is said twice"
+        return f"line {number}: [{error.section}] {error.option} is set twice"
     if isinstance(error, configparser.DuplicateSectionError):
-        return f"line {number}: [{error.section}] is there twice"
+        return f"line {number}: [{error.section}] exists twice"
     return f"line {number}: {first_line}"
 
 

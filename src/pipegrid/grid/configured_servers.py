@@ -102,7 +102,7 @@ def load_static_servers(directory: Path) -> StaticServers:
             raise
         # The servers may be announced, too, and then be reached in a way that this forbids.
         raise RefusedSetting(
-            f"{error}; it may say how servers are to be reached, so nothing was sent"
+            f"{error}; it may say how servers must be reached, so nothing was sent"
         ) from error
 
 
@@ -134,7 +134,8 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
     ]
     # Looking for them takes as long as reading it all: only where more is written than was read.
     repeated = [
-        f"{name}:{line}: server {server_id[:60]!r} is there twice, and only this one counts; name them apart"
+        f"{name}:{line}: server {server_id[:60]!r} is listed twice, and only this one is used; give them "
+        "different names"
         for server_id, line in (
             repeated_keys(data, "storage") if len(_ENTRY.findall(data)) > len(storage) else ()
         )
@@ -280,7 +281,7 @@ def open_server(
     """
     if known.nurl is None or force_foolscap:
         if known.furl is None:
-            raise ValueError("it speaks HTTPS only, but [client] force_foolscap wants Foolscap")
+            raise ValueError("it speaks HTTPS only, but [client] force_foolscap requires Foolscap")
         server = _open_foolscap(reactor, known.identity, known.furl, throttle)
         pipeline = Pipeline(AutoWindow(maximum_bytes=windows.held_bytes), reactor)
         return Peer(server, pipeline, "foolscap", known.furl.address)
@@ -413,7 +414,7 @@ def _server_or_warning(
 
 def same_address(server_id: str) -> str:
     """Return why a server is skipped that is there already: shares on both would be on one disk."""
-    return f"it has the address of server {server_id[:60]!r}, which counts once"
+    return f"it has the address of server {server_id[:60]!r}, and is used once"
 
 
 def member_of(value: Any, key: str, default: Any) -> Any:
@@ -497,13 +498,13 @@ def _entries(introducers: Mapping[Any, Any], name: str) -> Introducers:
         shown = printable(str(petname))
         try:
             if number >= MAX_INTRODUCERS:
-                raise UsageError(f"more than {MAX_INTRODUCERS} are not listened to")
+                raise UsageError(f"more than {MAX_INTRODUCERS} are not used")
             text = member_of(entry, "furl", None)
             if not isinstance(text, str):
                 raise UsageError("it has no text under 'furl'")
             address = server_address.parse_furl(text.strip())
             if not address.leads_to_tcp:
-                raise UsageError("its fURL leads to no TCP address, and PipeGrid uses no others")
+                raise UsageError("its fURL has no TCP address, and PipeGrid uses no others")
             addresses.append(IntroducerAddress(shown, address))
         except UsageError as error:
             warnings.append(f"{name}: introducer {shown!r} is skipped: {error}")

@@ -184,7 +184,7 @@ def create_like_tahoe(
     node = Path(node)
     if not (node / TAHOE_CONFIG_NAME).is_file():
         raise UsageError(
-            f"{node} is no Tahoe-LAFS node's directory: it has no {TAHOE_CONFIG_NAME}; name one that has"
+            f"{node} is not a Tahoe-LAFS node's directory: it has no {TAHOE_CONFIG_NAME}; name one that has"
         )
     theirs = load(node)
     load_static_servers(node)  # which raise what ``load`` warns of
@@ -356,7 +356,7 @@ def _create(
             # What is the same is from a try that was cut off.
             elif read_file(directory / name, len(data) + 1) != data:
                 raise UsageError(
-                    f"{directory / name} is there already; remove it, or choose another directory"
+                    f"{directory / name} exists already; remove it, or choose another directory"
                 )
         for name in ("convergence", "secret"):
             if not _is_there(private / name):

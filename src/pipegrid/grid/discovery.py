@@ -181,7 +181,7 @@ class Discovery:
                 known = counted(count, f"server {named} is", f"servers {named} are")
                 servers = f"the {known}" if count else "none is"
                 self._warn(
-                    f"introducer {status.name} at {status.address} is out of reach: {status.reason}; "
+                    f"introducer {status.name} at {status.address} is unreachable: {status.reason}; "
                     f"{servers} remembered, and it is tried again"
                 )
         self._wake_soon()
@@ -228,7 +228,9 @@ class Discovery:
             try:
                 write_cache(path, heard)
             except OSError as error:
-                self._warn(f"cannot write {path}: {error.strerror}; nothing is remembered")
+                self._warn(
+                    f"cannot write {path}: {error.strerror}; announcements are not remembered"
+                )
 
     def _worth_keeping(self, client: IntroducerClient) -> list[Announcement]:
         """Return what to write down of an introducer's servers: those that it names, or may yet name."""

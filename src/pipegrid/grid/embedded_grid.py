@@ -101,6 +101,6 @@ def _made_private(directory: Path) -> tuple[str, ...]:
     if why is None:
         return ()
     return (
-        f"others may read {directory}, with the secrets that change what is stored there ({why}); "
+        f"other users may read {directory}, with the secrets that change what is stored there ({why}); "
         f"run 'chmod go= {directory}', or move it where that works",
     )

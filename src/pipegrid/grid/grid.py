@@ -699,7 +699,7 @@ def _checked_path(path: str | os.PathLike[str]) -> str:
     """
     name = os.fspath(path)
     if not name or "\0" in name:
-        raise SinkError(f"{name!r} is no path of a file; give another")
+        raise SinkError(f"{name!r} is not the path of a file; give another")
     return name
 
 
@@ -832,7 +832,7 @@ class KeepingGrid(FileGrid):
         from pipegrid.transfer.upkeep import Upkeep
 
         kinds = UpkeepSettings, type(None)
-        check_kind(bounds, kinds, "how much is looked after at once", "an UpkeepSettings")
+        check_kind(bounds, kinds, "how much is maintained at once", "an UpkeepSettings")
         await self._readiness.wait(1, all_told=True)
         bounds = bounds or UpkeepSettings()
         return Upkeep(self._keeper(), self._download_settings, bounds, todo)

@@ -102,7 +102,7 @@ def open_grid(
     local = _open_local(reactor, config.local, members, opener, warnings)
     if local is not None and limits is not None and limits.bytes_per_s is not None:
         warnings.add(
-            "an embedded grid sends nothing over a network, so a limit of the rate bounds no disk of it"
+            "an embedded grid sends nothing over a network, so a rate limit has no effect on it"
         )
     if not members.peers and not introducers:
         raise UsageError(

@@ -133,7 +133,7 @@ class _Reader:
             return None if data is None else decode_text(data, str(path)).strip() or None
         if text == "disabled":
             raise self._wrong(
-                "node", "tub.port", "is 'disabled': nobody could reach the server; set it"
+                "node", "tub.port", "is 'disabled': no client could reach the server; set it"
             )
         if any(_ENDPOINT_OF_TAHOE.match(each.strip()) for each in text.split(",")):
             raise self._wrong(
@@ -148,7 +148,7 @@ class _Reader:
         hints = [each for each in hints if each]
         if "disabled" in hints:
             raise self._wrong(
-                "node", "tub.location", "is 'disabled': nobody could reach the server; set it"
+                "node", "tub.location", "is 'disabled': no client could reach the server; set it"
             )
         if "AUTO" not in hints and hints:
             return ",".join(hints)

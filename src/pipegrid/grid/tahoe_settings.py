@@ -222,7 +222,7 @@ SETTINGS: tuple[Setting, ...] = (
         "client", "helper.furl", "refused", "not used", "uploads never go through a helper", _helper
     ),
     Setting(
-        "client", "storage.plugins", "refused", "not used", "how to be let in by servers", _plugins
+        "client", "storage.plugins", "refused", "not used", "how servers admit the client", _plugins
     ),
     Setting("client", "key_generator.furl", "not used", "not used", "Tahoe-LAFS ignores it, too"),
     Setting(
@@ -390,7 +390,7 @@ def check(parser: SettingsFile, role: Role, names: bool = True) -> None:
             if setting is None:
                 hint = closest_name(name, [each.name for each in known.values()])
                 raise RefusedSetting(
-                    f"{parser.at(section, name)} is no setting that Tahoe-LAFS knows{hint}; "
+                    f"{parser.at(section, name)} is not a setting that Tahoe-LAFS knows{hint}; "
                     "correct it, or remove it"
                 )
             is_used = (setting.client if role == "client" else setting.server) != "not used"

@@ -377,7 +377,7 @@ class PipelinedAgent:
         self._clock: IReactorTime = reactor
         if endpoints is not None and (contextFactory is not None or bindAddress is not None):
             raise UsageError(
-                "endpoints say themselves whom they trust, and where they connect from; give them, or "
+                "an endpoint factory decides itself what it trusts and where it connects from; give it, or "
                 "contextFactory and bindAddress"
             )
         self._endpoints: Any = endpoints or StandardEndpoints(

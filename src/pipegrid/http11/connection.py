@@ -472,7 +472,7 @@ class PipelinedConnection(Protocol):
         if self.lane.written:
             self.answered_behind += 1
             if self._phase is Phase.BROKEN and len(self.lane.written) == 1:
-                self._end(closed("the body of the next request was broken off"))
+                self._end(closed("the body of the next request was interrupted"))
         self.owner.answered(self, exchange)
         if not exchange.abandoned:
             exchange.completed()
@@ -482,7 +482,9 @@ class PipelinedConnection(Protocol):
         self._writer.send_body()
 
     def too_much(self, limit_bytes: int) -> None:
-        self._end(Loss(reason=f"more than {limit_bytes} bytes of an unwanted answer were to come"))
+        self._end(
+            Loss(reason=f"more than {limit_bytes} bytes of an unwanted answer were still to come")
+        )
 
     def _update_reading(self) -> None:
         if self._loss is None and not self._corked:
@@ -495,9 +497,9 @@ class PipelinedConnection(Protocol):
         self._writer.break_off()
         if self._loss is not None:
             return  # its own failing has ended it
-        self._refuse_more(LifeEvent.BREAKS_OFF, "the body of a request before it was broken off")
+        self._refuse_more(LifeEvent.BREAKS_OFF, "the body of a request before it was interrupted")
         if self._loss is None and self.lane.written[0] is exchange:
-            self._end(closed("the body of a request was broken off"))
+            self._end(closed("the body of a request was interrupted"))
 
     def _refuse_more(self, happening: LifeEvent, why: str) -> None:
         """Give back what was not begun, and close when the rest is answered."""
@@ -542,7 +544,7 @@ class PipelinedConnection(Protocol):
         if self._phase in TAKES_NO_MORE:
             assert not self.lane.queued, "what takes no more gave back what it had not begun"
         if self._phase is Phase.BROKEN:
-            assert not self.lane.written[-1].sent, "what was broken off is the last"
+            assert not self.lane.written[-1].sent, "what was interrupted is the last"
         if not ended:
             self._valve._check_invariants(self.lane.written)
         for exchange in (*self.lane.queued, *self.lane.written):

@@ -143,7 +143,7 @@ def not_answered(
     method, reason = _method(exchange), loss.reason
     if exchange.response is not None:
         return ResponseError(
-            f"The answer of {server} to a {method} was cut off after"
+            f"The answer of {server} to a {method} was interrupted after"
             f" {exchange.received_bytes} bytes ({reason}); ask again.",
             server,
         )

@@ -57,8 +57,8 @@ class Phase(Named):
     CONNECTING = "is connecting"
     READY = "is ready"
     CLOSING = "is closing"
-    BROKEN = "has broken off a body"
-    LAST_WORDS = "hears last words"
+    BROKEN = "has interrupted a body"
+    LAST_WORDS = "reads until close"
     LEAVING = "is leaving"
     GONE = "is gone"
 
@@ -68,7 +68,7 @@ class LifeEvent(Named):
 
     USABLE = "it is usable"
     REFUSES = "it takes no more"
-    BREAKS_OFF = "it breaks off a body"
+    BREAKS_OFF = "it interrupts a body"
     LOST = "its transport is lost"
     ENDS = "it ends"
 
@@ -86,9 +86,9 @@ class Reading(Named):
     """What the reader does, or does not."""
 
     PAUSES = "it pauses"
-    GOES_ON = "it goes on"
+    GOES_ON = "it continues"
     TAKES_LONG = "it takes long"
-    NOBODY_CAME = "nobody came for the answer"
+    NOBODY_CAME = "no reader took the answer"
 
 
 def _life() -> Table[Phase, LifeEvent]:
@@ -189,7 +189,7 @@ class ReadPause:
     def _check_invariants(self, written: Sequence[Exchange]) -> None:
         """For tests, when all that has happened was worked off."""
         assert self.held_up == (self.reader in HELD_UP), self.reader
-        assert self.is_right(written) or written[0].response is None, "it reads for who reads"
+        assert self.is_right(written) or written[0].response is None, "it reads for a reader"
 
 
 # One timer for a whole connection: it bounds how long nothing may go on.
@@ -260,13 +260,13 @@ class Wait(Enum):
     """What a connection may be waiting for; what is in ``VERDICTS`` ends it when it takes too long."""
 
     USABLE = "the connection to be usable"
-    UNWANTED = "an answer that nobody wants"
+    UNWANTED = "an unwanted answer"
     ANSWER = "an answer"
-    READER = "the reader of an answer, who is quick as a rule"
-    SLOW_READER = "a reader who has been slow"
-    OVERTAKEN_READER = "a reader who holds up nobody else any more"
+    READER = "the reader of an answer, which is usually quick"
+    SLOW_READER = "a reader that has been slow"
+    OVERTAKEN_READER = "a reader that delays no other any more"
     START = "the first request to be written"
-    USE = "somebody to have a use for it"
+    USE = "a use for it"
 
 
 _SILENT = Loss(reason="it was silent for {:g} s", timed_out=True)
@@ -276,7 +276,7 @@ VERDICTS = {
     Wait.UNWANTED: Loss(reason="an unwanted answer did not come for {:g} s", announced=True),
     Wait.ANSWER: _SILENT,
     Wait.START: _SILENT,
-    Wait.OVERTAKEN_READER: Loss(reason="nobody read the answer for {:g} s", announced=True),
+    Wait.OVERTAKEN_READER: Loss(reason="the answer was not read for {:g} s", announced=True),
     Wait.USE: Loss(reason="it was not used for {:g} s", announced=True),
 }
 """

@@ -114,7 +114,7 @@ class Tunnel(Protocol):
         else:
             self._fail(
                 TunnelRefused(
-                    f"the proxy {self._proxy} hangs up when asked to connect to {self._target}"
+                    f"the proxy {self._proxy} closes the connection when asked to connect to {self._target}"
                 )
             )
 

@@ -36,7 +36,7 @@ class Limits:
         max_header_bytes: of one answer's head (or trailer). Servers limit requests to 8 to 16 KiB;
             answers with many cookies are longer.
         max_headers: lines of the same.
-        discard_limit_bytes: how much of an answer that nobody wants any more is read
+        discard_limit_bytes: how much of an unwanted answer is read
             to save the connection. A new connection costs 1 to 2 round trips: at 10 MB/s and
             10 ms, 100 to 200 KB; less for a server far away over a thin line.
         timeout_s: silence of the server while it has something to answer and nobody paused it.

@@ -112,7 +112,7 @@ def check_signed_by_itself(certificate: Certificate) -> None:
     """
     name = _SIGNED_WITH.get(certificate.algorithm)
     if name is None or not certificate.own_issuer:
-        raise UnusualCertificate("it is not signed with RSA and SHA-2 by whom it is about")
+        raise UnusualCertificate("it is not signed with RSA and SHA-2 by its own subject")
     modulus, exponent = _rsa_key(certificate.key)
     size = (modulus.bit_length() + 7) // 8
     signature = int.from_bytes(certificate.signature, "big")
@@ -138,7 +138,7 @@ def _rsa_key(key: bytes) -> tuple[int, int]:
     """Return modulus and exponent of a SubjectPublicKeyInfo. Raises Unusual: the key is no RSA key."""
     info = _Elements(key).inside(_SEQUENCE)
     if info.element(_SEQUENCE) != _RSA:
-        raise UnusualCertificate("its key is no RSA key")
+        raise UnusualCertificate("its key is not an RSA key")
     numbers = _Elements(_bits(info))
     info.end()
     pair = numbers.inside(_SEQUENCE)
@@ -152,7 +152,7 @@ def _bits(elements: _Elements) -> bytes:
     """Return the next element's bits, which have to be whole bytes."""
     inner = elements.content(_BIT_STRING)
     if inner[:1] != b"\0":
-        raise UnusualCertificate("it has bits that are no bytes")
+        raise UnusualCertificate("it has bits that are not whole bytes")
     return inner[1:]
 
 
@@ -189,7 +189,7 @@ class _Elements:
     def end(self) -> None:
         """There must be nothing more."""
         if self._at != len(self._data):
-            raise UnusualCertificate("something stands behind its end")
+            raise UnusualCertificate("there are bytes after its end")
 
     def _take(self, tag: int) -> tuple[bytes, bytes]:
         data, start = self._data, self._at
@@ -204,7 +204,7 @@ class _Elements:
                 raise UnusualCertificate("it has a length that is not in its shortest form")
         self._at = at + size
         if self._at > len(data):
-            raise UnusualCertificate("it is cut off")
+            raise UnusualCertificate("it is incomplete")
         return data[start : self._at], data[at : self._at]
 
 

@@ -124,7 +124,7 @@ class BodySender:
             self._exchange,
             RequestBodyError(
                 f"The source of the body of a {self._exchange.method.decode('latin-1')} to"
-                f" {self._server} failed ({why}); the request was broken off.",
+                f" {self._server} failed ({why}); the request was interrupted.",
                 self._server,
             ),
         )

@@ -320,7 +320,7 @@ class ResponseParser:
         version = llhttp.get_http_version()
         if version != "1.1":
             if version != "1.0":
-                self._fail(f"its version is HTTP/{version}, which nobody asked for")
+                self._fail(f"its version is HTTP/{version}, which was not requested")
             head.version = (1, 0)
         head.head_bytes = self._head_bytes + len(self._reason) + 15
         head.keep_alive = llhttp.should_keep_alive()
@@ -372,7 +372,7 @@ class ResponseParser:
         if not 100 <= status < 200 or self._informational > MAX_INFORMATIONAL:
             self._fail(f"its status is {status}")
         if status == 101:
-            self._fail("it switches to a protocol nobody asked for")
+            self._fail("it switches to a protocol that was not requested")
         self._interim = True
         self._events.append(Informational(status))
         self._reset_head()

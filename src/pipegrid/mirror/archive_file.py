@@ -128,7 +128,7 @@ def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> Ar
     """
     check_path(path)
     if size is not None and not 0 <= size <= MAX_SIZE_BYTES:
-        raise BadEntry(f"{quoted(path)} is said to have {size} bytes, which no file has")
+        raise BadEntry(f"{quoted(path)} has a size of {size} bytes, which no file has")
     for algorithm, length in DIGEST_BYTES.items():
         value = hashes.get(algorithm)
         if value is None:
@@ -138,7 +138,7 @@ def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> Ar
             raise BadEntry(f"the {algorithm} of {quoted(path)} is not one: {quoted(str(value))}")
         return ArchiveFile(path, size, algorithm, digest)
     if not hashes:
-        raise BadEntry(f"{quoted(path)} has no hash, so nobody could tell whether it is right")
+        raise BadEntry(f"{quoted(path)} has no hash, so it cannot be verified")
     weak = ", ".join(sorted(quoted(name) for name in hashes))
     raise BadEntry(
         f"{quoted(path)} has only weaker hashes ({weak}); SHA-256 or better is needed, ask the archive for it"
@@ -165,7 +165,7 @@ def check_path(path: str) -> None:
     Refuse a path that is not plainly one below a directory.
 
     Raises: BadEntry: it is empty, absolute, too long or deep, has empty parts, ``.``, ``..``, a NUL or
-        another control character, a backslash, what UTF-8 cannot encode, begins with a blank, or is one of
+        another control character, a backslash, what UTF-8 cannot encode, begins with a space, or is one of
         a mirror's own.
     """
     plain = len(path) <= MAX_NAME_BYTES and path.count("/") < MAX_DEPTH
@@ -194,7 +194,7 @@ def check_path(path: str) -> None:
     elif "\\" in path or any(ord(char) < 32 or ord(char) == 127 for char in path):
         wrong = "has a character that no archive uses"
     elif path[0].isspace():
-        wrong = "begins with a blank"  # which no list can say
+        wrong = "begins with a space"  # which no list can say
     elif HIDDEN in map(casefold_path, parts):
         wrong = "is one of the mirror's own"
     if wrong is not None:

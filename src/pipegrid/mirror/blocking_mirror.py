@@ -194,7 +194,7 @@ class _Asking:
             else:
                 found.refused[path] = f"answers {status}"
         if self._data:
-            raise UnsupportedResponse("it answers what nobody asked")
+            raise UnsupportedResponse("it answers without a request")
         return found
 
     def _answer(self, most_bytes: int) -> tuple[Head, bytes]:

@@ -227,7 +227,7 @@ def read_release(
     found = next(paragraphs([data], _RELEASE_FIELDS, name), None)
     if found is None or not found.keys() & _HASH_FIELDS.keys():
         raise BadEntry(
-            f"{name} is no release file; perhaps the mirror serves a page for everything"
+            f"{name} is not a release file; perhaps the mirror answers every request with a web page"
         )
     skip = skip or _refuse
     named = _NamedFiles(name, skip)
@@ -364,7 +364,7 @@ def _date(text: str | None, name: str, ignores: bool = False) -> datetime | None
         if ignores:
             return None
         raise BadEntry(
-            f"{name} has a date that is none: {quoted(text)} (--ignore-dates mirrors it nevertheless)"
+            f"{name} has an invalid date: {quoted(text)} (--ignore-dates mirrors it nevertheless)"
         )
     return date if date.tzinfo is not None else date.replace(tzinfo=timezone.utc)
 
@@ -634,7 +634,7 @@ def read_patch_index(data: bytes, directory: str, name: str) -> PatchIndex:
     """
     found = next(paragraphs([data], _PATCH_FIELDS, name), None)
     if found is None or "SHA256-Current" not in found or "SHA256-History" not in found:
-        raise BadEntry(f"{name} is no index of patches with SHA-256")
+        raise BadEntry(f"{name} is not an index of patches with SHA-256")
     current, current_size = _hash_and_size(found["SHA256-Current"].split(), name)
     history = _rows(found["SHA256-History"], name)
     downloads = {

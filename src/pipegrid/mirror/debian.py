@@ -388,8 +388,8 @@ def _indexes_of(suite: Suite, paths: Iterable[str]) -> Iterator[Index]:
 
 def _unreadable(path: str, error: Exception) -> MirrorError:
     return MirrorError(
-        f"{path} cannot be read ({error}), so that nobody knows what else is to stay; nothing was removed:"
-        " mirror it, or remove it if it is to go"
+        f"{path} cannot be read ({error}), so the files that it needs are not known; nothing was removed: "
+        "mirror it, or remove it if it is not needed"
     )
 
 
@@ -781,7 +781,7 @@ class DebianArchive:
                 ):
                     entries.skip(
                         BadEntry(
-                            f"the {algorithm} that is told of {quoted(form.path)} is another one"
+                            f"the {algorithm} of {quoted(form.path)} does not match the release file"
                         )
                     )
                     continue
@@ -820,7 +820,8 @@ def _checked_name(name: str, check: Callable[[str], T]) -> T:
         return check(name)
     except BadEntry:
         raise UsageError(
-            f"{quoted(name)} is no suite, component or architecture that can be mirrored; the suite of a flat"
+            f"{quoted(name)} is not a suite, component or architecture that can be mirrored; the suite of a "
+            "flat"
             " archive ends in a slash, such as ./"
         ) from None
 

@@ -126,7 +126,7 @@ def _unpacked(file: FileIO, path: str, kind: Callable[[], Any]) -> Iterator[byte
     except (OSError, lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
         raise PatchError(f"{path} is damaged: {error}") from error
     if not between:
-        raise PatchError(f"{path} is cut off")
+        raise PatchError(f"{path} is incomplete")
 
 
 def _unpacked_zstandard(file: FileIO, path: str) -> Iterator[bytes]:
@@ -141,7 +141,7 @@ def _unpacked_zstandard(file: FileIO, path: str) -> Iterator[bytes]:
     except zstandard.ZstdError as error:
         raise PatchError(f"{path} is damaged: {error}") from error
     if not _ends_whole(file):  # of which its reader says nothing
-        raise PatchError(f"{path} is cut off")
+        raise PatchError(f"{path} is incomplete")
 
 
 def _ends_whole(file: FileIO) -> bool:
@@ -231,7 +231,7 @@ def check_index_bytes(name: str, size: int) -> None:
         BadEntry: it is not.
     """
     if size > MAX_INDEX_BYTES:
-        raise BadEntry(f"{name} is said to have {size} bytes, which no index has")
+        raise BadEntry(f"{name} has a size of {size} bytes, which no index has")
 
 
 def index_blocks(path: str, name: str, size: int | None) -> Iterator[bytes]:

@@ -211,7 +211,7 @@ class Directories:
     def in_the_way(self, path: str, what: str) -> BadEntry:
         """Return the error for a path that leads over something else, or to it."""
         return BadEntry(
-            f"{quoted(path)} cannot be kept in {self.path}: there is {what} in its place; move it away"
+            f"{quoted(path)} cannot be kept in {self.path}: {what} has its name; move that away"
         )
 
     def error(self, error: OSError | PipegridError, what: str) -> MirrorError:
@@ -230,8 +230,7 @@ class Directories:
     def full(self, what: str) -> MirrorError:
         """Return the sentence for a disk that takes no more."""
         return MirrorError(
-            f"{self.path} cannot {what}: the disk is full; make room and run it again,"
-            " it goes on where it stopped"
+            f"{self.path} cannot {what}: the disk is full; free some space and run it again, and it resumes"
         )
 
 
@@ -359,7 +358,7 @@ class Destination:
         try:
             if not self._begin(os.path.join(hidden, "lock")):
                 raise DestinationLocked(
-                    f"another process is mirroring to {self.path}, or looks at it; wait until it has finished"
+                    f"another process is mirroring to {self.path}, or checking it; wait until it has finished"
                 )
         except BaseException as error:
             self.close()
@@ -654,7 +653,7 @@ class Destination:
                 os.close(fd)
             os.rename(_OWN_NEW, name, src_dir_fd=self._incoming, dst_dir_fd=self._hidden)
         except OSError as error:
-            raise self.error(error, "note what it holds") from error
+            raise self.error(error, "record what it holds") from error
 
     def read(self, path: str, most_bytes: int) -> bytes | None:
         """Return a file that is there, and no longer than that; a symbolic link is not followed."""
@@ -726,7 +725,7 @@ class Destination:
                     os.unlink(name, dir_fd=directory)
                     self.changes += not path.startswith(f"{HIDDEN}/")
             except OSError as error:
-                raise self.error(error, f"be rid of {quoted(path)}") from error
+                raise self.error(error, f"remove {quoted(path)}") from error
 
     def delete(self, path: str) -> None:
         """

@@ -306,7 +306,7 @@ class Connection:
             return size
         self._head = b""
         if not self.asked or self._closes:
-            raise UnsupportedResponse("it answers what nobody asked")
+            raise UnsupportedResponse("it answers without a request")
         self._begin(parse_head(head))
         return after
 

@@ -606,7 +606,7 @@ class EpollDriver:
                 if self._ahead is not None and not entrant.is_out and connection.can_go_on:
                     self._ahead.give(entrant.address, connection.sock, connection.count)
                     continue
-                self._drop(connection, "the sprint is over", broken=False)
+                self._drop(connection, "the driver has stopped", broken=False)
         for hosts in self._mirrors:
             hosts.release()
         self.store.close()

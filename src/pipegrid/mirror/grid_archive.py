@@ -117,7 +117,7 @@ class GridStore:
             root = await self._directories(tree)
             await run(replace_file, Path(self._root, GRID_CAP), f"{root}\n".encode("ascii"))
         except OSError as error:
-            raise self._mirror.destination.error(error, "note what is in the grid") from error
+            raise self._mirror.destination.error(error, "record what is in the grid") from error
         finally:
             await run(self._notes.close)
         return root
@@ -161,8 +161,8 @@ class GridStore:
         for outcome, name in zip(outcomes, names, strict=True):
             if isinstance(outcome, Failure):
                 raise MirrorError(
-                    f"{quoted(name)} could not be stored in the grid: {outcome.value};"
-                    " run it again, it goes on"
+                    f"{quoted(name)} could not be stored in the grid: {outcome.value}; run it again, and it "
+                    "resumes"
                 ) from outcome.value
         return [outcome.cap for outcome in outcomes]
 
@@ -474,8 +474,8 @@ class GridFetch:
             await self._mirror.run(entries.check)
         except OSError as error:
             raise MirrorError(
-                f"{_LIST} could not be kept in {gettempdir()} ({os.strerror(error.errno or 0)}); make room,"
-                " or name another directory in TMPDIR"
+                f"{_LIST} could not be kept in {gettempdir()} ({os.strerror(error.errno or 0)}); free some "
+                "space, or name another directory in TMPDIR"
             ) from error
         return entries
 

@@ -52,7 +52,7 @@ def noting(
                 file.write(list_line(each))
                 yield each
     except OSError as error:
-        raise destination.error(error, "note what it holds") from error
+        raise destination.error(error, "record what it holds") from error
 
 
 def begin_manifest(destination: Destination) -> None:
@@ -61,7 +61,7 @@ def begin_manifest(destination: Destination) -> None:
         with open(_new(destination), "ab", opener=_open_own):
             pass
     except OSError as error:
-        raise destination.error(error, "note what it holds") from error
+        raise destination.error(error, "record what it holds") from error
 
 
 def check_complete(path: str) -> None:
@@ -91,7 +91,7 @@ def keep_manifest(
             os.fsync(file.fileno())
         os.replace(_new(destination), destination.manifest)
     except OSError as error:
-        raise destination.error(error, "note what it holds") from error
+        raise destination.error(error, "record what it holds") from error
 
 
 def _replace(path: str, replaced: Mapping[str, ArchiveFile]) -> None:

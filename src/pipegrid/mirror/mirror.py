@@ -152,7 +152,7 @@ class SmallFiles:
             answers = await asking.addTimeout(MOST_S, self._clock)
         except TimeoutError:
             raise MirrorError(
-                f"{self._address.url}: {asked[0][0]} has not come within {MOST_S:.0f} s; use another mirror"
+                f"{self._address.url}: {asked[0][0]} did not arrive within {MOST_S:.0f} s; use another mirror"
             ) from None
         finally:
             await self.close()

@@ -78,12 +78,12 @@ def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[LineEdit]:
         The edits, from the first line to the last, none overlapping.
 
     Raises:
-        PatchError: it is not one, is cut off, has too many commands, or has them not in descending order.
+        PatchError: it is not one, is incomplete, has too many commands, or has them not in descending order.
     """
     edits: list[LineEdit] = []
     lines = BytesIO(patch).readlines()  # splitlines would take a carriage return for an end, too
     if lines and not lines[-1].endswith(b"\n"):
-        raise PatchError(f"the patch {name} is cut off: its last line has no end")
+        raise PatchError(f"the patch {name} is incomplete: its last line has no end")
     at, count = 0, len(lines)
     before = END
     while at < count:
@@ -125,13 +125,13 @@ def _read_text(lines: Sequence[bytes], at: int, text: list[bytes], name: str) ->
             text.append(lines[at])
             at += 1
         if at >= count:
-            raise PatchError(f"the patch {name} is cut off: a text in it has no end")
+            raise PatchError(f"the patch {name} is incomplete: a text in it has no end")
         at += 1
         # A line that is a dot was written as two; the first is taken away again, and the text goes on.
         if not (at < count and lines[at] == b"s/.//\n"):
             return at
         if not text or text[-1][:1] != b".":
-            raise PatchError(f"the patch {name} takes away what is not there, in line {at + 1}")
+            raise PatchError(f"the patch {name} removes lines that do not exist, in line {at + 1}")
         text[-1] = text[-1][1:]
         at += 1
         if not (at < count and lines[at] == b"a\n"):
@@ -537,7 +537,7 @@ class _Writer:
         self._size += self._gathered_bytes
         if self._most_bytes is not None and self._size > self._most_bytes:
             raise PatchError(
-                f"what becomes of {quoted(self._index)} has more than {self._most_bytes} bytes"
+                f"the patched {quoted(self._index)} has more than {self._most_bytes} bytes"
             )
         if self._gathered or page is not None:
             self._room.acquire()

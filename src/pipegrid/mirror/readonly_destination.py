@@ -142,7 +142,8 @@ class _Directories(Directories):
     def full(self, what: str) -> MirrorError:
         """See ``Directories``; only in the directory for temporary files there can be no room."""
         return MirrorError(
-            f"{self._scratch()} cannot {what}: the disk is full; make room, or name another directory with "
+            f"{self._scratch()} cannot {what}: the disk is full; free some space, or name another directory "
+            "with "
             "TMPDIR"
         )
 

@@ -117,7 +117,7 @@ class XmlParser:
             self._expat.Parse(data, last)
         except expat.ExpatError as error:
             raise BadEntry(
-                f"{self._name} is no XML ({error}); perhaps the mirror serves a page for everything"
+                f"{self._name} is not XML ({error}); perhaps the mirror answers every request with a web page"
             ) from None
         except UnicodeError:
             raise BadEntry(f"{self._name} is not UTF-8") from None
@@ -365,8 +365,8 @@ class _Entry:
         above = _within(base, self._urls)
         if above is None:
             raise BadEntry(
-                f"{self.document} has {quoted(path)} elsewhere (xml:base {quoted(base)}), where nobody"
-                " said that it may be fetched from"
+                f"{self.document} has {quoted(path)} on another site (xml:base {quoted(base)}), which is "
+                "not among the mirrors given"
             )
         return above + simplified(path)
 
@@ -375,7 +375,7 @@ class _Entry:
         if text is None:
             return None
         if _SIZE.fullmatch(text.strip()) is None:
-            raise BadEntry(f"{self.document} does not tell the size of {quoted(self.path())}")
+            raise BadEntry(f"{self.document} does not give the size of {quoted(self.path())}")
         return int(text)
 
     def file(self, size: int | None, checksum: str = "checksum") -> ArchiveFile:
@@ -384,7 +384,7 @@ class _Entry:
             raise BadEntry(f"{self.document} has an entry with two elements {self._twice}")
         kind = self.attributes.get(checksum, {}).get("type", "").lower()
         if not kind:
-            raise BadEntry(f"{self.document} does not tell the hash of {quoted(self.path())}")
+            raise BadEntry(f"{self.document} does not give the hash of {quoted(self.path())}")
         value = self.texts.get(checksum, "").strip()
         return wanted(self.path(), size, {_HASHES.get(kind, kind): value})
 
@@ -422,7 +422,7 @@ class _RepomdReader:
     def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
         if depth == 1 and name != "repomd":
             raise BadEntry(
-                f"{self._name} is no repomd.xml; perhaps the mirror serves a page for everything"
+                f"{self._name} is not a repomd.xml; perhaps the mirror answers every request with a web page"
             )
         if depth == 2 and name == "data":
             if len(self.found) >= MAX_METADATA_FILES:
@@ -459,9 +459,7 @@ class _RepomdReader:
         if place in self._places:
             if any(file == each.file and each.kind != self._kind for each in self.found):
                 return  # some kinds share a file
-            raise BadEntry(
-                f"{self._name} names {quoted(file.path)}, which stands for something else"
-            )
+            raise BadEntry(f"{self._name} names {quoted(file.path)}, which has another meaning")
         if self._kind == "primary" and any(each.kind == "primary" for each in self.found):
             raise BadEntry(f"{self._name} names two files primary")
         self._places.add(place)
@@ -504,7 +502,7 @@ class _PrimaryReader:
                 self._entry = _Entry(self._name, self._urls)
         elif name != "metadata":
             raise BadEntry(
-                f"{self._name} is no primary; it has {quoted(name)} in place of metadata"
+                f"{self._name} is not a primary; it has {quoted(name)} in place of metadata"
             )
         return False
 

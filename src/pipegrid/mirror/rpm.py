@@ -232,7 +232,7 @@ class RpmRepository:
         url = self._mirror.url(number)
         if REPOMD not in files:
             raise MirrorError(
-                f"{url} has no {REPOMD} ({files.refused.get(REPOMD, 'it is not there')})"
+                f"{url} has no {REPOMD} ({files.refused.get(REPOMD, 'it does not exist')})"
             )
         skipped: list[BadEntry] = []
         found = await self._mirror.run(self._believe, files, url, skipped.append)

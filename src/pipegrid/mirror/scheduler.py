@@ -82,7 +82,7 @@ class FetchJob:
         self.reasons: dict[int, str] | None = None
 
     def __repr__(self) -> str:
-        state = "over" if self.is_over else "under way" if self.under_way else "waiting"
+        state = "over" if self.is_over else "in flight" if self.under_way else "waiting"
         return f"<FetchJob {self.wanted.path!r} {state}>"
 
     @property

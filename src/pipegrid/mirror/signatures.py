@@ -162,7 +162,7 @@ def _packet(data: bytes, at: int) -> tuple[int, int, int | None]:
     Return a packet's kind, where its body begins, and how long that is; None: nobody says.
 
     Raises:
-        IndexError: its head is cut off.
+        IndexError: its head is incomplete.
     """
     head, first = data[at], data[at + 1]
     if not head & 0x80:
@@ -346,7 +346,7 @@ def _output_of(command: list[str], stopped: Stopped) -> bytes:
 
 
 def _no_signature(name: str) -> NotSigned:
-    return NotSigned(f"{name} is {NOT_SIGNED} (what stands in a signature's place is none)")
+    return NotSigned(f"{name} is {NOT_SIGNED} (its signature is not one)")
 
 
 def _no_keyring(name: str) -> MirrorError:

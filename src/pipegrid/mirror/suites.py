@@ -224,8 +224,8 @@ def _check_dates(release: Release, now: datetime, name: str) -> None:
         )
     if date is not None and date > now + MAX_AHEAD:
         raise MirrorError(
-            f"{name} is of {date.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC, which is in the future; look"
-            " at the clock of this machine (--ignore-dates mirrors it nevertheless)"
+            f"{name} is of {date.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC, which is in the future; "
+            "check the clock of this machine (--ignore-dates mirrors it nevertheless)"
         )
 
 
@@ -660,8 +660,8 @@ def index_of(
     if held != "packed":
         if base not in named:
             raise MirrorError(
-                f"the release file of {suite.shown_name} does not tell the hash of {base} unpacked,"
-                " so that nobody could use it; keep indexes packed"
+                f"the release file of {suite.shown_name} does not give the hash of {base} unpacked, so no "
+                "client could use it; keep indexes packed"
             )
         kept = [""]
     size = named[base].size if base in named else None

@@ -155,7 +155,7 @@ class ClientTLS(Protocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Tell the protocol how it ended."""
         if not self._lost and not self._said_goodbye and reason.check(ConnectionDone):
-            reason = Failure(ConnectionLost("it ended without TLS's goodbye"))
+            reason = Failure(ConnectionLost("it ended without TLS's close_notify"))
         self._lost = self._aborted = True
         self.connected = 0
         self._waiting.clear()
@@ -425,10 +425,10 @@ class _Pulling:
 def _failed(error: Exception) -> Exception:
     """Return what to tell of an error of OpenSSL's."""
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-        return ConnectionLost("it ended without TLS's goodbye")
+        return ConnectionLost("it ended without TLS's close_notify")
     reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
     if reason == "wrong version number":  # which is what OpenSSL makes of a page of HTML
-        reason = "what answers speaks no TLS, as in networks that want a login in the browser first"
+        reason = "the other end does not speak TLS, as in networks that require a login in the browser first"
     failed = TlsFailed(f"TLS failed: {reason}")
     failed.__cause__ = error
     return failed
@@ -544,7 +544,7 @@ class PreconnectedEndpoint:
         Return the protocol over a connection that was made ahead.
 
         Raises:
-            OSError: it is lost already, or nobody wants it.
+            OSError: it is lost already, or it is not wanted any more.
             Exception: whatever those who got it thought of it. It has ended, in any case.
         """
         tls = ClientTLSFactory(self._context, self._check, factory, begun)
@@ -556,7 +556,7 @@ class PreconnectedEndpoint:
                     tls.built.abortConnection()
                 raise
         if tls.built is None:
-            raise OSError("nobody wants it")
+            raise OSError("it is not wanted any more")
         wrapped: IProtocol = tls.built.wrappedProtocol
         return wrapped
 

@@ -376,8 +376,8 @@ def is_ours() -> bool:
     if missing is None:
         return True
     log.warn(
-        "{name} is not what it was: TLS is Twisted's own, and takes more of the processor's time;"
-        " tell PipeGrid's authors which releases of pyOpenSSL and Twisted these are",
+        "{name} has changed, so TLS uses Twisted's own code, which takes more processor time; report "
+        "this, with the releases of pyOpenSSL and Twisted",
         name=missing,
     )
     return False

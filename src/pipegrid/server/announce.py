@@ -219,7 +219,7 @@ class Announcer:
             if name not in self._complained:  # once an outage, however often it is tried
                 self._complained.add(name)
                 log.warn(
-                    "introducer {name} at {address} is out of reach: {reason}; it is tried again",
+                    "introducer {name} at {address} is unreachable: {reason}; it is tried again",
                     name=name,
                     address=furl.address,
                     reason=reason_of(error),
@@ -244,9 +244,9 @@ class Announcer:
         if name not in self._complained:
             self._complained.add(name)
             log.warn(
-                "introducer {name} at {address} has not taken the announcement for {patience:g} s; "
-                "clients may not hear of this server from it until it is started anew",
+                "introducer {name} at {address} has not acknowledged the announcement for {limit_s:g} s; "
+                "clients may not learn of this server from it until the server is restarted",
                 name=name,
                 address=furl.address,
-                patience=ANSWER_S,
+                limit_s=ANSWER_S,
             )

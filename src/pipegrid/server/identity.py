@@ -178,7 +178,7 @@ def keep_furl(directory: Path, address: Furl) -> None:
     except OSError as error:
         if known is not None and error.errno in FULL:  # the key and the secret are the same
             log.warn(
-                "{path} still says where the server was before: {reason}",
+                "{path} still names the previous address of the server: {reason}",
                 path=str(path),
                 reason=error.strerror,
             )

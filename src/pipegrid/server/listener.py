@@ -99,7 +99,7 @@ class ConnectionLimits(Generic[G]):
         return len(self._places)
 
     def __repr__(self) -> str:
-        return f"<ConnectionLimits of {len(self)}, {self.strangers} of them strangers>"
+        return f"<ConnectionLimits of {len(self)}, {self.strangers} of them unauthenticated>"
 
     def enter(self, guest: G, host: str) -> G | None:
         """
@@ -268,7 +268,7 @@ class PortListener(Factory):
         if victim is front:
             self.note_hostile(addr, "there are too many connections, all busy or just being closed")
             return None
-        self.note_hostile(victim.addr, "others needed its place")
+        self.note_hostile(victim.addr, "other clients needed its place")
         victim.abort()
         return front
 
@@ -475,7 +475,7 @@ class ProtocolDetector(TwistedProtocol):
 
     def _waited_too_long(self) -> None:
         self._timer = None
-        self._front.note_hostile(self.addr, "it said nothing for half a minute")
+        self._front.note_hostile(self.addr, "it sent nothing for half a minute")
         self._turn_away()
 
     def _turn_away(self) -> None:

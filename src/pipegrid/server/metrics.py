@@ -203,7 +203,7 @@ class StorageCollector(Collector):
         with suppress(ServerRefused):  # of a disk that fails all else is told
             room = self._store.available_bytes()
             if room is not None:
-                yield _gauge("available_bytes", "Room for shares.", room)
+                yield _gauge("available_bytes", "Space for shares.", room)
 
 
 def metrics_page(

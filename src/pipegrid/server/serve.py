@@ -136,8 +136,8 @@ class LeaseCollector:
                 return 0  # there is no storage directory, and so no share
             except OSError as error:
                 log.warn(
-                    "leases that have run out are kept: {storage} takes no note of when they were looked "
-                    "at ({reason}); make it writable",
+                    "leases that have run out are kept: {storage} cannot record when they were checked "
+                    "({reason}); make it writable",
                     storage=str(self._storage),
                     reason=error.strerror or str(error),
                 )
@@ -145,8 +145,8 @@ class LeaseCollector:
             self._date.looked(looks)
             if looks.held_s:
                 log.info(
-                    "leases that have run out are kept for {days:.1f} more days: this server has not looked "
-                    "at them regularly until now, or its clock was wrong, and clients may renew them",
+                    "leases that have run out are kept for {days:.1f} more days: this server has not "
+                    "checked them regularly until now, or its clock was wrong, and clients may renew them",
                     days=looks.held_s / 86400,
                 )
                 return 0
@@ -330,7 +330,7 @@ class StorageNode:
         try:
             left = self._store.adopt_leftovers() if alone else 0
             if left:
-                log.info("{count} unfinished uploads can go on", count=left)
+                log.info("{count} unfinished uploads can be resumed", count=left)
             who = identity.load_or_create(self.settings.directory)
             self._store.slots.node_id = who.tub_id
             service = GbsService(self._store, self._durability, who.swissnum)
@@ -387,7 +387,7 @@ class StorageNode:
             port = await serverFromString(self._reactor, text).listen(factory)
         except (ValueError, TypeError, LookupError) as error:
             raise UsageError(
-                f"{text!r} is no port or endpoint ({str(error).rstrip('.')}); give one such as tcp:8098"
+                f"{text!r} is not a port or endpoint ({str(error).rstrip('.')}); give one such as tcp:8098"
             ) from error
         except Exception as error:  # CannotListenError, for one
             why = str(error).rstrip(".")

@@ -52,7 +52,7 @@ def prefix_problem(prefix: object) -> str | None:
         return f"must have at most {MAX_PREFIX} characters"
     if prefix and not _PREFIX.fullmatch(prefix):
         return (
-            "must begin with a letter, '_' or '-', and go on with these, digits or '.' (no blanks: Buildbot "
+            "must begin with a letter, '_' or '-', followed by these, digits or '.' (no spaces: Buildbot "
             f"finds data by this name), such as 'ten-servers-', not {prefix!r}"
         )
     return None
@@ -265,7 +265,7 @@ def judge(run: Run, baseline: Sequence[Run], unlike: int = 0) -> Verdict:
         comparison = compare(list(reversed(baseline)), run)
     except UsageError as error:
         return Verdict(f"not compared: {error}", f"{error}\n", False)
-    beside = f"beside {counted(len(baseline), 'build')}"
+    beside = f"compared with {counted(len(baseline), 'build')}"
     slower = [f"{each.name} {each.direction} {_percent(each.ratio)}" for each in comparison.slower]
     if slower:
         more = f" and {len(slower) - 3} more" if len(slower) > 3 else ""

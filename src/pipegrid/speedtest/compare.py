@@ -136,7 +136,8 @@ class Comparison:
             lines.append(f"Only after: {', '.join(self.added)}.")
         lines += [
             "",
-            f"A change is one of more than {LEAST_CHANGE:.0%}, in seconds and beside the run's own ceiling,"
+            f"A change is one of more than {LEAST_CHANGE:.0%}, in seconds and relative to the run's own "
+            "ceiling,"
             " that relabelling of the rounds (maximum over all measurements) explains in at most"
             f" {LEVEL:.0%}.",
         ]

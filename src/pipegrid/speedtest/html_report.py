@@ -167,7 +167,7 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
     if any(figures.large(run, way) for way in DIRECTIONS):
         add(
             "throughput",
-            "Throughput beside raw TCP",
+            "Throughput compared with raw TCP",
             _THROUGHPUT_WORDS,
             lambda wide: bars.throughput_chart(run, wide),
             key=True,

@@ -76,7 +76,7 @@ def parse_responder(text: str) -> Responder:
     match = _RESPONDER.fullmatch(text.strip())
     if match is None or not 1 <= int(match[3]) <= 65535:
         raise UsageError(
-            "this does not say where a responder is; give TOKEN@HOST:PORT#KEY as the responder printed it"
+            "this is not the address of a responder; give TOKEN@HOST:PORT#KEY as the responder printed it"
         )
     key = urlsafe_b64decode(match[4] + "=") if match[4] else None
     return Responder(match[2].strip("[]"), int(match[3]), match[1], key)
@@ -89,7 +89,7 @@ def is_token(text: str) -> bool:
 
 class Probe:
     """
-    One connection to a responder; one thing at a time.
+    One connection to a responder; one request at a time.
 
     Use ``await Probe.connect(…)``; then close it.
     """
@@ -219,12 +219,12 @@ class Probe:
 
     def _stranger(self) -> ResponderError:
         return ResponderError(
-            f"what answers at {self._responder.address} is no responder of this speed test; check host and"
+            f"what answers at {self._responder.address} is not a responder of this speed test; check host and"
             " port, or start one there with: pipegrid speedtest responder"
         )
 
     def _wait(self) -> Deferred[Any]:
-        assert self._waiting is None, "one thing at a time"
+        assert self._waiting is None, "one request at a time"
         waiting: Deferred[Any] = Deferred(lambda _: self.close())
         self._waiting = waiting
         if self._error is not None:
@@ -239,7 +239,7 @@ class Probe:
 
     def _silent(self) -> None:
         error = ResponderError(
-            f"{self._responder.address} has said nothing for {self._answer_s:g} s; check that it is"
+            f"{self._responder.address} has sent nothing for {self._answer_s:g} s; check that it is"
             " a responder, and that no firewall is in between"
         )
         self._give_up(error)
@@ -327,7 +327,7 @@ class Probe:
             )
         except OSError as error:
             raise ResponderError(
-                f"the name {host} leads nowhere ({error.strerror or error}); check its spelling"
+                f"the name {host} is not known ({error.strerror or error}); check its spelling"
             ) from error
         failure: ResponderError | None = None
         for family, kind, protocol, _, address in found:

@@ -66,7 +66,7 @@ def _check_token(_settings: object, _attribute: object, token: str) -> None:
 def _at_least_one(_settings: object, attribute: Any, value: float) -> None:
     if value < 1:
         name = attribute.name.replace("_", "-")
-        raise UsageError(f"--{name} has to be at least 1, and is {value:g}")
+        raise UsageError(f"--{name} must be at least 1, not {value:g}")
 
 
 @attrs.frozen

@@ -89,7 +89,7 @@ async def self_check(reactor: Any, say: Callable[[str], object]) -> list[KnownFi
     try:
         say("an emulated round trip of 100 ms")
         checks = [await _behind(reactor, running.responders[:1], RTT_LINK, _round_trip)]
-        say("an emulated line of 10 Mbit/s")
+        say("an emulated link of 10 Mbit/s")
         checks += await _behind(reactor, running.responders[:1], RATE_LINK, _rate)
         say("raw streams as a scenario")
         checks += await _behind(reactor, running.responders, PIPE_LINK, _pipe)

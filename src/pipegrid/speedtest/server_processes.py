@@ -447,7 +447,7 @@ def relay(rtt_s: float, targets: Sequence[str]) -> None:
 
 def main() -> None:
     """Be the relay before the servers, in a process of its own: ``relay`` with what the arguments say."""
-    parser = argparse.ArgumentParser(description="The link that a speed test's servers are behind.")
+    parser = argparse.ArgumentParser(description="The link in front of a speed test's servers.")
     parser.add_argument("--relay", type=float, metavar="RTT_S", required=True)
     parser.add_argument("targets", nargs="+", metavar="HOST:PORT")
     options = parser.parse_args()

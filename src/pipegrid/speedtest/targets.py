@@ -154,8 +154,8 @@ class GridSession:
         result = await self._grid.put(data, params=params, happy=happy)
         if self._every_share and result.dropped:
             raise GridError(
-                f"a put of {len(data)} bytes did not wait for {', '.join(result.dropped)}, so its time"
-                " tells nothing; measure again on a machine that does less besides"
+                f"a put of {len(data)} bytes did not wait for {', '.join(result.dropped)}, so its time says "
+                "nothing; measure again on a machine that is less busy"
             )
         return str(result.cap)
 
@@ -195,7 +195,7 @@ class GatewaySession:
         text = bytes(cap[:MAX_CAP_BYTES]).decode("utf-8", "replace").strip()
         if not text or len(cap) > MAX_CAP_BYTES or "\n" in text:
             raise UsageError(
-                f"{self._url} answered PUT /uri with {_shown(text)}, which is no cap; is it a gateway?"
+                f"{self._url} answered PUT /uri with {_shown(text)}, which is not a cap; is it a gateway?"
             )
         return text
 
@@ -569,7 +569,9 @@ class Gateway(FileTarget):
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise UsageError(f"{url!r} is no gateway; give its URL, such as http://127.0.0.1:3456")
+            raise UsageError(
+                f"{url!r} is not a gateway; give its URL, such as http://127.0.0.1:3456"
+            )
         super().__init__(reactor)
         self._url = url.rstrip("/").removesuffix("/uri")
         self._place = (parts.hostname, port or (443 if parts.scheme == "https" else 80))

@@ -186,7 +186,7 @@ def parse_header(data: bytes) -> ContainerHeader:
         raise ValueError("a share file that ends within its header")
     version, room_bytes, lease_count = _HEADER.unpack_from(data)
     if version not in (1, 2):
-        raise ValueError("a share file that is no immutable container of version 1 or 2")
+        raise ValueError("a share file that is not an immutable container of version 1 or 2")
     return ContainerHeader(version, lease_count, room_bytes)
 
 
@@ -338,7 +338,7 @@ def renew_lease(
         whether there is such a share.
 
     Raises:
-        NoSpace: there is no room for one more lease, on the disk or on this share; nothing was changed.
+        NoSpace: there is no space for one more lease, on the disk or on this share; nothing was changed.
         OSError: the disk would not.
         ValueError: the file is no immutable container.
     """
@@ -358,10 +358,12 @@ def renew_lease(
         elif header.lease_count >= MAX_LEASES:
             index = RECORDS.longest_expired(records, now)
             if index is None:
-                raise NoSpace(f"{MAX_LEASES} others lease the share {path!r}; they keep it")
+                raise NoSpace(
+                    f"the share {MAX_LEASES} has {path!r} leases of other clients, which keep it"
+                )
             disk.write_all(fd, fresh.pack(), begin + index * LEASE_BYTES)
         elif not has_room(LEASE_BYTES):
-            raise NoSpace(f"there is no room for one more lease on {path!r}; use another server")
+            raise NoSpace(f"there is no space for one more lease on {path!r}; use another server")
         else:
             _append(fd, fresh.pack(), begin + len(records), header.lease_count + 1)
         return True

@@ -467,7 +467,7 @@ class ShareStore:
 
         Raises:
             NoSuchShare: there are none.
-            NoSpace: there is no room for one more lease, on the disk or on a share (``leaserecords``).
+            NoSpace: there is no space for one more lease, on the disk or on a share (``leaserecords``).
         """
         found = self.slots.add_lease(storage_index, secrets)
         failed: ServerRefused | None = None

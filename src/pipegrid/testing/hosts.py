@@ -90,7 +90,9 @@ class Host:
     def listen(self, port: int, factory: IProtocolFactory) -> SimulatedPort:
         """Accept connections to a port."""
         if port in self._ports:
-            raise CannotListenError(self.name, port, OSError("somebody listens there already"))
+            raise CannotListenError(
+                self.name, port, OSError("another host's port listens there already")
+            )
         self._ports[port] = SimulatedPort(self, port, factory)
         self._ports[port].startListening()
         return self._ports[port]

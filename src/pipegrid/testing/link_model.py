@@ -76,7 +76,7 @@ class Bottleneck:
             packet_bytes: the most that one flow sends in a turn; chosen by the rate if None.
         """
         if bytes_per_s is not None and bytes_per_s < 1:
-            raise ValueError(f"a line needs a rate of at least 1 byte a second, not {bytes_per_s}")
+            raise ValueError(f"a link needs a rate of at least 1 byte a second, not {bytes_per_s}")
         self.bytes_per_s = bytes_per_s
         self._rate = bytes_per_s
         self._fixed_packet_bytes = packet_bytes

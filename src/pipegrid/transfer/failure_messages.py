@@ -106,7 +106,7 @@ def too_few_shares(verb: str, outcome: SearchOutcome) -> NotEnoughSharesError:
     if not found and not outcome.reasons and not outcome.was_any:
         text = (
             f"no share of the file is on any of {counted(servers, 'server')}; check that the cap was copied "
-            "right, and that this is the grid that it is for"
+            "right, and that it belongs to this grid"
         )
     else:
         are = "is" if needed == 1 else "are"
@@ -127,8 +127,8 @@ LESS = "less with happy"
 def no_room(server: str, room_bytes: int, needed_bytes: int) -> str:
     """Return the reason of a server that is full, or read-only, which is the same from here."""
     if not room_bytes:
-        return f"{server} has no room, or is read-only, where a share takes {needed_bytes} bytes"
-    return f"{server} has room for {room_bytes} bytes, where a share takes {needed_bytes}"
+        return f"{server} has no space for a share of {needed_bytes} bytes, or is read-only"
+    return f"{server} has space for {room_bytes} bytes, but a share takes {needed_bytes}"
 
 
 def too_slow(server: str) -> str:
@@ -138,7 +138,7 @@ def too_slow(server: str) -> str:
 
 def not_told(server: str) -> str:
     """Return the reason of a server that refuses shares, and seems to have room."""
-    return f"{server} takes no share of this file at present, and does not say why"
+    return f"{server} accepts no share of this file at present, and does not say why"
 
 
 def too_few_servers(file_name: str, servers: int, happy: int, uncertified: int = 0) -> UnhappyError:
@@ -151,14 +151,14 @@ def too_few_servers(file_name: str, servers: int, happy: int, uncertified: int =
     """
     if uncertified:
         text = (
-            f"cannot store {file_name}: its shares shall be on at least {happy} servers but only {servers} "
+            f"cannot store {file_name}: its shares must be on at least {happy} servers but only {servers} "
             f"of {servers + uncertified} have a valid certificate of a grid manager; see "
             f"'pipegrid status', or ask for {LESS}"
         )
         return naming(UnhappyError(text, servers, happy), LESS)
     text = (
-        f"cannot store {file_name}: its shares shall be on at least {happy} servers but only "
-        f"{servers} are there; add servers or ask for {LESS}"
+        f"cannot store {file_name}: its shares must be on at least {happy} servers but only {servers} are "
+        f"known; add servers or ask for {LESS}"
     )
     return naming(UnhappyError(text, servers, happy), LESS)
 
@@ -194,9 +194,9 @@ def not_spread(file_name: str, outcome: PlacementOutcome) -> UnhappyError:
     why = said_once({**outcome.reasons, **outcome.full}) or "too few accepted it"
     named: tuple[str, ...] = ()
     if outcome.contended:
-        advice = "somebody else may be storing it at this moment, so try again when that is done"
+        advice = "another client may be storing it at this moment; try again when it has finished"
     elif outcome.full:
-        advice, named = f"make room there, add servers or ask for {LESS}", (LESS,)
+        advice, named = f"free space there, add servers or ask for {LESS}", (LESS,)
     else:
         advice = "try again when more servers work"
     if reached >= happy:

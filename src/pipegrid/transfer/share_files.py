@@ -75,7 +75,7 @@ def open_share(path: str, cap: ChkCap) -> ShareFile:
         os.close(fd)
         raise
     os.close(fd)
-    raise CorruptionError(f"{path} is no share of this file, or is damaged", server=path)
+    raise CorruptionError(f"{path} is not a share of this file, or is damaged", server=path)
 
 
 def _identify(fd: int, begin: int, cap: ChkCap, path: str) -> int | None:

@@ -326,7 +326,7 @@ def no_upload(server: str, share_number: int) -> NoSuchShare:
 def wrong_swissnum(server: str, address: str) -> WrongSwissnum:
     """The secret in its address, a NURL or a fURL, is not its own."""
     return WrongSwissnum(
-        f"{server} does not know the secret in its address; copy its {address} anew", server
+        f"{server} does not know the secret in its address; copy its {address} again", server
     )
 
 

@@ -152,11 +152,11 @@ def checked_name(text: str) -> str:
     bad = not name or not name.isprintable() or any(each in name for each in " :/\\")
     if bad or name.startswith(("#", "-", ".")) or name in ("URI", "ro.URI", "imm.URI"):
         raise UsageError(
-            f"'{printable(name[:20])}' cannot be an alias; take a name without spaces, colons and slashes"
+            f"'{printable(name[:20])}' cannot be an alias; choose a name without spaces, colons and slashes"
         )
     if len(name) > MAX_NAME_CHARACTERS:
         raise UsageError(
-            f"an alias has at most {MAX_NAME_CHARACTERS} characters; take a shorter one"
+            f"an alias has at most {MAX_NAME_CHARACTERS} characters; choose a shorter one"
         )
     return name
 
@@ -168,7 +168,7 @@ def check_free(directory: Path, name: str) -> None:
     """
     if as_written(name, read_aliases(directory)) is not None:
         raise UsageError(
-            f"there is an alias '{printable(name)}' already; take another name, or remove it first with "
+            f"the alias '{printable(name)}' exists already; choose another name, or remove it first with "
             "'pipegrid alias remove'"
         )
 
@@ -204,8 +204,8 @@ def unknown_alias(
     if near:
         return UsageError(f"{missing}; did you mean '{printable(near[0])}'?")
     return UsageError(
-        f"{missing}; 'pipegrid alias list' shows those that there are, and a path is "
-        "written ALIAS:some/path or CAP/some/path"
+        f"{missing}; 'pipegrid alias list' lists the existing ones, and a path is written ALIAS:some/path "
+        "or CAP/some/path"
     )
 
 
@@ -244,8 +244,8 @@ def _write(path: Path, data: bytes) -> None:
         replace_file(Path(os.path.realpath(path)), data)
     except OSError as error:
         raise SinkError(
-            f"cannot write the aliases to {path}: {error.strerror}; nothing was changed: free some space, or "
-            "see that it may be written to"
+            f"cannot write the aliases to {path}: {error.strerror}; nothing was changed: free some space, "
+            "or make it writable"
         ) from error
 
 

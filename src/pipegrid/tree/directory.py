@@ -153,7 +153,7 @@ def checked_edits(edits: Sequence[Edit]) -> list[Edit]:
     Raises:
         CapError, UsageError: one is none, or of a child that cannot be linked so.
     """
-    check_kind(edits, Iterable, "what is to be changed", "a list of edits")
+    check_kind(edits, Iterable, "what to change", "a list of edits")
     return [_checked(edit) for edit in edits]
 
 
@@ -493,7 +493,7 @@ def check_writable(cap: Cap | None, about: str = "this directory") -> DirectoryC
         CapError: it does not; the sentence says why.
     """
     if not isinstance(cap, DirectoryCap):
-        raise CapError(f"{about} is no directory; only in one can names be changed")
+        raise CapError(f"{about} is not a directory, and names can be changed only in one")
     file = cap.file
     if not isinstance(file, MutableCap):
         raise CapError(
@@ -557,8 +557,8 @@ async def move(
     except NoSuchChild:
         # Not undone: if it was an earlier try of the same move that took it out, this is its only place.
         raise UsageError(
-            f"another client took '{printable(name)}' out of its old place while it was moved: it is in its "
-            "new place, and if they have moved it, too, then also where they have put it"
+            f"another client removed '{printable(name)}' from its old place while it was moved: it is in "
+            "its new place, and perhaps also where that client has moved it"
         ) from None
     except PipegridError as error:
         error.args = (
@@ -587,7 +587,7 @@ def link_of(child: Child, name: str, replace: bool = False) -> Link:
         CapError: no cap of it is known.
     """
     if child.cap is None:
-        raise CapError(f"nothing is known of '{printable(child.name)}' that could be linked")
+        raise CapError(f"no cap of '{printable(child.name)}' is known that could be linked")
     both = isinstance(child.write_cap, UnknownCap)
     return Link(name, child.cap, child.read_cap if both else None, dict(child.metadata), replace)
 
@@ -616,7 +616,7 @@ async def look_up(grid: ChangesFiles, root: str | Cap, names: Sequence[str]) -> 
         if not isinstance(here, DirectoryCap):
             what = printable("/".join(names[:depth]))
             raise NoSuchChild(
-                f"'{what}' is no directory, so there is no '{printable(name)}' in it; check the path"
+                f"'{what}' is not a directory, so there is no '{printable(name)}' in it; check the path"
                 if depth
                 else "the cap before the path is not that of a directory; check the path",
                 name,
@@ -644,7 +644,8 @@ async def make_directories(
     here = way[-1]
     if not isinstance(here.cap, DirectoryCap):
         raise ChildExists(
-            f"'{printable(here.name)}' is there and is no directory; take another name", here.name
+            f"'{printable(here.name)}' exists and is not a directory; choose another name",
+            here.name,
         )
     directory = Directory(grid, here.cap)
     absent = names[len(way) - 1 :]

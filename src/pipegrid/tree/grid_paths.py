@@ -224,7 +224,7 @@ class PathFinder:
                     else "the cap before the path is that of"
                 )
                 raise NoSuchChild(
-                    f"{what} no directory, so there is no '{printable(name)}' in it; check the path",
+                    f"{what} not a directory, so there is no '{printable(name)}' in it; check the path",
                     name,
                 )
             name = unicodedata.normalize("NFC", name)
@@ -232,7 +232,7 @@ class PathFinder:
             if entry is None:
                 where = f" in '{shown(names[:depth])}'" if depth else ""
                 raise NoSuchChild(
-                    f"there is no '{printable(name)}'{where}; 'pipegrid ls' shows what there is",
+                    f"there is no '{printable(name)}'{where}; 'pipegrid ls' lists what exists",
                     name,
                 )
             place = PathEnd(entry.cap, (*place.names, name), entry.metadata_json, entry.best)

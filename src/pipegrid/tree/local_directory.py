@@ -76,8 +76,8 @@ class DirectoryFd:
 
     def _replaced(self) -> SinkError:
         return SinkError(
-            f"another directory has come into the place of {printable(self.path)} meanwhile, and nothing "
-            "more is written there; run the same command again"
+            f"another directory has replaced {printable(self.path)} meanwhile, so nothing more is written "
+            "there; run the same command again"
         )
 
     def _look(self) -> tuple[int, int]:

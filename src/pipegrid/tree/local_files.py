@@ -502,7 +502,7 @@ def local_name(name: str, exact: bytes | None = None) -> str:
     try:
         data = name.encode("utf-8") if exact is None else exact
     except UnicodeEncodeError:  # half a character
-        raise _unfit(name, "it is no text") from None
+        raise _unfit(name, "it is not text") from None
     if not data:
         raise _unfit(name, "it is empty")
     if data in (b".", b".."):
@@ -517,7 +517,7 @@ def local_name(name: str, exact: bytes | None = None) -> str:
             f"it has {len(data)} bytes, and a name may have {MAX_NAME_BYTES}",
         )
     if data.startswith(b".") and data.endswith(SUFFIX.encode()):
-        raise _unfit(os.fsdecode(data), "parts of files that are being fetched are called so")
+        raise _unfit(os.fsdecode(data), "part files of unfinished downloads have such names")
     return os.fsdecode(data)
 
 
@@ -558,7 +558,7 @@ def same_name(name: str, second: str) -> SinkError:
 
 def _unfit(name: str, why: str) -> SinkError:
     text = (
-        f"no file here can be called '{printable(name)}', since {why}; it was left out: fetch it by its cap, "
+        f"no local file can be named '{printable(name)}', since {why}; it was left out: fetch it by its cap, "
         "which Directory.list shows"
     )
     return naming(SinkError(text), "Directory.list")

@@ -41,7 +41,7 @@ _OPEN_LEVELS = 32
 _TRIES = 3
 """So often is a small file read that changes meanwhile."""
 
-CHANGED = "it changed while it was read; store it again when nobody writes to it"
+CHANGED = "it changed while it was read; store it again when no program writes to it"
 """What is said of a file whose beginning and end may be of two versions, as a clause."""
 
 _NOTHING = TreeSelection()
@@ -229,7 +229,7 @@ class LocalWalk:
             except OSError as error:
                 yield LeftOut(path, _reason(error))
         for path in self._selection.unmet:
-            yield LeftOut(path, "it was listed, and is not there")
+            yield LeftOut(path, "it is in the list, but does not exist")
 
     def _enter(self, fd: int, path: str, name: bytes, found: os.stat_result) -> DirectoryBegun:
         parent = self._levels[-1].number if self._levels else -1
@@ -259,8 +259,8 @@ class LocalWalk:
                         level.names.clear()
                         yield LeftOut(
                             level.path,
-                            f"it has more than {MAX_ENTRIES} entries, more than one directory may; make "
-                            "several of it",
+                            f"it has more than {MAX_ENTRIES} entries, more than a directory may have; "
+                            "split it",
                         )
                         return
         except OSError as error:
@@ -418,7 +418,7 @@ def _open_file(fd: int, name: str, shown: str) -> io.FileIO:
     file = io.FileIO(shown, "rb", opener=opener)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.ENOENT, "it is no file any more")
+        raise OSError(errno.ENOENT, "it is not a file any more")
     return file
 
 
@@ -441,7 +441,7 @@ def _reason(error: OSError) -> str:
     if error.errno == errno.ENOENT:
         return "it vanished while the directory was read"
     if error.errno in (errno.ENOTDIR, errno.ELOOP):
-        return "something else came into its place while the directory was read"
+        return "it was replaced by something else while the directory was read"
     if error.errno == errno.ESTALE:
         return (
             "it cannot be read: its file system lost it (stale file handle); mount that again, and store "

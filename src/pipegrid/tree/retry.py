@@ -298,8 +298,8 @@ class RetryQueue(Generic[T, K]):
         self._told = waiting
         minutes = f"{self.tries.left_s / 60:.3g} minutes"
         self._tell(
-            "too few servers are in reach; they are waited for, up to "
-            f"{minutes}, and then what has failed is tried once more"
+            f"too few servers are reachable; waiting for them, up to {minutes}, and then trying what "
+            "failed again"
             if waiting
             else None
         )

@@ -70,7 +70,7 @@ class TreeSelection:
                 raise naming(UsageError(text), "TreeSelection")
             if pattern.startswith("!"):
                 raise UsageError(
-                    f"'{printable(pattern[:50])}' takes nothing back of other patterns, as it would for git; "
+                    f"'{printable(pattern[:50])}' does not cancel other patterns, as it would in git; "
                     "write '\\!' for a name that begins so"
                 )
             of_path = "/" in bare

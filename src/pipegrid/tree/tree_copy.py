@@ -100,7 +100,7 @@ def decide(item: Item, there: Child | None, force: bool) -> CopyAction:
     if item.is_directory:
         if there.kind != "directory":
             raise ChildExists(
-                f"there is a file '{name}' already; take it out first with 'pipegrid rm', or copy to another "
+                f"a file '{name}' exists already; remove it first with 'pipegrid rm', or copy to another "
                 "name",
                 item.name,
             )
@@ -111,7 +111,7 @@ def decide(item: Item, there: Child | None, force: bool) -> CopyAction:
             return "into"
     elif there.kind == "directory":
         raise ChildExists(
-            f"there is a directory '{name}' already; take it out first with 'pipegrid rm -r', or copy to "
+            f"a directory '{name}' exists already; remove it first with 'pipegrid rm -r', or copy to "
             "another name",
             item.name,
         )
@@ -121,7 +121,7 @@ def decide(item: Item, there: Child | None, force: bool) -> CopyAction:
         return "over"
     if not force:
         raise ChildExists(
-            f"there is a '{name}' already; copy to another name, or replace it with -f", item.name
+            f"'{name}' exists already; copy to another name, or replace it with -f", item.name
         )
     return "new"
 
@@ -277,7 +277,7 @@ class Copier:
                 elif stat.S_ISREG(found.st_mode):
                     sources[item] = item.path
                 else:
-                    raise SourceError("it is no file, and has no content to store; leave it out")
+                    raise SourceError("it is not a file, and has no content to store; leave it out")
             except OSError as error:
                 failed = SourceError(f"it cannot be read: {error.strerror}; check the path")
                 self._reports.failed(item.label, failed)
@@ -315,7 +315,7 @@ class Copier:
         cap = child.cap
         file = cap.file if isinstance(cap, DirectoryCap) else cap
         if child.kind == "unknown" or cap is None:
-            raise UsageError("nothing is known that reads it, so it cannot be copied; link it")
+            raise UsageError("no cap is known that reads it, so it cannot be copied; link it")
         if isinstance(file, (ChkCap, LitCap)):
             return cap
         if not isinstance(cap, DirectoryCap):
@@ -328,7 +328,7 @@ class Copier:
             )
         if index in self._frozen:
             if self._frozen[index] in self._partial:
-                told = DirectoryError("it lacks here, too, what could not be copied before")
+                told = DirectoryError("as before, a part of it could not be copied")
                 self._reports.failed(label, told)
             return self._frozen[index]
         children = await Directory(self._grid, cap).list()

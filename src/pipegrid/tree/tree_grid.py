@@ -213,7 +213,7 @@ class Trees:
         check_kind(
             selection, (TreeSelection, type(None)), "what is stored of it", "a TreeSelection"
         )
-        check_kind(reports, (TreeReports, type(None)), "what is told of a put", "a TreeReports")
+        check_kind(reports, (TreeReports, type(None)), "what a put reports", "a TreeReports")
         check_callable(getattr(reports, "left_out", None), "left_out")
         check_callable(getattr(reports, "progress", None), "progress")
         self._grid._put_options(**{k: v for k, v in options.items() if k != "random_key"})

@@ -232,7 +232,7 @@ def unreadable_root(root: object, error: OSError) -> SourceError:
     """Return the error for a tree whose own directory cannot be read, perhaps since it is a file."""
     called = printable(str(root))
     if isinstance(error, NotADirectoryError):
-        return SourceError(f"{called} is no directory; 'pipegrid put' alone stores a file")
+        return SourceError(f"{called} is not a directory; 'pipegrid put' alone stores a file")
     return SourceError(f"cannot read {called}: {error.strerror}")
 
 

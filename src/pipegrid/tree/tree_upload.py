@@ -426,8 +426,8 @@ class TreeUpload:
         self._store.close()
         if not isinstance(self._plan.root_cap, DirectoryCap):
             raise GridError(
-                f"cannot store the directory {printable(self._root)} itself, though perhaps all that is in "
-                "it; what was said before tells why"
+                f"cannot store the directory {printable(self._root)} itself, though perhaps everything in "
+                "it; earlier messages say why"
             )
         elapsed_s = self._clock.seconds() - began_s
         return TreeResult(self._plan.root_cap, self._root_metadata, self.counts, elapsed_s)
@@ -538,7 +538,7 @@ class TreeUpload:
         if parent is None:
             return None  # that was left out, with a sentence
         if not self._plan.has_room(parent):
-            self._leave_out(path, "its directory is larger than one may be; make several of it")
+            self._leave_out(path, "its directory is larger than a directory may be; split it")
             return None
         name, exact = entry_name(raw)
         unique = self._plan.free_name(parent, name)
@@ -611,7 +611,7 @@ class TreeUpload:
         await self._store_once_more(place, met, "and its shares are missing")
 
     async def _store_once_more(
-        self, place: TreeNode, met: FileMet, why: str = "and too few servers were in reach before"
+        self, place: TreeNode, met: FileMet, why: str = "and too few servers were reachable before"
     ) -> None:
         """Store something that the walk has met earlier; ``why`` it is of no use if it is gone."""
         if met.link is not None:

@@ -161,7 +161,7 @@ def verify(signed: object) -> Announcement:
         ValueError: it is malformed, too large, or not signed by its key.
     """
     if not (isinstance(signed, tuple) and len(signed) == 3):
-        raise ValueError("it is no triple of message, signature and key")
+        raise ValueError("it is not a triple of message, signature and key")
     message, signature, key = signed
     if not all(isinstance(each, bytes) for each in signed):
         raise ValueError("message, signature and key are not all bytes")
@@ -175,9 +175,9 @@ def verify(signed: object) -> Announcement:
     try:
         fields = json.loads(message.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise ValueError("its message is no JSON") from None
+        raise ValueError("its message is not JSON") from None
     if not isinstance(fields, dict):
-        raise ValueError("its message is no JSON object")
+        raise ValueError("its message is not JSON object")
     return Announcement(key.decode("ascii"), fields)
 
 
@@ -342,14 +342,14 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
         ValueError: it cannot be used; the text says why.
     """
     if not isinstance(server_id, str) or not 1 <= len(server_id) <= MAX_ID_CHARACTERS:
-        raise ValueError(f"its id is no text of 1 to {MAX_ID_CHARACTERS} characters")
+        raise ValueError(f"its id is not a text of 1 to {MAX_ID_CHARACTERS} characters")
     foolscap = _furl(fields)
     nurls = _nurls(fields, foolscap)
     address = nurls[0] if nurls else None
     if address is None and foolscap is None:
         raise ValueError(f"it has neither {NURLS} nor {FURL}, so its address is not known")
     if address is None and foolscap is not None and not foolscap.leads_to_tcp:
-        raise ValueError(f"its {FURL} leads to no TCP port, which is all that works yet")
+        raise ValueError(f"its {FURL} has no TCP address, and only those are supported")
     if foolscap is not None:
         lease_seed = foolscap.tub_id
     else:
@@ -382,7 +382,7 @@ def _nurls(fields: Mapping[Any, Any], foolscap: Furl | None) -> tuple[Nurl, ...]
     if not texts:
         return ()
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"its {NURLS} are no list of texts")
+        raise ValueError(f"its {NURLS} are not a list of texts")
     found, wrong = [], []
     for text in texts[:_MAX_ADDRESSES]:
         try:
@@ -412,5 +412,5 @@ def _furl(fields: Mapping[Any, Any]) -> Furl | None:
 def _text(fields: Mapping[Any, Any], key: str) -> str | None:
     value = fields.get(key)
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"its {key} is no text")
+        raise ValueError(f"its {key} is not text")
     return value

@@ -152,14 +152,14 @@ def _look(data: Buffer, at: int, large: list[tuple[int, int, int]]) -> int:
         _check_count(argument, "map")
     elif major == _TAG:
         if length > 2:
-            raise ValueError("not a CBOR message for us: a tag that nobody knows")
+            raise ValueError("not a CBOR message for us: an unknown tag")
         if argument == _SET_TAG:
             _check_set(data, begin)
     return begin
 
 
 def _check_set(data: Buffer, at: int) -> None:
-    """Look at the array that a set's tag stands before; what is no array is for the decoder to refuse."""
+    """Look at the array that a set's tag stands before; what is not an array is for the decoder to refuse."""
     initial = data[at] if at < len(data) else 0
     if initial >> 5 == _ARRAY and initial & 31 >= 24:
         length = _ARGUMENT_BYTES.get(initial & 31)
@@ -402,7 +402,7 @@ def _build(data: Buffer, tag_hook: Callable[..., Any] | None) -> Any:
 def expect_map(value: Any, keys: frozenset[Any], where: str) -> dict[Any, Any]:
     """Return value if it is a map with exactly these keys."""
     if type(value) is not dict:
-        raise ValueError(f"{where} is no map")
+        raise ValueError(f"{where} is not a map")
     if value.keys() != keys:
         raise ValueError(f"{where} must have exactly the keys {sorted(keys)}")
     return value
@@ -411,26 +411,26 @@ def expect_map(value: Any, keys: frozenset[Any], where: str) -> dict[Any, Any]:
 def expect_uint(value: Any, where: str, maximum: int = MAX_UINT) -> int:
     """Return value if it is a whole number from 0 to maximum."""
     if type(value) is not int or not 0 <= value <= maximum:
-        raise ValueError(f"{where} is no whole number from 0 to {maximum}")
+        raise ValueError(f"{where} is not a whole number from 0 to {maximum}")
     return value
 
 
 def expect_uint_set(value: Any, where: str, max_count: int) -> frozenset[int]:
     """Return value if it is a set (tag 258, not a plain array) of at most max_count numbers."""
     if type(value) is not set and type(value) is not frozenset:
-        raise ValueError(f"{where} is no set (tag 258)")
+        raise ValueError(f"{where} is not a set (tag 258)")
     if len(value) > max_count:
         raise ValueError(f"{where} has {len(value)} items; {max_count} are allowed")
     for item in value:
         if type(item) is not int or not 0 <= item <= MAX_UINT:
-            raise ValueError(f"{where} holds something that is no whole number")
+            raise ValueError(f"{where} holds something that is not a whole number")
     return frozenset(value)
 
 
 def expect_list(value: Any, where: str, max_count: int | None) -> list[Any]:
     """Return value if it is an array of at most max_count items."""
     if type(value) is not list:
-        raise ValueError(f"{where} is no array")
+        raise ValueError(f"{where} is not an array")
     if max_count is not None and len(value) > max_count:
         raise ValueError(f"{where} has {len(value)} items; {max_count} are allowed")
     return value
@@ -447,14 +447,14 @@ def expect_fields(value: Any, count: int, where: str) -> list[Any]:
 def expect_text(value: Any, where: str, min_length: int = 0) -> str:
     """Return value if it is a text string of at least min_length characters."""
     if type(value) is not str or len(value) < min_length:
-        raise ValueError(f"{where} is no text of {min_length} or more characters")
+        raise ValueError(f"{where} is not a text of {min_length} or more characters")
     return value
 
 
 def expect_bytes(value: Any, where: str) -> bytes:
     """Return value if it is a byte string."""
     if type(value) is not bytes:
-        raise ValueError(f"{where} is no byte string")
+        raise ValueError(f"{where} is not a byte string")
     return value
 
 
@@ -469,7 +469,7 @@ def expect_status(value: Any) -> int:
     """Return value if it is the status of an HTTP answer that is final."""
     status = expect_uint(value, "a status", MAX_STATUS)
     if status < 200:
-        raise ValueError(f"{status} is no status")
+        raise ValueError(f"{status} is not a status")
     return status
 
 

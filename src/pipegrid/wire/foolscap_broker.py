@@ -262,7 +262,7 @@ class BoundedBroker(BoundedReceiver):
         """Return the call of ours that an answer is for."""
         request = self.waitingForAnswers.get(reqID)
         if request is None:
-            raise LimitExceeded("it answered what nobody had asked")
+            raise LimitExceeded("it answered a call that was not made")
         self._allowance.allow(getattr(request, "answer_cost", ANSWER_COST))
         return request
 
@@ -277,9 +277,9 @@ class BoundedBroker(BoundedReceiver):
         """Return what stands for an object of the other end's."""
         # Foolscap's way to say so; what is called by a name would be an assertion of its own.
         if clid < 0:
-            raise LimitExceeded("it gave us a method in the place of an object")
+            raise LimitExceeded("it gave a method in the place of an object")
         if len(self.yourReferenceByCLID) >= MAX_REFERENCES and clid not in self.yourReferenceByCLID:
-            raise LimitExceeded(f"it gave us more than {MAX_REFERENCES} objects")
+            raise LimitExceeded(f"it gave more than {MAX_REFERENCES} objects")
         return super().getTrackerForYourReference(clid, *args, **kwargs)
 
     def freeYourReference(self, tracker: Any, count: int) -> None:

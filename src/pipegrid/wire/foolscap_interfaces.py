@@ -207,11 +207,11 @@ def unpack_version(answer: dict[bytes, Any]) -> ServerVersion:
     inner = answer.get(PROTOCOL)
     application = answer.get(gbs_messages.APPLICATION, b"unknown")
     if type(inner) is not dict or type(application) is not bytes:
-        raise ValueError("something that is no map of the storage protocol")
+        raise ValueError("something that is not a map of the storage protocol")
     largest = inner.get(gbs_messages.IMMUTABLE_SIZE, _OLD_MAX_SHARE_BYTES)
     space = inner.get(gbs_messages.SPACE, gbs_messages.UNKNOWN_SPACE)
     if type(largest) is not int or type(space) is not int or largest < 0 or space < 0:
-        raise ValueError("a size that is no number")
+        raise ValueError("a size that is not a number")
     return ServerVersion(
         largest,
         None if space >= gbs_messages.UNKNOWN_SPACE else space,

@@ -606,7 +606,7 @@ class BoundedReceiver(Broker):
     def _word(self, number: int, rejected: bool) -> None:
         word = self.incomingVocabulary.get(number)
         if word is None:
-            raise LimitExceeded(f"it used abbreviation {number}, which nobody knows")
+            raise LimitExceeded(f"it used abbreviation {number}, which is unknown")
         self._deliver(word, rejected)
 
     def _take_body(self, kind: int, body: bytes, rejected: bool) -> None:

@@ -145,7 +145,7 @@ def _unpack_upload(value: Any) -> BundledUpload:
     share_bytes = cbor.expect_uint(size, "the size of shares")
     share_numbers = _numbers(numbers, "the share numbers")
     if type(shares) is not dict or not shares.keys() <= share_numbers:
-        raise ValueError("the shares are no map, or one is not among the share numbers")
+        raise ValueError("the shares are not a map, or one is not among the share numbers")
     for number, data in shares.items():
         if type(number) is not int:  # True is among the share numbers if 1 is
             cbor.expect_uint(number, "a share's number")

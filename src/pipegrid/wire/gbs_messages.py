@@ -121,7 +121,7 @@ def unpack_version(body: Buffer) -> ServerVersion:
     if type(outer) is dict and PROTOCOL not in outer:
         raise ValueError(UNKNOWN_PROTOCOL)
     if type(outer) is not dict or type(outer[PROTOCOL]) is not dict:
-        raise ValueError("something that is no map of the storage protocol")
+        raise ValueError("something that is not a map of the storage protocol")
     inner = outer[PROTOCOL]
     space = cbor.expect_uint(inner.get(SPACE), "available-space", 1 << 64)
     application = cbor.expect_bytes(outer.get(APPLICATION, b""), "application-version")
@@ -449,7 +449,7 @@ def _parse_secret(line: bytes) -> tuple[str, bytes]:
         raise ValueError("an X-Tahoe-Authorization header of no known kind")
     text = text.strip()
     if not text or not _BASE64.match(text):
-        raise ValueError(f"the secret {kind} is empty, or no base64")
+        raise ValueError(f"the secret {kind} is empty, or not base64")
     secret = binascii.a2b_base64(text)
     if kind in _LEASE_KINDS and len(secret) != _LEASE_SECRET_BYTES:
         raise ValueError("lease secrets must be 32 bytes long")
@@ -500,7 +500,7 @@ def parse_content_range(value: bytes) -> tuple[int, int]:
         raise ValueError("the Content-Range is not of the form: bytes FIRST-LAST/*")
     begin, end = _from_to(match, "Content-Range")
     if match[3] is not None and int(match[3]) < end:
-        raise ValueError("the Content-Range ends behind the whole")
+        raise ValueError("the Content-Range ends after the last byte")
     return begin, end
 
 

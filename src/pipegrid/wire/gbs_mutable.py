@@ -167,7 +167,7 @@ def _unpack(built: Any, cost: int) -> Generator[int, None, ReadTestWrite]:
     message = cbor.expect_map(built, _REQUEST_KEYS, "the request")
     changes = message[_CHANGES]
     if type(changes) is not dict or len(changes) > MAX_SHARE_NUMBERS:
-        raise ValueError(f"{_CHANGES} is no map of at most {MAX_SHARE_NUMBERS} shares")
+        raise ValueError(f"{_CHANGES} is not a map of at most {MAX_SHARE_NUMBERS} shares")
     reads = []
     for item in cbor.expect_list(message[_READS], _READS, MAX_READS):
         read = cbor.expect_map(item, _READ_KEYS, "a read")
@@ -214,7 +214,7 @@ def unpack_answer(body: Buffer, limit_bytes: int) -> SlotResult:
     if type(success) is not bool:
         raise ValueError("success is neither true nor false")
     if type(data) is not dict or len(data) > MAX_SHARE_NUMBERS:
-        raise ValueError(f"data is no map of at most {MAX_SHARE_NUMBERS} shares")
+        raise ValueError(f"data is not a map of at most {MAX_SHARE_NUMBERS} shares")
     unpacked = {}
     for number, pieces in data.items():
         listed = cbor.expect_list(pieces, "data", MAX_READS)

@@ -80,7 +80,7 @@ LOST_AFTER_S = 3 * KEEPALIVE_S
 BOUNDS = Bounds(call_cost=MAX_SERVERS * 4096)
 """An introducer tells all it knows in one message; an announcement has 1 to 3 KB, and becomes 1 KB more."""
 
-_NO_INTRODUCER = "what answers there is no introducer"
+_NO_INTRODUCER = "the server there is not an introducer"
 _MAX_REASON_CHARACTERS = 200
 
 Connect = Callable[[str], "Deferred[Any]"]
@@ -140,17 +140,17 @@ def reason_of(error: Exception | None) -> str:
     if error is None or isinstance(error, (DeadReferenceError, network.ConnectionClosed)):
         return "the connection was lost"
     if isinstance(error, (TimeoutError, network.TimeoutError)):
-        return f"nobody answered within {CONNECT_TIMEOUT_S:g} s"
+        return f"no answer came within {CONNECT_TIMEOUT_S:g} s"
     if isinstance(error, network.DNSLookupError):
         return "its host name is not known"
     if isinstance(error, network.ConnectError):
-        return "nobody listens there"
+        return "no server listens there"
     if isinstance(error, NoLocationHintsError):
         return "none of its addresses can be used"
     if isinstance(error, LimitExceeded):
-        return f"it was cut off, since {_excerpt(str(error))}"
+        return f"the connection was closed, since {_excerpt(str(error))}"
     if isinstance(error, (NegotiationError, RemoteNegotiationError, BananaError)):
-        return "whoever answers there does not have its key, or does not speak Foolscap"
+        return "the server there does not have its key, or does not speak Foolscap"
     if "unable to find reference for name" in str(error):
         return "the server at that address knows nothing under the fURL's last part"
     if isinstance(error, (Violation, RemoteFailure)):

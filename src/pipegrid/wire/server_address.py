@@ -85,7 +85,7 @@ def parse_furl(text: str) -> Furl:
         UsageError: it is none. The text does not repeat the secret.
     """
     if "#v=" in text:
-        raise UsageError("that is a storage server's NURL (its end is #v=1), and no fURL")
+        raise UsageError("that is a storage server's NURL (its end is #v=1), not a fURL")
     match = _FURL.match(text) if len(text) <= _MAX_TEXT else None
     if match is None:
         raise UsageError("a fURL looks like pb://TUBID@tcp:HOST:PORT/SWISSNUM; copy all of it")
@@ -175,11 +175,13 @@ def parse_nurl(text: str) -> Nurl:
         try:
             ipaddress.IPv6Address(host)
         except ValueError:
-            raise UsageError(f"the NURL's host [{host}] is no IPv6 address; correct it") from None
+            raise UsageError(
+                f"the NURL's host [{host}] is not an IPv6 address; correct it"
+            ) from None
     if not 1 <= port <= 65535:
         raise UsageError(f"the NURL's port is {port}; a port is 1 to 65535")
     if match["tor"] and not host.endswith(".onion"):
-        raise UsageError(f"the NURL leads through Tor, but {host} is no .onion name; correct it")
+        raise UsageError(f"the NURL leads through Tor, but {host} is not a .onion name; correct it")
     if not is_swissnum(match["swissnum"]):
         raise UsageError("the NURL's swissnum has characters that a URL cannot hold; copy it again")
     return Nurl(_spki_hash(match["spki"]), host, port, match["swissnum"], match["tor"] is not None)

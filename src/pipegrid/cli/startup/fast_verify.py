@@ -64,7 +64,7 @@ def verified(
     dest: str, files: int, size_bytes: int, right: int, wrong: int, unnoted: int
 ) -> tuple[str, dict[str, Any]]:
     """Return what ``verify`` says of its result, for people and in JSON."""
-    return f"{right} of {files} files are there and right", {
+    return f"{right} of {files} files exist and are right", {
         "dest": dest,
         "files": files,
         "bytes": size_bytes,

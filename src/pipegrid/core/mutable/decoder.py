@@ -174,7 +174,7 @@ class VersionReader:
         if not result.consistent:
             raise CorruptionError(
                 f"version {self.version.name} of this file is inconsistent: the shares of segment {segment} "
-                "have different salts; its author wrote it so, ask for another version"
+                "have different salts; its author wrote it that way, so ask for another version"
             )
         self.release(segment)
         return result.plaintext

@@ -339,7 +339,7 @@ MAX_CHILDREN = 200_000
 """That a directory may come to have, for the same reason; one that has more may only lose some."""
 
 _READ_ONLY, _IMMUTABLE = "ro.", "imm."
-_DOUBT = ": an earlier try of this change may have been stored, and others have written since"
+_DOUBT = ": an earlier attempt of this change may have been stored, and others have written since"
 
 
 @attrs.frozen
@@ -546,7 +546,7 @@ def _stored_caps(edit: Link) -> tuple[str, str]:
     if text.startswith((_READ_ONLY, _IMMUTABLE)) and read_cap is None:
         return "", _unknown_read_text(edit.name, text)
     if read_cap is None or str(read_cap).startswith(_IMMUTABLE) or not text:
-        why = "its cap is of a kind that is not known here, so that its read cap must be given too"
+        why = "its cap is of a kind that this version does not know, so its read cap must be given too"
         raise _unlinkable(edit.name, f"{why}; or put ro. or imm. before it if it is one")
     return text, _unknown_read_text(edit.name, str(read_cap))
 
@@ -558,7 +558,7 @@ def _unknown_read_text(name: str, text: str) -> str:
     except CapError:
         known = True
     if known or not bare or bare.startswith((_READ_ONLY, _IMMUTABLE)):
-        why = "its cap does not keep what ro. or imm. before it promises; give it without"
+        why = "its cap can do more than the ro. or imm. before it allows; leave that out"
         raise _unlinkable(name, why)
     return text.removeprefix(_READ_ONLY)
 
@@ -601,7 +601,7 @@ def name_bytes(name: str) -> bytes:
     try:
         data = name.encode("utf-8")
     except UnicodeEncodeError:
-        why = "half a character, or a byte that is no UTF-8, cannot be written"
+        why = "half a character, or a byte that is not UTF-8, cannot be written"
         raise _unlinkable(name, why) from None
     if len(data) > MAX_NAME_BYTES:
         raise UsageError(
@@ -639,7 +639,7 @@ def _no_such_child(name: str, repeated: bool = False) -> NoSuchChild:
 def _child_exists(name: str, repeated: bool) -> ChildExists:
     doubt = _DOUBT if repeated else ""
     return ChildExists(
-        f"the directory has a child {name!r} already; take another name, or allow to replace it{doubt}",
+        f"the directory has a child {name!r} already; choose another name, or allow replacing it{doubt}",
         name,
         repeated,
     )

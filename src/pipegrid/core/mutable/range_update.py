@@ -72,8 +72,8 @@ class RangeUpdate:
             raise UsageError("only files in MDMF can be changed in part; write this one whole")
         if length < 1 or not 0 <= offset <= old.size:
             raise UsageError(
-                f"cannot write {length} bytes at byte {offset} of a file of {old.size} bytes: at least one "
-                "byte, from its end on at most"
+                f"cannot write {length} bytes at byte {offset} of a file of {old.size} bytes: write at "
+                "least one byte, and begin at its end at the latest"
             )
         self.version = version
         self.geometry = attrs.evolve(old, size=max(old.size, offset + length))
@@ -83,7 +83,7 @@ class RangeUpdate:
         if self.moves_tree and self.geometry.num_segments > MAX_GROWING_SEGMENTS:
             raise UsageError(
                 f"this file would have {self.geometry.num_segments} segments, and at most "
-                f"{MAX_GROWING_SEGMENTS} are allowed where one grows; store what is added apart"
+                f"{MAX_GROWING_SEGMENTS} are allowed where one grows; store the addition as another file"
             )
         self._offset, self._end = offset, offset + length
         self.segments_to_read = tuple(

@@ -287,4 +287,4 @@ def check_signed(share: MutableShare, version: Version, key: VerifyingKey) -> No
     """
     if not key.is_signature(share.read(Part.SIGNATURE), version.signed_prefix):
         offset = share.range_of(Part.SIGNATURE)[0]
-        raise damaged(share.number, "its signature does not fit what it says it is", offset)
+        raise damaged(share.number, "its signature does not match its content", offset)

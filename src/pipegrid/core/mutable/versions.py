@@ -393,8 +393,8 @@ def next_sequence_number(highest_seen: int) -> int:
     """
     if highest_seen >= MAX_SEQUENCE_NUMBER:
         raise UsageError(
-            "this mutable file has the highest sequence number that there is, so nothing can be written "
-            "over it; store its contents as a new one"
+            "this mutable file has the highest possible sequence number, so it cannot be overwritten; "
+            "store its contents as a new one"
         )
     return highest_seen + 1
 

@@ -310,7 +310,7 @@ class ServerBroker(BoundedBroker):
             self._strange_bytes += len(chunk)
             if self._strange_bytes > STRANGER_BYTES:
                 self.refuse(
-                    f"it sent more than {STRANGER_BYTES} bytes and named nothing that is here"
+                    f"it sent more than {STRANGER_BYTES} bytes and named no object of this server"
                 )
                 return
         super().dataReceived(chunk)
@@ -335,7 +335,7 @@ class ServerBroker(BoundedBroker):
 
     def _stayed_strange(self) -> None:
         self._strange_timer = None
-        self.refuse(f"it has named nothing that is here for {STRANGER_S:g} s")
+        self.refuse(f"it has named no object of this server for {STRANGER_S:g} s")
 
     def _stop_waiting(self) -> None:
         if self._strange_timer is not None:
@@ -386,7 +386,7 @@ class ServerBroker(BoundedBroker):
 
     def crowd_out(self) -> None:
         """Others need the room, now."""
-        self.refuse("it held the most when others needed room", tell=False)
+        self.refuse("it held the most memory when others needed some", tell=False)
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:
             abort()
@@ -397,7 +397,9 @@ class ServerBroker(BoundedBroker):
         more = self.held_cost - self._message_held
         if more > FREE_BYTES:
             if not self._memory.hold(self, more):
-                raise LimitExceeded("the server has no room for so large a message now; try again")
+                raise LimitExceeded(
+                    "the server has no memory for a message of this size now; try again"
+                )
             self._message_held += more
 
     def message_begins(self) -> None:
@@ -432,9 +434,7 @@ class ServerBroker(BoundedBroker):
         if self._memory.hold(self, size):
             return True
         # Tokens are being made, which must not be disturbed.
-        eventual.eventually(
-            self.refuse, "the server has no room for so many answers now; try again"
-        )
+        eventual.eventually(self.refuse, "the server has no memory for more answers now; try again")
         return False
 
     # Answers.

@@ -45,7 +45,7 @@ log = Logger()
 _TELLABLE: dict[type[PipegridError], str] = {
     NoSuchShare: "there is no such share, or no such unfinished upload",
     ConflictingWrite: "other bytes were written there before",
-    NoSpace: "there is no more room",
+    NoSpace: "no space is left",
 }
 
 

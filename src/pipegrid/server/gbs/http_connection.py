@@ -134,7 +134,7 @@ class GivenUp(Enum):
     """Why a connection is given up; its value is a clause for the log, if it is worth a line."""
 
     STUCK = "it takes nothing of what it asked for"
-    REQUEST = "its request does not get on"
+    REQUEST = "its request makes no progress"
     REFUSED = "its request was refused, and does not end"
     IDLE = ""
 

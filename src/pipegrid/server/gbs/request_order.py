@@ -70,7 +70,7 @@ class Taking(Named):
     """What happens to a connection that may want a turn."""
 
     IS_GIVEN = "it is its turn"
-    STANDS_IN_LINE = "it stands in line"
+    STANDS_IN_LINE = "it is queued"
     IS_OVER = "its turn is over"
 
 
@@ -435,7 +435,7 @@ class RequestOrder:
     def _check_invariants(self) -> None:
         assert self.lost == (self.life is Life.GONE), self
         assert self.ended == (self.life in (Life.CLOSING, Life.GONE)), self
-        assert not self.lost or not self.unanswered, "nobody is owed anything who has gone"
+        assert not self.lost or not self.unanswered, "a client that has gone gets no answers"
         assert not self.ended or self.receiver is None, "what has ended receives nothing"
         assert len(self.unanswered) <= 2 * MAX_UNANSWERED, self
         if not self.lost:

@@ -161,7 +161,7 @@ class SpooledRequest:
             return
         if not self._slots.has_room(size):
             raise NoSpace(
-                f"there is no room for {size} more bytes of a request; use another server"
+                f"there is no space for {size} more bytes of a request; use another server"
             )
         try:
             if self._fd is None:

@@ -134,7 +134,7 @@ class SlotChange:
             more += growth.extra_offset - header.extra_offset
         if more and not self._place.has_room(more):
             raise NoSpace(
-                f"there is no room for {more} more bytes in the slot {self._name}; "
+                f"there is no space for {more} more bytes in the slot {self._name}; "
                 "use another server"
             )
 

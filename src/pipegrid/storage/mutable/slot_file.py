@@ -149,9 +149,9 @@ def parse_header(data: bytes) -> MutableHeader:
     magic, node_id, write_enabler, data_bytes, extra_offset = _HEADER.unpack_from(data)
     version = _VERSIONS.get(magic)
     if version is None:
-        raise ValueError("a share file that is no mutable container of version 1 or 2")
+        raise ValueError("a share file that is not a mutable container of version 1 or 2")
     if extra_offset < DATA_OFFSET + data_bytes or extra_offset >= 1 << 63:
-        raise ValueError("a mutable container with less room than data")
+        raise ValueError("a mutable container with less space than data")
     return MutableHeader(version, node_id, write_enabler, data_bytes, extra_offset)
 
 
@@ -513,7 +513,7 @@ def renew(share: SlotFile, fresh: MutableLease, has_room: HasRoom) -> None:
     header = share.header
     plan = plan_lease(header.extra_offset, leases, fresh, header.version, has_room)
     if plan is None:
-        raise NoSpace(f"there is no room for one more lease on the share {share.path!r}")
+        raise NoSpace(f"there is no space for one more lease on the share {share.path!r}")
     for at, data in plan:
         disk.write_all(share.fd, data, at)
 

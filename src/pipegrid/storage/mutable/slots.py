@@ -186,7 +186,7 @@ class Slots:
         Add or renew a lease on all mutable shares; returns whether there are any.
 
         Raises:
-            NoSpace: there is no room for one more lease, on the disk or on a share.
+            NoSpace: there is no space for one more lease, on the disk or on a share.
             ServerRefused: the disk failed, or a container is damaged.
         """
         if not self.list_shares(storage_index):  # immutable ones need no lock
@@ -295,7 +295,7 @@ def _read(
             f"an answer of {total} bytes is too large, {MAX_READ_BYTES} are allowed; read in parts"
         )
     if not may_read(total):
-        raise Overloaded("too much is being read by others just now; try again later")
+        raise Overloaded("other clients are reading too much at the moment; try again later")
     data = {}
     for number, share in shares.items():
         with slotfiles.reported(f"read the share {share.path!r}", share.path):

@@ -93,7 +93,7 @@ class ShareWriter:
                 if stored != part:
                     raise ConflictingWrite(
                         f"other bytes were written to {self._name()} before, near byte "
-                        f"{begin + at}; abort the upload and begin anew"
+                        f"{begin + at}; abort the upload and begin it again"
                     )
             begin += len(view)
 
@@ -549,7 +549,7 @@ class IncomingShare(ShareWriter):
         return self._fd
 
     def _cannot_go_on(self, error: OSError) -> ServerRefused:
-        return disk.disk_error(error, f"go on with {self._name()}")
+        return disk.disk_error(error, f"resume {self._name()}")
 
     def _leave(self) -> None:
         self.gone = True

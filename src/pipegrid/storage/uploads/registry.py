@@ -322,7 +322,7 @@ class UnfinishedUploads:
         """Give up those of this store that nobody has written to since then; returns how many."""
         given_up, self._given_up = self._given_up, 0
         if given_up:
-            log.info("gave up {count} unfinished uploads to make room", count=given_up)
+            log.info("gave up {count} unfinished uploads to free space", count=given_up)
         with self._table_lock:
             self._eviction.clear()  # made anew when there is no room: it costs little every few minutes
             idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]

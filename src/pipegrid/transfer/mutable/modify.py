@@ -313,8 +313,8 @@ class Modification:
         elapsed_s = clock.seconds() - self._met_s
         if elapsed_s > settings.patience_s:
             raise UncoordinatedWriteError(
-                f"others have been changing this mutable file for {elapsed_s:.0f} s, and no version of it "
-                "came to rest; try again later",
+                f"others have been changing this mutable file for {elapsed_s:.0f} s, so this change could "
+                "not be stored; try again later",
                 None,
                 None if tried is None else tried.sequence_number,
             )
@@ -331,9 +331,9 @@ class Modification:
             return
         if base.version.sequence_number >= tried.sequence_number:
             raise UncoordinatedWriteError(
-                "another client wrote this mutable file meanwhile, and version "
-                f"{base.version.name} is there now; what you wanted to write is not: read what is "
-                "there, and write again if you still want to",
+                f"another client wrote this mutable file meanwhile, and version {base.version.name} is the "
+                "current one; yours was not stored: read the current version, and write again if you "
+                "still want to",
                 base.version.sequence_number,
                 tried.sequence_number,
             )

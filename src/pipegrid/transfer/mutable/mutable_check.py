@@ -40,8 +40,8 @@ LOOKS = 3
 """At a file that is written meanwhile."""
 
 _NEWER = (
-    "there are shares of a newer version of this mutable file, but too few to read it; its other servers may "
-    "come back: try again later, or repair it with force ('pipegrid repair -f'), and it is lost"
+    "there are shares of a newer version of this mutable file, but too few to read it; try again later, "
+    "when their servers may be back, or give that version up: repair it with force ('pipegrid repair -f')"
 )
 _RIVALS = (
     "two versions of this mutable file with the same number can be read, and a repair keeps one: repair it "

@@ -23,8 +23,9 @@ def rollback(best: Version, known: CachedVersion) -> RollbackError:
     """Return the error for an older version than was seen before."""
     return RollbackError(
         f"the servers offer version {best.sequence_number} of this mutable file, although version "
-        f"{known.sequence_number} was seen before: the newer one was lost, its servers cannot be reached, or "
-        "somebody goes back on purpose; try again with more servers, or make the older one the newest: "
+        f"{known.sequence_number} was seen before: the newer one was lost, its servers cannot be reached, "
+        "or a server shows the older one on purpose; try again with more servers, or make the older one "
+        "the newest: "
         "repair it with force ('pipegrid repair -f'), which takes its write cap",
         best.sequence_number,
         known.sequence_number,
@@ -53,7 +54,7 @@ def nothing_to_change(found: ServerMap, k: int) -> NotEnoughSharesError:
     if not versions and found.corrupt:
         return unreadable(found, k)
     if not versions:
-        why = _silent(found) if found.failed else "nobody has any"
+        why = _silent(found) if found.failed else "no server has one"
         return NotEnoughSharesError(
             f"no share of this mutable file was found: {why}; check the cap, and that the servers can be "
             "reached",

@@ -369,10 +369,10 @@ def check_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> None:
 
 def _advice(failed: Mapping[Peer, ServerError]) -> str:
     if any(isinstance(error, NoSpace) for error in failed.values()):
-        return "make room there, or add servers"
+        return "free space there, or add servers"
     if any(isinstance(error, WrongSecret) for error in failed.values()):
         return (
-            "such a file was moved there from another server, or somebody else made it: repair it from "
+            "such a file was copied there from another server, or made by another client: repair it from "
             "another client, or delete it there"
         )
     return "try again when more servers can be reached"

@@ -138,8 +138,8 @@ class Retrieve:
             if not free:
                 few = counted(len(self._in_use), "good share")
                 raise NotEnoughSharesError(
-                    f"only {few} of version {self._version.name} of this file "
-                    f"can be had, and {self._version.required_shares} are needed; try again when more "
+                    f"only {few} of version {self._version.name} of this file can be fetched, and "
+                    f"{self._version.required_shares} are needed; try again when more "
                     "servers can be reached, or repair it",
                     len(self._in_use),
                     self._version.required_shares,

@@ -57,7 +57,7 @@ def splice(old: bytes, offset: int, data: bytes) -> bytes:
     """
     if not 0 <= offset <= len(old):
         raise UsageError(
-            f"cannot write at byte {offset} of a file of {len(old)} bytes: from its end on at most"
+            f"cannot write at byte {offset} of a file of {len(old)} bytes: begin at its end at the latest"
         )
     return old[:offset] + data + old[offset + len(data) :]
 
@@ -128,7 +128,7 @@ class Update:
         total = version.total_shares
         text = (
             f"a range of this mutable file of {version.size} bytes, which is too long to be written whole, "
-            f"can be changed only where all {total} shares of one version can be read, and nobody else "
+            f"can be changed only where all {total} shares of one version can be read, and no other client "
             "writes; try again later"
         )
         if self._found < total:

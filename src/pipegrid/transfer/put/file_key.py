@@ -303,8 +303,8 @@ class KeyNotes:
                 os.replace(path, path + _ASIDE)
                 file.close()
                 self._say(
-                    f"{path} is damaged, and is set aside as {path + _ASIDE}: the put that it belonged to "
-                    "begins anew"
+                    f"{path} is damaged, and is set aside as {path + _ASIDE}: its put starts again from the "
+                    "beginning"
                 )
                 return None
             if data:

@@ -234,7 +234,7 @@ def _open_path(path: str, name: str | None) -> Source | UncopiedSource:
             ) from None
         raise SourceError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise SourceError(f"{path!r} is no path: {error}; give another") from error
+        raise SourceError(f"{path!r} is not a path: {error}; give another") from error
     try:
         regular = stat.S_ISREG(os.fstat(fd).st_mode)
         file: BinaryIO = os.fdopen(fd, "rb", buffering=-1 if regular else 0)

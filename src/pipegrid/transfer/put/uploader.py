@@ -87,8 +87,8 @@ def _say_what_is_lost(means: PutContext, file: KeyedFile) -> None:
     forgetful = sum(peer.protocol == "foolscap" for peer in peers)
     if forgetful and file.geometry.num_segments > 1:
         means.say(
-            f"an interrupted put starts again on {forgetful} of {len(peers)} servers: they are "
-            "spoken to over Foolscap, where unfinished shares are gone with the connection"
+            f"an interrupted put starts again on {forgetful} of {len(peers)} servers: they use Foolscap, "
+            "where a lost connection discards unfinished shares"
         )
 
 

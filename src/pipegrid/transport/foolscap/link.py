@@ -198,8 +198,8 @@ class FoolscapLink:
             return ServerUnreachable(f"{server} was disconnected here", server)
         if "unknown TubID" in str(failure.value):
             return ServerUnreachable(
-                f"what answers in the place of {server} is another server, with another key; find"
-                " out where it is now, and copy its fURL anew",
+                f"another server, with another key, answers at the address of {server}; find out its new "
+                "address, and copy its fURL again",
                 server,
             )
         why = _excerpt(str(failure.value)).removesuffix(".") or type(failure.value).__name__
@@ -277,7 +277,9 @@ class FoolscapLink:
             return error
         if failure.check(Violation):
             return ServerProtocolError(
-                f"{server} and we do not agree about {method}: {_excerpt(str(error))}", server, True
+                f"{server} and this client do not agree about {method}: {_excerpt(str(error))}",
+                server,
+                True,
             )
         if failure.check(BananaError):
             return ServerProtocolError(
@@ -298,7 +300,7 @@ class FoolscapLink:
 
 def _no_storage(server: str) -> ServerProtocolError:
     return ServerProtocolError(
-        f"what answers in the place of {server} does not say that it stores shares; copy the fURL of a"
+        f"the server at the address of {server} does not say that it stores shares; copy the fURL of a"
         " storage server",
         server,
     )
@@ -360,9 +362,7 @@ class TubConnector:
     ) -> None:
         hints = furl.tcp_hints[:MAX_HINTS]
         if not hints:
-            raise UsageError(
-                "the fURL names no TCP port to connect to, which is all that works yet"
-            )
+            raise UsageError("the fURL has no TCP address, and only those are supported")
         self._furl = str(Furl(furl.tub_id, hints, furl.swissnum))
         self._throttle = throttle
         self._pin = pin

@@ -126,7 +126,7 @@ class FoolscapReaders:
     async def _checked_read(self, reader: Any, offset: int, length: int) -> bytes:
         data = await self._link.call(reader, "read", offset, length)
         if type(data) is not bytes:  # a reader that names no interface gives what it likes
-            raise nonsense(self._server, "a read", "something that is no bytes")
+            raise nonsense(self._server, "a read", "something that is not bytes")
         if len(data) > length:
             raise nonsense(
                 self._server, "a read", f"more than the {length} bytes that were asked for"

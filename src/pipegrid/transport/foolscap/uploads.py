@@ -189,7 +189,7 @@ class FoolscapUploads:
         if share.upload_secret != upload_secret:
             raise WrongSecret(
                 f"share {share_number} is being uploaded to {self._server} under another secret;"
-                " wait for its end",
+                " wait for that upload to end",
                 self._server,
             )
         return share

@@ -77,7 +77,7 @@ class GbsAnswers:
     def refused_allocation(self, status: int, body: bytes = b"") -> ServerError:
         """The error for the status of an allocation that was refused."""
         if status == 507:
-            return NoSpace(f"{self._server} has no room; use another server", self._server)
+            return NoSpace(f"{self._server} has no space; use another server", self._server)
         return self._refusal(status, body, "an allocation")
 
     def write_result(self, answer: RawResponse, share_number: int, upto: int) -> WriteAnswer:
@@ -101,7 +101,7 @@ class GbsAnswers:
                 server,
             )
         if status == 507:
-            return NoSpace(f"{server} has no more room; use another server", server)
+            return NoSpace(f"{server} has no more space; use another server", server)
         if status == 416 or status >= 500:
             return ServerRefused(
                 f"{server} did not take bytes of share {share_number} up to {upto} (status"
@@ -203,12 +203,12 @@ class GbsAnswers:
             return result
         if answer.status == 401 and not answer.body.startswith(WRONG_SWISSNUM):
             raise WrongSecret(
-                f"{server} has this file under another write enabler; it was moved there from another"
-                " server, or somebody else made it: repair it from another client, or delete it there",
+                f"{server} has this file under another write enabler; it was copied there from another "
+                "server, or made by another client: repair it from another client, or delete it there",
                 server,
             )
         if answer.status == 507:
-            raise NoSpace(f"{server} has no room; use another server", server)
+            raise NoSpace(f"{server} has no space; use another server", server)
         if answer.status == 413:
             raise ServerRefused(f"{server} takes no change of that size; write less", server)
         raise self._refusal(answer.status, answer.body, "a read-test-write")
@@ -251,8 +251,7 @@ class GbsAnswers:
                 return wrong_swissnum(server, "NURL")
             if share_number is not None:
                 return WrongSecret(
-                    f"{server} has share {share_number} under another secret; somebody else is"
-                    " uploading it",
+                    f"{server} has share {share_number} under another secret; another client is uploading it",
                     server,
                 )
         if status >= 500:

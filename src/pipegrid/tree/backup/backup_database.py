@@ -185,8 +185,8 @@ class Database(KnownObjects):
         except sqlite3.Error as error:
             self._close_connections()
             raise SinkError(
-                f"cannot use the database {path}: {error}; see that its disk has room, is local, and may be "
-                "written to"
+                f"cannot use the database {path}: {error}; check that its disk has space, is local, and is "
+                "writable"
             ) from error
 
     def _open(self) -> None:

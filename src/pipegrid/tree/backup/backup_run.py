@@ -119,8 +119,8 @@ class RunLister:
             if noted.content is None or noted.version < error.seen:
                 raise  # what was seen last may be another machine's, and come back
             self._say(
-                "servers show an older list of backups than this client has seen, so it is written anew from "
-                "what this client remembers"
+                "servers show an older list of backups than this client has seen, so it is written again "
+                "from what this client remembers"
             )
             return await self._catalogues.write_anew(noted.cap, change, noted.content)
 
@@ -281,7 +281,7 @@ def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machin
 def _taken(name: str, by: str, root: str) -> UsageError:
     return UsageError(
         f"{name!r} is the backup of {printable(by)}: choose a name for that of {printable(root)} with --as, "
-        f"or say '--as {name}' if both are to have the same one"
+        f"or say '--as {name}' if both must have the same one"
     )
 
 
@@ -482,8 +482,8 @@ class Backups:
         It may be another grid than before, by mistake; so the list is not made anew.
         """
         self._say(
-            "no server has the list of backups, as if this were another grid than before: all that was "
-            "stored is looked for, and stored again if it is missing"
+            "no server has the list of backups, perhaps because this is another grid than before: "
+            "everything is checked, and stored again if it is missing"
         )
         self.place.note(noted)  # without a run that may be nowhere
         storing.database.doubt()
@@ -585,7 +585,9 @@ class Backups:
         except PipegridError as error:
             if noted.content is None:
                 raise
-            self._say(f"this is the list as it was here last, since it cannot be fetched: {error}")
+            self._say(
+                f"this is the list that this client saw last, since it cannot be fetched: {error}"
+            )
             return noted.runs
         return attrs.evolve(noted, content=content).runs
 

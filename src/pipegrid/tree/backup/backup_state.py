@@ -200,7 +200,7 @@ class BackupPlace:
 
     def __init__(self, config: GridConfig) -> None:
         if not config.caches:
-            raise UsageError(f"{config.directory} has no place for what backups have to remember")
+            raise UsageError(f"{config.directory} has no place for the state of backups")
         self.directory = config.caches[0] / "backup"
         if config.state is not None:
             self.directory = relocated(self.directory, config.state / "backup")
@@ -229,7 +229,7 @@ class BackupPlace:
         except BlockingIOError:
             self.unlock()
             raise UsageError(
-                f"another backup that remembers in {self.directory} runs already; wait until it has ended"
+                f"another backup is running with the state in {self.directory}; wait until it has ended"
             ) from None
         except OSError as error:  # some network file systems have no locks
             self.unlock()
@@ -295,7 +295,8 @@ class BackupPlace:
                 replace_file(self.cap_file, f"{noted.cap}\n".encode("ascii"))
         except OSError as error:
             raise SinkError(
-                f"cannot write in {self.directory}: {error.strerror}; make room, and run the backup again"
+                f"cannot write in {self.directory}: {error.strerror}; free some space, and run the backup "
+                "again"
             ) from error
 
     def _read_list(self) -> CatalogueState:

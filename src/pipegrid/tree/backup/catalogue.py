@@ -145,7 +145,7 @@ def _runs_of(cap: DirectoryCap, content: bytes) -> tuple[BackupRun, ...]:
         runs.append(BackupRun(name, time, entry.cap, kept, files, size, left_out, directory, where))
     if entries and not runs:
         raise DirectoryError(
-            "this directory is no catalogue of backups; to fetch it use 'pipegrid get -r'"
+            "this directory is not a catalogue of backups; to fetch it use 'pipegrid get -r'"
         )
     return tuple(sorted(runs, key=lambda run: (run.time, run.name)))
 
@@ -203,7 +203,7 @@ def parse_time(text: str) -> datetime:
             continue
         return found.replace(tzinfo=timezone.utc, **rest)
     raise UsageError(
-        f"{text!r} is no time; give one such as 2026-11-22 or 2026-11-22_18:23:31Z (UTC)"
+        f"{text!r} is not a time; give one such as 2026-11-22 or 2026-11-22_18:23:31Z (UTC)"
     )
 
 
@@ -286,7 +286,7 @@ class Archives:
             PipegridError: the grid failed.
         """
         to = await make_directories(self._grid, self._root, self._names)
-        check_writable(to.cap, "the directory under which the backup is to be kept")
+        check_writable(to.cap, "the directory that keeps the backup")
         archives = await make_directories(self._grid, to.cap, (ARCHIVES,))
         check_writable(archives.cap, f"'{ARCHIVES}'")
         self._to = Directory(self._grid, to.cap, self._now)

@@ -171,7 +171,7 @@ class GridCatalogues:
             data = await self._grid.read(file, 0, None if not is_mutable else MAX_BYTES + 1)
             if len(data) <= MAX_BYTES:
                 return data
-        raise DirectoryError("this is no catalogue of backups: it is too large for one")
+        raise DirectoryError("this is not a catalogue of backups: it is too large for one")
 
     async def change(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
