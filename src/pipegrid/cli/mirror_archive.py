@@ -178,9 +178,11 @@ class ArchiveRun:
             mirror = blocking_mirror.BlockingMirror(
                 addresses,
                 target,
-                local_check.VerifyPolicy(fetching.paranoid, fetching.sample_share),
-                fetching.durability,
-                fetching.connections,
+                blocking_mirror.FetchRules(
+                    local_check.VerifyPolicy(fetching.paranoid, fetching.sample_share),
+                    fetching.durability,
+                    fetching.connections,
+                ),
                 ahead,
                 stopped,
                 display.show if console.shows_progress else None,

@@ -8,7 +8,7 @@ import time
 from _socket import SO_ERROR, SOL_SOCKET, socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from pipegrid.disk.commit import Policy
 from pipegrid.mirror.archive_file import MirrorError
@@ -246,6 +246,21 @@ class _Later:
         yield
 
 
+class FetchRules(NamedTuple):
+    """
+    How files are fetched.
+
+    Attributes:
+        verify: which present files are hashed again.
+        durability: as of storage servers (``disk.commit``).
+        connections: to each mirror at most.
+    """
+
+    verify: VerifyPolicy
+    durability: Policy
+    connections: int
+
+
 class BlockingMirror:
     """
     As ``mirror.Mirror``, whose methods these are.
@@ -260,18 +275,14 @@ class BlockingMirror:
         self,
         addresses: Sequence[Address],
         destination: Destination,
-        doubt: VerifyPolicy,
-        policy: Policy,
-        connections: int,
+        rules: FetchRules,
         ahead: SocketCache,
         stopped: Callable[[], bool],
         progress: Callable[[Report], None] | None = None,
     ) -> None:
         self._addresses = addresses
         self.destination = destination
-        self._doubt = doubt
-        self._policy = policy
-        self._connections = connections
+        self._rules = rules
         self._ahead = ahead
         self._stopped = stopped
         self._progress = progress
@@ -333,11 +344,11 @@ class BlockingMirror:
         if self._mirror is not None:
             return await self._mirror.sync(files, staged=staged, always=always)
         self._check()
-        work = MirrorRun(self.destination, self._addresses, self._doubt, staged)
+        work = MirrorRun(self.destination, self._addresses, self._rules.verify, staged)
         if work.sprint(
             files,
-            self._policy,
-            self._connections,
+            self._rules.durability,
+            self._rules.connections,
             self._stopped,
             self._progress,
             ahead=self._ahead,

@@ -168,12 +168,38 @@ MAX_REFUSED = 64
 Missing = Callable[[list[ArchiveFile]], list[ArchiveFile]]
 
 
+class FetchContext:
+    """
+    What all drivers of one run fetch from, and where they store it.
+
+    Args:
+        addresses: of the mirrors, as they are numbered in the plan.
+        connections: to each mirror at most; those that will be asked for nothing more do not count.
+        missing: returns which of some files are not present yet.
+        staged: files are stored where no reader sees them.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        destination: Destination,
+        policy: Policy,
+        connections: int,
+        missing: Missing,
+        staged: bool = False,
+    ) -> None:
+        self.addresses = addresses
+        self.destination = destination
+        self.policy = policy
+        self.connections = connections
+        self.missing = missing
+        self.staged = staged
+
+
 class EpollDriver:
     """
     Args:
-        addresses, tallies: of the mirrors, as they are numbered in the plan.
-        connections: to each mirror at most; those that will be asked for nothing more do not count.
-        missing: returns which of some files are not there yet.
+        tallies: of the mirrors, as they are numbered in the plan.
         stopped: whether all of it is to end.
         told: called a few times a second.
         ahead: has begun to connect to some of them, and is given what is not needed any more.
@@ -182,20 +208,15 @@ class EpollDriver:
     def __init__(
         self,
         plan: Scheduler,
-        addresses: Sequence[Address],
         tallies: Sequence[Tally],
-        destination: Destination,
-        policy: Policy,
-        connections: int,
-        missing: Missing,
-        staged: bool = False,
+        context: FetchContext,
         stopped: Callable[[], bool] = lambda: False,
         told: Callable[[], None] = lambda: None,
         ahead: SocketCache | None = None,
     ) -> None:
         self._plan = plan
-        self._most_connections = connections
-        self._missing = missing
+        self._most_connections = context.connections
+        self._missing = context.missing
         self._stopped = stopped
         self._told = told
         self._ahead = ahead
@@ -206,14 +227,14 @@ class EpollDriver:
         # Those of the mirrors come first, in their order; then those that mirrors redirect to.
         self._mirrors = [
             MirrorHosts(plan, number, address, partial(self._add_host, tally))
-            for number, (address, tally) in enumerate(zip(addresses, tallies, strict=True))
+            for number, (address, tally) in enumerate(zip(context.addresses, tallies, strict=True))
         ]
         self._entrants: list[EpollMirror] = []
         for hosts, tally in zip(self._mirrors, tallies, strict=True):
             self._add_host(tally, hosts.own)
         self._watched_s = time.monotonic()
         self._all_read = False
-        self._to_store = destination, policy, staged
+        self._to_store = context.destination, context.policy, context.staged
 
     def _add_host(self, tally: Tally, queue: HostQueue) -> None:
         entrant = EpollMirror(

@@ -15,7 +15,7 @@ from itertools import islice
 from pipegrid.errors import PipegridError
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError, kept_first
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.epoll_driver import EpollDriver
+from pipegrid.mirror.epoll_driver import EpollDriver, FetchContext
 from pipegrid.mirror.local_check import LocalCheck, MirrorEntry, VerifyPolicy, checked
 from pipegrid.mirror.mirror_http import Address
 from pipegrid.mirror.scheduler import Report, Scheduler, Tally
@@ -122,13 +122,8 @@ class MirrorRun:
                 ahead.close()  # this is another process, which has connections of its own
             EpollDriver(
                 plan,
-                self.addresses,
                 tallies,
-                self.destination,
-                policy,
-                max(1, connections // processes),
-                self.look.missing,
-                self.staged,
+                self._context(policy, max(1, connections // processes)),
                 stops,
                 told if own else lambda: None,  # other processes show nothing
                 ahead if own else None,
@@ -140,6 +135,12 @@ class MirrorRun:
             run(self.plan, self.report.tallies, stopped, self._entries(files))
         self.all_read = True
         return self.plan.is_idle and not stopped()
+
+    def _context(self, policy: Policy, connections: int) -> FetchContext:
+        missing = self.look.missing
+        return FetchContext(
+            self.addresses, self.destination, policy, connections, missing, self.staged
+        )
 
     def _entries(self, files: Iterable[MirrorEntry]) -> Iterator[ArchiveFile]:
         destination = self.destination

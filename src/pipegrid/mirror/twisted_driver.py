@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -64,6 +64,24 @@ class SourceEvents(Protocol):
         """Something was put back, failed or refused: others may have something to do, or all is over."""
 
 
+class SourceContext(NamedTuple):
+    """
+    What all sources of one driver use.
+
+    Attributes:
+        sink: stores what they give.
+        events: is told what happens to them.
+        connections: to each mirror at most.
+    """
+
+    plan: Scheduler
+    sink: ArchiveSink
+    clock: IReactorTime
+    events: SourceEvents
+    connections: int = CONNECTIONS
+    limits: Limits = LIMITS
+
+
 class MirrorSource:
     """
     Args:
@@ -82,39 +100,34 @@ class MirrorSource:
 
     def __init__(
         self,
+        context: SourceContext,
         number: int,
         address: Address,
-        plan: Scheduler,
-        sink: ArchiveSink,
-        clock: IReactorTime,
         connect: Callable[[], IStreamClientEndpoint],
-        events: SourceEvents,
-        connections: int = CONNECTIONS,
-        limits: Limits = LIMITS,
         tally: Tally | None = None,
         queue: HostQueue | None = None,
         own: MirrorSource | None = None,
     ) -> None:
         self.number = number
         self.others: list[MirrorSource] = []
-        self.queue = queue or MirrorHosts(plan, number, address).own
+        self.queue = queue or MirrorHosts(context.plan, number, address).own
         self._own = own or self
         self._given_up = False
         self.address = address
-        self.sink = sink
+        self.sink = context.sink
         self.tally = tally or Tally(address.url)
         self.is_paused = False
         self.last_byte_s: dict[PipelinedConnection, float] = {}
         self.pipelined: set[PipelinedConnection] = set()
         self._doubtful: set[PipelinedConnection] = set()  # whose end says nothing of the mirror
         self._plan = self.queue
-        self._clock = clock
+        self._clock = context.clock
         self._connect = connect
-        self._events = events
-        self._wanted_connections = connections
-        self._limits = limits
+        self._events = context.events
+        self._wanted_connections = context.connections
+        self._limits = context.limits
         self._name = address.netloc.decode("ascii")
-        self._record = HostStats(limits)
+        self._record = HostStats(context.limits)
         self._connections: list[PipelinedConnection] = []
         self._connecting: set[Deferred[Any]] = set()
         self.asked_bytes = 0
@@ -568,16 +581,13 @@ class TwistedDriver:
             None if options.limit is None else self._throttle,
             work.staged,
         )
+        self._context = SourceContext(self._plan, self._sink, reactor, self, options.connections)
         self._sources = [
             MirrorSource(
+                self._context,
                 number,
                 address,
-                self._plan,
-                self._sink,
-                reactor,
                 options.connect(address),
-                self,
-                options.connections,
                 tally=work.report.tallies[number],
             )
             for number, address in enumerate(addresses)
@@ -596,14 +606,10 @@ class TwistedDriver:
     def _add_host(self, own: MirrorSource, queue: HostQueue) -> None:
         """A mirror redirects to one more host."""
         host = MirrorSource(
+            self._context,
             own.number,
             queue.address,
-            self._plan,
-            self._sink,
-            self._clock,
             self._options.connect(queue.address),
-            self,
-            self._options.connections,
             tally=own.tally,
             queue=queue,
             own=own,
