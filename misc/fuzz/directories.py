@@ -14,7 +14,7 @@ from pipegrid.core.mutable.directory_edits import (
     Rename,
     Unlink,
     apply_edits,
-    made_before,
+    content_if_applied,
     merge_directories,
     pack_entries,
     unpack_entries,
@@ -79,10 +79,10 @@ def _apply(data: bytes, changes: list[Edit]) -> None:
     for name, entry in before.items():
         assert name in named or after.get(name) == entry, "an entry that nobody named has changed"
     assert not after.keys() - before.keys() - named, "an entry has come from nowhere"
-    found = made_before(data, packed, packed)
+    found = content_if_applied(data, packed, packed)
     is_new = any(before.get(name) != entry for name, entry in after.items())
     assert found == (packed if is_new else None), "edits are not found where they were made"
-    assert not is_new or made_before(data, packed, data) is None, (
+    assert not is_new or content_if_applied(data, packed, data) is None, (
         "edits are found that were not made"
     )
     if not any(isinstance(change, Rename) for change in changes):

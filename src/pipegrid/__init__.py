@@ -1,17 +1,15 @@
 """
-PipeGrid: put files on erasure-coded, end-to-end encrypted storage grids, at the speed of the wire.
+PipeGrid stores files on erasure-coded, end-to-end encrypted storage grids.
 
-Public names are imported when they are first used, so that ``import pipegrid`` (and with it
-``pipegrid --version``) costs nothing; ``typing`` is half of what bare Python takes to start.
+Public names are imported when they are first used, so that ``import pipegrid`` and ``pipegrid --version``
+start fast; ``typing`` alone takes half as long as bare Python.
 """
 
 from __future__ import annotations
 
 import sys
 
-if sys.argv[:1] == [
-    "-m"
-]:  # this package is about to be run: Ctrl-C in an import would print a traceback
+if sys.argv[:1] == ["-m"]:  # with "-m", Ctrl-C during the imports would print a traceback
     import _signal  # type: ignore[import-not-found]
     import posix
 

@@ -1,4 +1,4 @@
-"""``python -m pipegrid`` is ``pipegrid``."""
+"""Runs the command line for ``python -m pipegrid``."""
 
 from pipegrid.cli import main
 

@@ -1,7 +1,8 @@
 """
-What callers of the library may pass: a wrong argument is an error of theirs, told in a sentence at once.
+Checks of the arguments that callers of the library pass.
 
-Without, it would fail somewhere inside, as an assertion or with the name of something that nobody called.
+Each reports a wrong argument at once, in one sentence; otherwise the call would fail later, in code that
+the caller does not know.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from pipegrid.errors import UsageError
 
 def check_whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
     """
-    Return a whole number, within bounds if there are any.
+    Return ``value`` if it is a whole number within the bounds.
 
     Raises:
-        UsageError: it is something else; truth values are.
+        UsageError: it is not, or it is a boolean.
     """
     whole = isinstance(value, int) and not isinstance(value, bool)
     if whole and (least is None or value >= least) and (most is None or value <= most):
@@ -29,13 +30,13 @@ def check_whole(value: Any, name: str, least: int | None = None, most: int | Non
 
 
 def check_seconds(value: Any, name: str) -> None:
-    """Raise UsageError unless it is a time that can pass."""
+    """Raise UsageError unless ``value`` is a positive number of seconds."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         raise UsageError(f"{name} is a number of seconds above 0, not {shown(value)}")
 
 
 def check_callable(value: Any, name: str) -> None:
-    """Raise UsageError unless it can be called, or is None."""
+    """Raise UsageError unless ``value`` can be called or is None."""
     if value is not None and not callable(value):
         raise UsageError(f"{name} is a function to be called, not {shown(value)}")
 
@@ -44,27 +45,28 @@ def check_kind(
     value: Any, kinds: type | tuple[type, ...], name: str, kind: str, secret: bool = False
 ) -> None:
     """
-    Raise UsageError unless it is one of these kinds, which people call ``kind``.
+    Raise UsageError unless ``value`` is an instance of ``kinds``.
 
     Args:
-        secret: what was given instead may be one, and is not shown.
+        kind: the name of these kinds in the error.
+        secret: do not show the value in the error, since it may be a secret.
     """
     if not isinstance(value, kinds):
         raise UsageError(f"{name} is {kind}, not {shown(value, secret)}")
 
 
 def check_has(value: Any, attributes: tuple[str, ...], name: str, kind: str) -> None:
-    """Raise UsageError unless it has all these attributes, as whatever people call ``kind`` has."""
+    """Raise UsageError unless ``value`` has all these attributes; the error calls such objects ``kind``."""
     if not all(hasattr(value, each) for each in attributes):
         raise UsageError(f"{name} is {kind}, not {shown(value)}")
 
 
 def shown(value: object, secret: bool = False) -> str:
     """
-    Return how a value is told in a sentence: what it is, and a short one itself.
+    Return how an error shows a value: its type, and the value itself if it is short.
 
     Args:
-        secret: it may be one, as text or bytes, or have one in it, and is not shown then.
+        secret: show only the type of text and bytes, since they may contain a secret.
     """
     if value is None:
         return "None"

@@ -1,25 +1,25 @@
 """
-``SpeedTest``, a Buildbot step that measures storage throughput and stops what makes it slower.
+``SpeedTest``, a Buildbot step that measures storage throughput and fails builds that make it slower.
 
     from pipegrid.buildbot import SpeedTest
 
     factory.addStep(SpeedTest(compare_with=10, on_regression="warn"))
 
-The step runs ``pipegrid speedtest run`` on the worker and shows each result as it comes. When it is through:
+The step runs ``pipegrid speedtest run`` on the worker and shows each result as it arrives. At the end it
+sets:
 
 * properties: ``upload-per-file`` (seconds), ``upload-per-file-RTT``, ``upload-1MB``, ``upload-10MB``,
-  ``upload-100MB`` (kB a second), ...; the same for ``download``; all of it also as statistics of the step;
+  ``upload-100MB`` (kB a second), ...; the same for ``download``; all of them also as statistics of the
+  step;
 * sets of test results (seconds, bytes a second, round trips) with one result for each measurement;
 * logs: ``report`` (HTML), ``run.json`` (every sample), ``comparison``;
-* a verdict: has anything become slower, beyond noise, than in the last builds of this builder?
+* a verdict: whether anything is slower, beyond noise, than in the last builds of this builder.
 
-**History** is kept as *build data*, the JSON of each run with its build. So it lives in the master's
-database, is there for all masters that share it, survives workers that are made anew for each build, goes
-with the old builds that the master is told to forget, and can be had from
-``/api/v2/builds/N/data/pipegrid-speedtest/value``. A file on the worker would die with the worker, one on the
-master would be another thing to back up.
+The history is kept as *build data*: the JSON of each run is stored with its build in the master's database.
+So all masters share it, it survives workers that are created for each build, the master deletes it together
+with old builds, and it can be fetched from ``/api/v2/builds/N/data/pipegrid-speedtest/value``.
 
-What decides is in ``pipegrid.speedtest.build_verdict``, which needs no Buildbot.
+``pipegrid.speedtest.build_verdict`` makes the verdict, without Buildbot.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ ACCEPTED = "speedtest-accepted"
 
 ON_REGRESSION = {"fail": FAILURE, "warn": WARNINGS, "ignore": SUCCESS}
 LOOK_BACK_BUILDS = 100
-"""How far back runs are looked for."""
+"""How many earlier builds are searched for runs."""
 HISTORY_RUNS = 20
-"""Earlier runs that the worker gets, for the report to draw."""
+"""How many earlier runs the worker gets, to draw in its report."""
 
 _SOURCE = "SpeedTest"
 _LAST_LINES = 20
@@ -66,18 +66,19 @@ _LAST_LINES = 20
 
 class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc]
     """
-    Run the speed test and judge it.
+    Run the speed test and compare it with earlier builds.
 
     Args:
-        command: what runs on the worker. It must print the classic lines and write ``run.json``, and perhaps
-            ``report.html``, into ``output``, where it finds the builder's earlier runs in ``history``.
+        command: what runs on the worker. It must print the classic lines and write ``run.json``, and
+            optionally ``report.html``, into ``output``; it finds the builder's earlier runs in ``history``
+            there.
         output: a directory below the step's working directory; emptied first.
-        compare_with: how many earlier runs at the most; 0 for none.
-        on_regression: what the step becomes if anything is slower: ``fail``, ``warn`` or ``ignore``.
-        accept: if true a regression is taken for the new normal; best a property of a forced build.
-        prefix: put before the names of properties and build data, where a build measures more than one thing;
-            letters, digits, ``_``, ``-`` and ``.``, the first no digit or dot.
-        kwargs: as of ``ShellCommand``.
+        compare_with: the largest number of earlier runs to compare with; 0 for none.
+        on_regression: the step's result if anything is slower: ``fail``, ``warn`` or ``ignore``.
+        accept: if true, a regression becomes the new baseline; best set by a property of a forced build.
+        prefix: put before the names of properties and build data, for builders that measure more than one
+            thing; letters, digits, ``_``, ``-`` and ``.``, not starting with a digit or dot.
+        kwargs: arguments of ``ShellCommand``.
     """
 
     name = "speedtest"
@@ -114,15 +115,15 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
         self.addLogObserver("stdio", _Lines(self._heard))
 
     def run(self) -> Deferred[int]:
-        """Do it; fires with the step's result."""
+        """Start the step; the Deferred fires with its result."""
         return Deferred.fromCoroutine(self._run())
 
     def getCurrentSummary(self) -> dict[str, str]:
-        """Return what was measured last."""
+        """Return the latest measurement, for the step."""
         return {"step": self._follower.last or "measuring"}
 
     def getResultSummary(self) -> dict[str, str]:
-        """Return the figures that matter and the verdict, for the step and the build."""
+        """Return the main figures and the verdict, for the step and the build."""
         if not self._outcome:
             return dict(super().getResultSummary())
         return {"step": self._outcome, "build": self._outcome}
@@ -134,7 +135,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
 
     async def _run(self) -> int:
         path = self.build.path_module.join
-        # What an earlier build left must not be taken for the result of this one.
+        # Results of an earlier build must not be mistaken for those of this one.
         await self.runRmdir(path(self.workdir, self.output), abandonOnFailure=False)
         earlier = await self._look_back()
         await self._hand_over(earlier)
@@ -209,7 +210,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
         return int(SUCCESS)
 
     async def _look_back(self) -> list[EarlierBuild]:
-        """Return the runs of this builder's earlier builds on this worker, the latest first."""
+        """Return the runs of this builder's earlier builds on this worker, latest first."""
         data = self.master.data
         builds = await data.get(
             ("builders", await self.build.getBuilderId(), "builds"),
@@ -238,7 +239,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
         return found
 
     async def _hand_over(self, earlier: Sequence[EarlierBuild]) -> None:
-        """Put the earlier runs where the speed test keeps its history, for the report to draw."""
+        """Upload the earlier runs to where the speed test expects its history."""
         if not earlier:
             return
         path = self.build.path_module.join
@@ -255,12 +256,12 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
 @attrs.frozen
 class EarlierBuild:
     """
-    What an earlier build has left.
+    The stored data of an earlier build.
 
     Attributes:
         number: of the build.
         document: the JSON of its run.
-        regressed, accepted: what was said of it then.
+        regressed, accepted: its verdict.
     """
 
     number: int
@@ -270,7 +271,9 @@ class EarlierBuild:
 
 
 class _Lines(LogLineObserver):  # type: ignore[misc]
-    """Hands on each line of output, and of errors, where progress is."""
+    """
+    Passes each line of standard output and of standard error, which shows the progress, to a callback.
+    """
 
     def __init__(self, heard: Callable[[str], None]) -> None:
         super().__init__()

@@ -1,14 +1,12 @@
 """
-Every public exception of PipeGrid.
+All public exceptions: the class says who is at fault, and whether another server may succeed.
 
-The classes answer two questions: whose fault is it, and is trying elsewhere useful?
-The text of each error is one sentence for a person: what failed, where, what to do.
-Facts are attributes. Broken invariants are assertions, not errors.
+The text of each error is one sentence: what failed, where, what to do. Facts are attributes.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # defined as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import TypeVar
 
@@ -17,20 +15,21 @@ if TYPE_CHECKING:
 
 class PipegridError(Exception):
     """
-    Something went wrong in a way that PipeGrid foresaw; the text says what to do.
+    An error that PipeGrid foresaw; the text says what to do.
 
     Attributes:
-        parameters: words of the text that name arguments of a call, so that a command can name its options.
+        parameters: words of the text that name arguments of a call, so that a command can replace them by
+            its options.
     """
 
     parameters: tuple[str, ...] = ()
 
     def __reduce__(self) -> tuple[object, ...]:
         """
-        Say how to make it again, in another process or as a copy, with its facts.
+        Return how to copy or unpickle the error with its attributes.
 
-        Python's own way calls the class with the text alone, which some do not take: a pool of processes then
-        waits for ever for a result that it cannot read.
+        The default calls the class with the text alone, which some classes do not accept: a process pool
+        would then wait for ever for a result that it cannot read.
         """
         return _made_again, (type(self), self.args), self.__dict__
 
@@ -40,25 +39,27 @@ def _made_again(kind: type[PipegridError], args: tuple[object, ...]) -> Pipegrid
 
 
 def naming(error: E, *parameters: str) -> E:
-    """Return an error, in whose text these words name arguments of the call that failed."""
+    """
+    Return ``error``, after marking ``parameters`` as words of its text that name arguments of the call.
+    """
     error.parameters = parameters
     return error
 
 
 class UsageError(PipegridError):
-    """The caller asked for the impossible; repeating the same call cannot help."""
+    """The caller asked for something impossible; repeating the call cannot help."""
 
 
 class PipelineStopped(UsageError):
-    """An earlier call of this pipeline failed, or it was aborted; start over with a new one."""
+    """An earlier call of this pipeline failed, or it was aborted; start again with a new pipeline."""
 
 
 class RemoteCallError(PipegridError):
     """
-    A call on a pipeline failed at the peer, whose protocol hands on failures as text: Foolscap's does.
+    A call on a pipeline failed at the peer, over a protocol that passes failures on as text (Foolscap).
 
     Attributes:
-        remote_type: the name of the exception's class at the peer, with its module; as the peer says.
+        remote_type: the exception's class at the peer, with its module, as the peer reports it.
         remote_traceback: the peer's traceback, or what it sent instead.
     """
 
@@ -73,15 +74,15 @@ class CapError(UsageError):
 
 
 class CapMismatch(CapError):
-    """A capability does not fit the file that is stored: a character of it is wrong; copy it again."""
+    """A capability does not fit the stored file: one of its characters is wrong; copy it again."""
 
 
 class SegmentTooLarge(UsageError):
     """
-    A file was stored in segments that take more memory than was allowed.
+    A file was stored in segments that need more memory than is allowed.
 
     Attributes:
-        segment_bytes: how large they are.
+        segment_bytes: the size of its segments.
     """
 
     def __init__(self, segment_bytes: int, allowed_bytes: int) -> None:
@@ -96,7 +97,7 @@ class SegmentTooLarge(UsageError):
 
 
 class DirectoryError(PipegridError):
-    """A file that should be a directory does not hold one; perhaps the cap is that of a file."""
+    """A file that should be a directory does not contain one; perhaps the cap names a plain file."""
 
 
 class NoSuchChild(UsageError):
@@ -105,7 +106,8 @@ class NoSuchChild(UsageError):
 
     Attributes:
         name: as it was given.
-        perhaps_made: an earlier try of the change may have been stored, and others may have undone it since.
+        perhaps_made: an earlier attempt of the change may have been stored, and another client may have
+            undone it since.
     """
 
     def __init__(self, message: str, name: str, perhaps_made: bool = False) -> None:
@@ -116,11 +118,12 @@ class NoSuchChild(UsageError):
 
 class ChildExists(UsageError):
     """
-    A directory has a child of this name already; take another name, or allow to replace it.
+    A directory already has a child of this name; take another name, or allow replacing it.
 
     Attributes:
         name: as it was given.
-        perhaps_made: an earlier try of the change may have been stored, and others may have undone it since.
+        perhaps_made: an earlier attempt of the change may have been stored, and another client may have
+            undone it since.
     """
 
     def __init__(self, message: str, name: str, perhaps_made: bool = False) -> None:
@@ -130,25 +133,25 @@ class ChildExists(UsageError):
 
 
 class SourceError(PipegridError):
-    """The local file to be stored could not be read, or changed while it was read."""
+    """The local file to be stored could not be read, or it changed while it was read."""
 
 
 class SinkError(PipegridError):
-    """The local place that the plaintext goes to could not be written."""
+    """The local file that the plaintext goes to could not be written."""
 
 
 class GridError(PipegridError):
-    """The grid could not do it; another time, or with more servers, it may."""
+    """The grid could not do it; it may work later, or with more servers."""
 
 
 class UnhappyError(GridError):
     """
-    The shares could not be spread over enough servers, or too few were stored to get the file back.
+    The shares could not be spread over enough servers, or too few shares were stored to restore the file.
 
     Attributes:
-        reached: servers of happiness that were reached; or shares that were stored.
-        wanted: servers of happiness that the caller wanted; or shares that it takes.
-        absent: servers that were out of reach, or did not answer in time; with them it may be enough.
+        reached: servers of happiness that were reached, or shares that were stored.
+        wanted: servers of happiness that the caller requires, or shares that the file requires.
+        absent: servers that were unreachable or did not answer in time; with them it may be enough.
     """
 
     def __init__(self, message: str, reached: int, wanted: int, absent: int = 0) -> None:
@@ -160,13 +163,13 @@ class UnhappyError(GridError):
 
 class NotEnoughSharesError(GridError):
     """
-    Fewer good shares could be found than the file needs.
+    Fewer good shares were found than the file needs.
 
     Attributes:
         found: distinct good shares that were found.
-        needed: distinct shares that any reader needs (k).
-        absent: servers that were out of reach, or did not answer in time; they may have more.
-        absent_shares: how many more those have, where every server has its part of all.
+        needed: distinct shares that every reader needs (k).
+        absent: servers that were unreachable or did not answer in time; they may have more.
+        absent_shares: how many more shares those servers have if every server holds its part of all shares.
     """
 
     def __init__(
@@ -186,11 +189,11 @@ class NotEnoughSharesError(GridError):
 
 class UncoordinatedWriteError(GridError):
     """
-    Somebody else changed a mutable file at the same time; read it again, and decide.
+    Another client changed a mutable file at the same time; read it again, and decide.
 
     Attributes:
-        theirs: the sequence number of the version that is there now, or None if it is not known.
-        ours: that of the version which was to be written, if it came so far.
+        theirs: the sequence number of the version that the servers have now, or None if unknown.
+        ours: the sequence number of the version to be written, if it got that far.
     """
 
     def __init__(self, message: str, theirs: int | None = None, ours: int | None = None) -> None:
@@ -204,8 +207,8 @@ class RollbackError(GridError):
     The servers offer an older version of a mutable file than was seen before.
 
     Attributes:
-        offered: sequence number of the newest version that could be had.
-        seen: that of the newest one seen before, by this client.
+        offered: sequence number of the newest version that they offer.
+        seen: sequence number of the newest version that this client has seen.
     """
 
     def __init__(self, message: str, offered: int, seen: int) -> None:
@@ -216,11 +219,11 @@ class RollbackError(GridError):
 
 class ServerError(PipegridError):
     """
-    One server failed; a transfer goes on with the others.
+    One server failed; a transfer continues with the others.
 
     Attributes:
         server: the nickname or id of the server, as a person would know it.
-        may_have_happened: whether the server may have carried out the request all the same.
+        may_have_happened: whether the server may have carried out the request nevertheless.
     """
 
     def __init__(self, message: str, server: str = "", may_have_happened: bool = False) -> None:
@@ -230,23 +233,24 @@ class ServerError(PipegridError):
 
 
 class ServerUnreachable(ServerError):
-    """No connection to the server could be made, or it was lost; later it may work again."""
+    """The server could not be connected, or the connection was lost; it may work later."""
 
 
 class WriteLost(ServerUnreachable):
     """
-    The connection was lost under a write whose bytes were let go of; it may have been carried out.
+    The connection was lost during a write whose bytes were already released; the write may have been
+    carried out.
 
-    The server can be reached, or may be soon: make the bytes again and write them again.
+    The server is reachable, or may be soon: make the bytes again and repeat the write.
     """
 
 
 class ServerTimeout(ServerError):
-    """The server did not answer in time; later it may."""
+    """The server did not answer in time; it may do so later."""
 
 
 class ServerRefused(ServerError):
-    """The server understood the request and will not do it; another server may."""
+    """The server understood the request and rejected it; another server may accept it."""
 
 
 class WrongSwissnum(ServerRefused):
@@ -258,38 +262,38 @@ class NoSuchShare(ServerRefused):
 
 
 class NoSpace(ServerRefused):
-    """The server has no room for the share."""
+    """The server has no space for the share."""
 
 
 class Overloaded(ServerRefused):
-    """The server has too much in memory for others just now; later it may do it."""
+    """The server holds too much in memory for other clients now; it may accept the request later."""
 
 
 class WrongSecret(ServerRefused):
-    """The server knows the share or upload under another secret."""
+    """The server has the share or upload under another secret."""
 
 
 class ConflictingWrite(ServerRefused):
-    """Other bytes than these were written to the same place of an unfinished share before."""
+    """Different bytes were written before to the same place of an unfinished share."""
 
 
 class ServerProtocolError(ServerError):
-    """The server answered with something that is not the protocol; do not trust it further."""
+    """The server's answer violates the protocol; do not trust it further."""
 
 
 def is_absence(error: BaseException | None) -> bool:
-    """Whether a server that failed so is not in reach, or too busy, and may do the same later."""
+    """Return whether a server that failed with ``error`` is unreachable or too busy, and may recover."""
     return isinstance(error, (ServerUnreachable, ServerTimeout, Overloaded))
 
 
 class CorruptionError(PipegridError):
     """
-    Bytes disagree with a hash.
+    Bytes do not match their hash.
 
     Attributes:
         share_number: the share, or None if the file itself is inconsistent.
-        offset: offset in the share data of the part that failed (its first byte), or None.
-        server: the server that gave the bytes, where known.
+        offset: offset in the share data of the first byte of the wrong part, or None.
+        server: the server that sent the bytes, where known.
     """
 
     def __init__(

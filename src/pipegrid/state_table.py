@@ -1,9 +1,9 @@
 """
-Tables of states and events: what may follow what, and nothing else may.
+Tables of states and events: which state follows each state after each event.
 
-Who lives through states writes its table down at the head of a module, one line a state and one column an
-event, and changes its state in one routine, which asks the table. What the table does not have cannot
-happen: that is an error in this program, and is raised before anything else goes wrong because of it.
+An object with states declares its table at the top of its module, and changes its state in one method,
+which asks the table. An event that the table does not allow is an error of this program, and is raised at
+once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 
 class Named(Enum):
-    """A state or an event; its value is a clause for people. Looked up as quickly as any object is."""
+    """A state or an event; its value is a clause for messages. Hashed by identity, which is fast."""
 
     __hash__ = object.__hash__
 
@@ -24,15 +24,17 @@ E = TypeVar("E", bound=Named)
 
 
 class NotInTable(AssertionError):
-    """An event in a state in which there is none."""
+    """An event happened in a state that does not allow it."""
 
 
 class Table(Generic[S, E]):
     """
+    State transitions of one kind of object.
+
     Args:
-        whose: for errors.
+        whose: names the object in errors.
         events: the columns.
-        rows: for each state what it becomes with each of them; None: that cannot happen in it.
+        rows: for each state the state that follows each event, or None where the event cannot happen.
     """
 
     def __init__(
@@ -52,15 +54,15 @@ class Table(Generic[S, E]):
 
     @property
     def states(self) -> tuple[S, ...]:
-        """All of them, the first one first."""
+        """All states, the initial one first."""
         return tuple(self._moves)
 
     def after(self, state: S, event: E) -> S:
         """
-        Return what a state becomes with an event.
+        Return the state that follows ``event`` in ``state``.
 
         Raises:
-            NotInTable: that cannot happen.
+            NotInTable: the event cannot happen in this state.
         """
         try:
             return self._moves[state][event]

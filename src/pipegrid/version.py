@@ -1,3 +1,3 @@
-"""The version of PipeGrid, as servers, clients and ``--version`` say it."""
+"""The version of PipeGrid that servers, clients and ``--version`` report."""
 
 __version__ = "0.1.0"

@@ -222,7 +222,7 @@ class BehindTests(SynchronousTestCase):
         first, second, _ = self.two("batch")
         second.sync_data(first)
         self.assertEqual(self.log, ["sync data"])
-        self.assertEqual((first.outcomes, second._going_on() != []), ([None], True))
+        self.assertEqual((first.outcomes, second._remaining() != []), ([None], True))
 
     def test_where_one_is_not_enough(self) -> None:
         """Each its own, names first: they wait longest."""

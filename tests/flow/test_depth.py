@@ -7,7 +7,13 @@ from heapq import heappop, heappush
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.flow.concurrency import FIRST, LEAST, LONG, PATIENT_S, ConcurrencyLimit
+from pipegrid.flow.concurrency import (
+    INITIAL_LIMIT,
+    MINIMUM_LIMIT,
+    QUEUED_FACTOR,
+    QUEUED_S,
+    ConcurrencyLimit,
+)
 
 MOST = 256
 
@@ -44,7 +50,7 @@ class DepthTests(SynchronousTestCase):
         """It is never idle, and what is sent to it does not stand in a long queue."""
         took_s, longest_s, _ = played(ConcurrencyLimit(MOST), 1000, 0.1, 40)
         self.assertLess(took_s, 1.02 * 1000 / 40)
-        self.assertLess(longest_s, 1.3 * max(PATIENT_S, LONG * 0.125))
+        self.assertLess(longest_s, 1.3 * max(QUEUED_S, QUEUED_FACTOR * 0.125))
 
     def test_a_quick_server(self) -> None:
         """The number doubles each round trip, up to its bound."""
@@ -64,34 +70,34 @@ class DepthTests(SynchronousTestCase):
         played(depth, 2000, 0.01, 1e4)
         self.assertEqual(depth.limit, MOST)
         _, _, limits = played(depth, 3000, 0.01, 1)
-        self.assertEqual(limits[-1], LEAST)
-        self.assertGreaterEqual(min(limits), LEAST)
+        self.assertEqual(limits[-1], MINIMUM_LIMIT)
+        self.assertGreaterEqual(min(limits), MINIMUM_LIMIT)
 
     def test_one_queue_is_cut_once(self) -> None:
         """All that stood in it took long; what began before the cut says nothing more."""
         depth = ConcurrencyLimit(MOST)
-        depth.ended(0.0, 1.0, FIRST - 1)  # the quickest so far
+        depth.ended(0.0, 1.0, INITIAL_LIMIT - 1)  # the quickest so far
         limits = []
         for number in range(100):
-            depth.ended(0.0, 4.0 + number / 100, FIRST - 1)
+            depth.ended(0.0, 4.0 + number / 100, INITIAL_LIMIT - 1)
             limits.append(depth.limit)
         self.assertEqual(len(set(limits)), 2)
-        self.assertLess(depth.limit, FIRST)
-        self.assertGreaterEqual(depth.limit, FIRST // 2)
+        self.assertLess(depth.limit, INITIAL_LIMIT)
+        self.assertGreaterEqual(depth.limit, INITIAL_LIMIT // 2)
 
     def test_one_that_is_slow(self) -> None:
         """A large file before it, or a server that paused, is no queue of ours."""
         depth = ConcurrencyLimit(MOST)
         for number in range(200):
             depth.ended(number, number + (5.0 if number % 10 == 9 else 0.2), depth.limit)
-        self.assertGreater(depth.limit, FIRST)
+        self.assertGreater(depth.limit, INITIAL_LIMIT)
 
     def test_a_limit_that_nobody_reaches(self) -> None:
         """It says nothing that few were quick."""
         depth = ConcurrencyLimit(MOST)
         for _ in range(100):
-            depth.ended(0.0, 0.1, FIRST - 1)
-        self.assertEqual(depth.limit, FIRST)
+            depth.ended(0.0, 0.1, INITIAL_LIMIT - 1)
+        self.assertEqual(depth.limit, INITIAL_LIMIT)
 
     def test_few(self) -> None:
         """A bound below the least is kept."""

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
-from pipegrid.flow.concurrency import FEW, FIRST, SmallFileCapacity
+from pipegrid.flow.concurrency import FEW, INITIAL_LIMIT, SmallFileCapacity
 from pipegrid.transfer.put.put_many import MAX_BYTES, MAX_FILES, ManyPuts, PutOrder
 from pipegrid.transfer.results import Progress
 from tests.transfer.world import RTT, World, content
@@ -144,15 +144,15 @@ class ManyPutsTests(SynchronousTestCase):
             appetite=lambda: appetite[0],
         )
         done = Deferred.fromCoroutine(puts.run())
-        self.assertEqual(len(self.running), FIRST)
-        for number in range(FIRST):  # a queue: each waits for the one before
+        self.assertEqual(len(self.running), INITIAL_LIMIT)
+        for number in range(INITIAL_LIMIT):  # a queue: each waits for the one before
             now[0] += 0.5
             self.running[number].callback("")
-        self.assertLess(len(self.running) - FIRST, MAX_FILES // 4)
+        self.assertLess(len(self.running) - INITIAL_LIMIT, MAX_FILES // 4)
         appetite[0] = SmallFileCapacity.ANY
         now[0] += 0.1
-        self.running[FIRST].callback("")
-        self.assertEqual(len(self.running) - FIRST - 1, MAX_FILES)
+        self.running[INITIAL_LIMIT].callback("")
+        self.assertEqual(len(self.running) - INITIAL_LIMIT - 1, MAX_FILES)
         done.cancel()
         self.failureResultOf(done)
 
@@ -164,7 +164,7 @@ class ManyPutsTests(SynchronousTestCase):
         self.assertEqual(len(self.running), FEW)
         appetite[0] = SmallFileCapacity.COUNTED
         self.running[0].callback("")
-        self.assertEqual(len(self.running), FIRST + 1)
+        self.assertEqual(len(self.running), INITIAL_LIMIT + 1)
         done.cancel()
         self.failureResultOf(done)
 

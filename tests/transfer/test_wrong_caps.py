@@ -165,16 +165,16 @@ class CapFitTests(SynchronousTestCase):
         """Other bytes are no witnesses, however many servers have them."""
         fit = CapCheck(ChkCap(bytes(16), bytes(32), 3, 10, 1000))
         for server in range(5):
-            fit.told(server, b"")
-            fit.told(server, b"garbage")
-            fit.told(server, b"size:3:abc,")
+            fit.record(server, b"")
+            fit.record(server, b"garbage")
+            fit.record(server, b"size:3:abc,")
         self.assertFalse(fit.fits)
         self.assertIsNone(fit.mismatch)
         packed = pack(Params().geometry(1000), bytes(32), bytes(32), bytes(32))
-        fit.told(1, packed)
-        fit.told(1, packed)
+        fit.record(1, packed)
+        fit.record(1, packed)
         self.assertIsNone(fit.mismatch, "one server")
-        fit.told(2, packed)
+        fit.record(2, packed)
         self.assertIsNotNone(fit.mismatch)
 
 

@@ -233,11 +233,11 @@ class TreeUploadTests(SynchronousTestCase):
         for peer in self.client.grid._peers:
             peer.server._uploads._bundles.max_bytes = 0  # type: ignore[attr-defined]
         self.patch(GbsBundles, "heard", lambda *_: None)
-        self.patch(depths, "PATIENT_S", 0.5 * RTT)
-        self.patch(depths, "LONG", 0.5)  # so that even one round trip is too long
+        self.patch(depths, "QUEUED_S", 0.5 * RTT)
+        self.patch(depths, "QUEUED_FACTOR", 0.5)  # so that even one round trip is too long
         most = self.most_running()
         self.assertEqual(self.put().counts.sent_files, 400)
-        self.assertEqual(most[0], depths.FIRST)
+        self.assertEqual(most[0], depths.INITIAL_LIMIT)
         self.assertEqual(self.left_out, [])
 
     def test_what_cannot_be_read(self) -> None:

@@ -22,10 +22,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire.banana import CLOSE, INT, OPEN, STRING, VOCAB
 from pipegrid.wire.foolscap_broker import (
-    AT_A_TIME,
-    LOOK_S,
+    IDLE_CHECK_S,
     MAX_CALL_BYTES,
     MAX_UNNEEDED,
+    RELEASES_PER_CHECK,
     BoundedBroker,
     call_remote,
     can_pack,
@@ -289,25 +289,25 @@ class GivingBackTests(BrokerTestCase):
         reference = self.broker.getTrackerForYourReference(1, None, None).getRef()
         asked = call_remote(reference, "write", 0, b"x")
         self.take(3)
-        self.clock.pump([LOOK_S] * 5)
+        self.clock.pump([IDLE_CHECK_S] * 5)
         self.assertEqual(self.given_back(), 0)
         self.receive(answer(1, NOTHING))
         self.successResultOf(asked)
-        self.clock.advance(LOOK_S)
+        self.clock.advance(IDLE_CHECK_S)
         self.assertEqual(self.given_back(), 3)
 
     def test_not_all_at_once(self) -> None:
         """Many are given back one lot after the other, when the one before was taken."""
-        self.take(AT_A_TIME + 1)
-        self.clock.advance(LOOK_S)
-        self.assertEqual(self.given_back(), AT_A_TIME)
-        self.clock.advance(LOOK_S)
-        self.assertEqual(self.given_back(), AT_A_TIME)
+        self.take(RELEASES_PER_CHECK + 1)
+        self.clock.advance(IDLE_CHECK_S)
+        self.assertEqual(self.given_back(), RELEASES_PER_CHECK)
+        self.clock.advance(IDLE_CHECK_S)
+        self.assertEqual(self.given_back(), RELEASES_PER_CHECK)
         numbers = list(self.broker.waitingForAnswers)
         self.receive(*(answer(number, NOTHING) for number in numbers))
         self.assertEqual(len(self.broker.yourReferenceByCLID), 1)
-        self.clock.advance(LOOK_S)
-        self.assertEqual(self.given_back(), AT_A_TIME + 1)
+        self.clock.advance(IDLE_CHECK_S)
+        self.assertEqual(self.given_back(), RELEASES_PER_CHECK + 1)
 
     def test_how_many_are_kept(self) -> None:
         """Of more than a bound the oldest are given back at once."""
@@ -318,7 +318,7 @@ class GivingBackTests(BrokerTestCase):
         """What is given back is only what was given before."""
         self.take(1)
         again = self.broker.getTrackerForYourReference(10, None, None).getRef()
-        self.clock.advance(LOOK_S)
+        self.clock.advance(IDLE_CHECK_S)
         self.assertEqual(self.given_back(), 1)
         self.receive(answer(1, NOTHING))
         self.assertIn(10, self.broker.yourReferenceByCLID)

@@ -1,1 +1,1 @@
-"""The file format: bytes and numbers in, bytes and decisions out. No reactor, clock or file."""
+"""The file format, as pure functions and classes: no reactor, clock, file or thread."""

@@ -1,4 +1,10 @@
-"""Capabilities: kinds, parser, access rights."""
+"""
+Capabilities: their kinds, a strict parser, and checks of what a cap grants.
+
+Every cap has exactly one spelling. A string of an unknown kind becomes an ``UnknownCap``, which can be
+copied but not opened. Source: the format reference, section 8; for mutable kinds, section 1 of its
+appendix.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +20,6 @@ from pipegrid.core import base32, hashes
 from pipegrid.core.params import MAX_LITERAL_BYTES
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import CapError, UsageError, naming
-
-# Capabilities: short strings that are both a file's address and its key.
-#
-# ``parse_cap`` is strict, so that every cap has exactly one spelling. A string of no known kind
-# becomes an ``UnknownCap``, which can be copied but not opened.
-#
-# Source: the format reference, section 8; the mutable kinds, section 1 of its appendix.
 
 _START = "URI:"
 _PREFIXES = ("ro.", "imm.")
@@ -70,7 +69,7 @@ class ChkVerifierCap:
         return "URI:CHK-Verifier:" + _chk_fields(self.storage_index, self)
 
     def readonly(self) -> ChkVerifierCap:
-        """Return itself: it grants no writing."""
+        """Return itself: it does not allow writing."""
         return self
 
     def verifier(self) -> ChkVerifierCap:
@@ -79,7 +78,7 @@ class ChkVerifierCap:
 
 @attrs.frozen
 class LitCap:
-    """Holds a small file whole; there are no shares, and nothing to verify."""
+    """Contains a small file as a whole; it has no shares, so nothing can be verified."""
 
     data: bytes = attrs.field(repr=False)
 
@@ -88,19 +87,18 @@ class LitCap:
 
     @property
     def size(self) -> int:
-        """Bytes in the file, all of which the cap holds."""
         return len(self.data)
 
     @property
     def storage_index(self) -> None:
-        """None: a literal file is on no server."""
+        """None: a literal file has no shares."""
         return
 
     def readonly(self) -> LitCap:
         return self
 
     def verifier(self) -> None:
-        """Return None: there is nothing to verify."""
+        """Return None: a literal file has no shares to verify."""
         return
 
 
@@ -154,7 +152,7 @@ FileCap = ChkCap | ChkVerifierCap | LitCap | MutableCap
 
 @attrs.frozen
 class DirectoryCap:
-    """A directory: the file that holds its packed entries, under another name."""
+    """A directory: a cap of the file that holds the packed entries, spelled as a directory."""
 
     file: FileCap
 
@@ -182,7 +180,7 @@ class DirectoryCap:
 
 @attrs.frozen
 class UnknownCap:
-    """A cap of a kind that this version does not know; kept as it was given."""
+    """A cap of a kind that this version does not know; its text is kept unchanged."""
 
     text: str = attrs.field(repr=False)
 
@@ -192,7 +190,7 @@ class UnknownCap:
 
 Cap = ChkCap | ChkVerifierCap | LitCap | MutableCap | DirectoryCap | UnknownCap
 
-# Longest file kind first where one is another's prefix; SSK directories carry no kind of their own.
+# A prefix of another kind must come after it. Caps of SDMF directories do not name the file's kind.
 _DIRECTORY_KINDS = (
     ("CHK", "DIR2-CHK"),
     ("LIT", "DIR2-LIT"),
@@ -210,14 +208,14 @@ def _chk_fields(secret: bytes, cap: ChkCap | ChkVerifierCap) -> str:
 
 def parse_cap(text: str) -> Cap:
     """
-    Return the cap that text spells.
+    Parse a cap.
 
-    A prefix ``ro.`` or ``imm.`` is taken off if the cap is what the prefix promises; otherwise
-    the cap is unusable and stays unknown.
+    A prefix ``ro.`` or ``imm.`` is removed if the cap keeps its promise; otherwise the cap stays unknown,
+    and unusable.
 
     Raises:
         CapError: text names a known kind but is not a well-formed cap of it.
-        UsageError: it is no text at all.
+        UsageError: it is not text.
     """
     check_kind(text, str, "a capability", "text", secret=True)
     if text.startswith(_PREFIXES):
@@ -229,7 +227,7 @@ def parse_cap(text: str) -> Cap:
 
 def as_cap(cap: str | Cap) -> Cap:
     """
-    Return what a caller of the library gave as a cap: one, or its text, perhaps with blanks around it.
+    Return a cap given as such or as text, which may be surrounded by blanks.
 
     Raises:
         CapError, UsageError: as ``parse_cap``; or it is neither.
@@ -242,12 +240,12 @@ def as_cap(cap: str | Cap) -> Cap:
 
 
 def shown_cap(cap: object) -> str:
-    """Return the ``repr`` of a cap, which has no secret in it; of text that was given for one, its kind."""
+    """Return the ``repr`` of a cap, which contains no secret; for text, only its type."""
     return repr(cap) if isinstance(cap, (*get_args(Cap), type(None))) else shown(cap, secret=True)
 
 
 def _parse_bare(text: str) -> Cap:
-    """Parse a cap without prefix; a second prefix makes it unknown, like any other odd start."""
+    """Parse a cap without a prefix; a second prefix makes it unknown, like any other unexpected start."""
     end = text.find(":", len(_START))
     parse = _PARSERS.get(text[len(_START) : end]) if end >= 0 and text.startswith(_START) else None
     return UnknownCap(text) if parse is None else parse(text[end + 1 :])
@@ -262,7 +260,7 @@ def _keeps_promise(cap: Cap, prefix: str) -> bool:
 
 class _FileParser(Protocol):
     def __call__(self, fields: str, what: str) -> FileCap:
-        """Parse; ``what`` is what to call the cap in a sentence about it."""
+        """Parse the fields of a cap; ``what`` names it in errors."""
 
 
 def _parse_chk(fields: str, what: str) -> ChkCap:
@@ -288,7 +286,7 @@ def _parse_chk_fields(fields: str, what: str) -> tuple[bytes, bytes, int, int, i
 
 
 def _parse_lit(fields: str, what: str) -> LitCap:
-    # Longer literals than we write are legal to read.
+    # Literals longer than those we write are valid.
     try:
         return LitCap(base32.decode(fields))
     except ValueError as error:
@@ -300,7 +298,7 @@ def _mutable_parser(kind: str, access: str) -> _FileParser:
         parts = fields.split(":")
         if len(parts) < 2 or (kind == "SSK" and len(parts) != 2):
             raise _wrong_fields(what, len(parts), 2)
-        # MDMF caps may carry old hints after the fingerprint; they mean nothing now.
+        # MDMF caps may carry hints after the fingerprint, which are obsolete.
         secret = _parse_bytes(parts[0], hashes.KEY_BYTES, what)
         return MutableCap(kind, access, secret, _parse_bytes(parts[1], hashes.HASH_BYTES, what))
 
@@ -333,7 +331,7 @@ def _parse_bytes(text: str, length: int, what: str) -> bytes:
 
 def _parse_number(text: str, what: str) -> int:
     if not _NUMBER.match(text):
-        # The text is not shown: where fields are out of order it may be the key.
+        # The text is not shown: if the fields are out of order, it may be the key.
         raise _damaged(what, "a count or size in it is not a number")
     return int(text)
 
@@ -365,15 +363,15 @@ def is_literal_size(size: int) -> bool:
     return size <= MAX_LITERAL_BYTES
 
 
-# Which caps reading and checking can use, and what to say of the others.
+# Which caps an operation accepts, and errors about the others.
 
 
 def mutable_file(given: str | Cap, directories: bool = False) -> MutableCap | None:
     """
-    Return the cap of a mutable file, whatever it grants, or None if it is another kind.
+    Return the cap of a mutable file, whatever it grants, or None for a cap of another kind.
 
     Args:
-        directories: also of the file that holds a mutable directory.
+        directories: also accept a mutable directory, and return the cap of its file.
     """
     cap = parse_cap(given.strip()) if isinstance(given, str) else given
     if directories and isinstance(cap, DirectoryCap):
@@ -382,7 +380,7 @@ def mutable_file(given: str | Cap, directories: bool = False) -> MutableCap | No
 
 
 def writes(cap: Cap | None) -> bool:
-    """Return whether a cap changes a mutable file, or a mutable directory."""
+    """Return whether a cap allows writing a mutable file or directory."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     return isinstance(file, MutableCap) and file.access == "write"
 
@@ -392,7 +390,7 @@ def writable(given: str | Cap) -> MutableCap:
     Return the cap that writes a mutable file, or the file of a mutable directory.
 
     Raises:
-        CapError: it is malformed, of another kind, or does not grant that.
+        CapError: it is malformed, of another kind, or does not grant writing.
     """
     cap = mutable_file(given, directories=True)
     if cap is None:
@@ -409,7 +407,7 @@ def writable(given: str | Cap) -> MutableCap:
 
 def readable(given: str | Cap) -> ChkCap | LitCap:
     """
-    Return the cap of a file whose content it grants.
+    Return the cap of an immutable file that grants reading.
 
     Raises:
         CapError: it is malformed, or of another kind.
@@ -427,7 +425,7 @@ def readable(given: str | Cap) -> ChkCap | LitCap:
 
 def fetchable(given: str | Cap) -> ChkCap | LitCap | MutableCap:
     """
-    Return the cap of a file, one that can change included, whose content it grants.
+    Return the cap of a file, mutable or not, that grants reading.
 
     Raises:
         CapError: it is malformed, or of another kind.
@@ -444,7 +442,7 @@ def fetchable(given: str | Cap) -> ChkCap | LitCap | MutableCap:
 
 def checkable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap:
     """
-    Return the cap of a file, or of a directory's file, whose shares can be checked.
+    Return the cap of an immutable file, or of an immutable directory's file, whose shares can be checked.
 
     Raises:
         CapError: it is malformed, or of another kind.
@@ -458,7 +456,7 @@ def checkable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap:
 
 def keepable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap | MutableCap:
     """
-    Return the cap of a file or of a directory's file, also of one that can change, that can be looked after.
+    Return the cap of a file or of a directory's file, mutable or not, that can be checked and renewed.
 
     Raises:
         CapError: it is malformed, or of another kind.
@@ -468,7 +466,7 @@ def keepable(given: str | Cap) -> ChkCap | ChkVerifierCap | LitCap | MutableCap:
 
 def walkable(given: str | Cap) -> ChkCap | LitCap | MutableCap | DirectoryCap:
     """
-    Return the cap of a directory that can be entered, or of a file that can be read.
+    Return the cap of a directory that can be listed, or of a file that can be read.
 
     Raises:
         CapError: it is malformed, or of another kind.
@@ -487,7 +485,7 @@ def walkable(given: str | Cap) -> ChkCap | LitCap | MutableCap | DirectoryCap:
 
 
 def unknown_kind(cap: UnknownCap) -> CapError:
-    """Return the error for a cap of a kind that is not known, perhaps one to come."""
+    """Return the error for a cap of an unknown kind, which a later version may know."""
     start = printable(cap.text[:12] + ("..." if len(cap.text) > 12 else ""))
     return CapError(
         f"'{start}' is not a cap that PipeGrid knows; copy it whole, or use a later version"

@@ -1,14 +1,5 @@
 """
-The cipher of immutable files: AES-128 in counter mode, one key stream for the whole file.
-
-Byte ``x`` of a file is always combined with byte ``x`` of the key stream, so encrypting and
-decrypting are the same act, and any part of a file can be handled without the rest.
-
-OpenSSL does it, by way of ``cryptography``, of which little is imported for that: with the vector
-instructions of recent processors 8.8 GB/s where pycryptodome's takes 3.3, half the time for a new key, and a
-third of the time to import (measured side by side; without those instructions they are alike). The code of
-files needs no TLS, though, and so where there is no ``cryptography`` pycryptodome does it. Tests hold the two
-against each other.
+AES-128 in counter mode, the cipher of immutable files: one key stream for the whole file.
 
 Source: the format reference, section 2.3.
 """
@@ -29,20 +20,22 @@ else:
 WritableBuffer = bytearray | memoryview
 
 Apply = Callable[[Buffer, WritableBuffer], object]
-"""Ciphers the next bytes of the first buffer into the second, which is as long and may be the same."""
+"""
+Encrypts the next bytes of the first buffer into the second, which has the same length and may be the same.
+"""
 
 _CIPHER_BLOCK_BYTES = 16
 
 
 def openssl(key: bytes, counter: int) -> Apply:
-    """Return OpenSSL's cipher, from some block of the key stream on."""
+    """Return OpenSSL's cipher, starting at block ``counter`` of the key stream."""
     start = counter.to_bytes(_CIPHER_BLOCK_BYTES, "big")
     return Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update_into
 
 
 def pycryptodome(key: bytes, counter: int) -> Apply:
-    """Return pycryptodome's, from some block of the key stream on."""
-    from Crypto.Cipher import AES  # takes 30 ms, which whoever has the other need not wait for
+    """Return pycryptodome's cipher, starting at block ``counter`` of the key stream."""
+    from Crypto.Cipher import AES  # takes 30 ms, so it is imported only where OpenSSL is missing
 
     encrypt = AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=counter).encrypt
     return lambda data, output: encrypt(data, output=output)
@@ -53,21 +46,27 @@ _begin = openssl if HAVE_OPENSSL else pycryptodome
 
 class StreamCipher:
     """
-    The key stream of one file from some byte on: ``apply`` uses it up in order.
+    The key stream of one file from some byte on; ``apply`` consumes it in order.
 
-    Large buffers are ciphered without the GIL. One cipher must not be used by two threads at once.
+    Byte ``x`` of a file is combined with byte ``x`` of the key stream. So encrypting and decrypting are the
+    same operation, and any part of a file can be processed without the rest. Large buffers are processed
+    without the GIL. Two threads must not use one cipher at the same time.
+
+    OpenSSL is used through ``cryptography`` where installed: with the vector instructions of recent
+    processors it makes 8.8 GB/s where pycryptodome makes 3.3, and needs half the time for a new key and a
+    third of the time to import; without those instructions they are equally fast. Tests compare the two.
     """
 
     __slots__ = ("_apply",)
 
     def __init__(self, key: bytes, offset: int = 0) -> None:
         """
-        Position the key stream.
+        Start the key stream at ``offset``.
 
         Args:
             key: 16 bytes.
-            offset: the first byte of the file that ``apply`` will be given; any, not only
-                multiples of the cipher's block size.
+            offset: the position in the file of the first byte that ``apply`` gets; it need not be a
+                multiple of the cipher's block size.
         """
         assert len(key) == KEY_BYTES
         assert offset >= 0
@@ -81,14 +80,14 @@ class StreamCipher:
         Encrypt or decrypt the next bytes of the file into output.
 
         Args:
-            data: what to cipher.
+            data: plaintext or ciphertext.
             output: as long as data; may be data itself.
         """
         self._apply(data, output)
 
 
 def applied(key: bytes, data: bytes) -> bytes:
-    """Return all of some data, encrypted or decrypted, which is the same."""
+    """Return ``data`` encrypted or decrypted, which is the same operation."""
     output = bytearray(len(data))
     StreamCipher(key).apply(data, output)
     return bytes(output)

@@ -1,18 +1,5 @@
 """
-From shares to plaintext: says what to read of each share, checks what comes, restores segments.
-
-The decoder knows no server and reads nothing itself. Its caller asks ``wanted`` what to read of a
-share, hands the bytes to ``received`` in any order and pieces, runs the jobs that ``next_job``
-gives wherever it likes, and passes what they found to ``finish``, which returns plaintext in
-order. No block is decoded, and no plaintext leaves, before it is proven.
-
-Everything that is read is placed by a guess of the segment size until a share's header and the
-UEB are here; a right guess costs one round trip. A header is not authenticated: it may only
-suggest where to look, and how much is read on its word is bounded.
-
-What the shares have told, and which of them are damaged, is ``fileshares``' knowledge. Where a share's
-parts are is worked out by ``readplan``, the order of segments is ``segmentqueue``'s, and the work on a
-segment ``segmentjob``'s.
+Restores a range of an immutable file from its shares, without I/O; the caller reads what it asks for.
 
 Source: the format reference, section 7.
 """
@@ -32,17 +19,28 @@ from pipegrid.core.share_parts import BadPart, ShareParts, ShareTree
 from pipegrid.core.spans import Range, Span, Spans
 
 MERGE_GAP_BYTES = 8192
-"""Reading this much that nobody needs is cheaper than another request."""
+"""Reading up to this many unneeded bytes is cheaper than another request."""
 
 _APART_BYTES = 1 << 18
 """
-More blocks than this, if they are several, are not asked in one span with metadata behind them: whoever
-reads them may hold them back, and then the metadata would never come.
+A longer run of blocks is not requested in one span with metadata that follows it.
+
+A reader may pause such a span, and then the metadata would never arrive.
 """
 
 
 class Decoder(FileShares):
-    """Restores one range of one file from its shares; ``FileShares`` has the attributes."""
+    """
+    Restores one range of one file from its shares; ``FileShares`` has the attributes.
+
+    The caller asks ``wanted`` what to read of a share, passes the bytes to ``received`` in any order and
+    pieces, runs the jobs of ``next_job`` in any thread, and passes their results to ``finish``, which
+    returns plaintext in order. No block is decoded, and no plaintext is returned, before it is verified.
+
+    Until a share's header and the UEB are known, offsets follow from a guess of the segment size; a correct
+    guess saves one round trip. A header is not authenticated: it may only suggest where to read, and how
+    much is read because of it is bounded.
+    """
 
     def __init__(
         self,
@@ -57,11 +55,11 @@ class Decoder(FileShares):
         """
         Prepare to restore plaintext [start, start + length), clipped to the file.
 
-        With a verifier cap it is ciphertext, for there is no key; all the rest is the same.
+        With a verify cap it restores ciphertext, for want of a key.
 
         Args:
-            length: None for all the rest.
-            guess_segment_bytes: the maximum segment size that the writer is thought to have used.
+            length: None for the rest of the file.
+            guess_segment_bytes: the maximum segment size that the writer probably used.
             merge_gap_bytes: spans at most this far apart become one.
             max_segment_bytes: a file with larger segments is not restored.
         """
@@ -73,14 +71,16 @@ class Decoder(FileShares):
 
     @property
     def segments_left(self) -> tuple[int, int]:
-        """The segments [first, end) whose plaintext has not left; a guess until the UEB is known."""
+        """
+        The segments [first, end) whose plaintext has not been returned; a guess until the UEB is known.
+        """
         if self._queue is None:
             return self._segment_range(self.guessed_geometry)
         return self._queue.next_delivery, self._queue.end
 
     @property
     def delivered_bytes(self) -> int:
-        """How much of the range has left."""
+        """How many bytes of the range have been returned."""
         if self._queue is None or self.geometry is None:
             return 0
         until = min(self._queue.next_delivery * self.geometry.segment_bytes, self._end)
@@ -88,13 +88,15 @@ class Decoder(FileShares):
 
     @property
     def metadata_bytes(self) -> int:
-        """How much of a share is not blocks: that may be held whatever is held of blocks."""
+        """
+        The size of a share without its blocks; these bytes may be held in addition to the limit for blocks.
+        """
         geometry = self.geometry or self.guessed_geometry
         return layout.share_bytes(geometry) - geometry.share_data_bytes
 
     @property
     def lacking(self) -> int:
-        """How many more good shares are needed before all can be restored; 0 if none."""
+        """How many more good shares are needed to restore everything; 0 if none."""
         if self.done:
             return 0
         useful = [s for s in self._shares.values() if not s.bad and self._is_useful(s)]
@@ -120,7 +122,7 @@ class Decoder(FileShares):
     def _is_useful(self, share: ShareParts) -> bool:
         if share.available:
             return True
-        # Its server is gone, but perhaps all that is needed of it has come.
+        # Its server is gone, but all that is needed of it may have arrived.
         if self.geometry is None or self._queue is None or share.layout is None:
             return False
         first, end = self._queue.next_delivery, self._queue.end
@@ -130,11 +132,11 @@ class Decoder(FileShares):
     def _needed_blocks(
         self, where: ShareLayout, geometry: Geometry, first: int, end: int
     ) -> list[Range]:
-        """Return where the blocks of segments [first, end) are that have to be read at all."""
+        """Return the ranges of the blocks of segments [first, end) that have to be read."""
         return [block_range(where, geometry, first, end)]
 
     def _is_whole(self, tree: ShareTree | None) -> bool:
-        """Say whether all that is still needed of a tree has come; for those that get no more."""
+        """Return whether all that is still needed of a tree has arrived; for shares that get no more."""
         if tree is None or self._queue is None:
             return False
         tree.need(self._queue.next_delivery, self._queue.end, self._queue.end)
@@ -150,15 +152,16 @@ class Decoder(FileShares):
         part: Range | None = None,
     ) -> list[Span]:
         """
-        Return what to read of a share that was not asked before; it counts as asked from now on.
+        Return what to read of a share that was not requested before; it counts as requested from now on.
 
-        Metadata comes first, or together with the first blocks. Empty: wait, or there is no more.
+        Metadata comes first, or together with the first blocks. An empty list means: wait, or all is
+        requested.
 
         Args:
-            ahead_bytes: how many bytes of blocks may be asked beyond those whose plaintext has
-                been returned; at least one block is.
-            most_bytes: not more of blocks than this all the same, be it a part of one.
-            part: blocks of these segments [first, end) only.
+            ahead_bytes: how many bytes of blocks may be requested beyond those whose plaintext has been
+                returned; at least one block is.
+            most_bytes: the limit for blocks, even if that is only a part of one.
+            part: only blocks of these segments [first, end).
         """
         share = self._shares.get(share_number)
         if share is None or share.bad or not share.available or self.done:
@@ -169,7 +172,7 @@ class Decoder(FileShares):
         ask = share.store.ask
         around = [each for span in self._metadata_wanted(share, where, plan) for each in ask(*span)]
         within = [each for run in runs for each in ask(*run)]
-        if not around and not within:  # mostly: whatever happens, all shares are looked at
+        if not around and not within:  # the usual case: all shares are examined after each event
             return []
         blocks = (runs[0][0], runs[-1][1]) if runs else (0, 0)
         apart = blocks[1] - blocks[0] > max(_APART_BYTES, plan.geometry.block_bytes)
@@ -177,16 +180,16 @@ class Decoder(FileShares):
             Spans(around if apart else (*around, *within)),
             Spans(within if apart else ()),
         )
-        # No block is of use before the metadata is here.
+        # No block can be used before the metadata is known.
         spans = [Span(a, b - a) for a, b in metadata.merged(self._merge_gap_bytes)]
         spans.sort(key=lambda span: (span.end > blocks[0] and span.offset < blocks[1], span.offset))
         return spans + [Span(a, b - a, True) for a, b in data.merged(self._merge_gap_bytes)]
 
     def awaits(self, share_number: int, start: int, end: int) -> bool:
         """
-        Whether the next segment to leave waits for any of the bytes [start, end) of a share.
+        Return whether the next segment to return needs any of the bytes [start, end) of a share.
 
-        Whoever holds these back holds up everything, however much of the share has come already.
+        Pausing these bytes delays the whole download, however much of the share has arrived.
         """
         share = self._shares.get(share_number)
         if share is None or share.bad or not share.available or self.done:
@@ -200,7 +203,7 @@ class Decoder(FileShares):
         return False
 
     def _block_runs(self, plan: ReadPlan, where: ShareLayout) -> list[Range]:
-        """Return the ranges of blocks that a plan is to read now, in order."""
+        """Return the ranges of blocks to read now according to a plan, in order."""
         return [plan.blocks(where)]
 
     def _plan(
@@ -209,7 +212,8 @@ class Decoder(FileShares):
         if self.geometry is not None and self._queue is not None:
             first, end = self._queue.next_delivery, self._queue.end
             return ReadPlan(self.geometry, first, end, ahead_bytes, most_bytes, part)
-        # A guess, or a header's word: that must not make us read more than a block of ours.
+        # It is a guess, or an unverified header: neither may make us read more than one block of a default
+        # file.
         trusted_bytes = max(ahead_bytes, self.guessed_geometry.block_bytes)
         most_bytes = trusted_bytes if most_bytes is None else min(trusted_bytes, most_bytes)
         first, end = self._segment_range(share.hint)
@@ -231,12 +235,12 @@ class Decoder(FileShares):
 
     def next_job(self) -> SegmentJob | None:
         """
-        Return work that is ready, or None. Several jobs may be under way at a time.
+        Return a job that is ready, or None. Several jobs may run at the same time.
 
         Raises:
             CorruptionError: the file itself is inconsistent; no share can help.
             CapMismatch: the cap's numbers are not those of the UEB that it names.
-            SegmentTooLarge: more would have to be held than is allowed.
+            SegmentTooLarge: it needs more memory than is allowed.
         """
         self.raise_failure()
         if self._queue is None or self.done:
@@ -287,10 +291,10 @@ class Decoder(FileShares):
             self._condemn(share, bad)
             return None
         if expected_hash is None:
-            self._read_parts(share)  # perhaps it has ended, and the hash will never come
+            self._read_parts(share)  # perhaps the share has ended, and the hash will never arrive
             return None
         if not share.store.has(start, end):
-            return None  # a lying header put the tree within the block; the block is read again
+            return None  # a wrong header placed the tree within the block; the block is read again
         return Block(share.number, share.store.pieces(start, end), expected_hash)
 
     def _crypttext_hash(self, segment: int, queue: SegmentQueue) -> bytes | None:
@@ -306,12 +310,12 @@ class Decoder(FileShares):
                 continue
             if found is not None:
                 return found
-            self._read_parts(share)  # as above: it may have ended before this tree was thought of
+            self._read_parts(share)  # the share may have ended before this tree was needed
         return None
 
     def finish(self, result: SegmentResult) -> list[Buffer]:
         """
-        Take what a job found; return the plaintext that can leave now, in order.
+        Accept the result of a job; return the plaintext that is next in order.
 
         Raises:
             CorruptionError: the file itself is inconsistent; no share can help.

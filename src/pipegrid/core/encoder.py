@@ -1,4 +1,8 @@
-"""Plaintext or ciphertext to shares."""
+"""
+Encodes immutable files into shares: one segment at a time, or a small file in one call.
+
+Source: the format reference, sections 2 to 6.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +20,8 @@ from pipegrid.core.isal import uninitialised
 from pipegrid.core.params import Geometry
 from pipegrid.errors import CorruptionError, SourceError
 
-# From plaintext to shares, one segment at a time.
-#
-# Each segment takes three steps, so that its heavy part can run in any thread and in any order:
-#
-# * ``encrypt``: strictly in order, since one cipher and one flat hash run through the file;
-# * ``code``: erasure coding and hashing, some four fifths of the work; changes nothing here;
-# * ``add``: cheap; records the hashes and gives the bytes to write to each share.
-#
-# ``finish`` then gives what stands behind the blocks, and the cap. A share that must move later is
-# coded again from the source by ``recode``: encoding is deterministic, so nothing needs to be kept but
-# the hashes, 32 bytes for every block and every segment.
-#
-# The encoder has no opinion on threads: the caller runs ``encrypt``, ``add`` and ``finish`` one at
-# a time, ``code`` and ``recode`` as it likes.
-#
-# Source: the format reference, sections 2 to 6.
-
 Plaintext = Buffer | Sequence[Buffer]
-"""One segment of plaintext, whole or in pieces; it is read, never changed, and not kept."""
+"""One segment of plaintext, whole or in pieces; it is only read, and not kept."""
 
 # Ciphertext is hashed in pieces of this size right after it was made, while it is in the cache.
 _CIPHER_STEP_BYTES = 64 * 1024
@@ -48,8 +35,8 @@ class ShareWrite:
     Attributes:
         share_number: the share.
         offset: where in the share data the first piece begins.
-        pieces: buffers to be written one behind the other. They are never changed after this,
-            and may be shared between writes; whoever holds the write holds their memory.
+        pieces: buffers to write one after the other. They never change after this, and several writes may
+            share them; a write keeps its pieces in memory.
     """
 
     share_number: int
@@ -58,7 +45,7 @@ class ShareWrite:
 
     @property
     def length(self) -> int:
-        """Bytes in all pieces together."""
+        """Sum of the lengths of the pieces, in bytes."""
         return sum(map(len, self.pieces))
 
 
@@ -69,7 +56,7 @@ class Segment:
 
     Attributes:
         index: its number in the file.
-        padded: the ciphertext and up to k - 1 zero bytes, k blocks one behind the other.
+        padded: the ciphertext and up to k - 1 zero bytes, which make k blocks.
         length: bytes of ciphertext.
     """
 
@@ -87,7 +74,7 @@ class CodedSegment:
         index: its number in the file.
         segment_hash: 32 bytes, for the crypttext hash tree.
         block_hashes: 32 bytes for each of the n blocks.
-        blocks: the pieces of each block that was asked for, by share number.
+        blocks: the pieces of each requested block, by share number.
     """
 
     index: int
@@ -98,9 +85,9 @@ class CodedSegment:
 
 def convergent_key(convergence: bytes, geometry: Geometry, plaintext: Iterable[Buffer]) -> bytes:
     """
-    Return the 16-byte key that everyone with this secret and geometry gives this plaintext.
+    Return the 16-byte key of a plaintext, the same for all clients with this secret and geometry.
 
-    For a plaintext that arrives over time feed ``hashes.convergent_key_hasher`` yourself.
+    For a plaintext that arrives over time feed ``hashes.convergent_key_hasher`` instead.
 
     Args:
         convergence: the convergence secret, any bytes.
@@ -116,7 +103,17 @@ def convergent_key(convergence: bytes, geometry: Geometry, plaintext: Iterable[B
 
 class Encoder:
     """
-    Encodes one file; see the module for the order of the calls.
+    Encodes one file. Each segment takes three steps, so that the expensive one can run in any thread and
+    order:
+
+    * ``encrypt``: in order, since one cipher and one hash run through the whole file;
+    * ``code``: erasure coding and hashing, some four fifths of the work; does not change the encoder;
+    * ``add``: cheap; records the hashes and returns the bytes to write to each share.
+
+    ``finish`` then returns what follows the blocks, and makes the cap known. ``recode`` encodes a segment
+    again, for a share that moves to another server: encoding is deterministic, so only the hashes have to
+    be kept, 32 bytes for every block and every segment. The caller runs ``encrypt``, ``add`` and ``finish``
+    one at a time.
 
     Attributes:
         geometry: the file's sizes.
@@ -141,16 +138,16 @@ class Encoder:
         self._cipher: StreamCipher | None = StreamCipher(key)
         self._crypttext_hasher = hashes.CRYPTTEXT.hasher()
         self._next_segment = 0
-        self._added = bytearray(geometry.num_segments)  # 1 for each segment that was
+        self._added = bytearray(geometry.num_segments)  # 1 for each segment that was added
         self._segment_hashes = _HashTable(1, geometry.num_segments)
         self._block_hashes = _HashTable(geometry.total_shares, geometry.num_segments)
-        # Filled in by finish.
+        # Set by finish.
         self._crypttext_tree = b""
         self._share_tree = b""
 
     @property
     def cap(self) -> ChkCap:
-        """The file's capability; there is none before ``finish``."""
+        """The file's capability, known after ``finish``."""
         assert self.ueb, "the cap is known after finish()"
         geometry = self.geometry
         k, n = geometry.required_shares, geometry.total_shares
@@ -158,13 +155,13 @@ class Encoder:
 
     def encrypt(self, plaintext: Plaintext) -> Segment:
         """
-        Encrypt the next segment; strictly in order, one call at a time.
+        Encrypt the next segment; in order, one call at a time.
 
-        The ciphertext goes to a fresh buffer: encrypting in place would save 0.2 % of the whole,
-        too little to take the plaintext away from the caller.
+        The ciphertext goes to a new buffer: encrypting in place would save only 0.2 % of the time, and
+        would overwrite the caller's plaintext.
 
         Raises:
-            SourceError: plaintext is longer or shorter than this segment must be.
+            SourceError: plaintext is longer or shorter than this segment.
         """
         index = self._next_segment
         assert index < self.geometry.num_segments, "all segments are encrypted"
@@ -174,11 +171,11 @@ class Encoder:
 
     def code(self, segment: Segment, shares: Set[int] | None = None) -> CodedSegment:
         """
-        Erasure-code and hash a segment; changes nothing here, so any thread may, in any order.
+        Erasure-code and hash a segment, in any thread and order: the encoder does not change.
 
         Args:
-            shares: the share numbers whose blocks are kept, by default all. The hashes of all n
-                are computed in any case: the cap depends on them.
+            shares: the share numbers whose blocks are kept, by default all. The hashes of all n are
+                computed in any case, since the cap depends on them.
         """
         total = self.geometry.total_shares
         blocks, block_hashes = self._blocks(segment, range(total), shares)
@@ -190,8 +187,8 @@ class Encoder:
         Record a coded segment; each exactly once, in any order.
 
         Returns:
-            One write for each share whose block was kept, in share order. The write of segment 0
-            begins with the header, so its offset is 0; offsets follow each other without gaps.
+            One write for each share whose block was kept, in share order. The write of segment 0 begins
+                with the header, so its offset is 0; the writes follow each other without gaps.
         """
         assert not self._added[coded.index], f"segment {coded.index} was added before"
         self._added[coded.index] = 1
@@ -202,15 +199,15 @@ class Encoder:
 
     def finish(self, shares: Set[int] | None = None) -> list[ShareWrite]:
         """
-        Return what stands behind the blocks in each share, and make ``cap`` known.
+        Return what follows the blocks in each share, and make ``cap`` known.
 
-        Needs all segments added. The block hash trees of the shares asked for are in memory
-        together: 1 MiB each for a file of 10 GB in segments of 1 MiB, which also takes a third of
-        a second, so run it off the reactor. Where that is too much memory, ask for no shares here
-        and for each ``trailer`` when it is due.
+        All segments must have been added. The block hash trees of the requested shares are in memory
+        together: 1 MiB each for a file of 10 GB in segments of 1 MiB. That takes a third of a second, so
+        run it outside the reactor thread. To save the memory, request no shares here and call ``trailer``
+        for each share when it is needed.
 
         Args:
-            shares: the share numbers wanted, by default all.
+            shares: the share numbers, by default all.
         """
         assert all(self._added), f"segment {self._added.index(0)} was not added"
         geometry = self.geometry
@@ -233,21 +230,21 @@ class Encoder:
         return ueb.pack(self.geometry, crypttext_hash, crypttext_root_hash, share_root_hash)
 
     def trailer(self, share_number: int) -> ShareWrite:
-        """Return what stands behind the blocks in one share; needs ``finish``."""
+        """Return what follows the blocks in one share; only after ``finish``."""
         assert self.ueb, "trailers are known after finish()"
         return self._trailer(share_number, self._block_hashes.tree(share_number))
 
     def recode(self, index: int, plaintext: Plaintext, shares: Set[int]) -> list[ShareWrite]:
         """
-        Encode a segment again, for shares that must move; any thread may, in any order.
+        Encode a segment again, for shares that move to another server; in any thread and order.
 
         Args:
             index: a segment that was added before.
-            plaintext: the same plaintext as then.
+            plaintext: the same plaintext as before.
             shares: the shares to make; only their blocks are computed.
 
         Returns:
-            The writes that ``add`` returned for these shares, or would have.
+            The writes that ``add`` returned for these shares, or would have returned.
 
         Raises:
             SourceError: this is not the plaintext that was encoded before.
@@ -304,7 +301,8 @@ class Encoder:
         self, segment: Segment, numbers: Collection[int], kept: Set[int] | None
     ) -> tuple[dict[int, tuple[Buffer, ...]], tuple[bytes, ...]]:
         """
-        Return the blocks of the shares in kept (None: in numbers), and all hashes of numbers.
+        Return the blocks of the shares in ``kept`` (None: in ``numbers``), and the hashes of all
+        ``numbers``.
 
         Args:
             numbers: share numbers, ascending.
@@ -313,7 +311,7 @@ class Encoder:
         block_bytes = self.geometry.block_length(segment.index)
         primary = [segment.padded[j * block_bytes : (j + 1) * block_bytes] for j in range(k)]
         wanted = [number for number in numbers if kept is None or number in kept]
-        if k == 1:  # all blocks are one and the same
+        if k == 1:  # all blocks are equal
             block_hash = hashes.BLOCK.hash(primary[0])
             return dict.fromkeys(wanted, (primary[0],)), (block_hash,) * len(numbers)
         parity_numbers = tuple(number for number in numbers if number >= k)
@@ -357,7 +355,7 @@ class Encoder:
 
 
 class _HashTable:
-    """Rows of hashes in one flat buffer; as a list of bytes they would take more than twice as much."""
+    """Rows of hashes in one buffer; a list of bytes objects would take more than twice the memory."""
 
     __slots__ = ("_columns", "_data")
 
@@ -378,27 +376,21 @@ class _HashTable:
         return hash_tree.build([self.get(row, column) for column in range(self._columns)])
 
 
-# Makes the shares of a file again from its ciphertext, without its key, as they were at first.
-#
-# Encoding is deterministic: the same ciphertext and sizes give the same blocks, the same trees and the
-# same chains. What proves it is the UEB that the file's shares hold: its roots vouch for every byte.
-#
-# Source: the format reference, sections 2 to 6.
-
-
 class Reencoder(Encoder):
     """
-    An encoder that is given ciphertext where others are given plaintext; it has no ``cap``.
+    Makes the original shares of a file again from its ciphertext, without its key; it has no ``cap``.
+
+    Encoding is deterministic, and the root hashes in the original UEB verify the result.
 
     Args:
-        packed_ueb: the one that the cap names.
+        packed_ueb: the UEB that the cap names.
     """
 
     def __init__(self, cap: ChkVerifierCap, packed_ueb: bytes) -> None:
-        self._told = ueb.parse(packed_ueb)
+        self._original_ueb = ueb.parse(packed_ueb)
         self._packed_ueb = packed_ueb
         geometry = Geometry(
-            cap.size, cap.required_shares, cap.total_shares, self._told.segment_bytes
+            cap.size, cap.required_shares, cap.total_shares, self._original_ueb.segment_bytes
         )
         super().__init__(geometry, bytes(KEY_BYTES))
         self._cipher = None
@@ -407,14 +399,14 @@ class Reencoder(Encoder):
         self, crypttext_hash: bytes, crypttext_root_hash: bytes, share_root_hash: bytes
     ) -> bytes:
         """
-        Return the UEB as it was, be it with fields that only its writer knows.
+        Return the original UEB, which may have fields that only its writer knows.
 
         Raises:
-            CorruptionError: it is not that of these shares.
+            CorruptionError: it does not belong to these shares.
         """
-        told = self._told
-        flat_hash = told.fields.get(b"crypttext_hash", crypttext_hash)
-        if (flat_hash, told.crypttext_root_hash, told.share_root_hash) != (
+        original = self._original_ueb
+        flat_hash = original.fields.get(b"crypttext_hash", crypttext_hash)
+        if (flat_hash, original.crypttext_root_hash, original.share_root_hash) != (
             crypttext_hash,
             crypttext_root_hash,
             share_root_hash,
@@ -426,20 +418,15 @@ class Reencoder(Encoder):
         return self._packed_ueb
 
 
-# A small file's shares, all of them at once and whole.
-#
-# ``Encoder`` makes shares of any length piece by piece, as they are sent. A file of one segment that is in
-# memory needs none of that: here its shares are made in one go, each in one piece, the same to the last byte.
-# It takes half the time.
-#
-# Source: the format reference, sections 2 to 6.
+# Encoding of a small file. A file of one segment that is in memory is encoded in one call, each share as
+# one piece, with the same bytes as ``Encoder`` makes, in half the time.
 
 MAX_BLOCK_BYTES = STRIPE_BYTES
-"""Longer blocks are coded in stripes, which is ``Encoder``'s work."""
+"""Longer blocks are coded in stripes, by ``Encoder``."""
 
 
 def is_single_segment(geometry: Geometry) -> bool:
-    """Whether a file of these sizes can be encoded here."""
+    """Return whether ``encode_whole`` can encode a file of these sizes."""
     return geometry.num_segments == 1 and geometry.block_bytes <= MAX_BLOCK_BYTES
 
 
@@ -448,8 +435,8 @@ def encode_whole(geometry: Geometry, key: bytes, plaintext: Buffer) -> tuple[lis
     Return all shares in the order of their numbers, and the cap.
 
     Args:
-        geometry: one that ``fits``.
-        key: 16 bytes, from ``encoder.convergent_key`` or random.
+        geometry: one for which ``is_single_segment`` holds.
+        key: 16 bytes, from ``convergent_key`` or random.
         plaintext: exactly ``geometry.size`` bytes.
     """
     k, n, size = geometry.required_shares, geometry.total_shares, geometry.size

@@ -1,15 +1,7 @@
 """
-Erasure coding of one segment: k primary blocks in, parity out, and any k blocks back again.
+Erasure coding of one segment: k primary blocks to parity, and any k blocks back to the segment.
 
-zfec does the arithmetic, one table look-up a byte, at one speed whatever the sizes; or ISA-L does the same
-with vector instructions, where the system has it (``isal``). What made zfec's speed vary by a fifth was where
-the results go. Parity is fresh memory, and the C library hands back to the kernel
-what was freed, so that the next segment faults in every page again: some 500 faults a megabyte.
-So the allocator is told once, here, to keep more (``_KEPT_BYTES``), and zfec codes blocks in stripes that
-stay below its threshold for mappings of their own. The pieces are kept as they are, never joined.
-``docs/explanation-codec.md`` has the figures.
-
-Source: the format reference, section 3; Rizzo, "Effective erasure codes", 1997, as built by zfec.
+Source: the format reference, section 3; Rizzo, "Effective erasure codes", 1997, as implemented by zfec.
 """
 
 from __future__ import annotations
@@ -25,43 +17,48 @@ if TYPE_CHECKING:
 
 STRIPE_BYTES = 120 * 1024
 """
-Bytes of each block that are coded in one go, at most.
+The longest stripe of a block that is coded in one call.
 
-Every piece costs two turns of the GIL, coding and hashing: with two threads 16 KiB lost a quarter
-of the speed, and nothing was gained above 128 KiB. That is also where glibc begins to map each
-buffer by itself, hence a little less.
+Every piece acquires the GIL twice, for coding and for hashing: with two threads, stripes of 16 KiB lost a
+quarter of the speed, and nothing was gained above 128 KiB. At 128 KiB glibc also begins to map each buffer
+separately.
 """
 
 WIDE_STRIPE_BYTES = 512 * 1024
 """
-The same where ISA-L does it: coding takes so little that the turns count for more.
+The longest stripe with ISA-L: coding is so fast that the GIL costs more.
 
 See docs/explanation-codec.md, "Stripes".
 """
 
 QUICK_BYTES = 8 * 1024
-"""Of longer blocks ISA-L makes others, if it is there. To load it costs a few milliseconds, which one small
-file does not need."""
+"""
+Blocks of at least this length are coded by ISA-L if installed. Loading it takes a few milliseconds, which
+is too long for one small file.
+"""
 
 LOADED_BYTES = 2 * 1024
-"""The same once it is there: from some 1100 bytes on it is the quicker one."""
+"""The same limit once ISA-L is loaded; it is faster from about 1100 bytes on."""
 
 # Pieces start at multiples of a cache line within their block.
 _ALIGNMENT = 64
 
-# glibc raises its thresholds when a large mapping is freed: above this size buffers are mappings of
-# their own, and twice as much free memory is kept before any goes back. Nothing is touched, so this
-# costs microseconds and no memory; other allocators are none the worse for it.
+# zfec's speed varied by a fifth with the memory that its results went to: the C library returned freed
+# memory to the kernel, so that the next segment caused a fault for every page, some 500 faults a megabyte.
+# glibc raises its thresholds when a large mapping is freed: buffers up to this size are then no longer
+# mapped separately, and twice as much free memory is kept. No page is touched, so this takes microseconds
+# and no memory; with other allocators it has no effect. Stripes stay below the size that is mapped
+# separately. See docs/explanation-codec.md.
 _KEPT_BYTES = 16 << 20
 bytes(_KEPT_BYTES)
 
 
 def stripes(block_bytes: int, stripe_bytes: int | None = None) -> Iterator[tuple[int, int]]:
     """
-    Yield start and end of each stripe of a block; they are about equal, so none is tiny.
+    Yield start and end of each stripe of a block; the stripes are about equally long.
 
     Args:
-        stripe_bytes: that long at most; None: as suits what will code them.
+        stripe_bytes: the longest stripe; None for the best one for the library in use.
     """
     if stripe_bytes is None:
         wide = block_bytes > STRIPE_BYTES and _has_isal()
@@ -81,7 +78,7 @@ def encode_stripe(
 
     Args:
         primary: the same stripe of blocks 0 to k - 1; equally long buffers, not copied.
-        numbers: the parity blocks that are wanted, each in [required_shares, total_shares).
+        numbers: the parity blocks to make, each in [required_shares, total_shares).
 
     Returns:
         One piece for each of numbers, in their order, as long as the stripe.
@@ -95,7 +92,7 @@ def encode_stripe(
         multiply = _encoding(numbers, required_shares, total_shares)
         if multiply is not None:
             return multiply(primary)
-    # zfec is quicker with tuples than with lists.
+    # zfec is faster with tuples than with lists.
     pieces: list[bytes] = _encoder(required_shares, total_shares).encode(tuple(primary), numbers)
     return pieces
 
@@ -106,16 +103,16 @@ def decode(
     """
     Return a segment from any k of its blocks.
 
-    When the primary blocks are all there nothing is computed and nothing copied; otherwise the
-    primary blocks that are missing are computed, stripe by stripe.
+    If all primary blocks are given, nothing is computed and nothing copied; otherwise the missing primary
+    blocks are computed, stripe by stripe.
 
     Args:
-        blocks: by share number, all equally long, at least k of them; their hashes were checked.
+        blocks: by share number, all equally long, at least k of them, verified.
         length: bytes of the segment without padding, at most k times the length of a block.
 
     Returns:
-        Pieces that one behind the other are the segment, cut to length. They may be the very
-        buffers that were given, or parts of them.
+        Pieces that together are the segment, cut to length. They may be the given buffers, or parts of
+            them.
     """
     k = required_shares
     chosen = sorted(blocks)[:k]
@@ -129,8 +126,8 @@ def decode(
     missing = [number for number in range(k) if number not in blocks]
     recovered: dict[int, list[Buffer]] = {number: [] for number in missing}
     if missing:
-        # zfec wants every primary block at its own place and parity in the gaps. It would move
-        # them there itself, within a tuple that is not its own to change.
+        # zfec requires every primary block at its own position and parity blocks in the gaps. Given another
+        # order, it would rearrange a tuple in place.
         parity = iter(chosen[k - len(missing) :])
         places = tuple(number if number in blocks else next(parity) for number in range(k))
         views = [memoryview(blocks[number]) for number in places]
@@ -154,19 +151,19 @@ def decode(
 
 def _cut(pieces: list[Buffer], length: int) -> list[Buffer]:
     """Return the first length bytes of pieces."""
-    kept: list[Buffer] = []
+    result: list[Buffer] = []
     for piece in pieces:
         if length <= 0:
             break
-        kept.append(piece if len(piece) <= length else memoryview(piece)[:length])
+        result.append(piece if len(piece) <= length else memoryview(piece)[:length])
         length -= len(piece)
-    return kept
+    return result
 
 
-# The matrices are read-only once made, so threads share them.
+# The matrices do not change, so threads share them.
 @lru_cache(maxsize=16)
 def _encoder(required_shares: int, total_shares: int) -> Any:
-    import zfec  # with argparse and more, which nobody needs where ISA-L is
+    import zfec  # also imports argparse and more, which is not needed where ISA-L is installed
 
     return zfec.Encoder(required_shares, total_shares)
 
@@ -178,12 +175,14 @@ def _decoder(required_shares: int, total_shares: int) -> Any:
     return zfec.Decoder(required_shares, total_shares)
 
 
-# So are these. A file needs one or two, a grid whose servers fail some more.
+# Threads share these, too. A file needs one or two, a grid whose servers fail some more.
 @lru_cache(maxsize=64)
 def _encoding(
     numbers: tuple[int, ...], required_shares: int, total_shares: int
 ) -> Multiplier | None:
-    """Return what makes these parity blocks from all primary ones, unless zfec has to."""
+    """
+    Return an ISA-L function that makes these parity blocks from the primary ones, or None if zfec has to.
+    """
     from pipegrid.core import isal
 
     encoder = _encoder(required_shares, total_shares)
@@ -194,7 +193,10 @@ def _encoding(
 def _decoding(
     places: tuple[int, ...], required_shares: int, total_shares: int
 ) -> Multiplier | None:
-    """Return what makes the missing primary blocks from those in their places, unless zfec has to."""
+    """
+    Return an ISA-L function that makes the missing primary blocks from those in ``places``, or None if zfec
+    has to.
+    """
     from pipegrid.core import isal
 
     decoder = _decoder(required_shares, total_shares)
@@ -208,7 +210,7 @@ def _decoding(
 
 
 def library() -> str:
-    """Return the name of what codes long blocks here, for whoever compares speeds."""
+    """Return the name of the library that codes long blocks, for speed comparisons."""
     return "ISA-L" if _has_isal() else "zfec"
 
 

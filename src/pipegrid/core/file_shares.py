@@ -1,4 +1,8 @@
-"""Known shares of one file; next bytes to read."""
+"""
+What is known of the shares of one immutable file: their verified metadata, and which bytes to read next.
+
+Source: the format reference, sections 6 and 7.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +20,19 @@ from pipegrid.core.share_parts import BadPart, ForeignUeb, ShareParts, ShareTree
 from pipegrid.core.ueb import Ueb, contradiction
 from pipegrid.errors import CorruptionError, PipegridError, SegmentTooLarge
 
-# Where in a share the bytes are that its reader needs next.
-#
-# Pure arithmetic over a geometry and an offset table, real or guessed. What was asked before, and
-# what has come, is ``sharebytes``' knowledge.
-#
-# Source: the format reference, sections 6 and 7.2.
-
 
 @attrs.frozen
 class ReadPlan:
     """
-    The segments that are to be read.
+    Which segments to read, and the ranges in a share where their parts are.
 
     Attributes:
-        geometry: real, or a guess.
-        first: the first segment whose plaintext has not left.
-        end: the end of the range of segments that is wanted at all.
-        ahead_bytes: how much to read of the blocks from ``first`` on; at least one block.
-        most_bytes: however long a block is, not more; None for whatever there is.
-        part: of the blocks, only those of these segments [first, end); None for all.
+        geometry: of the file, known or guessed.
+        first: the first segment whose plaintext has not been returned.
+        end: the end of the range of segments that the reader wants.
+        ahead_bytes: how many bytes of blocks to read from ``first`` on; at least one block is read.
+        most_bytes: the limit for blocks, even if it is shorter than one; None for no limit.
+        part: only blocks of these segments [first, end); None for all.
     """
 
     geometry: Geometry
@@ -47,7 +44,7 @@ class ReadPlan:
 
     @property
     def until(self) -> int:
-        """The end of the segments that are to be read now."""
+        """The end of the segments to read now."""
         return min(self.end, self.first + max(1, self.ahead_bytes // self.geometry.block_bytes))
 
     def blocks(self, where: ShareLayout) -> tuple[int, int]:
@@ -60,23 +57,25 @@ class ReadPlan:
         return start, end if self.most_bytes is None else min(end, start + self.most_bytes)
 
     def header(self, share: ShareParts) -> Iterator[tuple[int, int]]:
-        """Yield where the header is, if it is not known."""
+        """Yield the range of the header, if it is not known."""
         if share.layout is None:
             yield 0, share.header_bytes()
 
     def chain(self, share: ShareParts, where: ShareLayout) -> Iterator[tuple[int, int]]:
-        """Yield where the share hash chain is, if it is not known."""
+        """Yield the range of the share hash chain, if it is not known."""
         if share.leaf is None:
             yield where.share_hashes, where.uri_extension
 
     def ueb(self, share: ShareParts, where: ShareLayout) -> tuple[int, int]:
-        """Return where the UEB is, as far as can be told."""
+        """Return the range of the UEB; its end is an estimate until its length is known."""
         return where.uri_extension, share.ueb_end(ueb.packed_length(self.geometry), where)
 
     def tree(self, tree: ShareTree | None, offset: int) -> Iterator[tuple[int, int]]:
-        """Yield where the nodes for the next segments are, in a stored tree that begins there."""
+        """
+        Yield the ranges of the nodes for the next segments, in a stored tree that begins at ``offset``.
+        """
         if tree is not None:
-            # Tiny blocks must not make the trees' part of what is read ahead large.
+            # With tiny blocks, the trees must not become a large part of what is read in advance.
             tree.need(self.first, min(self.until, self.first + GROUP_LEAVES), self.end)
             yield from tree.awaited()
             return
@@ -86,22 +85,20 @@ class ReadPlan:
 
 
 def block_range(where: ShareLayout, geometry: Geometry, first: int, end: int) -> tuple[int, int]:
-    """Return where in a share the blocks of segments [first, end) are."""
+    """Return the range in a share of the blocks of segments [first, end)."""
     stop = end * geometry.block_bytes
     if end == geometry.num_segments:
         stop = geometry.share_data_bytes
     return where.data + first * geometry.block_bytes, where.data + stop
 
 
-# Which segments are to be tried, which are being tried, and in what order their plaintext leaves.
-
-
 class SegmentQueue:
     """
-    Segments [first, end): each starts in order, may fail and be tried again, and leaves in order.
+    The order of segments [first, end): each starts in order, may fail and be tried again, and is returned
+    in order.
 
     Attributes:
-        next_delivery: the first segment whose plaintext has not left.
+        next_delivery: the first segment whose plaintext has not been returned.
         end: the end of the range.
     """
 
@@ -114,12 +111,12 @@ class SegmentQueue:
 
     @property
     def done(self) -> bool:
-        """Whether all plaintext has left."""
+        """Whether all plaintext has been returned."""
         return self.next_delivery >= self.end
 
     @property
     def failing(self) -> list[int]:
-        """The segments that failed and were not started again."""
+        """The segments that failed and have not been started again."""
         return sorted(self._retry)
 
     def candidates(self) -> Iterator[int]:
@@ -129,17 +126,17 @@ class SegmentQueue:
             yield self._next_start
 
     def started(self, segment: int) -> None:
-        """One of the candidates is being tried."""
+        """Record that one of the candidates is being decoded."""
         self._retry.discard(segment)
         if segment == self._next_start:
             self._next_start += 1
 
     def failed(self, segment: int) -> None:
-        """It must be tried again."""
+        """Record that a segment must be tried again."""
         self._retry.add(segment)
 
     def succeeded(self, segment: int, plaintext: list[Buffer]) -> list[Buffer]:
-        """Hold a segment's plaintext until it is its turn; return all whose turn it is."""
+        """Store a segment's plaintext; return all plaintext that is next in order."""
         self._results[segment] = plaintext
         leaving: list[Buffer] = []
         while self.next_delivery in self._results:
@@ -148,39 +145,35 @@ class SegmentQueue:
         return leaving
 
 
-# What all shares of one file have told: which there are, what their metadata proves, what is wrong.
-#
-# The shares' bytes come in here, in any order and pieces, and are kept until they are needed no more. As
-# soon as the parts in front of and behind the blocks are here they are proven: trust runs from the cap to
-# the UEB (by its hash), from there to the share's chain and its tree of block hashes, and to the tree of
-# segment hashes. k, n and the size are the cap's.
-#
-# A share of which something is wrong is named in ``corrupt``, and from then on it is used no more, or only
-# for its other parts. What to read, and what to make of proven blocks, is ``decoder``'s business.
-#
-# What one share has told is kept by ``shareparts``.
-#
-# Source: the format reference, sections 6 and 7.1.
-
 _CRYPTTEXT_SOURCES = 2
-"""A large tree of segment hashes is read from so many shares; a slow one then stops nobody."""
+"""
+A large tree of segment hashes is read from this many shares, so that one slow share does not delay the
+others.
+"""
 
 
 class FileShares:
     """
-    The shares of one file, as far as they are known, for whoever wants one range of it.
+    The shares of one file, as far as they are known, for a reader of one range of it.
+
+    Bytes arrive in any order and pieces, and are kept until they are not needed any more. The parts before
+    and after the blocks are verified as soon as they are complete: the cap proves the UEB by its hash, and
+    the UEB proves the share's chain, its tree of block hashes, and the tree of segment hashes. k, n and the
+    size are the cap's. A share with a wrong part is listed in ``corrupt``; after that it is not used, or
+    only for its other parts.
 
     Attributes:
-        guessed_geometry: what the file is taken for until its UEB is known.
-        guessed_layout: where its sections are, then.
-        guessed_share_bytes: the length of a share, then: what to read to have all of it.
-        geometry: the real one, once a good UEB has come.
+        guessed_geometry: the assumed sizes of the file until its UEB is known.
+        guessed_layout: the offsets that follow from them.
+        guessed_share_bytes: the length of a share that follows from them.
+        geometry: the real sizes, once a good UEB has arrived.
         corrupt: what was found to be wrong so far, with share number and offset.
         foreign_uebs: share number to its UEB, where it is not the one that the cap names.
     """
 
-    # The decoder's base class rather than a part of it: every piece that comes goes through ``received``,
-    # and to be handed on by the decoder would cost it one more call. Nothing here knows the decoder.
+    # This is a base class of ``Decoder`` rather than a part of it, because every piece that arrives goes
+    # through ``received``, and delegating that would cost one more call. It does not use anything of
+    # ``Decoder``.
 
     def __init__(
         self,
@@ -191,11 +184,12 @@ class FileShares:
         max_segment_bytes: int,
     ) -> None:
         """
-        Know nothing yet of the file.
+        Start without any share.
 
         Args:
-            start, length: the range of plaintext that is wanted, clipped to the file; None for all the rest.
-            guess_segment_bytes: the maximum segment size that the writer is thought to have used.
+            start, length: the range of plaintext to read, clipped to the file; None for the rest of the
+                file.
+            guess_segment_bytes: the maximum segment size that the writer probably used.
             max_segment_bytes: a file with larger segments is not restored.
         """
         self._cap = cap
@@ -212,43 +206,43 @@ class FileShares:
         self._shares: dict[int, ShareParts] = {}
         self.foreign_uebs: dict[int, bytes] = {}
         self._failure: PipegridError | None = None
-        self._queue: SegmentQueue | None = None  # once the geometry is known
+        self._queue: SegmentQueue | None = None  # set when the geometry is known
         self._uses_damaged_shares = False
 
-    # Which there are.
+    # Known shares.
 
     @property
     def shares_in_use(self) -> list[int]:
-        """The shares that can be asked and have not proven bad."""
+        """The shares that can be asked and have not proved bad."""
         return [n for n, share in self._shares.items() if share.available and not share.bad]
 
     @property
     def bad_shares(self) -> list[int]:
-        """The shares whose blocks are not used any more because something in them was wrong."""
+        """The shares whose blocks are not used any more because some part of them was wrong."""
         return [number for number, share in self._shares.items() if share.bad]
 
     @property
-    def has_told_ueb(self) -> bool:
-        """Whether some share has told its UEB, right or wrong."""
+    def has_received_ueb(self) -> bool:
+        """Whether the UEB of some share has arrived, right or wrong."""
         return self._ueb is not None or any(share.bad_ueb for share in self._shares.values())
 
     @property
     def held_bytes(self) -> int:
-        """Share bytes that have come and wait for their turn; proven tree nodes are apart."""
+        """Share bytes that have arrived and are still needed, without verified tree nodes."""
         return sum(share.store.held_bytes for share in self._shares.values())
 
     def held_of(self, share_number: int) -> int:
-        """How much of one share waits for its turn; whoever streams it pauses by this."""
+        """Return how many bytes of one share are held; a reader that streams the share pauses by this."""
         share = self._shares.get(share_number)
         return 0 if share is None else share.store.held_bytes
 
-    # What the caller tells.
+    # Calls of the reader.
 
     def add_share(self, share_number: int) -> None:
         """
-        A share can be asked.
+        Add a share that can be asked.
 
-        One that was dropped, or is bad, begins anew: do that only if another server has it.
+        A share that was dropped or is bad starts from scratch; add it again only if another server has it.
         """
         known = self._shares.get(share_number)
         if known is not None and known.available and not known.bad:
@@ -259,10 +253,10 @@ class FileShares:
 
     def use_damaged_shares(self) -> list[int]:
         """
-        The last resort, when good shares are lacking and no more can be found.
+        Use bad shares again; the last resort when there are too few good shares and no more can be found.
 
-        From now on a share with bad blocks is used for its other segments: each block is proven by
-        itself, so nothing wrong can come of it. Returns the bad shares that are in use again.
+        From now on a share with bad blocks is used for its other segments: each block is verified by
+        itself, so the result is always right. Returns the bad shares that are in use again.
         """
         self._uses_damaged_shares = True
         revived = [s for s in self._shares.values() if s.bad and s.bad_segments]
@@ -271,21 +265,21 @@ class FileShares:
         return [share.number for share in revived]
 
     def drop_share(self, share_number: int) -> None:
-        """A share can be asked no more; what has come of it remains in use."""
+        """Stop asking a share; what has arrived of it remains in use."""
         share = self._shares.get(share_number)
         if share is not None:
             share.available = False
             share.store.forget_asked()
 
     def unasked(self, share_number: int) -> None:
-        """What was asked of a share and has not come will not come: ask for it again."""
+        """Forget what was requested of a share and has not arrived, so that it is requested again."""
         share = self._shares.get(share_number)
         if share is not None:
             share.store.forget_asked()
 
     def received(self, share_number: int, offset: int, data: Buffer) -> None:
         """
-        Bytes of a share have come, in any split and order; what was not asked is ignored.
+        Store bytes of a share, in any split and order; bytes that were not requested are ignored.
 
         Args:
             data: kept by reference; it must not change any more.
@@ -296,18 +290,18 @@ class FileShares:
             self._read_parts(share)
 
     def ended(self, share_number: int, offset: int) -> None:
-        """A share has no bytes at or after offset; if some were needed, it is bad."""
+        """Record that a share has no bytes at or after offset; if some were needed, it is bad."""
         share = self._shares.get(share_number)
         if share is not None and not share.bad:
             share.store.set_end(offset)
             self._read_parts(share)
 
     def raise_failure(self) -> None:
-        """Raise what makes all shares useless, if anything has: see ``next_job``."""
+        """Raise the error that makes all shares useless, if one has happened: see ``next_job``."""
         if self._failure is not None:
             raise self._failure
 
-    # What is still needed of them.
+    # What is still needed of the shares.
 
     @property
     def done(self) -> bool:
@@ -320,9 +314,9 @@ class FileShares:
         return self._start // geometry.segment_bytes, -(-self._end // geometry.segment_bytes)
 
     def _release_delivered(self, share: ShareParts) -> None:
-        """Drop the blocks whose plaintext has left."""
+        """Drop the blocks whose plaintext has been returned."""
         if share.layout is not None and self.geometry is not None and self._queue is not None:
-            # From the first block on: a wrong guess may have asked for some before the range.
+            # From the first block on: a wrong guess may have requested blocks before the range.
             until = self._queue.next_delivery
             share.store.release(*block_range(share.layout, self.geometry, 0, until))
 
@@ -361,7 +355,7 @@ class FileShares:
             parsed = ueb.parse(packed)
             self._failure = contradiction(self._cap, parsed)
             if self._failure is not None:
-                share.bad_ueb = True  # it is read once
+                share.bad_ueb = True  # it is not read again
                 return
             if not parsed.segment_bytes or parsed.segment_bytes % k:
                 raise ValueError(f"a segment size of {parsed.segment_bytes} for {k} shares")
@@ -372,7 +366,7 @@ class FileShares:
             check_segment_bytes(parsed.segment_bytes, size, self._max_segment_bytes)
         except SegmentTooLarge as error:
             self._failure = error
-            share.bad_ueb = True  # it is read once
+            share.bad_ueb = True  # it is not read again
             return
         self._ueb = parsed
         self.geometry = Geometry(size, k, n, parsed.segment_bytes)
@@ -383,7 +377,7 @@ class FileShares:
                 self._read_parts(other)
 
     def _crypttext_tree(self, share: ShareParts) -> ShareTree | None:
-        """Return the share's tree of segment hashes, if it is known or worth reading."""
+        """Return the share's tree of segment hashes, if it is known or should be read."""
         if self._ueb is None or self.geometry is None or share.layout is None:
             return None
         if share.crypttext_tree is None and not share.bad_crypttext_tree:
@@ -396,7 +390,7 @@ class FileShares:
         return share.crypttext_tree
 
     def _check_end(self, share: ShareParts) -> None:
-        """Raise ``BadPart`` if a part that is needed lies past the end of the share."""
+        """Raise ``BadPart`` if a needed part lies beyond the end of the share."""
         end = share.store.end
         if end is None:
             return
@@ -426,10 +420,10 @@ class FileShares:
             within = max(0, end - start) // self.geometry.block_bytes
             raise _ends(end, "data", start + within * self.geometry.block_bytes)
 
-    # Blame.
+    # Bad shares.
 
     def _condemn(self, share: ShareParts, bad: BadPart) -> None:
-        """The share is not to be used any more, not even as a last resort."""
+        """Stop using a share, even as a last resort."""
         if not share.bad:
             share.bad = True
             share.bad_segments.clear()
@@ -437,7 +431,7 @@ class FileShares:
             share.store.clear()
 
     def _bad_block(self, share: ShareParts, segment: int, geometry: Geometry) -> None:
-        """The share is not to be used any more, unless nothing better can be had."""
+        """Stop using a share unless ``use_damaged_shares`` is called."""
         share.bad_segments.add(segment)
         if share.bad:
             return

@@ -1,4 +1,9 @@
-"""Merkle trees: build, store, verify."""
+"""
+Merkle trees as shares store them: one byte string of 32-byte nodes, root first; and trees verified node by
+node.
+
+Source: the format reference, sections 1.5, 4 and 7.1.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,8 @@ from functools import lru_cache
 
 from pipegrid.core.hashes import HASH_BYTES, MERKLE_EMPTY_LEAF, MERKLE_NODE, Buffer
 
-# Merkle trees as shares store them: one byte string of 32-byte nodes, root first.
-#
-# Node 0 is the root, the children of node i are 2i+1 and 2i+2. A tree over m leaves is padded to
-# the next power of two with leaves that are hashes of their own number. Checking nodes against a
-# known root is ``VerifiedTree``'s work, in ``verifiedtree``.
-#
-# Source: the format reference, sections 1.5 and 4.
+# Node 0 is the root; the children of node i are 2i+1 and 2i+2. A tree over m leaves is padded to the next
+# power of two with leaves that are hashes of their own number.
 
 
 def padded_leaves(num_leaves: int) -> int:
@@ -22,7 +22,7 @@ def padded_leaves(num_leaves: int) -> int:
 
 
 def num_nodes(num_leaves: int) -> int:
-    """Return how many nodes the stored tree has; it takes 32 times as many bytes."""
+    """Return the number of nodes in the stored tree, 32 bytes each."""
     return 2 * padded_leaves(num_leaves) - 1
 
 
@@ -33,16 +33,16 @@ def leaf_node(num_leaves: int, leaf: int) -> int:
 
 @lru_cache(maxsize=4096)
 def empty_leaf(leaf: int) -> bytes:
-    """Return the hash that stands for a leaf number past the last one."""
+    """Return the hash used for a leaf number past the last one."""
     return MERKLE_EMPTY_LEAF.hash(b"%d" % leaf)
 
 
 @lru_cache(maxsize=64)
 def empty_nodes(num_leaves: int) -> tuple[tuple[bytes, ...], ...]:
     """
-    Return the nodes that no leaf has a part in, level by level from the leaves to the root.
+    Return the nodes above only empty leaves, level by level from the leaves to the root.
 
-    They are the same in every tree over so many leaves, and the last ones of their levels.
+    They are the same in every tree over ``num_leaves`` leaves, and the last ones of their levels.
     """
     width = padded_leaves(num_leaves)
     level = tuple(empty_leaf(i) for i in range(num_leaves, width))
@@ -87,7 +87,7 @@ def node(tree: bytes, number: int) -> bytes:
 
 
 def sibling_path(num_leaves: int, leaf: int) -> Iterator[int]:
-    """Yield the node numbers, bottom-up, that together with the leaf give the root."""
+    """Yield the numbers of the nodes, from the bottom up, that together with the leaf give the root."""
     number = leaf_node(num_leaves, leaf)
     while number:
         yield number + 1 if number & 1 else number - 1
@@ -99,8 +99,8 @@ def chain_order(num_leaves: int, leaf: int) -> tuple[int, ...]:
     """
     Return the node numbers of a share hash chain (sibling path and leaf) in their stored order.
 
-    Readers take any order; writers reproduce the one that a small open-addressing set of
-    integers happens to iterate in, since that is what bit-identical shares need.
+    Readers accept any order; writers reproduce the iteration order of a small open-addressing set of
+    integers, which bit-identical shares require.
     """
     slots: list[int | None] = [None] * 8
     for count, number in enumerate(
@@ -135,23 +135,14 @@ def chain_entries(num_leaves: int) -> int:
     return padded_leaves(num_leaves).bit_length()
 
 
-# A stored hash tree of which only the root is trusted: nodes are proven when they are needed.
-#
-# Proving a leaf hashes the pairs on its path that are not proven yet, from the root downwards, so
-# a bad node is found exactly where it stands, and reading all leaves in order costs about one hash
-# a leaf. Nodes live in pages that exist only where something was stored: a tree of a billion leaves
-# costs what was read of it.
-#
-# Source: the format reference, sections 1.5 and 7.1.
-
 WHOLE_TREE_BYTES = 1 << 16
-"""A stored tree up to this size is read whole; of a larger one, only what is needed."""
+"""A stored tree of up to this size is read as a whole; of a larger one, only the needed nodes are read."""
 
 _SMALL_LEAVES = 1 << ((WHOLE_TREE_BYTES // HASH_BYTES + 1) // 2).bit_length() - 1
-"""So many leaves such a tree may have: m of them, a power of two, are 2m - 1 nodes."""
+"""The number of leaves of such a tree: m leaves, a power of two, have 2m - 1 nodes."""
 
 GROUP_LEAVES = 1024
-"""Of larger trees, nodes are read for this many leaves at a time: about 64 KiB."""
+"""The nodes of larger trees are read for this many leaves at a time: about 64 KiB."""
 
 _PAGE_NODES = 128
 _STORED, _PROVEN = 1, 2
@@ -159,7 +150,7 @@ _STORED, _PROVEN = 1, 2
 
 class BadNode(Exception):
     """
-    A pair of nodes does not hash to its proven parent.
+    Two sibling nodes do not hash to their verified parent.
 
     Attributes:
         node: number of the left one.
@@ -179,7 +170,14 @@ class _Page:
 
 
 class VerifiedTree:
-    """A tree over ``num_leaves`` >= 1 leaves whose node 0 must be ``root``."""
+    """
+    A tree over ``num_leaves`` >= 1 leaves whose node 0 must be ``root``; nodes are verified when they are
+    needed.
+
+    Verifying a leaf hashes the unverified pairs on its path from the root downwards, so a bad node is
+    located exactly, and reading all leaves in order costs about one hash a leaf. Pages of nodes exist only
+    where nodes were stored, so memory is proportional to what was read, even for a billion leaves.
+    """
 
     def __init__(self, num_leaves: int, root: bytes) -> None:
         self.num_leaves = num_leaves
@@ -190,7 +188,7 @@ class VerifiedTree:
 
     def offer(self, first_node: int, data: Buffer) -> None:
         """
-        Store nodes as they came, from ``first_node`` on; proven ones are not touched.
+        Store unverified nodes from ``first_node`` on; verified ones do not change.
 
         Args:
             data: whole nodes, none of them outside the tree.
@@ -206,7 +204,7 @@ class VerifiedTree:
 
     def leaf(self, leaf: int) -> bytes | None:
         """
-        Return the proven hash of a leaf, or None while nodes on its path are missing.
+        Return the verified hash of a leaf, or None while nodes on its path are missing.
 
         Args:
             leaf: 0 up to the padded number of leaves.
@@ -231,7 +229,7 @@ class VerifiedTree:
         return self._hash(leaf_node(self.num_leaves, leaf))
 
     def proven(self, number: int) -> bytes | None:
-        """Return a node if it is proven, as those on the path of a proven leaf are, and their siblings."""
+        """Return a node if it is verified: those on the paths of verified leaves, and their siblings."""
         return self._hash(number) if self._state(number) == _PROVEN else None
 
     def forget_before(self, leaf: int) -> None:
@@ -240,7 +238,7 @@ class VerifiedTree:
             first, last = index * _PAGE_NODES, (index + 1) * _PAGE_NODES - 1
             level = (last + 1).bit_length() - 1
             if (first + 1).bit_length() - 1 != level or level > self._depth:
-                continue  # it holds several levels, near the root
+                continue  # it contains several levels, near the root
             oldest = (1 << level) - 1 + (leaf >> (self._depth - level) & ~1)
             if last < oldest:
                 del self._pages[index]
@@ -266,12 +264,12 @@ class VerifiedTree:
 
 
 def is_small(num_leaves: int) -> bool:
-    """Say whether a stored tree is so small that it is read whole."""
+    """Return whether a stored tree is small enough to be read as a whole."""
     return num_leaves <= _SMALL_LEAVES
 
 
 def group_end(num_leaves: int, leaf: int) -> int:
-    """Return the end of the run of leaves whose nodes are read together with this leaf's."""
+    """Return the end of the group of leaves whose nodes are read together with this leaf's."""
     if is_small(num_leaves):
         return num_leaves
     return min((leaf // GROUP_LEAVES + 1) * GROUP_LEAVES, num_leaves)
@@ -279,9 +277,9 @@ def group_end(num_leaves: int, leaf: int) -> int:
 
 def nodes_to_read(num_leaves: int, first_leaf: int, end_leaf: int) -> list[tuple[int, int]]:
     """
-    Return the ranges [first, end) of nodes with which leaves [first_leaf, end_leaf) can be proven.
+    Return the ranges [first, end) of nodes that prove leaves [first_leaf, end_leaf).
 
-    They go by level, from the top; the root is never among them, and all of a small tree is.
+    The ranges are ordered by level, from the top; they never include the root. A small tree is one range.
     """
     if is_small(num_leaves):
         total = num_nodes(num_leaves)

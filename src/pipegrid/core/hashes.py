@@ -1,9 +1,6 @@
 """
 Tagged hashes: every hash of the format is SHA-256d over a netstring tag and a value.
 
-The inner SHA-256 of each fixed tag is computed once and copied, which spares one compression
-call per hash. ``TaggedHasher`` is the incremental form for values that come in pieces.
-
 Source: the format reference, sections 1.1 to 1.3.
 """
 
@@ -21,20 +18,20 @@ Buffer = bytes | bytearray | memoryview
 
 @runtime_checkable
 class StoredBytes(Protocol):
-    """Bytes that are too many for memory, and come in pieces, such as part of a file."""
+    """Bytes that are too many for memory, returned in pieces, such as a part of a file."""
 
     def __len__(self) -> int: ...
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes from first to last, in pieces of a megabyte; OSError if they cannot be read."""
+        """Yield all bytes in order, in pieces of a megabyte; raises OSError if they cannot be read."""
 
 
 HASH_BYTES = 32
 KEY_BYTES = 16
 STORAGE_INDEX_BYTES = 16
 
-_NOTHING = hashlib.sha256()  # whose copy is made in half the time of a new one
-_HEADS = [b"%d:" % length for length in range(65)]  # of short netstrings
+_NOTHING = hashlib.sha256()  # copying it takes half the time of making a new one
+_HEADS = [b"%d:" % length for length in range(65)]  # the starts of short netstrings
 
 
 def netstring(value: bytes) -> bytes:
@@ -43,7 +40,7 @@ def netstring(value: bytes) -> bytes:
 
 
 class TaggedHasher:
-    """An incremental tagged hash: ``update`` any number of times, then ``digest`` once or more."""
+    """An incremental tagged hash: call ``update`` any number of times, then ``digest`` once or more."""
 
     __slots__ = ("_inner",)
 
@@ -55,14 +52,14 @@ class TaggedHasher:
         self._inner.update(data)
 
     def digest(self) -> bytes:
-        """Return the 32-byte hash of all that was fed so far."""
+        """Return the 32-byte hash of everything fed so far."""
         outer = _NOTHING.copy()
         outer.update(self._inner.digest())
         return outer.digest()
 
 
 class Tag:
-    """One tag with its SHA-256 midstate."""
+    """One tag; its inner SHA-256 is computed once and copied, which saves one compression per hash."""
 
     __slots__ = ("_midstate",)
 
@@ -70,7 +67,7 @@ class Tag:
         self._midstate = hashlib.sha256(netstring(tag))
 
     def hasher(self) -> TaggedHasher:
-        """Return a fresh incremental hash under this tag."""
+        """Return a new incremental hash with this tag."""
         return TaggedHasher(self._midstate.copy())
 
     def hash(self, value: Buffer) -> bytes:
@@ -91,7 +88,7 @@ class Tag:
     def hash_pair(self, left: bytes, right: bytes) -> bytes:
         """Return the tagged hash of two values, each wrapped in a netstring."""
         inner = self._midstate.copy()
-        # As nearly all are; a formatted text takes half as long again.
+        # The usual case; formatting takes half as long again.
         if len(left) < len(_HEADS) > len(right):
             inner.update(_HEADS[len(left)] + left + b"," + _HEADS[len(right)] + right + b",")
         else:
@@ -113,7 +110,7 @@ _CONVERGENT_KEY = b"allmydata_immutable_content_to_key_with_added_secret_v1+"
 
 
 def tagged_hash(tag: bytes, value: Buffer) -> bytes:
-    """Return the 32-byte tagged hash for a tag that is not known beforehand."""
+    """Return the 32-byte tagged hash for a tag that is not a constant."""
     return Tag(tag).hash(value)
 
 
@@ -126,11 +123,11 @@ def convergent_key_hasher(
     convergence: bytes, required_shares: int, total_shares: int, segment_bytes: int
 ) -> TaggedHasher:
     """
-    Return the hash to feed the whole plaintext to; the first 16 bytes of its digest are the key.
+    Return a hash for the whole plaintext; the first 16 bytes of its digest are the key.
 
     Args:
-        convergence: the convergence secret, any bytes, perhaps none.
-        segment_bytes: the *rounded* segment size S of this very file, not the configured maximum.
+        convergence: the convergence secret, any bytes, may be empty.
+        segment_bytes: the *rounded* segment size S of this file, not the configured maximum.
     """
     numbers = b"%d,%d,%d" % (required_shares, total_shares, segment_bytes)
     return Tag(_CONVERGENT_KEY + netstring(convergence) + netstring(numbers)).hasher()

@@ -1,4 +1,8 @@
-"""Erasure code (ISA-L), uninitialised buffers."""
+"""
+Erasure coding with ISA-L through ``ctypes``, and the uninitialised buffers for its results.
+
+Source: ISA-L's ``erasure_code.h``; Python's C API, ``PyByteArray_FromStringAndSize`` and ``Py_buffer``.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,8 @@ from typing import Any
 
 from pipegrid.core.hashes import Buffer
 
-# Buffers for results that are written whole.
-#
-# ``bytearray(n)`` is n zeros: 333 MB of them for a file of 100 MB, each written for nothing, and to
-# memory that is not in the cache. Here nothing is written: such a buffer may hold anything that this
-# process has had in its memory, passwords too, so **all of it is to be filled before anyone else sees
-# it**.
-#
-# Source: Python's C API, ``PyByteArray_FromStringAndSize``, which leaves the bytes alone if it is given none.
+# ``bytearray(n)`` writes n zeros: 333 MB for a file of 100 MB, to memory that is not in the cache. The C
+# API leaves the bytes as they are if it is given none.
 
 _make: Any = getattr(getattr(ctypes, "pythonapi", None), "PyByteArray_FromStringAndSize", None)
 if _make is not None:
@@ -28,47 +26,38 @@ if _make is not None:
 
 
 def uninitialised(size_bytes: int) -> bytearray:
-    """Return a buffer of so many bytes, with anything in it; for the caller to fill, all of it."""
+    """
+    Return a buffer of ``size_bytes`` with arbitrary contents, which the caller must overwrite completely.
+
+    Until then it may contain anything that this process has had in memory, passwords included.
+    """
     if _make is None:
         return bytearray(size_bytes)
     buffer: bytearray = _make(None, size_bytes)
     return buffer
 
 
-# zfec's arithmetic, done by ISA-L where the system has it: the same bytes, some fifteen times as fast.
+# ISA-L multiplies matrices over the same field GF(2^8) as zfec (both reduce by 0x11d), 32 or 64 bytes at a
+# time instead of one, and is some fifteen times as fast. It gets zfec's matrix, which is read from zfec's
+# own coder by coding blocks of one byte; before a matrix is used, its results are compared with zfec's.
 #
-# A code over GF(2^8) is a matrix: each block that is made is a sum of multiples of k blocks that are there.
-# zfec looks up one product a byte; ISA-L, Intel's storage library, does 32 or 64 at a time with whatever
-# vector instructions the processor has. It takes any matrix over the same field (both reduce by 0x11d),
-# so it is given zfec's: a matrix is read off its own coder, from blocks of one byte of which one is 1.
-# Nothing here knows how zfec makes its matrices, and before a matrix is used its results are compared
-# with zfec's.
-#
-# The library is used through ``ctypes``, which lets go of the GIL meanwhile, and only if it is installed
-# (Debian: ``libisal2``). Without it, or should it ever differ, there is zfec.
-#
-# It leaves something behind. Its functions end without ``vzeroupper``, so the upper halves of the vector
-# registers stay in use, and older vector instructions are slower: from then on SHA-256, by the processor's
-# instructions for it, made 1310 MB/s instead of 1790 in that thread and in all that it started, and zfec 130
-# instead of 310. Somebody has to clear them (``_clear_upper_halves``).
-#
-# Source: ISA-L's ``erasure_code.h``; the structure ``Py_buffer`` of Python's C API.
+# Without ISA-L (Debian: ``libisal2``), or if it ever differed, zfec is used.
 
 _NAMES = ("libisal.so.2", "libisal.2.dylib")
-_TABLE_BYTES = 32  # of one coefficient
+_TABLE_BYTES = 32  # for each coefficient
 _TRIAL = bytes(range(256)) * 5 + b"tail"
 
 Coder = Callable[[Sequence[Buffer]], Sequence[Buffer]]
-"""Makes some blocks from k others, all of one length."""
+"""Makes blocks from k other blocks of the same length."""
 
 
 class Multiplier:
     """
-    One matrix: multiplies k blocks by it.
+    Multiplies k blocks by one matrix.
 
     Args:
         library: ISA-L.
-        rows: of coefficients, one row for each block that is to be made, k in each.
+        rows: the coefficients: one row of k for each block of the product.
     """
 
     def __init__(self, library: Any, rows: Sequence[bytes]) -> None:
@@ -79,7 +68,7 @@ class Multiplier:
         library.ec_init_tables(self._inputs, self._outputs, b"".join(rows), self._tables)
 
     def __call__(self, blocks: Sequence[Buffer]) -> list[Buffer]:
-        """Return the products, each as long as the blocks are, all of which are equally long."""
+        """Return the products; all blocks, given and returned, have one length."""
         assert len(blocks) == self._inputs
         length = len(blocks[0])
         made = [uninitialised(length) for _ in range(self._outputs)]
@@ -100,11 +89,12 @@ class Multiplier:
 
 def multiplier(inputs: int, coder: Coder) -> Multiplier | None:
     """
-    Return what makes the same blocks as a coder does, or None if that cannot be had.
+    Return a multiplier that makes the same blocks as ``coder``, or None if there is no library or it
+    differs.
 
     Args:
         inputs: how many blocks the coder takes.
-        coder: any linear one over GF(2^8); it is tried with blocks of one byte, and a longer one.
+        coder: a linear function over GF(2^8); it is tried with blocks of one byte, and with a longer one.
     """
     library = load()
     if library is None:
@@ -130,7 +120,7 @@ def multiplier(inputs: int, coder: Coder) -> Multiplier | None:
 
 @lru_cache(maxsize=1)
 def load() -> Any:
-    """Return the library, or None if the system has none, or this Python no such buffers."""
+    """Return the library, or None if it is not installed or this Python lacks ``pythonapi``."""
     for name in _NAMES if hasattr(ctypes, "pythonapi") else ():
         with suppress(OSError, AttributeError):
             library = ctypes.CDLL(name)
@@ -145,16 +135,17 @@ def load() -> Any:
 
 def _clear_upper_halves() -> None:
     """
-    Have the vector registers' upper halves cleared, by somebody who cleans up after himself.
+    Clear the upper halves of the vector registers.
 
-    OpenSSL's SHA-512 uses AVX wherever ISA-L does, and ends with the instruction that does this; it takes
-    half a microsecond.
+    ISA-L's functions end without ``vzeroupper``, after which older vector instructions in that thread and
+    its new threads are slower: SHA-256 made 1310 MB/s instead of 1790, zfec 130 instead of 310. OpenSSL's
+    SHA-512 uses AVX and ends with ``vzeroupper``; it takes half a microsecond.
     """
     hashlib.sha512().digest()
 
 
 class _PyBuffer(ctypes.Structure):
-    """Python's own record of a borrowed buffer."""
+    """Python's C structure for a borrowed buffer."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),
@@ -172,11 +163,11 @@ class _PyBuffer(ctypes.Structure):
 
 
 class _Borrowed:
-    """The address of a buffer, read-only ones too; it cannot move until it is given back."""
+    """The address of a buffer, which may be read-only; the buffer cannot move until ``give_back``."""
 
     def __init__(self, buffer: Buffer, length: int) -> None:
         self._view = _PyBuffer()
-        # It raises BufferError unless it is in one piece.
+        # Raises BufferError unless the buffer is contiguous.
         ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(self._view), 0)
         if self._view.len != length:
             self.give_back()
@@ -184,5 +175,5 @@ class _Borrowed:
         self.address = self._view.buf
 
     def give_back(self) -> None:
-        """Let the buffer move and be resized again; the address is of no use after this."""
+        """Allow the buffer to move and be resized again; the address must not be used after this."""
         ctypes.pythonapi.PyBuffer_Release(ctypes.byref(self._view))

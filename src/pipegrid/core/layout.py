@@ -1,10 +1,7 @@
 """
-Where things are in a share: the header with its offset table, in both versions.
+The layout of a share's data: the header with its offset table, in both versions.
 
-The bytes are share data as the protocols see it; a server's container around them is none of
-this module's business.
-
-Source: the format reference, section 6.
+A server's container around the data is not part of it. Source: the format reference, section 6.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ class ShareLayout:
     """
     Offsets of the sections of one share, in bytes from the start of the share data.
 
-    Sections that our writers make are contiguous, in the order of the attributes.
+    In shares that PipeGrid writes, the sections follow each other in the order of the attributes.
     """
 
     version: int
@@ -86,24 +83,23 @@ def _contiguous(geometry: Geometry, version: int) -> ShareLayout:
 
 
 def share_length(geometry: Geometry, layout: ShareLayout) -> int:
-    """Return the exact length of every share of the file, known before a byte of it is."""
+    """Return the exact length of every share of the file, which is known before encoding."""
     return layout.uri_extension + layout.ueb_length_bytes + ueb.packed_length(geometry)
 
 
 def share_bytes(geometry: Geometry) -> int:
-    """Return the length of every share that writers make of such a file."""
+    """Return the length of every share that PipeGrid writes for a file of these sizes."""
     layout = for_geometry(geometry)
     return share_length(geometry, layout)
 
 
 def parse_header(data: bytes) -> ShareLayout:
     """
-    Return the layout that a share's first bytes describe.
-
-    Nothing in a header is authenticated: it only tells where to look.
+    Return the layout that a share's first bytes describe. A header is not authenticated.
 
     Raises:
-        ValueError: data is too short, the version is unknown, or the sections make no sense.
+        ValueError: data is too short, the version is unknown, or the sections overlap or lie outside the
+            share.
     """
     version = int.from_bytes(data[:4], "big")
     if version not in (1, 2):

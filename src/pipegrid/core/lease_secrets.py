@@ -1,13 +1,5 @@
 """
-The secrets that a client derives for each file and server from its one lease secret.
-
-All come in three steps, client, file, server, so that no server learns what another one knows.
-The steps for the client are taken once a run, those for the file once a file: ``ClientSecrets``
-and ``FileSecrets`` keep what they share.
-
-The upload secret is PipeGrid's own. Others draw a random one for every attempt; a derived one lets
-an upload that was cut off, in this process or a later one, be continued by whoever holds
-the same lease secret, and by nobody else.
+The secrets that a client derives for each file and server from its lease secret.
 
 Source: the format reference, storage protocols, section 6.
 """
@@ -32,7 +24,7 @@ _ENABLER = Tag(b"allmydata_mutable_write_enabler_master_and_nodeid_to_write_enab
 
 @attrs.frozen
 class ServerSecrets:
-    """What one server is told about one file: three secrets of 32 bytes each."""
+    """The three secrets that one server gets for one file, 32 bytes each."""
 
     renew: bytes = attrs.field(repr=False)
     cancel: bytes = attrs.field(repr=False)
@@ -41,7 +33,7 @@ class ServerSecrets:
 
 @attrs.frozen
 class FileSecrets:
-    """The middle step: three hashes of 32 bytes that belong to one file, on whatever server."""
+    """The secrets of one file before they are bound to a server: three hashes of 32 bytes."""
 
     renewal: bytes = attrs.field(repr=False)
     cancel: bytes = attrs.field(repr=False)
@@ -63,7 +55,11 @@ class FileSecrets:
 
 class ClientSecrets:
     """
-    Derives all secrets of one client.
+    Derives all secrets of one client, in three steps: client, file, server. No server learns another one's
+    secrets.
+
+    The upload secret is PipeGrid's own. Other clients draw a random one for every attempt; a derived one
+    lets any process with the same lease secret, and no other, resume an interrupted upload.
 
     Args:
         lease_secret: the 32 bytes that a node directory keeps in ``private/secret``.
@@ -80,14 +76,14 @@ class ClientSecrets:
                 f"the lease secret has {len(lease_secret)} bytes instead of {LEASE_SECRET_BYTES}; "
                 "restore private/secret, or remove it to get a new one"
             )
-        # Here, and only here, the secret is the tag and the constant the value.
+        # Only in this step is the secret the tag and the constant the value.
         secret_tag = Tag(lease_secret)
         self._renewal = secret_tag.hash(b"allmydata_client_renewal_secret_v1")
         self._cancel = secret_tag.hash(b"allmydata_client_cancel_secret_v1")
         self._upload = _UPLOAD.hash(lease_secret)
 
     def for_file(self, storage_index: bytes) -> FileSecrets:
-        """Return the secrets of one file, to be taken on with ``for_server``."""
+        """Return the secrets of one file, to be bound to servers with ``for_server``."""
         return FileSecrets(
             renewal=_FILE_RENEWAL.hash_pair(self._renewal, storage_index),
             cancel=_FILE_CANCEL.hash_pair(self._cancel, storage_index),
@@ -100,5 +96,5 @@ class ClientSecrets:
 
 
 def write_enabler(writekey: bytes, lease_seed: bytes) -> bytes:
-    """Return the 32 bytes that let the holder of a write key change a mutable file on one server."""
+    """Return the 32-byte write enabler of a mutable file on one server, for the holder of its write key."""
     return _ENABLER.hash_pair(_ENABLER_MASTER.hash(writekey), lease_seed)

@@ -1,12 +1,6 @@
 """
 Directories: children with names, caps and metadata, packed into the bytes of one file.
 
-An immutable directory is stored like any file; its cap is that file's cap under another name. Of
-read-write directories this module reads what needs no key: the write caps stay encrypted.
-
-Names are in Unicode's composed form (NFC) and in order of code points, in what is written and in
-what is returned.
-
 Source: the format reference, sections 8.4 and 8.5.
 """
 
@@ -37,7 +31,7 @@ _READ_ONLY = "ro."
 _MAX_LENGTH_DIGITS = 12
 _ZERO = ord("0")
 
-# ``dumps`` makes one for each entry, which takes as long as to use it.
+# ``dumps`` would create an encoder for each entry, which takes as long as using it.
 _JSON = json.JSONEncoder(allow_nan=False)
 
 
@@ -47,9 +41,9 @@ class PackedChild:
     One entry of an immutable directory.
 
     Attributes:
-        name: any text; composed (NFC) where this module returns it.
-        cap: of a file or directory that can never change, or an ``UnknownCap`` marked ``imm.``.
-        metadata: what a JSON object can hold, keys in the order in which they are written.
+        name: any text; this module returns it composed (NFC).
+        cap: of an immutable file or directory, or an ``UnknownCap`` marked ``imm.``.
+        metadata: any JSON object; keys are written in their order.
     """
 
     name: str
@@ -64,9 +58,9 @@ class ReadWriteEntry:
 
     Attributes:
         name: composed (NFC).
-        cap: what reads the child, or None if only the write cap is stored. One that is unknown, or
-            malformed, or grants more than reading, is an ``UnknownCap`` with a prefix.
-        rw_data: the encrypted write cap, never taken apart here.
+        cap: the child's read cap, or None if only the write cap is stored. An unknown or malformed cap, or
+            one that grants more than reading, is an ``UnknownCap`` with a prefix.
+        rw_data: the encrypted write cap, as stored.
         metadata: a JSON object.
     """
 
@@ -78,10 +72,10 @@ class ReadWriteEntry:
 
 def directory_cap(file_cap: Cap) -> DirectoryCap:
     """
-    Return the cap of the directory that this file holds packed.
+    Return the cap of the directory that this file contains.
 
     Raises:
-        CapError: it is a directory's cap already, or of an unknown kind.
+        CapError: it is already a directory's cap, or of an unknown kind.
     """
     if isinstance(file_cap, (ChkCap, ChkVerifierCap, LitCap, MutableCap)):
         return DirectoryCap(file_cap)
@@ -90,11 +84,10 @@ def directory_cap(file_cap: Cap) -> DirectoryCap:
 
 def pack_immutable(children: Iterable[PackedChild]) -> bytes:
     """
-    Return the bytes of an immutable directory; none for no children.
+    Return the bytes of an immutable directory; b"" for no children. Entries are sorted by code points.
 
     Raises:
-        UsageError: two names are the same, a child could change, or its name or metadata cannot
-            be written.
+        UsageError: two names are the same, a child is mutable, or its name or metadata cannot be stored.
     """
     entries: dict[str, bytes] = {}
     for child in children:
@@ -111,8 +104,8 @@ def unpack_immutable(data: bytes) -> list[PackedChild]:
     """
     Return the children in ascending order of their names.
 
-    Children that an immutable directory may not have are left out; of several with the same name the
-    last one counts.
+    Children that an immutable directory must not have are left out; of several with the same name the last
+    one counts.
 
     Raises:
         DirectoryError: data is not an immutable directory.
@@ -167,9 +160,9 @@ def _pack_entry(name: str, child: PackedChild) -> bytes:
 
 def immutable_cap(text: str) -> Cap | None:
     """
-    Return the cap of a child of an immutable directory as stored, or None if it may not be one.
+    Return the cap of a child of an immutable directory as stored, or None if it is not allowed there.
 
-    Where it is stored, the directory itself says ``imm.``, so the prefix is missing there.
+    The prefix ``imm.`` is implied there, and not stored.
     """
     bare = text.rstrip(" ").removeprefix(_IMMUTABLE)
     try:
@@ -185,10 +178,10 @@ def immutable_cap(text: str) -> Cap | None:
 
 def readonly_cap(text: str) -> Cap | None:
     """
-    Return the cap that a read-write directory stores to read a child, where ``ro.`` goes without saying.
+    Return the stored read cap of a child of a read-write directory, where the prefix ``ro.`` is implied.
 
-    None if there is none. What is unknown, malformed, or grants more than reading is an ``UnknownCap`` with a
-    prefix.
+    None if there is none. An unknown or malformed cap, or one that grants more than reading, is an
+    ``UnknownCap`` with a prefix.
     """
     text = text.rstrip(" ")
     if not text:
@@ -205,15 +198,15 @@ def readonly_cap(text: str) -> Cap | None:
 @attrs.frozen
 class StoredEntry:
     """
-    One entry of any directory, taken apart.
+    One parsed entry of any directory.
 
     Attributes:
         name: composed (NFC).
-        cap_text: what is stored as the read cap.
+        cap_text: the stored read cap.
         rw_data: the encrypted write cap; b"" in immutable directories.
         metadata: should be a JSON object.
-        stored: all of it as it stands in the directory, but for its own length.
-        position: the byte of the directory where it begins.
+        stored: the bytes of the entry, without its length.
+        position: the offset in the directory where it begins.
     """
 
     name: str
@@ -226,7 +219,7 @@ class StoredEntry:
 
 def stored_entries(data: bytes) -> Iterator[StoredEntry]:
     """
-    Yield the entries in the order in which they are stored.
+    Yield the entries in stored order.
 
     Raises:
         DirectoryError: data is not a directory.
@@ -236,7 +229,9 @@ def stored_entries(data: bytes) -> Iterator[StoredEntry]:
 
 
 def plain_entries(data: bytes) -> Iterator[tuple[str, str, bytes, bytes, bytes, int]]:
-    """Yield the same as ``stored_entries``, without objects of their own: a fifth of a listing's time."""
+    """
+    Yield the same as ``stored_entries``, as tuples: creating objects takes a fifth of a listing's time.
+    """
     position, size = 0, len(data)
     while position < size:
         (stored,), end = _take_netstrings(data, position, 1, position)
@@ -255,10 +250,10 @@ def entry_fields(stored: bytes, position: int = 0) -> tuple[bytes, bytes, bytes,
     Return name, read cap, write cap data and metadata of one entry, as stored.
 
     Args:
-        position: where in the directory the entry is, for the error.
+        position: the offset of the entry in the directory, for the error.
 
     Raises:
-        DirectoryError: there are not these four fields, or there is more.
+        DirectoryError: it has fewer than four fields, or more.
     """
     (name, cap_text, rw_data, metadata), at = _take_netstrings(stored, 0, 4, position)
     if at != len(stored):
@@ -275,7 +270,7 @@ def _entries(data: bytes) -> Iterator[tuple[str, str, bytes, dict[str, Any]]]:
 def _take_netstrings(
     data: bytes, at: int, count: int, entry_position: int
 ) -> tuple[list[bytes], int]:
-    """Return the values of netstrings, one behind the other, and the position behind them."""
+    """Return the values of consecutive netstrings, and the position after them."""
     values = []
     for _ in range(count):
         colon = data.find(b":", at, at + _MAX_LENGTH_DIGITS + 1)
@@ -293,7 +288,7 @@ def _take_netstrings(
 def _metadata(data: bytes, entry_position: int) -> dict[str, Any]:
     try:
         metadata = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError):  # RecursionError: nested beyond all reason
+    except (ValueError, RecursionError):  # RecursionError: nested too deep
         metadata = None
     if not isinstance(metadata, dict):
         _damaged(entry_position, "its metadata is not a JSON object")

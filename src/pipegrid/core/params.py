@@ -1,5 +1,5 @@
 """
-Encoding parameters, and every number that follows from them and a file's size.
+Encoding parameters, and the sizes that follow from them and a file's size.
 
 Source: the format reference, section 2.1.
 """
@@ -15,19 +15,18 @@ from pipegrid.core.text import counted
 from pipegrid.errors import SegmentTooLarge, UsageError
 
 DEFAULT_SEGMENT_BYTES = 1 << 20
-"""The maximum segment size that writers use since 2023; older ones used 128 KiB."""
+"""The maximum segment size of writers since 2023; older ones used 128 KiB."""
 
 OLD_SEGMENT_BYTES = 1 << 17
 
 MAX_SEGMENT_BYTES = 16 << 20
 """
-Larger segments are not fetched unless the caller allows it: a cap may be a stranger's, and a segment has
-to be held whole, with the next ones behind it. Writers have used 128 KiB and 1 MiB; this is sixteen times
-as much, and costs about 100 MB.
+Larger segments are not read unless the caller allows it: a cap may come from an untrusted source, and whole
+segments have to be held, with the next ones. Writers have used 128 KiB and 1 MiB; this takes about 100 MB.
 """
 
 MAX_LITERAL_BYTES = 55
-"""Files up to this size live in their cap and are never encoded."""
+"""Files up to this size are stored in their cap, as literal caps."""
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -47,7 +46,7 @@ def _check_counts(required_shares: int, total_shares: int) -> None:
 
 def check_segment_bytes(segment_bytes: int, size: int, allowed_bytes: int) -> None:
     """
-    Raise SegmentTooLarge if what has to be held of a file of ``size`` bytes is more than is allowed.
+    Raise SegmentTooLarge if the segments of a file of ``size`` bytes need more memory than is allowed.
     """
     largest = min(segment_bytes, size)
     if largest > allowed_bytes:
@@ -73,7 +72,7 @@ class Params:
             raise UsageError("the segment size must be at least one byte")
 
     def geometry(self, size: int) -> Geometry:
-        """Return the numbers for a file of ``size`` bytes, size >= 1."""
+        """Return the sizes for a file of ``size`` bytes, size >= 1."""
         segment_bytes = round_up(min(self.max_segment_bytes, size), self.required_shares)
         return Geometry(size, self.required_shares, self.total_shares, segment_bytes)
 
@@ -86,7 +85,7 @@ class Geometry:
     Attributes:
         size: of the plaintext, and of the ciphertext.
         segment_bytes: S, the rounded segment size; a multiple of required_shares.
-        num_segments: how many segments there are, at least 1.
+        num_segments: the number of segments, at least 1.
         tail_bytes: ciphertext bytes in the last segment, 1 to segment_bytes.
         padded_tail_bytes: the last segment padded to a multiple of required_shares.
         block_bytes: one share's part of a full segment.
@@ -122,7 +121,7 @@ class Geometry:
         k = self.required_shares
         num_segments = -(-self.size // self.segment_bytes)
         tail = self.size - (num_segments - 1) * self.segment_bytes
-        derive = object.__setattr__  # attrs: the way to finish a frozen instance
+        derive = object.__setattr__  # attrs' documented means to set fields of a frozen instance
         derive(self, "num_segments", num_segments)
         derive(self, "tail_bytes", tail)
         derive(self, "padded_tail_bytes", round_up(tail, k))
@@ -138,7 +137,7 @@ class Geometry:
         return self.tail_bytes if segment == self.num_segments - 1 else self.segment_bytes
 
     def block_length(self, segment: int) -> int:
-        """Return the bytes that one share holds of a segment."""
+        """Return the bytes of a segment that one share holds."""
         return self.tail_block_bytes if segment == self.num_segments - 1 else self.block_bytes
 
 

@@ -1,4 +1,8 @@
-"""Permuted ring, servers of happiness."""
+"""
+Placement: the permuted ring, servers of happiness, and which server gets which share.
+
+Source: the format reference, storage protocols, sections 5.1 and 5.3.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +16,25 @@ from typing import TypeVar
 
 from pipegrid.core import base32
 
-# Which server gets which share, and how happy that makes us.
+# ``place_shares`` guarantees, in this order:
 #
-# *Happiness* is the size of the largest set of pairs (server, share the server holds) in which no
-# server and no share occurs twice: a maximum matching. With happiness h, any k of some h servers
-# restore the file.
+# 1. Every share is assigned to exactly one server: one that holds it already, or a writable one. 2. No
+# other such assignment reaches a higher happiness, whether or not shares that are in place,
+#    but assigned to other servers, are counted.
+# 3. Among those, none sends fewer shares. 4. The same arguments give the same answer. If no server holds a
+# share, share i goes to the i-th writable
+#    server, modulo their number; otherwise the result stays near to that, since readers look there first.
 #
-# ``place_shares`` promises, in this order:
+# Why 2 and 3 hold: Take a maximum matching of the existing shares, in which as many read-only servers as
+# possible take part; let it have m pairs and leave w writable servers unused. (Adding servers one by one
+# along augmenting paths never drops a server that takes part, so read-only servers come first and both
+# maxima are reached together.) The u shares that no server holds must be sent anyway; each goes to an
+# unused server while there are any. If unused servers remain, as many shares that are held, but not
+# matched, are sent there too: each adds one to the happiness, and nothing can add more. So max(u, min(n -
+# m, w)) shares are sent. Fewer are not enough, since happiness is at most m plus the number of shares sent.
 #
-# 1. Every share goes to exactly one server: to one that holds it already, or to a writable one.
-# 2. No other such assignment reaches a higher happiness, whether or not shares that are in place,
-#    but assigned elsewhere, are counted.
-# 3. Among those, none sends fewer shares.
-# 4. The same arguments give the same answer, and a grid that holds nothing yet gets share i on the
-#    i-th writable server, wrapping round. With shares in place it comes as near to that as it simply
-#    can, since that is where readers look first.
-#
-# Why 2 and 3 hold. Take a maximum matching of what is in place, in which as many read-only servers as
-# possible take part; let it have m pairs and leave w writable servers unused. (Adding servers one by
-# one along augmenting paths never drops a server that takes part, so read-only servers come first
-# and both maxima are reached together.) Shares that nobody holds must be sent anyway, u of them; each
-# goes to an unused server while there are any. If servers are left over then, as many shares that
-# are held, but not matched, are sent there too: each send adds one to the happiness, and nothing can
-# add more. So max(u, min(n - m, w)) shares are sent. Fewer cannot do, since happiness is at
-# most m plus the number of shares sent.
-#
-# An uploader that has begun already counts shares in flight as held by the servers they go to. Then
-# the same function says what to do about servers that failed: only the difference is sent.
-#
-# Source: the format reference, storage protocols, section 5.3, as intended there.
+# An upload that has begun counts shares in flight as held by their servers. After a server has failed, the
+# same function then gives the new placement, and only the difference is sent.
 
 T = TypeVar("T")
 
@@ -49,7 +43,7 @@ def servers_of_happiness(sharemap: Mapping[int, AbstractSet[T]]) -> int:
     """Return the happiness of a map from share numbers to the servers that hold them."""
     alone = {next(iter(servers)) for servers in sharemap.values() if len(servers) == 1}
     if len(alone) == len(sharemap):
-        return len(alone)  # each share on a server of its own, as nearly always
+        return len(alone)  # each share on a different server, the usual case
     return len(happiness_matching(sharemap))
 
 
@@ -64,9 +58,9 @@ def possible_happiness(
 
     Args:
         sharemap: share numbers to the servers that hold them now.
-        takers: servers that take shares, those among them that hold some already, too.
+        takers: servers that accept shares, including those that hold some already.
         total_shares: n; the shares are 0 to n - 1.
-        barred: pairs of a share and a server that does not take this one.
+        barred: pairs of a share and a server that does not accept it.
     """
     reached = servers_of_happiness(sharemap)
     if reached == total_shares:
@@ -84,7 +78,7 @@ def possible_happiness(
 
 def happiness_matching(sharemap: Mapping[int, AbstractSet[T]]) -> dict[int, T]:
     """
-    Return one maximum matching, share number to server; which one, if there are several, is open.
+    Return a maximum matching, share number to server; if there are several, any of them.
 
     Takes time proportional to the size of the map, plus the square of the number of shares.
     """
@@ -105,18 +99,18 @@ def place_shares(
     total_shares: int,
 ) -> dict[int, T]:
     """
-    Return the server for each share number; the module's text says what is promised.
+    Return the server for each share number; a comment in this module lists the guarantees.
 
     Args:
-        readwrite: servers that can take shares, in the order of the ring.
-        readonly: servers whose shares count but that take none, in the order of the ring.
-        existing: the share numbers that servers hold, or soon will. Servers that are in neither
-            list and share numbers from ``total_shares`` on are ignored.
+        readwrite: servers that can accept shares, in the order of the ring.
+        readonly: servers whose shares count but that accept none, in the order of the ring.
+        existing: the share numbers that servers hold, or soon will. Servers that are in neither list and
+            share numbers from ``total_shares`` on are ignored.
         total_shares: n; the shares are 0 to n - 1.
 
     Returns:
-        In ascending order of share numbers. Without a single writable server, the shares that
-        nobody holds are missing.
+        In ascending order of share numbers. Without a writable server, the shares that no server holds are
+            missing.
     """
     writable = dict.fromkeys(readwrite)
     servers = [*dict.fromkeys(s for s in readonly if s not in writable), *writable]
@@ -157,13 +151,13 @@ def _spread(
             del free[writable[share]]
             _put(share, [writable[share]], placement, load)
     rest = (share for share in homeless if share not in placement)
-    # zip stops at the shorter one: servers may be left over, or shares.
+    # zip stops at the shorter one: there may be more servers, or more shares.
     for server, share in zip(free, list(rest), strict=False):
         _put(share, [server], placement, load)
 
 
 def _put(share: int, candidates: Iterable[T], placement: dict[int, T], load: Counter[T]) -> None:
-    """Assign a share to the candidate with the fewest shares, the first of them if several have."""
+    """Assign a share to the candidate with the fewest shares, the first if several have that few."""
     server = min(candidates, key=load.__getitem__)
     placement[share] = server
     load[server] += 1
@@ -173,42 +167,42 @@ def _maximum_matching(holdings: Sequence[int]) -> dict[int, int]:
     """
     Return a maximum matching, share to index of the server.
 
-    Servers are taken in order: one that can take part together with all that took part before
-    it does so, with the lowest share that is free, and no later one displaces it.
+    Servers are added in order: one that can take part together with all earlier ones does so, with the
+    lowest free share, and no later one removes it.
 
     Args:
-        holdings: for each server, its shares as the set bits of a number. Bits make a
-            step over all shares of a server cost as much as one over a single share.
+        holdings: for each server, its shares as the set bits of a number. With bits, a step over all shares
+            of a server costs as much as one over a single share.
     """
     owner: dict[int, int] = {}
     free = _union(holdings)
-    # Shares that a search reached in vain. No later search can succeed through them: their owners
-    # hold nothing beyond them.
-    dead = 0
+    # Shares that a search reached without success. No later search can succeed through them: their owners
+    # hold nothing else.
+    exhausted = 0
     for start in range(len(holdings)):
         if not free:
             break
-        # How each server was reached: from which other one, and over which of its own shares.
-        came: dict[int, tuple[int, int]] = {}
-        seen = dead
+        # How each server was reached: from which server, and over which of its own shares.
+        reached_from: dict[int, tuple[int, int]] = {}
+        visited = exhausted
         queue = [start]
-        for server in queue:  # breadth first; the queue grows while it is walked
-            fresh = holdings[server] & ~seen
-            if fresh & free:
-                share = next(_bits(fresh & free))
+        for server in queue:  # breadth first; the queue grows during iteration
+            unvisited = holdings[server] & ~visited
+            if unvisited & free:
+                share = next(_bits(unvisited & free))
                 free ^= 1 << share
                 # Along the path back to the start, each server passes its old share on.
                 while server != start:
                     owner[share] = server
-                    server, share = came[server]
+                    server, share = reached_from[server]
                 owner[share] = start
                 break
-            seen |= fresh
-            for share in _bits(fresh):
-                came[owner[share]] = (server, share)
+            visited |= unvisited
+            for share in _bits(unvisited):
+                reached_from[owner[share]] = (server, share)
                 queue.append(owner[share])
         else:
-            dead = seen
+            exhausted = visited
     return owner
 
 
@@ -232,9 +226,7 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= lowest
 
 
-# The permuted ring: every file sees all servers in an order of its own, the same for everybody.
-#
-# Source: the format reference, storage protocols, section 5.1.
+# The permuted ring: an order of all servers for each file, the same for every client.
 
 
 _KEY_ID_PREFIX = "v0-"
@@ -243,7 +235,7 @@ _KEY_ID_CHARACTERS = 52
 
 def permutation_seed(server_id: str, announced: str | None = None) -> bytes:
     """
-    Return the bytes that place a server on every file's ring.
+    Return the bytes that determine a server's position on every file's ring.
 
     Args:
         server_id: ``v0-`` and the base32 of a public key, or any other text.
@@ -259,7 +251,7 @@ def permutation_seed(server_id: str, announced: str | None = None) -> bytes:
         try:
             return base32.decode(key)
         except ValueError:
-            pass  # an id that only looks like a key is a text like any other
+            pass  # an id that only looks like a key is treated as text
     return hashlib.sha256(server_id.encode("utf-8")).digest()
 
 
@@ -271,8 +263,7 @@ def permuted(
 
     Args:
         storage_index: 16 bytes.
-        seeds: the permutation seed of each server. Servers with the same seed keep the order they
-            have here.
+        seeds: the permutation seed of each server. Servers with the same seed keep their order.
         preferred: servers that come before all others, in the same order among themselves.
     """
     start = hashlib.sha1(storage_index, usedforsecurity=False)

@@ -1,8 +1,5 @@
 """
-The heavy work on one segment: check k blocks, decode, check the result, decrypt.
-
-A job is a value with one pure method, so that it can run in any thread. It says what it
-found and decides nothing; that is ``decoder``'s business.
+Decoding of one segment as a pure job for any thread: verify k blocks, decode, verify, decrypt.
 
 Source: the format reference, section 7.1, steps 4 to 6.
 """
@@ -21,26 +18,26 @@ from pipegrid.core.params import Geometry
 
 @attrs.frozen(eq=False)
 class Block:
-    """One share's part of a segment, as the pieces it came in, and the hash it must have."""
+    """One share's part of a segment, in the pieces in which it arrived, and the hash it must have."""
 
     share_number: int
     pieces: list[memoryview] = attrs.field(repr=False)
     expected_hash: bytes = attrs.field(repr=False)
 
     def is_good(self) -> bool:
-        """Say whether the bytes have the hash."""
+        """Return whether the bytes match the hash."""
         return BLOCK.hash_pieces(self.pieces) == self.expected_hash
 
 
 @attrs.frozen(eq=False)
 class SegmentResult:
     """
-    What became of a segment.
+    The outcome of a job.
 
     Attributes:
         bad_shares: those whose blocks did not match; if there are any, nothing was decoded.
         consistent: False if good blocks made a segment that is not the one its author hashed.
-        plaintext: the asked part of the segment, in pieces.
+        plaintext: the requested part of the segment, in pieces.
     """
 
     segment: int
@@ -52,14 +49,14 @@ class SegmentResult:
 @attrs.frozen(eq=False)
 class SegmentJob:
     """
-    Everything that is needed to turn k blocks into plaintext.
+    The input to turn k blocks into plaintext.
 
     Attributes:
-        key: None for the ciphertext as it is.
+        key: None to return the ciphertext.
         blocks: exactly k, of different shares.
-        crypttext_hash: of the segment's ciphertext without padding, proven.
-        start: first plaintext byte that is wanted, counted from the segment's first.
-        end: the byte after the last one that is wanted.
+        crypttext_hash: of the segment's ciphertext without padding, verified.
+        start: first plaintext byte to return, counted from the start of the segment.
+        end: the byte after the last one to return.
     """
 
     segment: int
@@ -71,7 +68,7 @@ class SegmentJob:
     end: int
 
     def run(self) -> SegmentResult:
-        """Do the work; any thread will do, and the same job may run more than once."""
+        """Run the job, in any thread; the same job may run more than once."""
         bad = tuple(block.share_number for block in self.blocks if not block.is_good())
         if bad:
             return SegmentResult(self.segment, bad_shares=bad)
@@ -101,21 +98,21 @@ class SegmentJob:
 def joined(
     blocks: Mapping[int, Sequence[Buffer]], required_shares: int, total_shares: int, length: int
 ) -> list[Buffer]:
-    """Return a segment of so many bytes in pieces, made of as many of its blocks as that takes."""
+    """Return a segment of ``length`` bytes in pieces, from as many of its blocks as needed."""
     if all(number in blocks for number in range(required_shares)):
-        # The blocks one behind the other are the segment: nothing to compute or to join.
+        # The primary blocks are the segment: nothing to compute or to join.
         return cut([piece for n in range(required_shares) for piece in blocks[n]], 0, length)
     whole = {n: parts[0] if len(parts) == 1 else b"".join(parts) for n, parts in blocks.items()}
     return erasure.decode(whole, required_shares, total_shares, length)
 
 
 def cut(pieces: list[Buffer] | list[memoryview], start: int, end: int) -> list[Buffer]:
-    """Return bytes [start, end) of the pieces as if they were joined, without copying."""
-    kept: list[Buffer] = []
+    """Return bytes [start, end) of the joined pieces, without copying."""
+    result: list[Buffer] = []
     position = 0
     for piece in pieces:
         first, last = max(start - position, 0), min(end - position, len(piece))
         if first < last:
-            kept.append(memoryview(piece)[first:last])
+            result.append(memoryview(piece)[first:last])
         position += len(piece)
-    return kept
+    return result

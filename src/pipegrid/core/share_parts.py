@@ -1,4 +1,8 @@
-"""Received bytes of one share, verified part by part."""
+"""
+The received bytes of one immutable share, and their verification part by part.
+
+Source: the format reference, sections 6 and 7.1.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,12 @@ from pipegrid.core.layout import CHAIN_ENTRY_BYTES, ShareLayout
 from pipegrid.core.params import Geometry
 from pipegrid.core.spans import Spans
 
-# The bytes of one share that were asked for: what is under way, what has come.
-#
-# Only bytes that were asked for are kept, each once, until they are released: so no server can
-# make a reader hold more than it chose to ask. Large pieces are kept by reference and never joined;
-# small ones are copied together, since a thousand tiny buffers cost far more than their bytes.
+# Only bytes that were requested are kept, each once, until they are released, so no server can make a
+# reader hold more than it chose to request. Large pieces are kept by reference and never joined; small ones
+# are copied together, since a thousand tiny buffers take far more memory than their bytes.
 
 _SMALL_BYTES = 4096
-"""Below this, a piece is copied: a reference to it might pin a much larger buffer."""
+"""Shorter pieces are copied: a reference might keep a much larger buffer in memory."""
 
 _GATHERED_BYTES = 1 << 16
 """Small pieces are copied together up to this size."""
@@ -26,52 +28,52 @@ _GATHERED_BYTES = 1 << 16
 
 class ShareBytes:
     """
-    Part of a share's data, addressed by offset.
+    The bytes of a share that were requested, in flight or received, addressed by offset.
 
     Attributes:
-        end: no byte at or after this offset exists, as far as the server says; None if unknown.
-        keeps: nothing is released; for whoever needs a part twice, and little of the share.
+        end: no byte at or after this offset exists, according to the server; None if unknown.
+        keeps: nothing is released; for readers that need parts twice, and little of the share.
     """
 
-    __slots__ = ("_asked", "_have", "_pieces", "_starts", "_under_way", "end", "keeps")
+    __slots__ = ("_have", "_in_flight", "_pieces", "_requested", "_starts", "end", "keeps")
 
     def __init__(self) -> None:
         self.end: int | None = None
         self.keeps = False
-        self._asked = Spans()
-        self._under_way = Spans()
+        self._requested = Spans()
+        self._in_flight = Spans()
         self._have = Spans()
         # Sorted and disjoint; piece i begins at share offset _starts[i].
         self._starts: list[int] = []
         self._pieces: list[memoryview | bytearray] = []
 
     def ask(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Mark [start, end) as asked for; return the parts that were not before."""
+        """Mark [start, end) as requested; return the parts that were not before."""
         if self.end is not None:
             end = min(end, self.end)
-        fresh = self._asked.gaps(start, end)
+        fresh = self._requested.gaps(start, end)
         for a, b in fresh:
-            self._asked.add(a, b)
-            self._under_way.add(a, b)
+            self._requested.add(a, b)
+            self._in_flight.add(a, b)
         return fresh
 
     def forget_asked(self) -> None:
-        """What is under way will not come: it may be asked for again."""
-        for a, b in self._under_way:
-            self._asked.remove(a, b)
-        self._under_way = Spans()
+        """Forget requests in flight, so that their bytes may be requested again."""
+        for a, b in self._in_flight:
+            self._requested.remove(a, b)
+        self._in_flight = Spans()
 
     def put(self, offset: int, data: Buffer) -> None:
         """
-        Keep those bytes of data that were asked for and did not come before.
+        Keep those bytes of data that were requested and have not arrived before.
 
         The buffer is kept by reference and must not change any more.
         """
         view = memoryview(data).cast("B")
         if not len(view):
-            return  # a piece without bytes would stand before the one that begins there
-        for start, end in self._under_way.overlap(offset, offset + len(view)):
-            self._under_way.remove(start, end)
+            return  # a piece without bytes would hide the one that begins at the same offset
+        for start, end in self._in_flight.overlap(offset, offset + len(view)):
+            self._in_flight.remove(start, end)
             self._have.add(start, end)
             self._insert(start, view[start - offset : end - offset])
 
@@ -91,33 +93,33 @@ class ShareBytes:
                 try:
                     before.extend(view)
                 except BufferError:
-                    pass  # somebody reads it at this moment, so it cannot move
+                    pass  # another thread reads it now, so it cannot be resized
                 else:
                     return
         self._starts.insert(i, start)
         self._pieces.insert(i, bytearray(view))
 
     def set_end(self, offset: int) -> None:
-        """The share has no bytes at or after offset; do not wait for them."""
+        """Record that the share has no bytes at or after offset; do not wait for them."""
         self.end = offset if self.end is None else min(self.end, offset)
-        for start, end in self._under_way:
-            self._under_way.remove(max(start, self.end), end)
+        for start, end in self._in_flight:
+            self._in_flight.remove(max(start, self.end), end)
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes have come and were not released."""
+        """How many bytes have arrived and were not released."""
         return self._have.total
 
     def has(self, start: int, end: int) -> bool:
-        """Say whether all of [start, end) has come and was not released."""
+        """Return whether all of [start, end) has arrived and was not released."""
         return self._have.contains(start, end)
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the parts of [start, end) that have not come, or were released."""
+        """Return the parts of [start, end) that have not arrived, or were released."""
         return self._have.gaps(start, end)
 
     def pieces(self, start: int, end: int) -> list[memoryview]:
-        """Return [start, end), all of which must be here, as the pieces it came in."""
+        """Return [start, end), all of which must have arrived, in the pieces in which it arrived."""
         views = []
         i = max(0, bisect_right(self._starts, start) - 1)
         while start < end:
@@ -130,19 +132,19 @@ class ShareBytes:
         return views
 
     def read(self, start: int, end: int) -> bytes:
-        """Return [start, end), all of which must be here, as one copy: for small parts."""
+        """Return a copy of [start, end), all of which must have arrived; for small parts."""
         return b"".join(self.pieces(start, end))
 
     def release(self, start: int, end: int) -> None:
         """
-        Whoever needed [start, end) is done with it: drop it, also what of it is still to come.
+        Drop [start, end), including bytes that are still to arrive.
 
-        Another part may claim the same bytes, if a header lies; it can ask for them again.
+        Another part may contain the same bytes, if a header is wrong; they can be requested again.
         """
         if self.keeps:
             return
-        self._asked.remove(start, end)
-        self._under_way.remove(start, end)
+        self._requested.remove(start, end)
+        self._in_flight.remove(start, end)
         for a, b in self._have.overlap(start, end):
             self._have.remove(a, b)
             self._cut_out(a, b)
@@ -163,29 +165,25 @@ class ShareBytes:
         self._pieces[first:last] = pieces
 
     def clear(self) -> None:
-        """Drop everything, and take nothing more."""
-        self._under_way = Spans()
+        """Drop everything, and accept no more bytes."""
+        self._in_flight = Spans()
         self._have = Spans()
         self._starts = []
         self._pieces = []
 
 
-# What one share has told: its header, its UEB, its leaf of the share hash tree, its two trees.
-#
-# Nothing here is believed before it is proven against hashes that the caller gives. A part that
-# is wrong raises ``BadPart``; what that means for the share is ``fileshares``' business.
-#
-# Source: the format reference, sections 6 and 7.1.
+# Parts are verified against hashes that the caller gives. A wrong part raises ``BadPart``; ``FileShares``
+# decides what that means for the share.
 
 
 class BadPart(Exception):
     """
-    A part of a share is not what it has to be.
+    A part of a share is wrong.
 
     Attributes:
         section: the header's name for the part, or ``header``.
         offset: where in the share data it begins.
-        what: says what is wrong; goes on from "share 3 is damaged: ".
+        what: says what is wrong; continues "share 3 is damaged: ".
     """
 
     def __init__(self, section: str, offset: int, what: str) -> None:
@@ -200,7 +198,7 @@ class ForeignUeb(BadPart):
     A share's UEB is not the one that the cap names.
 
     Attributes:
-        packed: what it is.
+        packed: the UEB of the share.
     """
 
     def __init__(self, offset: int, packed: bytes) -> None:
@@ -209,7 +207,9 @@ class ForeignUeb(BadPart):
 
 
 class ShareTree:
-    """One of the trees stored in a share: reads what is needed, proves it on demand."""
+    """
+    One of the trees stored in a share: says which nodes to read, and verifies them when a leaf is needed.
+    """
 
     def __init__(self, store: ShareBytes, section: str, offset: int, tree: VerifiedTree) -> None:
         self._store = store
@@ -222,10 +222,10 @@ class ShareTree:
 
     def need(self, first_leaf: int, end_leaf: int, last_leaf: int) -> None:
         """
-        Leaves [first_leaf, end_leaf) will be asked for, and none before; cheap to repeat.
+        Declare that leaves [first_leaf, end_leaf) will be needed, and none before; cheap to repeat.
 
         Args:
-            last_leaf: no leaf from here on is ever needed.
+            last_leaf: no leaf from this one on is ever needed.
         """
         leaves = self._tree.num_leaves
         while self._needed_until < end_leaf:
@@ -237,7 +237,7 @@ class ShareTree:
                 self._wanted_nodes.add(a, b)
 
     def awaited(self) -> list[tuple[int, int]]:
-        """Return the ranges [start, end) of share data that are needed and not here yet."""
+        """Return the ranges [start, end) of share data that are needed and have not arrived."""
         if self._awaited:
             self._load()
         base = self._offset
@@ -256,7 +256,7 @@ class ShareTree:
 
     def leaf(self, leaf: int) -> bytes | None:
         """
-        Return a proven leaf, or None if it cannot be proven yet.
+        Return a verified leaf, or None if it cannot be verified yet.
 
         Raises:
             BadPart: the stored nodes contradict the root.
@@ -279,20 +279,20 @@ _TREE_NAMES = {
 
 class ShareParts:
     """
-    One share, as far as it is known.
+    The parts of one share that are known: its header, UEB, leaf of the share hash tree, and two trees.
 
     Attributes:
         store: its bytes.
-        layout: its offset table, once the header has come; not authenticated.
+        layout: its offset table, once the header has arrived; not authenticated.
         hint: the geometry that the header suggests; not authenticated either.
-        leaf: its proven leaf of the share hash tree.
-        block_tree: once leaf is known.
-        crypttext_tree: once the UEB is known to the caller, who sets it.
-        available: a server is there to be asked.
-        bad: its blocks are not to be used.
-        bad_segments: those of which its block is wrong.
+        leaf: its verified leaf of the share hash tree.
+        block_tree: set when leaf is known.
+        crypttext_tree: set by the caller when it knows the UEB.
+        available: a server can be asked for it.
+        bad: its blocks must not be used.
+        bad_segments: the segments whose block is wrong.
         bad_ueb: its copy of the UEB is wrong; its blocks may be right.
-        bad_crypttext_tree: so is its copy of that tree.
+        bad_crypttext_tree: its copy of that tree is wrong; its blocks may be right.
     """
 
     def __init__(self, share_number: int, guess: Geometry) -> None:
@@ -310,7 +310,7 @@ class ShareParts:
         self.bad_crypttext_tree = False
 
     def read_header(self) -> None:
-        """Parse the header if it has come; raises ``BadPart``."""
+        """Parse the header if it has arrived; raises ``BadPart``."""
         if self.layout is not None or not self.store.has(0, 4):
             return
         length = self.header_bytes()
@@ -324,13 +324,13 @@ class ShareParts:
         self.hint = suggested_geometry(self.layout, self.hint)
 
     def header_bytes(self) -> int:
-        """Return how long the header is, as far as can be told."""
+        """Return the length of the header; an estimate until its first bytes are known."""
         if self.store.has(0, 4) and self.store.read(0, 4) == b"\0\0\0\2":
             return layout.MAX_HEADER_BYTES
         return layout.for_geometry(self.hint).header_bytes
 
     def ueb_end(self, expected_bytes: int, where: ShareLayout) -> int:
-        """Return where the UEB ends: exactly if its length has come, else as expected."""
+        """Return where the UEB ends: exact if its length has arrived, else as expected."""
         start = where.uri_extension
         body = start + where.ueb_length_bytes
         if self.layout is None or not self.store.has(start, body):
@@ -338,7 +338,7 @@ class ShareParts:
         return body + parse_ueb_length(self.store.read(start, body), start)
 
     def read_ueb(self, ueb_hash: bytes) -> bytes | None:
-        """Return the UEB if it has come, checked against its hash; raises ``BadPart``."""
+        """Return the UEB if it has arrived, checked against its hash; raises ``BadPart``."""
         if self.layout is None:
             return None
         start = self.layout.uri_extension
@@ -354,7 +354,7 @@ class ShareParts:
         return packed
 
     def read_leaf(self, share_root_hash: bytes, geometry: Geometry) -> None:
-        """Prove the share's leaf if its chain has come, the UEB being known; raises ``BadPart``."""
+        """Verify the share's leaf if its chain has arrived; needs the UEB; raises ``BadPart``."""
         if self.leaf is not None or self.layout is None:
             return
         start, end = self.layout.share_hashes, self.layout.uri_extension
@@ -370,14 +370,14 @@ class ShareParts:
 
 def read_layout(header: bytes, total_shares: int) -> ShareLayout:
     """
-    Return the offset table, with sane bounds.
+    Return the offset table of a header, after checking its bounds.
 
     Raises:
-        ValueError: it is not a header, or its offsets are absurd.
+        ValueError: it is not a header, or its offsets are impossible.
     """
     parsed = layout.parse_header(header)
     chain_bytes = parsed.uri_extension - parsed.share_hashes
-    # A cap may speak of fewer shares than there are, by a wrong digit: its own UEB is to tell so.
+    # A mistyped cap may name too few shares; then its own UEB is to report that, not this check.
     most_entries = max(hash_tree.num_nodes(total_shares), hash_tree.chain_entries(256))
     if chain_bytes > most_entries * CHAIN_ENTRY_BYTES:
         raise ValueError("a share whose hash chain has more entries than the tree has nodes")
@@ -388,7 +388,7 @@ def read_layout(header: bytes, total_shares: int) -> ShareLayout:
 
 
 def suggested_geometry(parsed: ShareLayout, guess: Geometry) -> Geometry:
-    """Return the geometry that a header speaks of, or the guess if it speaks of none."""
+    """Return the geometry that a header suggests, or the guess if it suggests none."""
     segment_bytes = parsed.block_bytes * guess.required_shares
     if not segment_bytes:
         return guess
@@ -396,7 +396,7 @@ def suggested_geometry(parsed: ShareLayout, guess: Geometry) -> Geometry:
 
 
 def parse_ueb_length(prefix: bytes, offset: int) -> int:
-    """Return the length of the UEB; raises ``BadPart`` if no UEB is so long."""
+    """Return the length of the UEB; raises ``BadPart`` if it is too long."""
     length = int.from_bytes(prefix, "big")
     if length > ueb.MAX_UEB_BYTES:
         raise BadPart("uri_extension", offset, f"its UEB claims to be {length} bytes long")
@@ -407,7 +407,7 @@ def prove_leaf(
     chain: bytes, share_number: int, total_shares: int, share_root_hash: bytes, offset: int
 ) -> bytes:
     """
-    Return the share's own leaf of the share hash tree, proven by its chain.
+    Return the share's own leaf of the share hash tree, verified by its chain.
 
     Args:
         chain: the stored entries, in any order: 2 bytes node number, 32 bytes hash.
@@ -446,8 +446,8 @@ def blamed_offset(bad: BadPart, parsed: ShareLayout | None, geometries: list[Geo
     """
     Return the offset of what is most likely damaged: the bad part, or the header that names it.
 
-    Nothing authenticates a header, so if it places a part where no writer would, and the part is
-    not there, it is the header that is wrong.
+    A header is not authenticated: if it places a part where no writer would, and the part is wrong, the
+    header is at fault.
     """
     if parsed is None or bad.section == "header":
         return bad.offset

@@ -1,9 +1,4 @@
-"""
-Sets of integers kept as sorted half-open ranges: which bytes were asked for, which have come.
-
-Every operation costs a binary search and the ranges it touches, and a shift of what lies behind; a
-transfer in order keeps the sets at a handful of ranges, and only moves one end.
-"""
+"""Sets of integers as sorted half-open ranges, for byte ranges that were requested or have arrived."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ class Span:
     ``length`` bytes of share data from ``offset``.
 
     Attributes:
-        can_wait: whoever reads it may hold it back for as long as it likes; what cannot wait is short.
+        can_wait: the reader may delay it for any time; a span that cannot wait is short.
     """
 
     offset: int
@@ -37,10 +32,13 @@ class Span:
 
 class Spans:
     """
-    A set of integers as disjoint ranges [start, end), none of which touches the next.
+    A set of integers as disjoint ranges [start, end) that do not touch each other.
+
+    Every operation costs a binary search and the ranges it touches, and moves the ranges after them; a
+    transfer in order keeps the set at a few ranges, and only moves one end.
 
     Attributes:
-        total: how many integers there are.
+        total: the number of integers.
     """
 
     __slots__ = ("_ends", "_starts", "total")
@@ -53,7 +51,7 @@ class Spans:
 
     @classmethod
     def up_to(cls, end: int) -> Spans:
-        """Return [0, end); every small share that comes whole has one."""
+        """Return [0, end), as needed for every small share that arrives as a whole."""
         made = cls.__new__(cls)
         made._starts, made._ends, made.total = ([0], [end], end) if end > 0 else ([], [], 0)
         return made
@@ -62,7 +60,7 @@ class Spans:
         return iter(list(zip(self._starts, self._ends, strict=True)))
 
     def __len__(self) -> int:
-        """How many ranges there are."""
+        """Return the number of ranges."""
         return len(self._starts)
 
     def __repr__(self) -> str:
@@ -74,7 +72,7 @@ class Spans:
             self.add(start, end)
 
     def add(self, start: int, end: int) -> None:
-        """Put [start, end) into the set."""
+        """Add [start, end) to the set."""
         if start >= end:
             return
         first = bisect_left(self._ends, start)
@@ -88,7 +86,7 @@ class Spans:
         self.total += end - start
 
     def remove(self, start: int, end: int) -> None:
-        """Take [start, end) out of the set."""
+        """Remove [start, end) from the set."""
         if start >= end:
             return
         first = bisect_right(self._ends, start)
@@ -108,7 +106,7 @@ class Spans:
         self._ends[first:last] = ends
 
     def contains(self, start: int, end: int) -> bool:
-        """Say whether all of [start, end) is in the set; an empty range always is."""
+        """Return whether all of [start, end) is in the set; an empty range always is."""
         if start >= end:
             return True
         i = bisect_right(self._starts, start) - 1
@@ -124,7 +122,7 @@ class Spans:
         """Return the parts of [start, end) that are not in the set."""
         if start >= end:
             return []
-        # A download asks for the same ranges again and again: mostly all of it is here, or nothing.
+        # A download asks for the same ranges repeatedly: usually all of it has arrived, or nothing.
         first = bisect_right(self._ends, start)
         if first == len(self._starts) or self._starts[first] >= end:
             return [(start, end)]
@@ -141,7 +139,7 @@ class Spans:
         return missing
 
     def merged(self, gap: int) -> list[Range]:
-        """Return the ranges, those that are at most ``gap`` apart joined into one."""
+        """Return the ranges; those at most ``gap`` apart are joined."""
         joined: list[Range] = []
         for start, end in self:
             if joined and start - joined[-1][1] <= gap:

@@ -1,4 +1,8 @@
-"""Untrusted text made printable; NFC names; pasted caps cleaned."""
+"""
+Text from people and servers: made safe to print, decoded strictly, normalised, and caps as pasted.
+
+Source of names: the format reference, section 8.5; Unicode Standard Annex 15, section 13.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,7 @@ import unicodedata
 
 from pipegrid.errors import UsageError
 
-# Text from others: made fit to be shown, since a terminal obeys what stands between its letters; and read.
-#
-# All files that people write are read by ``decode_text``, so that none is misunderstood in silence.
+# Terminals obey control characters, so untrusted text is escaped before it is shown.
 
 _FEW = 16
 _MARK = b"\xef\xbb\xbf"
@@ -18,33 +20,33 @@ _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 def printable(text: str) -> str:
     r"""
-    Return text on one line: control characters, as file names may hold them, as ``\n`` or ``\x1b``.
+    Return text on one line, with control characters escaped as ``\n`` or ``\x1b``.
 
-    So are those that reverse what follows, and other letters that nobody sees. Bytes that are no text stay
-    as Python keeps them (surrogates), for whoever writes them to deal with.
+    So are characters that reverse the direction of text, and other invisible ones. Bytes that are not text
+    stay surrogates, as in Python; the caller handles them.
     """
     return _shown(text, "")
 
 
 def harmless(text: str) -> str:
-    """Return the same of text that may have several lines, and tabs."""
+    """Return escaped text as ``printable`` does, but keep line ends and tabs."""
     return _shown(text, "\n\t")
 
 
-def _shown(text: str, kept: str) -> str:
+def _shown(text: str, allowed: str) -> str:
     """
-    Do it, judging each character once: a server does this with what strangers send, 32 KiB at a time.
+    Escape each distinct character once: a server does this with up to 32 KiB of untrusted text.
 
-    Few of them are replaced one after the other, which takes a twentieth of the time of a table.
+    Few characters are replaced one after the other, which takes a twentieth of the time of a table.
     """
     if text.isprintable():
         return text
-    strange = {
-        char: ascii(char)[1:-1] for char in set(text) if char not in kept and not _is_safe(char)
+    escapes = {
+        char: ascii(char)[1:-1] for char in set(text) if char not in allowed and not _is_safe(char)
     }
-    if len(strange) > _FEW:
-        return text.translate({ord(char): shown for char, shown in strange.items()})
-    for char, shown in strange.items():
+    if len(escapes) > _FEW:
+        return text.translate({ord(char): shown for char, shown in escapes.items()})
+    for char, shown in escapes.items():
         text = text.replace(char, shown)
     return text
 
@@ -54,7 +56,7 @@ def _is_safe(char: str) -> bool:
 
 
 def counted(count: int, noun: str, nouns: str = "") -> str:
-    """Return ``1 share``, ``2 shares``; of ``nouns`` if that is not the noun with an s."""
+    """Return ``1 share``, ``2 shares``; with ``nouns`` if the plural is not the noun with an s."""
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
@@ -76,11 +78,11 @@ def decode_text(data: bytes, name: str, *, first_line: int = 1, keep_ends: bool 
 
     Args:
         name: of the file, for errors.
-        first_line: the number of the first line that is given.
-        keep_ends: CRLF stays; else lines end with ``\n`` alone.
+        first_line: the number of the first given line.
+        keep_ends: keep CRLF; else all lines end with ``\n``.
 
     Raises:
-        UsageError: it is anything else, such as UTF-16 or Latin-1; file and line are named.
+        UsageError: it is in another encoding, such as UTF-16 or Latin-1; names file and line.
     """
     data = data.removeprefix(_MARK)
     wrong = ""
@@ -109,19 +111,16 @@ def decode_text(data: bytes, name: str, *, first_line: int = 1, keep_ends: bool 
     raise UsageError(f"{name}:{line}: {wrong}; save the file as UTF-8 text")
 
 
-# Names of a directory's children: any text, compared in Unicode's composed form (NFC).
-#
-# Composing is quadratic in the length of a run of combining marks, so that a name of a megabyte of them would
-# take minutes. No language stacks more than a handful; the Unicode Standard's stream-safe form allows 30, and
-# a name with more is left as it is.
-#
-# Source: the format reference, section 8.5; Unicode Standard Annex 15, section 13.
+# Names of children are compared in Unicode's composed form (NFC). Composing takes quadratic time in the
+# length of a run of combining marks, so a name of a megabyte of them would take minutes. No language needs
+# more than a few; the Unicode Standard's stream-safe form allows 30, and a name with more is left
+# unchanged.
 
 MAX_COMBINING_MARKS = 30
 
 
 def composed(name: str) -> str:
-    """Return a name in NFC, or as it is if more marks follow each other than any writing has."""
+    """Return a name in NFC, or unchanged if it has too long a run of combining marks."""
     if name.isascii() or not _is_stream_safe(name):
         return name
     return unicodedata.normalize("NFC", name)
@@ -138,12 +137,10 @@ def _is_stream_safe(name: str) -> bool:
     return True
 
 
-# Caps as they come out of mails and browsers: quoted, broken over lines, or in the address of a gateway's
-# page.
-#
-# What they stand for is never in doubt, since nothing else begins like a cap, and a path ``http://`` has an
-# empty name in it. Nobody is asked at such an address; the cap in it is all that counts. What is not
-# understood stays as it is, for whoever reads caps to complain of.
+# Caps as copied from mails and browsers: quoted, broken over lines, or in the URL of a gateway's page. The
+# gateway is not contacted. They cannot be confused with other text, since nothing else begins like a cap,
+# and a path ``http://`` has an empty name in it. Other text is returned unchanged, and the cap parser
+# reports it.
 
 CAP_STARTS = ("URI:", "ro.URI:", "imm.URI:")
 
@@ -163,11 +160,11 @@ _BREAK = re.compile(r"(?<![ \t])[ \t]*\r?\n[ \t>]*")
 
 def as_pasted(text: str) -> str:
     """
-    Return a cap or path without what only carried it here.
+    Return a cap or path without the text around it that copying added.
 
-    These go: blanks and quotation marks around it, marks of quoted mail before it, ends of lines within the
-    cap (in names behind it they stay), a gateway's address before it, and with that, or in ``URI%3A``,
-    percent signs.
+    Removed are: blanks and quotation marks around it, marks of quoted mail before it, line ends within the
+    cap (those in names after it stay), a gateway's URL before it, and then, or after ``URI%3A``, percent
+    signs.
     """
     text = text.strip()
     if text.startswith(CAP_STARTS):
@@ -183,11 +180,11 @@ def as_pasted(text: str) -> str:
         bare = address[1].partition(_NAMED)[0]
     elif not bare.startswith("URI%3A"):
         return text
-    from urllib.parse import unquote  # hardly ever needed
+    from urllib.parse import unquote  # rarely needed
 
     parts = [unquote(part) for part in _joined(bare).split("/")]
     if not parts[0].startswith(CAP_STARTS) or any("/" in part for part in parts):
-        return text  # a name with a slash in it has no path
+        return text  # a name that contains a slash has no path
     return "/".join(parts)
 
 

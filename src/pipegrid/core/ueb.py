@@ -1,4 +1,8 @@
-"""URI extension block; check of a cap against it."""
+"""
+The URI extension block, and the check of whether a cap fits the UEB that is stored.
+
+Source: the format reference, section 5.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,13 @@ from pipegrid.core.hashes import HASH_BYTES, UEB, netstring
 from pipegrid.core.params import Geometry
 from pipegrid.errors import CapMismatch
 
-# The URI extension block: the one record that the cap's hash vouches for.
-#
-# Source: the format reference, section 5.
-
 MAX_UEB_BYTES = 1999
-"""A longer one is corrupt, whatever it says."""
+"""A longer one is corrupt."""
 
 
 @attrs.frozen
 class Ueb:
-    """What a reader takes from a UEB; sizes and counts come from the cap instead."""
+    """The fields of a UEB that a reader uses; sizes and counts come from the cap instead."""
 
     segment_bytes: int
     crypttext_root_hash: bytes
@@ -34,7 +34,7 @@ class Ueb:
 def pack(
     geometry: Geometry, crypttext_hash: bytes, crypttext_root_hash: bytes, share_root_hash: bytes
 ) -> bytes:
-    """Return the record, fields sorted by key."""
+    """Return the stored form, fields sorted by key."""
     fields = _numbers(geometry) | {
         b"crypttext_hash": crypttext_hash,
         b"crypttext_root_hash": crypttext_root_hash,
@@ -57,20 +57,20 @@ def _numbers(geometry: Geometry) -> dict[bytes, bytes]:
     }
 
 
-@lru_cache(maxsize=256)  # asked for each piece of a share that comes
+@lru_cache(maxsize=256)  # called for each piece of a share that arrives
 def packed_length(geometry: Geometry) -> int:
-    """Return the length of the record before a single hash is known."""
+    """Return the length of the stored form, which does not depend on the hashes."""
     return len(pack(geometry, *(bytes(HASH_BYTES),) * 3))
 
 
 def disagreements(ueb: Ueb, geometry: Geometry) -> list[bytes]:
-    """Return the keys whose numbers are not those that the cap implies; a verifier reports them."""
+    """Return the keys whose numbers differ from those of the cap; a verifier reports them."""
     return sorted(key for key, value in _numbers(geometry).items() if ueb.fields.get(key) != value)
 
 
 def parse(data: bytes) -> Ueb:
     """
-    Return the record in data, tolerating fields that it does not know.
+    Parse a UEB; unknown fields are allowed.
 
     Raises:
         ValueError: not a UEB, or one without the fields that a reader needs.
@@ -108,28 +108,22 @@ def _parse_fields(data: bytes) -> dict[bytes, bytes]:
     return fields
 
 
-# Whether a cap fits the file that is stored: a digit that was copied wrongly is not a server's fault.
-#
-# A cap ends in the UEB's hash, k, n and the size. The UEB that has this hash tells the same numbers; if it
-# tells others, the cap contradicts itself. If no share has a UEB of this hash, and servers agree on another
-# one, then it is the cap's hash that is wrong: that several servers' copies have been damaged alike is out
-# of the question. One that stands alone proves nothing, and as soon as any share has the right one those
-# that have not are damaged.
-#
-# A wrong character in the key is another matter: it leads to other places, where nothing is.
-#
-# Pure: told of records.
+# A cap contains the UEB's hash, k, n and the size. If the UEB with that hash has other numbers, the cap
+# contradicts itself. If no share has a UEB with that hash, and several servers have the same other one, the
+# cap's hash is wrong: several copies are not damaged in the same way. A UEB on one server proves nothing;
+# and once any share has the right one, the others are damaged. A wrong character in the key leads to
+# another storage index, where no share exists.
 
 WITNESSES = 2
-"""So many servers have to agree."""
+"""How many servers have to agree."""
 
 
 class CapCheck:
     """
-    What the shares of a file tell of the cap.
+    Compares the UEBs of a file's shares with its cap.
 
     Attributes:
-        fits: some share has the UEB that the cap names, and it tells the cap's numbers.
+        fits: some share has the UEB that the cap names, with the cap's numbers.
     """
 
     def __init__(self, cap: ChkCap | ChkVerifierCap) -> None:
@@ -138,14 +132,14 @@ class CapCheck:
         self._contradiction: CapMismatch | None = None
         self._others: dict[bytes, set[Hashable]] = {}
 
-    def told(self, server: Hashable, packed: bytes) -> None:
-        """A share on this server has this UEB."""
+    def record(self, server: Hashable, packed: bytes) -> None:
+        """Record the UEB of a share on this server."""
         try:
             parsed = parse(packed)
         except ValueError:
             return
         if UEB.hash(packed) != self._cap.ueb_hash:
-            if numbers(parsed) is not None:  # other bytes are no UEB of any file
+            if numbers(parsed) is not None:  # other bytes are not the UEB of any file
                 self._others.setdefault(packed, set()).add(server)
             return
         self._contradiction = contradiction(self._cap, parsed)
@@ -153,7 +147,7 @@ class CapCheck:
 
     @property
     def mismatch(self) -> CapMismatch | None:
-        """The error, if the cap does not fit what is stored, as far as servers were asked."""
+        """The error if the cap does not fit what is stored, as far as servers have answered."""
         if self.fits or self._contradiction is not None:
             return self._contradiction
         packed, servers = max(
@@ -165,32 +159,32 @@ class CapCheck:
         assert stored is not None
         return CapMismatch(
             f"this cap does not fit the file that is stored: {len(servers)} servers agree on a file of "
-            f"{_described(*stored)} whose hash is not the cap's, which is for {_described(*_of(self._cap))}; "
-            "a character of the cap is wrong, so copy it again"
+            f"{_described(*stored)} whose hash is not the cap's, which is for "
+            f"{_described(*_counts(self._cap))}; a character of the cap is wrong, so copy it again"
         )
 
 
 def contradiction(cap: ChkCap | ChkVerifierCap, parsed: Ueb) -> CapMismatch | None:
-    """Return the error if the UEB that the cap names tells other numbers than the cap."""
+    """Return the error if the UEB that the cap names has other numbers than the cap."""
     stored = numbers(parsed)
-    if stored is None or stored == _of(cap):
+    if stored is None or stored == _counts(cap):
         return None
     return CapMismatch(
-        f"this cap does not fit the file that is stored: it is for {_described(*_of(cap))}, and what is "
+        f"this cap does not fit the file that is stored: it is for {_described(*_counts(cap))}, and what is "
         f"stored is {_described(*stored)}; a digit of the cap is wrong, so copy it again"
     )
 
 
 def numbers(parsed: Ueb) -> tuple[int, int, int] | None:
-    """Return k, n and the size as a UEB tells them; None if it does not."""
-    told = [parsed.fields.get(key, b"") for key in (b"needed_shares", b"total_shares", b"size")]
-    if not all(each.isdigit() and len(each) <= 20 for each in told):
+    """Return k, n and the size from a UEB; None if it lacks them."""
+    values = [parsed.fields.get(key, b"") for key in (b"needed_shares", b"total_shares", b"size")]
+    if not all(each.isdigit() and len(each) <= 20 for each in values):
         return None
-    k, n, size = map(int, told)
+    k, n, size = map(int, values)
     return k, n, size
 
 
-def _of(cap: ChkCap | ChkVerifierCap) -> tuple[int, int, int]:
+def _counts(cap: ChkCap | ChkVerifierCap) -> tuple[int, int, int]:
     return cap.required_shares, cap.total_shares, cap.size
 
 

@@ -1,11 +1,5 @@
 """
-Checks every byte of one share that means anything, as the share is read from start to end.
-
-Blocks are hashed as they pass and not kept. What is kept is the metadata and one hash a segment:
-about 100 bytes a segment in all. A verifier needs no key: a verify cap will do.
-
-A share names its segment size only near its end, so the header's word is taken for it, or what
-the caller knows from another share; the UEB then tells whether that was right.
+Verifies every meaningful byte of one share in one pass from start to end; needs only a verify cap.
 
 Source: the format reference, sections 4 to 7.
 """
@@ -34,15 +28,15 @@ from pipegrid.core.ueb import MAX_UEB_BYTES, Ueb
 from pipegrid.errors import CorruptionError
 
 MAX_PROBLEMS = 100
-"""A share with more is bad enough; the rest is counted, not told."""
+"""Further problems of a share are counted, not listed."""
 
-MAX_TOLD_SEGMENTS = 1 << 20
-"""A header that speaks of more is not believed: it would make us remember a hash for each."""
+MAX_SUGGESTED_SEGMENTS = 1 << 20
+"""A header that implies more segments is rejected: a hash would be kept for each."""
 
 
 @attrs.define
 class _Section:
-    """A part of the share that is kept whole: where it should be, and what came of it."""
+    """A part of the share that is kept as a whole: its expected range, and its bytes."""
 
     start: int
     end: int
@@ -59,14 +53,17 @@ class _Section:
 
 class ShareVerifier:
     """
-    Verifies one share: ``feed`` it all bytes in order, then ``finish``.
+    Verifies one share: ``feed`` it all bytes in order, then call ``finish``.
 
-    All methods are pure work without waiting, so they may run in any thread, one at a time.
+    Blocks are hashed and not kept; metadata and hashes are kept, about 100 bytes a segment. The UEB, which
+    names the segment size, comes near the end. Until then the size is taken from the header or from the
+    caller; the UEB then tells whether it was right. Methods do not block, and may run in any thread, one at
+    a time.
 
     Attributes:
         problems: what was found to be wrong, with share number and offset.
-        fed_bytes: how much of the share has been seen.
-        packed_ueb: the UEB that the cap names, once ``finish`` has found it; before, and else, b"".
+        fed_bytes: how many bytes of the share were fed.
+        packed_ueb: the UEB that the cap names, once ``finish`` has found it; else b"".
     """
 
     def __init__(
@@ -98,9 +95,9 @@ class ShareVerifier:
     @property
     def share_end(self) -> int | None:
         """
-        The end of the longest that this share can be, once its header has been fed.
+        The latest possible end of this share; None until its header has been fed.
 
-        A reader may stop there: nothing behind it belongs to the share.
+        A reader may stop there: later bytes do not belong to the share.
         """
         if self._layout is None or self._geometry is None:
             return None
@@ -108,10 +105,10 @@ class ShareVerifier:
         return max(blocks_end, *(section.end for section in self._sections.values()))
 
     def feed(self, data: Buffer) -> None:
-        """Take the next bytes of the share, however many."""
+        """Accept the next bytes of the share, any number of them."""
         view = memoryview(data).cast("B")
         if self._layout is None and len(self._header) < MAX_HEADER_BYTES:
-            # Parse only when even the longer header is here; then replay what was held back.
+            # Parse only when even the longer header has arrived; then process the bytes held back.
             missing = MAX_HEADER_BYTES - len(self._header)
             self._header += view[:missing]
             view = view[missing:]
@@ -152,7 +149,7 @@ class ShareVerifier:
         }
 
     def _likely_geometry(self, parsed: ShareLayout) -> Geometry:
-        """Return the geometry that explains most of the header."""
+        """Return the geometry that agrees with most of the header."""
         k, n, size = self._cap.required_shares, self._cap.total_shares, self._cap.size
         known = self._segment_bytes
         if known is not None and known > 0 and known % k == 0:
@@ -161,9 +158,9 @@ class ShareVerifier:
             Params(k, n, most).geometry(size) for most in (DEFAULT_SEGMENT_BYTES, OLD_SEGMENT_BYTES)
         ]
         if parsed.block_bytes:
-            told = Geometry(size, k, n, parsed.block_bytes * k)
-            if told.num_segments <= MAX_TOLD_SEGMENTS:
-                likely.insert(0, told)
+            suggested = Geometry(size, k, n, parsed.block_bytes * k)
+            if suggested.num_segments <= MAX_SUGGESTED_SEGMENTS:
+                likely.insert(0, suggested)
         place = attrs.astuple(parsed)[3:]
 
         def fit(geometry: Geometry) -> int:
@@ -191,12 +188,12 @@ class ShareVerifier:
     # The end.
 
     def finish(self) -> list[CorruptionError]:
-        """The share has no more bytes: return all problems."""
+        """Finish after the last byte of the share; return all problems."""
         if self._finished:
             return self.problems
         self._finished = True
         if self._layout is None and not self.problems:
-            self._begin()  # a stump: perhaps enough for a header
+            self._begin()  # a short share: perhaps long enough for a header
             self._take(memoryview(bytes(self._header)))
         if self._layout is not None and self._geometry is not None:
             self._check_all(self._layout, self._geometry)
@@ -213,7 +210,7 @@ class ShareVerifier:
             self._problem(BadPart("header", 0, what))
             return
         leaf = None
-        with suppress(BadPart):  # told already
+        with suppress(BadPart):  # already reported
             leaf = self._leaf(where)
         self._check_blocks(where, geometry, leaf)
         root = self._ueb.crypttext_root_hash if self._ueb is not None else None
@@ -263,7 +260,7 @@ class ShareVerifier:
         return prove_leaf(chain, self._number, total, root, where.share_hashes)
 
     def _check_blocks(self, where: ShareLayout, geometry: Geometry, leaf: bytes | None) -> None:
-        """Compare blocks, tree of block hashes and leaf; say which of them is wrong."""
+        """Compare blocks, tree of block hashes and leaf; report which of them is wrong."""
         section = self._sections["block_hashes"]
         if not section.whole:
             self._problem(self._cut_off("block_hashes", section.start, "its tree of block hashes"))
@@ -279,7 +276,7 @@ class ShareVerifier:
                 return
         if not section.whole:
             return
-        # Some block is wrong: the stored tree, as far as it is sound itself, knows which.
+        # Some block is wrong: the stored tree, as far as it is consistent, says which.
         root = leaf if leaf is not None else bytes(section.data[:HASH_BYTES])
         for segment, stored in self._prove_all("block_hashes", section, geometry, root):
             if segment >= len(self._block_hashes) or stored == self._block_hashes[segment]:
@@ -317,16 +314,16 @@ class ShareVerifier:
     def _prove_all(
         self, name: str, section: _Section, geometry: Geometry, root: bytes
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield every leaf of a stored tree that the root proves; tell of each pair that is bad."""
+        """Yield every leaf of a stored tree that the root proves; report each bad pair of nodes."""
         tree = VerifiedTree(geometry.num_segments, root)
         tree.offer(0, section.data)
-        told = set()
+        reported = set()
         for leaf in range(hash_tree.padded_leaves(geometry.num_segments)):
             stored, bad = _prove(tree, leaf)
             if stored is not None:
                 yield leaf, stored
-            elif bad not in told:
-                told.add(bad)
+            elif bad not in reported:
+                reported.add(bad)
                 what = "one of its trees of hashes contradicts its root"
                 self._problem(BadPart(name, section.start + (bad or 0) * HASH_BYTES, what))
 

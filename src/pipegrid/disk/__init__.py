@@ -1,1 +1,1 @@
-"""What must be on a disk to stay there: durability policies, groups, files written whole."""
+"""Durable files: policies, group commits, and files that appear as a whole."""

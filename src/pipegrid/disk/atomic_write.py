@@ -1,4 +1,7 @@
-"""Atomic replacement: hidden name, rename, O_TMPFILE."""
+"""
+Files that appear under their name as a whole: by rename from a hidden name, or without a name until then
+(``O_TMPFILE``).
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ from pathlib import Path
 from pipegrid.disk.files import FULL
 from pipegrid.disk.safe_open import CannotLock, names_file, open_locked
 
-# The hidden name beside a file under which its bytes come together: one for each target.
+# The suffix of the hidden file next to a target, in which its bytes are collected.
 
 SUFFIX = ".pipegrid-part"
 
 
 def is_part_name(name: str) -> bool:
-    """Whether a file of this name is the part of another one, which belongs to nobody's data."""
+    """Return whether a name is that of a part file, which is not user data."""
     return name.startswith(".") and name.endswith(SUFFIX)
 
 
 def part_path(target: str, inside: int | None = None) -> str:
     """
-    Return the hidden name beside a target; too long a name is cut, and made one of its own by a hash.
+    Return the hidden name for a target; too long a name is cut, and made unique by a hash.
 
     Args:
         target: with all links resolved; or a name alone.
@@ -38,7 +41,7 @@ def part_path(target: str, inside: int | None = None) -> str:
         longest = 255
     hidden = f".{name}{SUFFIX}"
     if len(os.fsencode(hidden)) > longest:
-        from hashlib import sha256  # OpenSSL takes three milliseconds to load
+        from hashlib import sha256  # loading OpenSSL takes three milliseconds
 
         digest = sha256(os.fsencode(name)).hexdigest()[:16]
         room = longest - len(f"..{digest}{SUFFIX}")
@@ -47,28 +50,26 @@ def part_path(target: str, inside: int | None = None) -> str:
     return os.path.join(directory, hidden)
 
 
-# Small files of our own that are there whole or not at all: made beside their place, and then named.
-#
-# A process that is killed meanwhile leaves the hidden name beside the old file, which stays as it was;
-# whoever writes the file next takes that up. Who finds it in use, or cannot lock it, makes
-# ``.NAME.something`` instead.
+# Small files are made next to their place, and then renamed. A process that is killed meanwhile leaves the
+# hidden file; the old file is unchanged, and the next writer reuses the hidden one. If that is in use or
+# cannot be locked, the writer creates ``.NAME.something`` instead.
 
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
     """
-    Write a file anew, or for the first time.
+    Create or replace a file atomically.
 
     Args:
         mode: of the file afterwards.
-        durable: its bytes are on the disk before its name is, and both when this returns; False where
-            nothing is lost with them.
+        durable: sync its bytes before the rename, and its name before this returns; False if the file may
+            be lost.
 
     Raises:
-        OSError: it cannot be written; what was there is as it was.
+        OSError: it cannot be written; an existing file is unchanged.
     """
-    with _beside(path, data, mode, durable) as name:
+    with _hidden_file(path, data, mode, durable) as name:
         os.replace(name, path)
     if durable:
         _sync_name(path)
@@ -76,24 +77,25 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
 
 def create_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """
-    Write a file, durably, unless there is one: then that stands, also if it was made at the same moment.
+    Create a file durably unless it exists; if it is created at the same time by another process, that one
+    stays.
 
     Raises:
         OSError: it cannot be written.
     """
-    with _beside(path, data, mode, True) as name:
+    with _hidden_file(path, data, mode, True) as name:
         with suppress(FileExistsError):
             os.link(name, path)
-        with suppress(OSError):  # the file is there, and no worse for another name
+        with suppress(OSError):  # the file exists, and a second name does no harm
             os.unlink(name)
     _sync_name(path)
 
 
 def _sync_name(path: Path) -> None:
     """
-    Have a name on the disk: the only cap of a directory that an alias has, or a key that others know.
+    Sync a name, since the file may contain the only cap of a directory, or a key that others know.
 
-    The file is there by now, so nothing is said of a directory that cannot be synced.
+    The file exists by now, so a directory that cannot be synced is not an error.
     """
     with suppress(OSError):
         sync_path(path.parent)
@@ -101,9 +103,10 @@ def _sync_name(path: Path) -> None:
 
 def sync_directory(fd: int) -> bool:
     """
-    Have the names in an open directory on the disk; returns whether its file system can do that.
+    Sync the names in an open directory; returns whether its file system can do that.
 
-    Some (CIFS, many of FUSE) reject it, and keep names in their own way: that is no error.
+    Some file systems (CIFS, many of FUSE) reject it, and store names in their own way: that is not an
+    error.
 
     Raises:
         OSError: the disk fails.
@@ -119,10 +122,10 @@ def sync_directory(fd: int) -> bool:
 
 def sync_path(path: Path | str) -> None:
     """
-    Have what is in a file on the disk, or the names in a directory.
+    Sync the bytes of a file, or the names in a directory.
 
     Raises:
-        OSError: it may not be read, or the system cannot do that.
+        OSError: it may not be read, or the system cannot sync it.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -132,10 +135,10 @@ def sync_path(path: Path | str) -> None:
 
 
 @contextmanager
-def _beside(path: Path, data: bytes, mode: int, durable: bool) -> Iterator[str]:
-    """Give the name of a new file beside the path, for the caller to take away; errors do so, too."""
-    fd, name = _open_beside(path)
-    with os.fdopen(fd, "wb") as file:  # open, and so locked, until it has the name of its own
+def _hidden_file(path: Path, data: bytes, mode: int, durable: bool) -> Iterator[str]:
+    """Write a new hidden file and yield its name, which the caller renames; errors remove it."""
+    fd, name = _open_hidden_file(path)
+    with os.fdopen(fd, "wb") as file:  # open, and so locked, until it is renamed
         try:
             os.fchmod(fd, mode)
             file.write(data)
@@ -150,25 +153,25 @@ def _beside(path: Path, data: bytes, mode: int, durable: bool) -> Iterator[str]:
             raise
 
 
-def _open_beside(path: Path) -> tuple[int, str]:
-    """Open an empty file for what is to come; returns its descriptor and its name."""
+def _open_hidden_file(path: Path) -> tuple[int, str]:
+    """Open an empty file for new contents; returns its descriptor and its name."""
     hidden = part_path(str(path))
-    with suppress(OSError):  # of a disk that takes nothing, the other way tells
+    with suppress(OSError):  # if the disk accepts nothing, the other call reports it
         fd = _open_hidden(hidden)
         if fd is not None:
             return fd, hidden
-    import tempfile  # takes 5 ms with all that it brings, and is seldom needed
+    import tempfile  # takes 5 ms with its imports, and is rarely needed
 
     return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
 
 
 def _open_hidden(name: str) -> int | None:
-    """Open and lock the hidden file, and empty it; None: it is in use, or not ours."""
+    """Open, lock and empty the hidden file; None if it is in use, or belongs to another user."""
     for _ in range(2):
         try:
             fd = open_locked(name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, mode=0o600)
         except CannotLock:
-            if not os.lstat(name).st_size:  # it was made just now
+            if not os.lstat(name).st_size:  # it was created just now
                 os.unlink(name)
             raise
         if fd is None:
@@ -182,23 +185,23 @@ def _open_hidden(name: str) -> int | None:
                     os.ftruncate(fd, 0)
                 fd, opened = -1, fd
                 return opened
-            os.unlink(name)  # of a file that was given its own name when its process was killed
+            os.unlink(name)  # a hard link, left when a process was killed after naming its file
         finally:
             if fd >= 0:
                 os.close(fd)
     return None
 
 
-# What is left beside a file under the hidden name of its part: that name, if a process was killed while
-# it gave the file its own; or a part that is of no use any more, since the file is complete.
+# Cleaning up hidden names: a second name of a complete file, left by a process that was killed while it
+# renamed the file, or a part that is obsolete since the file is complete.
 
 
 def remove_stale_link(target: str, inside: int | None = None) -> None:
     """
-    Take the hidden name of its part from a file that has its own name by now; if it has none, do nothing.
+    Remove the hidden name of a file that also has its own name; otherwise do nothing.
 
-    A rerun finds the file to be there, and would leave the other name for ever. Whoever takes the name of a
-    part away holds the part's lock, so that none is taken from somebody who has begun to write a new one.
+    Without this it would stay for ever, since a rerun finds the file complete. Removing it needs the part's
+    lock, so that a part that another process has just begun is not removed.
 
     Args:
         target: with all links resolved; or a name alone.
@@ -209,10 +212,10 @@ def remove_stale_link(target: str, inside: int | None = None) -> None:
 
 def remove_part(target: str, inside: int | None = None) -> None:
     """
-    Remove the part beside a file that is complete, unless somebody writes to it, or it is another user's.
+    Remove the part of a file that is complete, unless a process writes to it or it belongs to another user.
 
     Args:
-        target: as of ``take_away_second_name``.
+        target, inside: as of ``remove_stale_link``.
     """
     _remove(target, inside, lambda fd: os.fstat(fd).st_uid == os.geteuid())
 
@@ -220,7 +223,7 @@ def remove_part(target: str, inside: int | None = None) -> None:
 def _remove(target: str, inside: int | None, may_go: Callable[[int], bool]) -> None:
     part = part_path(target, inside)
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with suppress(OSError):  # mostly there is none; and no file is worse for it
+    with suppress(OSError):  # usually it does not exist; and a remaining one does no harm
         fd = os.open(part, flags, dir_fd=inside)
         try:
             if not (stat.S_ISREG(os.fstat(fd).st_mode) and may_go(fd)):
@@ -232,25 +235,23 @@ def _remove(target: str, inside: int | None, may_go: Callable[[int], bool]) -> N
             os.close(fd)
 
 
-# Files that get their name when they are whole: nobody sees half of one, and whoever dies leaves nothing
-# of it.
-#
-# Linux alone has them, and not on every file system (``O_TMPFILE``); ``can_name`` finds out.
+# Files without a name until they are complete: no process sees an incomplete one, and a killed process
+# leaves nothing. Only Linux has them, on some file systems (``O_TMPFILE``); ``can_name`` checks that.
 
 _FLAGS: int = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_TMPFILE", 0)
-_PASSING = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS)
-"""What says nothing of the file system: it may be over when somebody has looked after the disk."""
+_TEMPORARY_ERRORS = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EROFS)
+"""Errors that say nothing about the file system, since they may go away."""
 
 
 def open_unnamed(directory: str, mode: int = 0o666) -> int:
     """
-    Open a new file of a directory's file system that has no name.
+    Open a new file without a name on a directory's file system.
 
     Args:
-        mode: of the file, of which the umask may take some.
+        mode: of the file, before the umask.
 
     Raises:
-        OSError: there is no such directory, or its file system has no such files.
+        OSError: the directory does not exist, or its file system has no such files.
     """
     return os.open(directory, _FLAGS, mode)
 
@@ -273,41 +274,43 @@ def open_spool(directory: str) -> int:
 
 def give_name(fd: int, path: str) -> None:
     """
-    Give a file its name.
+    Give an unnamed file its name.
 
     Raises:
         FileExistsError: something has that name, and keeps it.
-        FileNotFoundError: there is no such directory.
+        FileNotFoundError: the directory does not exist.
         OSError: the disk failed.
     """
-    # No directory is meant by the descriptor, as the path is absolute; but with one Python follows the link,
-    # which is the only way to the file.
+    # The descriptor is not used, as the path is absolute; but only with one does Python follow the link,
+    # which linkat needs.
     os.link(f"/proc/self/fd/{fd:d}", path, src_dir_fd=fd, follow_symlinks=True)
 
 
 def can_name(directory: str) -> bool:
     """
-    Return whether files of a directory's file system can do without a name, as far as that can be told.
+    Return whether a directory's file system supports unnamed files, as far as can be found out.
 
-    Nothing is named for that: whoever dies meanwhile leaves nothing. So ``give_name`` may still be forbidden.
+    Nothing is named to check that, so a killed process leaves nothing; ``give_name`` may still be
+    forbidden.
 
     Raises:
-        OSError: it cannot be told now: no directory is there, no room, or too many files are open.
+        OSError: it cannot be found out now: the directory does not exist, the disk is full, or too many
+            files are open.
     """
     if not hasattr(os, "O_TMPFILE"):
         return False
     try:
         fd = open_unnamed(directory)
     except OSError as error:
-        if isinstance(error, FileNotFoundError) or error.errno in _PASSING:
+        if isinstance(error, FileNotFoundError) or error.errno in _TEMPORARY_ERRORS:
             raise
         return False
     try:
         give_name(fd, directory)
-    except FileExistsError:  # so the way to the file is there; without /proc it is not
+    except FileExistsError:  # so the link in /proc works
         return True
     except OSError as error:
-        if error.errno in _PASSING:
+        if error.errno in _TEMPORARY_ERRORS:
             raise
         return False
     finally:

@@ -1,36 +1,5 @@
 """
-Making a group of complete shares durable and visible: what is done, in which order.
-
-========  ====================================================================  ========================
-policy    a share is acknowledged after                                         what a power cut may take
-========  ====================================================================  ========================
-none      its rename                                                            what the kernel still had
-batch     its group's data is synced, all are renamed, the renames are synced   nothing acknowledged
-strict    its own ``fsync``, its rename, ``fsync`` of its directories           nothing acknowledged
-========  ====================================================================  ========================
-
-**Order.** Data before name, name before word: a share is renamed only after its bytes are durable, so a
-name never stands for bytes that were lost; it is acknowledged only after the rename is. A process killed in
-between leaves files in ``incoming``, or shares that are complete though nobody was told.
-
-**Threads.** What waits for the disk to write runs in a thread, and the renames in between in the caller's: a
-rename takes some microseconds, less than fighting for the interpreter's lock over each of a hundred
-(measured: a fifth of what a small share costs).
-
-**One call for all.** A group's data is synced by ``syncfs``, and so are its renames: one ``fsync`` of
-the last directory would do where one journal orders everything (ext4, XFS), but not elsewhere (btrfs logs
-directory by directory); the second ``syncfs`` costs the same (measured on ext4, 1000 files in groups of 100:
-0.08 to 0.11 s either way, against 0.16 to 0.41 s for an ``fsync`` of every directory) and is right
-everywhere. A share and the directories that name it are on one device, since a rename cannot cross to
-another; so each device is synced once, whatever directories changed. It also writes other programs' data;
-who minds that takes ``strict``. Where it is missing, or does
-not report errors (Linux before 5.8), every file and every directory gets its own ``fsync``.
-
-**Failures.** After a failed sync the kernel calls the lost pages clean, and a second sync would succeed for
-nothing. So the uploads of that group are discarded, and their writers are told to send them again. An error
-reaches only descriptors that were open when it happened: ``syncfs`` is therefore called on the descriptor of
-the group that was opened first, and a resumed upload, whose first bytes went through an older one, gets an
-``fsync`` besides.
+Makes a group of complete shares durable and visible, in the order that each durability policy requires.
 """
 
 from __future__ import annotations
@@ -58,11 +27,11 @@ class Committable(Protocol):
 
     @property
     def device(self) -> int:
-        """The number of the file system that it is on."""
+        """The number of its file system."""
 
     @property
     def descriptor(self) -> int:
-        """The number of its open file, by which its file system is found."""
+        """The descriptor of its open file, which identifies its file system."""
 
     def sync(self) -> None:
         """Make its own bytes durable."""
@@ -71,15 +40,15 @@ class Committable(Protocol):
         """Rename it into place; returns the directories that changed."""
 
     def discard(self) -> None:
-        """Remove the file, and give back what was promised of the disk."""
+        """Remove the file, and release the space reserved for it."""
 
 
 class Disk:
-    """The calls that make things durable; tests record them."""
+    """The system calls that make files durable; tests record them."""
 
     @property
     def has_one_call(self) -> bool:
-        """Whether one call makes all durable that a file system was given before."""
+        """Whether ``syncfs`` is available, which syncs all earlier writes of a file system."""
         return self._syncfs is not None
 
     @cached_property
@@ -87,7 +56,7 @@ class Disk:
         return load_syncfs()
 
     def load(self) -> None:
-        """Load what it takes now, rather than when there is something to sync: that is two milliseconds."""
+        """Load ``syncfs`` now rather than at the first sync: that takes two milliseconds."""
         self._syncfs  # noqa: B018
 
     def sync_data(self, shares: Sequence[Committable]) -> None:
@@ -98,7 +67,7 @@ class Disk:
             return
         first_opened: dict[int, Committable] = {}
         for share in sorted(shares, key=lambda share: share.opened):
-            with suppress(NoSuchShare):  # given up at this very moment
+            with suppress(NoSuchShare):  # given up just now
                 first_opened.setdefault(share.device, share)
         for share in first_opened.values():
             self._syncfs(share.descriptor)
@@ -108,7 +77,8 @@ class Disk:
 
     def sync_names(self, directories: Mapping[str, int]) -> None:
         """
-        Make all changes of names in these directories durable, with one call where that works.
+        Make all changes of names in these directories durable, with one ``syncfs`` per file system if
+        possible.
 
         Args:
             directories: each with its device.
@@ -133,12 +103,15 @@ def _on_each(directories: Iterable[str], call: Callable[[int], object]) -> None:
 
 
 def load_syncfs() -> Callable[[int], None] | None:
-    """Return a function that syncs the file system of a descriptor, or None if it cannot be trusted."""
+    """
+    Return a function that syncs the file system of a descriptor, or None if it does not exist or report
+    errors.
+    """
     system, _, release = os.uname()[:3]
     numbers = [int(part) if part.isdigit() else 0 for part in release.split(".")[:2]]
     if system != "Linux" or numbers < [5, 8]:
         return None
-    import ctypes  # costs a millisecond that most commands need not spend
+    import ctypes  # takes a millisecond, which most commands do not need
 
     try:
         function = ctypes.CDLL(None, use_errno=True).syncfs
@@ -154,14 +127,39 @@ def load_syncfs() -> Callable[[int], None] | None:
 
 
 CommitOutcome = PipegridError | None
-"""What became of one share of a group: None if it is as durable as the policy demands."""
+"""The outcome for one share of a group: None if it is as durable as the policy demands."""
 
 
 class Commit:
     """
-    Makes one group of shares durable and visible, in three steps to be called in their order.
+    Makes one group of shares durable and visible, in three steps called in their order.
 
-    The outer two wait for the disk and belong in a thread, ``publish`` in the thread that uses the store.
+    ``sync_data`` and ``sync_names`` wait for the disk and run in a thread; ``publish`` runs in the caller's
+    thread: a rename takes some microseconds, less than acquiring the GIL for each of a hundred (measured: a
+    fifth of what a small share costs).
+
+    A share is acknowledged after:
+
+    * ``none``: its rename. A power cut may take what the kernel still had in memory.
+    * ``batch``: its group's data is synced, all are renamed, and the renames are synced.
+    * ``strict``: its own ``fsync``, its rename, and ``fsync`` of its directories.
+
+    A share is renamed only after its bytes are durable, and acknowledged only after the rename is. A
+    process killed in between leaves files in ``incoming``, or complete shares that were not acknowledged.
+
+    A group's data and its renames are synced by ``syncfs``. One ``fsync`` of the last directory is enough
+    where one journal orders everything (ext4, XFS), but not on other file systems (btrfs logs each
+    directory separately); the second ``syncfs`` costs the same (measured on ext4, 1000 files in groups of
+    100: 0.08 to 0.11 s for both, against 0.16 to 0.41 s for an ``fsync`` of every directory). A share and
+    its directories are on one device, since a rename cannot cross devices, so each device is synced once.
+    ``syncfs`` also writes other programs' data; ``strict`` avoids that. Where it is missing, or does not
+    report errors (Linux before 5.8), every file and every directory gets its own ``fsync``.
+
+    After a failed sync the kernel marks the lost pages as clean, and a second sync would succeed without
+    writing them. So the uploads of that group are discarded, and their writers have to send them again. An
+    error is reported only to descriptors that were open when it happened: so ``syncfs`` is called on the
+    descriptor that was opened first, and a resumed upload, whose first bytes went through an older one,
+    also gets an ``fsync``.
     """
 
     def __init__(self, shares: Sequence[Committable], policy: Policy, disk_calls: Disk) -> None:
@@ -173,20 +171,20 @@ class Commit:
 
     @property
     def outcomes(self) -> list[CommitOutcome]:
-        """What became of each share, in order; complete when all steps are done."""
+        """The outcome for each share, in order; complete when all steps are done."""
         return [self._outcomes[share] for share in self._shares]
 
     def sync_data(self, before: Commit | None = None) -> None:
         """
-        Make the bytes of all shares durable. Those that were given up meanwhile are left out.
+        Make the bytes of all shares durable; shares that were given up meanwhile are left out.
 
         Args:
-            before: a group that was published, whose ``sync_names`` this is as well: for groups one behind
-                the other, none of which is in a hurry, half of the calls do.
+            before: a group that was published and whose names this syncs, too: for consecutive groups that
+                are not urgent, this halves the calls.
         """
         lost = NoSuchShare("the upload was discarded before it was durable; begin it again")
         self._outcomes = {share: lost for share in self._shares if share.gone}
-        shares = self._going_on()
+        shares = self._remaining()
         if before is not None and not self._covers(before, shares):
             before.sync_names()
             before = None
@@ -205,10 +203,10 @@ class Commit:
             for share in shares:
                 self._outcomes[share] = disk.disk_error(error, what)
             if before is not None:
-                before._blame(error)
+                before._mark_not_durable(error)
 
     def _covers(self, before: Commit, shares: Sequence[Committable]) -> bool:
-        """Return whether one call for the data of shares makes the names of a group durable, too."""
+        """Return whether one call for the data of ``shares`` also makes the names of a group durable."""
         return (
             self._policy == "batch"
             and self._disk.has_one_call
@@ -216,12 +214,12 @@ class Commit:
         )
 
     def publish(self) -> None:
-        """Rename them into their places."""
-        for share in self._going_on():
+        """Rename the shares into their places."""
+        for share in self._remaining():
             self._outcomes[share] = self._publish(share)
 
     def sync_names(self) -> None:
-        """Make the renames durable; where the disk cannot, the outcomes of the shares become errors."""
+        """Make the renames durable; if the disk cannot, the outcomes of the shares become errors."""
         if self._policy == "none" or not self._changed:
             return
         try:
@@ -230,10 +228,13 @@ class Commit:
             else:
                 self._disk.sync_names(self._changed)
         except OSError as error:
-            self._blame(error)
+            self._mark_not_durable(error)
 
-    def _blame(self, error: OSError) -> None:
-        """They are whole and visible, but the next power cut may take them: so nobody says "stored"."""
+    def _mark_not_durable(self, error: OSError) -> None:
+        """
+        Mark shares as failed that are complete and visible but not durable, so that they are not
+        acknowledged.
+        """
         what = "make the names of shares durable"
         for share, outcome in self._outcomes.items():
             self._outcomes[share] = outcome or disk.disk_error(error, what)
@@ -247,7 +248,7 @@ class Commit:
             return error
         return None
 
-    def _going_on(self) -> list[Committable]:
+    def _remaining(self) -> list[Committable]:
         return [share for share in self._shares if share not in self._outcomes]
 
 

@@ -1,15 +1,4 @@
-"""
-SQLite databases that survive a full disk: no memory is shared through a file.
-
-SQLite's WAL keeps its index in ``NAME-shm``, which is mapped into memory. On a file system whose blocks are
-smaller than a page the map may have space for a part of a page only: a process that touches the rest on a
-full disk is killed (SIGBUS), and no error can be reported. So there are two ways, and neither maps a file:
-
-* **one process**: WAL with ``locking_mode=EXCLUSIVE``, whose index is in the process's own memory. A commit
-  costs no sync, and what was committed before a crash of the machine stays whole.
-* **several processes**: a rollback journal. Syncing each transaction would cost more than
-  WAL did, so none is synced: after a power cut the database may be damaged, which its user must notice.
-"""
+"""SQLite databases that survive a full disk, because no memory is shared through a file."""
 
 from __future__ import annotations
 
@@ -17,12 +6,21 @@ import sqlite3
 from pathlib import Path
 
 TIMEOUT_S = 5.0
-"""That long a statement waits for another process's."""
+"""How long a statement waits for another process."""
 
 
 def open_database(path: str | Path, *, shared: bool = False) -> sqlite3.Connection:
     """
-    Open or make a database; every statement is a transaction, unless one was begun.
+    Open or create a database; every statement is a transaction, unless one was begun.
+
+    SQLite's WAL maps its index, ``NAME-shm``, into memory. On a full disk whose blocks are smaller than a
+    page, the map may have space for a part of a page only, and a process that touches the rest is killed
+    (SIGBUS). So neither mode maps a file:
+
+    * one process: WAL with ``locking_mode=EXCLUSIVE``, whose index is in the process's own memory. A commit
+      costs no sync, and committed data survives a crash of the machine.
+    * several processes: a rollback journal without syncs, which would cost more than WAL: after a power cut
+      the database may be damaged, which its user must detect.
 
     Args:
         shared: other processes use it at the same time; else they wait ``TIMEOUT_S`` and fail.
@@ -41,7 +39,7 @@ def open_database(path: str | Path, *, shared: bool = False) -> sqlite3.Connecti
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
             return database
-        if _is_wal(path):  # made by an earlier version; without the index that is shared
+        if _is_wal(path):  # made by an earlier version; convert it without using the shared index
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("PRAGMA journal_mode = DELETE")
             database.execute("PRAGMA locking_mode = NORMAL")
@@ -54,9 +52,9 @@ def open_database(path: str | Path, *, shared: bool = False) -> sqlite3.Connecti
 
 
 def _is_wal(path: str | Path) -> bool:
-    """Return whether the header of a database says that it has a write-ahead log."""
+    """Return whether the header of a database says that it uses a write-ahead log."""
     try:
         with open(path, "rb") as file:
             return file.read(20)[18:20] == b"\2\2"
-    except OSError:  # it is made by the first statement; or what SQLite says counts
+    except OSError:  # the first statement creates it, or SQLite reports the error
         return False

@@ -1,8 +1,8 @@
 """
-What a share store asks of a disk: small calls that say what they could not do, and where.
+File system calls of the share store, with errors that say what failed and where.
 
-Nothing here knows shares; nothing follows a symbolic link in its last step, so that no name in
-a storage directory leads out of it.
+No call follows a symbolic link in the last component of a path, so that no name leads out of a storage
+directory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipegrid.disk.safe_open import names_inode as names_inode
 from pipegrid.disk.safe_open import open_locked as open_locked
 from pipegrid.errors import NoSpace, ServerRefused
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # defined as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipegrid.core.hashes import Buffer
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What a system says when a file cannot become longer, for want of room, or of more than one may have."""
+"""Errors of a write when the disk or a quota is full, or the file gets too large."""
 
 _CANNOT_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _SYNC_FILE_RANGE_WRITE = 2
@@ -38,12 +38,10 @@ _PIECE_BYTES = 1 << 20
 
 def disk_error(error: OSError, what: str) -> ServerRefused:
     """
-    Return the error to report for one of the operating system.
-
-    Its cause is that one, for who has no server, and another sentence.
+    Return the error to report for one of the operating system, which becomes its cause.
 
     Args:
-        what: the failed action with its place, to stand behind "cannot".
+        what: the failed action and its place; follows "cannot".
     """
     if error.errno in FULL:
         made: ServerRefused = NoSpace(
@@ -57,9 +55,9 @@ def disk_error(error: OSError, what: str) -> ServerRefused:
 
 
 def read_all(fd: int, length: int, offset: int) -> bytes:
-    """Return length bytes of a file, or as many as there are."""
+    """Return length bytes of a file, or fewer at its end."""
     data = os.pread(fd, length, offset)
-    while len(data) < length:  # one call gives 2 GiB at most
+    while len(data) < length:  # one call returns 2 GiB at most
         more = os.pread(fd, length - len(data), offset + len(data))
         if not more:
             break
@@ -69,7 +67,7 @@ def read_all(fd: int, length: int, offset: int) -> bytes:
 
 def write_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
     """
-    Write pieces one behind the other with one call; returns how many bytes it took, at least 1.
+    Write consecutive pieces with one call; returns how many bytes were written, at least 1.
 
     Raises:
         OSError: nothing was written.
@@ -81,7 +79,7 @@ def write_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> int:
 
 
 def write_all_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
-    """Write all of the pieces, however many calls that takes."""
+    """Write all of the pieces, with as many calls as needed."""
     written = write_pieces(fd, pieces, offset)
     if written < sum(map(len, pieces)):
         write_all(fd, b"".join(pieces)[written:], offset + written)
@@ -89,10 +87,10 @@ def write_all_pieces(fd: int, pieces: Sequence[Buffer], offset: int) -> None:
 
 class FilePart:
     """
-    Part of an open file, in the place of bytes that are too many for memory.
+    A part of an open file, used instead of bytes that are too many for memory.
 
     Args:
-        fd: stays the caller's, and must be open as long as this is used.
+        fd: belongs to the caller, who keeps it open as long as this is used.
     """
 
     __slots__ = ("_begin", "_end", "_fd")
@@ -110,7 +108,7 @@ class FilePart:
         Yield the bytes, a megabyte at a time.
 
         Raises:
-            OSError: the disk failed, or the file ends before the part does.
+            OSError: the disk failed, or the file ends within the part.
         """
         for at in range(self._begin, self._end, _PIECE_BYTES):
             size = min(_PIECE_BYTES, self._end - at)
@@ -121,7 +119,7 @@ class FilePart:
 
 
 def write_all(fd: int, data: Buffer | FilePart, offset: int) -> None:
-    """Write all of data, however many calls that takes."""
+    """Write all of data, with as many calls as needed."""
     if isinstance(data, FilePart):
         for piece in data.pieces():
             write_all(fd, piece, offset)
@@ -136,13 +134,13 @@ def write_all(fd: int, data: Buffer | FilePart, offset: int) -> None:
 
 def allocate(fd: int, offset: int, length: int) -> None:
     """
-    Have room for a part of a file set aside, so that writing there does not find the disk full; what is
-    behind the file's end becomes zeros.
+    Reserve disk space for a part of a file, so that writing there does not find the disk full; bytes after
+    the file's end become zeros.
 
-    It does nothing where the system or the file system cannot do that.
+    It does nothing where the system or the file system does not support that.
 
     Raises:
-        OSError: there is no such room. The file may be longer than it was.
+        OSError: there is not enough space. The file may be longer than before.
     """
     if hasattr(os, "posix_fallocate"):
         try:
@@ -154,18 +152,18 @@ def allocate(fd: int, offset: int, length: int) -> None:
 
 def begin_writing(fd: int) -> None:
     """
-    Have the kernel begin to write what a file has in memory, without waiting for it to end.
+    Make the kernel start to write what a file has in memory, without waiting for the end.
 
-    A hint: it does nothing where there is no such call (outside of Linux), and never fails.
+    It does nothing outside of Linux, and never fails.
     """
     function = _sync_file_range()
     if function is not None:
-        function(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)  # from the start to the end, whatever is dirty
+        function(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)  # the whole file
 
 
 @lru_cache(maxsize=1)
 def _sync_file_range() -> Any:
-    import ctypes  # costs a millisecond that most commands need not spend
+    import ctypes  # takes a millisecond, which most commands do not need
 
     try:
         function = ctypes.CDLL(None).sync_file_range
@@ -176,7 +174,9 @@ def _sync_file_range() -> Any:
 
 
 def lock_if_free(path: str) -> int | None:
-    """Return a descriptor of a file, locked; None if somebody else has it, or it cannot be opened."""
+    """
+    Return a descriptor of a file, locked; None if another process has the lock, or it cannot be opened.
+    """
     try:
         return open_locked(path, os.O_RDWR)
     except OSError:
@@ -185,10 +185,10 @@ def lock_if_free(path: str) -> int | None:
 
 def create_locked(path: str, mode: int = 0o666) -> int | None:
     """
-    Make a file and take its lock; return the descriptor, or None if there is something of that name.
+    Create a file and lock it; return the descriptor, or None if the name exists.
 
     Raises:
-        FileNotFoundError: there is no such directory.
+        FileNotFoundError: the directory does not exist.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -199,8 +199,8 @@ def create_locked(path: str, mode: int = 0o666) -> int | None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        return None  # whoever opened it in between has it
-    except BaseException:  # where there are no locks nobody would ever remove it
+        return None  # another process has opened and locked it in between
+    except BaseException:  # without locks it would never be removed
         os.close(fd)
         remove(path)
         raise
@@ -208,29 +208,29 @@ def create_locked(path: str, mode: int = 0o666) -> int | None:
 
 
 def remove(path: str) -> None:
-    """Remove a file that may be gone already."""
+    """Remove a file that may not exist."""
     with suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
 
 
 def remove_empty(directory: str) -> None:
-    """Remove a directory if it is there and empty."""
+    """Remove a directory if it exists and is empty."""
     with suppress(OSError):
         os.rmdir(directory)
 
 
 def free_bytes(path: str) -> int | None:
     """
-    Return the room for unprivileged users in a directory, or None if it cannot be told.
+    Return the space for unprivileged users in a directory, or None if unknown.
 
-    There is none where fewer than one in a hundred files can still be made: shares of a byte each use up the
-    files of a disk long before its bytes, and the server needs some for itself.
+    It is 0 if fewer than one in a hundred inodes are free: shares of a byte each use up the inodes of a
+    disk long before its bytes, and the server needs some itself.
 
     Raises:
-        NotADirectoryError: something else has its name, or that of a directory above it.
+        NotADirectoryError: the path, or one of its parents, is not a directory.
     """
     try:
-        status = os.statvfs(path + "/.")  # which only a directory has
+        status = os.statvfs(path + "/.")  # fails unless it is a directory
     except NotADirectoryError:
         raise
     except FileNotFoundError:
@@ -244,12 +244,12 @@ def free_bytes(path: str) -> int | None:
 
 
 def is_writable(path: str) -> bool:
-    """Return whether this process may write in a directory, or make it if it is not there yet."""
+    """Return whether this process may write in a directory, or create it if it does not exist."""
     return os.access(_existing(path), os.W_OK | os.X_OK)
 
 
 def _existing(path: str) -> str:
-    """Return path, or what is there above it: directories are made when the first share comes."""
+    """Return path, or its nearest parent that exists: directories are created with the first share."""
     path = os.path.abspath(path)
     while not os.path.lexists(path):
         path = os.path.dirname(path)
@@ -258,9 +258,9 @@ def _existing(path: str) -> str:
 
 def read_boot_id() -> bytes:
     """
-    Return 16 bytes that differ after every start of the machine.
+    Return 16 bytes that change with every start of the machine.
 
-    Where the system offers none they are random, so that nothing is taken for synced that may not be.
+    If the system has none they are random, so that unsynced data is never taken for synced.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:

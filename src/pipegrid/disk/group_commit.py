@@ -1,13 +1,6 @@
 """
-When a complete share becomes visible: at once, or with others that come at about the same time.
-
-What each policy does, and promises, is said in ``commit``.
-
-**Groups.** A disk takes about as long to sync a hundred small files as one, so ``batch`` commits in groups.
-While one is being committed the next one gathers, and starts when it has finished: under load the groups grow
-by themselves until they match the disk. An idle disk lets the first share wait a few milliseconds for
-company. Size bounds close a group early, so that neither open files nor the wait for one huge share grow
-without end.
+Commits complete shares in groups: one sync for several shares, or at once, as the durability policy
+requires.
 """
 
 from __future__ import annotations
@@ -26,16 +19,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Ending = CommitOutcome | Failure
-"""How the commit of one share has ended: None if it is as durable as the policy demands."""
+"""The outcome of the commit of one share: None if it is as durable as the policy demands."""
 
 BEGIN_BYTES = 2 << 20
 """
-So much of a share is written before the disk is asked to begin with it. Otherwise it would begin when the
-last byte has come, and the client would wait for all of it: an eighth of a put of 100 MB, measured.
+When this much of a share is written, the disk starts to write it. Otherwise it would start with the last
+byte, and the client would wait for all of it: an eighth of a put of 100 MB, measured.
 """
 
 MAX_BEGINNING = 16
-"""Threads that do so wait for a disk that is busy. What is left out is written when it is synced."""
+"""The limit of threads that do so; with a busy disk they wait. The rest is written when it is synced."""
 
 LINGER_S = 0.003
 MAX_GROUP_SHARES = 64
@@ -43,10 +36,10 @@ MAX_GROUP_BYTES = 64 << 20
 
 
 class ThreadRunner(Protocol):
-    """As much of ``reactor.workers`` as is needed here."""
+    """The part of ``reactor.workers`` that is used here."""
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Fire with what the function returns, or fail with what it raises."""
+        """Fire with the function's result, or fail with its exception."""
 
 
 class Written(Protocol):
@@ -55,15 +48,15 @@ class Written(Protocol):
     unsent_bytes: int
 
     def begin_writing(self) -> None:
-        """Have the disk begin with what was written so far. May take a while, never fails."""
+        """Make the disk start to write the bytes so far. May take a while, never fails."""
 
 
 class Storable(Committable, Protocol):
     """
-    A share that several may want to have committed, one after the other.
+    A share whose commit may be requested several times.
 
     Attributes:
-        stored: whether it has been.
+        stored: whether it has been committed.
     """
 
     stored: bool
@@ -71,9 +64,14 @@ class Storable(Committable, Protocol):
 
 class Grouping(Generic[T]):
     """
-    Decides when waiting things become a group. Pure: it is told the time, in seconds.
+    Decides when waiting items become a group. Pure: the caller passes the time, in seconds.
 
-    Invariant: while nothing runs, whatever waits either may be taken now or has a time when it may.
+    A disk syncs a hundred small files in about the time of one. While a group is committed the next one
+    gathers, and starts afterwards: under load the groups grow until they match the disk. On an idle disk
+    the first share waits a few milliseconds for others. Limits close a group early, so that neither open
+    files nor the wait for a huge share are unbounded.
+
+    Invariant: while no group runs, waiting items either may be taken now, or have a time when they may.
     """
 
     def __init__(
@@ -95,23 +93,23 @@ class Grouping(Generic[T]):
         return len(self._waiting)
 
     def add(self, item: T, size_bytes: int, now_s: float) -> None:
-        """Let one more wait, of ``size_bytes``; ``now_s`` starts the lingering if it is the first."""
+        """Add an item of ``size_bytes``; ``now_s`` starts the waiting time if it is the first."""
         if not self._waiting:
             self._since_s = now_s
         self._waiting.append((item, size_bytes))
         self._waiting_bytes += size_bytes
 
     def hurry(self) -> None:
-        """Close the group that gathers now, as soon as nothing runs."""
+        """Close the current group as soon as no other runs."""
         self._hurry = bool(self._waiting)
 
     def finished(self) -> None:
-        """The group that ran has come to its end; who waited for it waits no longer."""
+        """Record that the running group has ended; the items that waited for it form a group at once."""
         self._running = False
         self.hurry()
 
     def wait_s(self, now_s: float) -> float | None:
-        """Return how long until ``take`` gives something without further events; None for never."""
+        """Return how long until ``take`` returns something without further events; None for never."""
         if self._running or not self._waiting:
             return None
         full = len(self._waiting) >= self._max_items or self._waiting_bytes >= self._max_bytes
@@ -120,7 +118,7 @@ class Grouping(Generic[T]):
         return max(0.0, self._since_s + self._linger_s - now_s)
 
     def take(self, now_s: float) -> list[T]:
-        """Return the group to run now, in the order of arrival; nothing if it is not yet time."""
+        """Return the group to run now, in the order of arrival; an empty list if it is too early."""
         if self.wait_s(now_s) != 0.0:
             return []
         group: list[T] = []
@@ -137,12 +135,13 @@ class Grouping(Generic[T]):
 
 class GroupCommit:
     """
-    Commits complete shares as a policy demands. Several stores may share one, if their loads come together.
+    Commits complete shares as a policy demands. Several stores may share one, if they are busy at the same
+    time.
 
     Args:
-        workers: where blocking calls run; ``none`` renames at once, in the calling thread, since
-            one rename takes less than the way to a thread and back.
-        clock: for the wait for company.
+        workers: where blocking calls run; ``none`` renames in the calling thread, since one rename takes
+            less time than using a worker thread.
+        clock: for the time that a group waits for more shares.
     """
 
     def __init__(
@@ -166,10 +165,11 @@ class GroupCommit:
     @property
     def syncs_unnamed(self) -> bool:
         """
-        Whether what a file holds that has no name is as durable, once it gets one, as the policy demands.
+        Whether data of an unnamed file, synced before it gets its name, is as durable as the policy
+        demands.
 
-        One call for the whole file system makes it so. But ``fsync`` of such a file writes nothing to the log
-        of a btrfs, in most kernels: the name, synced next, would come back with an empty file behind it.
+        ``syncfs`` guarantees that. But ``fsync`` of an unnamed file writes nothing to the log of a btrfs,
+        in most kernels: the name, synced next, would survive a power cut without the bytes.
         """
         if self.policy == "batch":
             return self._disk_calls().has_one_call
@@ -179,12 +179,12 @@ class GroupCommit:
         """
         Make a complete share durable and visible; fires when that may be acknowledged.
 
-        Cancelling it gives up waiting; the share is committed all the same. Committing a share that
-        is being committed only waits for it, too.
+        Cancelling stops the waiting; the share is committed nevertheless. A second commit of the same share
+        waits for the first.
 
         Raises:
-            ServerRefused: the disk failed, and the share is not to be counted on.
-            NoSpace: the disk turned out to be full.
+            ServerRefused: the disk failed, and the share may be lost.
+            NoSpace: the disk is full.
             NoSuchShare: the upload is gone.
         """
 
@@ -202,9 +202,9 @@ class GroupCommit:
         self, shares: Sequence[Storable], ended: Callable[[Storable, Ending], None]
     ) -> None:
         """
-        The same for many shares, without a Deferred for each.
+        Commit many shares, as ``commit`` does, without a Deferred for each.
 
-        One that has been committed is not done again: somebody else had the same upload, and came first.
+        One that another caller has committed already is not committed again.
 
         Args:
             ended: called for each, perhaps before this returns.
@@ -231,7 +231,7 @@ class GroupCommit:
             self._settle(new, commit_group(new, "none", self._disk_calls()))
 
     def written(self, share: Written) -> None:
-        """Note that more of a share has been written, which the disk may begin with."""
+        """Record that more of a share has been written, which the disk may start to write."""
         if share.unsent_bytes < BEGIN_BYTES or self.policy == "none":
             return
         if share in self._beginning or len(self._beginning) >= MAX_BEGINNING:
@@ -242,13 +242,16 @@ class GroupCommit:
         began.addBoth(lambda _: self._beginning.discard(share))
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Call a function that syncs what it writes, in a thread; here and now if nothing is synced."""
+        """
+        Call a function that syncs what it writes, in a worker thread; in this thread if the policy syncs
+        nothing.
+        """
         if self.policy == "none":
             return execute(function, *args, **kwargs)
         return self._workers.run(function, *args, **kwargs)
 
     def flush(self) -> Deferred[None]:
-        """Close the group that gathers; fires when everything is committed or has failed."""
+        """Close the current group; fires when everything is committed or has failed."""
         waiting: Deferred[None] = Deferred(self._idle_remove)
         self._idle.append(waiting)
         self._grouping.hurry()
@@ -283,7 +286,7 @@ class GroupCommit:
             self._timer.cancel()
             self._timer = None
         commit = Commit(group, self.policy, self._disk_calls())
-        # They may have been stopped, with the reactor: whoever waits for this group is to hear of it.
+        # Worker threads may have been stopped with the reactor: then the shares of this group have to fail.
         done: Deferred[Any] = maybeDeferred(self._workers.run, commit.sync_data)
         done.addCallback(lambda _: commit.publish())
         done.addCallback(lambda _: self._workers.run(commit.sync_names))

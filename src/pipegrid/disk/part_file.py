@@ -1,25 +1,6 @@
 """
-A file that appears under its name only when it is whole, and whose part outlives an interruption.
-
-Until then its bytes are in ``.NAME.pipegrid-part`` beside it: one name for one target, so that whoever writes
-to the target next, be it after ``kill -9``, finds the part, and takes it up or clears it away. Nothing here
-knows what the bytes should be; whoever takes a part up has to check every byte of it.
-
-Hazards, and what meets them:
-
-* two processes write to one target: the part is locked (``flock``), and the second one says so;
-* between opening and locking the part gets its final name, or goes: the name is looked at again under the
-  lock;
-* a process was killed between giving the part its name and taking the hidden one away (``secondname``), or
-  somebody made a hard link: a part with another name besides is left to that, and a new one is begun;
-* a symbolic link, a pipe or another user's file has the hidden name: a link is never followed, nothing but
-  a regular file of our own is written to, and a link or a file of somebody else is removed, if the system
-  lets us;
-* the part was made under a laxer umask: what this one forbids is taken away.
-
-**Durability.** The bytes are synced before the file gets its name, and the name after that, so that neither
-an empty nor a torn file can be found after a power cut, and what was said to be done is. Of a part that a
-disk fails to sync nothing is kept. A file system that cannot sync is no reason to fail.
+Files that appear under their name only when they are complete, and whose part file survives an
+interruption.
 """
 
 from __future__ import annotations
@@ -37,44 +18,62 @@ from pipegrid.disk.private_output import change_mode, current_umask, interruptib
 from pipegrid.disk.safe_open import names_file, open_to_write, own_descriptor
 from pipegrid.errors import SinkError, naming
 
-_MOST_PIECES = 512  # of one write; systems take 1024 at least
+_MOST_PIECES = 512  # the number in one write; systems accept at least 1024
 
-NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})  # none there
+# errors of file systems without locks
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 class PartInUse(SinkError):
-    """Another process writes to the same file at this moment."""
+    """Another process is writing the same file."""
 
 
 class TargetExists(SinkError):
-    """There is a file already, or since a moment ago, that may not be replaced."""
+    """A file exists, perhaps created just now, that may not be replaced."""
 
 
 class PartFile:
     """
     A file that is written from its beginning on; ``publish`` gives it its name, ``leave`` does not.
 
-    Also a context manager: leaving it without an error publishes. Writes are appended in order, and may
-    pass over bytes that are there already. A device or pipe is written to directly, and has no part; so is a
-    descriptor of this process that the path means.
+    Until then its bytes are in ``.NAME.pipegrid-part`` next to it: one name per target, so that the next
+    writer of the target, even after ``kill -9``, finds the part, and resumes or removes it. A writer that
+    resumes has to check every byte of it. Also a context manager: leaving it without an error publishes.
+    Writes are appended in order, and may skip bytes that exist already. A device, a pipe or a descriptor of
+    this process that the path names is written directly, without a part.
+
+    Hazards, and what is done about them:
+
+    * two processes write one target: the part is locked (``flock``), and the second one raises an error;
+    * between opening and locking, the part is renamed or removed: the name is checked again under the lock;
+    * the part has a second name, since a process was killed while publishing it, or by a hard link: it is
+      left alone, and a new one is begun;
+    * a symbolic link, a pipe or another user's file has the hidden name: links are never followed, only
+      regular files of this user are written, and the rest is removed if permitted;
+    * the part was created with a laxer umask: its permissions are reduced.
+
+    The bytes are synced before the file gets its name, and then the name, so that a power cut leaves
+    neither an empty nor an incomplete file. If a disk fails to sync a part, nothing of it is kept. A file
+    system that cannot sync is not an error.
 
     Args:
-        path: where the file shall be. A link there stays, and what it points to is replaced.
-        replace: replace an existing file, whose permissions stay, unless links are not followed.
-        resume: take up what an interrupted writer has left; otherwise it is cleared away, and nothing is
-            left by us.
-        follow: a link there; otherwise it, or a device or pipe, is replaced as a file would be.
-        inside: a descriptor of the directory, open until the part is let go of, by which all is done instead
-            of by the path; then no link is followed.
+        path: of the file. If it is a symbolic link, that stays, and its target is replaced.
+        replace: replace an existing file; its permissions stay, unless links are not followed.
+        resume: continue what an interrupted writer has left; otherwise that is removed, and no part is
+            left.
+        follow: follow a symbolic link; otherwise a link, device or pipe is replaced as a file would be.
+        inside: a descriptor of the directory, open as long as the part is, to use instead of the path; then
+            links are not followed.
 
     Attributes:
-        path: as it was given; what errors call it.
-        part: where the bytes are until then; None for a device or pipe.
-        found_bytes: how much was there, to be checked.
+        path: as it was given; used in errors.
+        part: the path of the part; None for a device or pipe.
+        found_bytes: how many bytes an earlier writer has left, to be checked.
         position: where the next write goes.
 
     Raises:
-        SinkError: the file exists and may not be replaced, cannot be written, or somebody else is writing it.
+        SinkError: the file exists and may not be replaced, cannot be written, or another process is writing
+            it.
     """
 
     def __init__(
@@ -102,11 +101,11 @@ class PartFile:
         self._fd = -1
         self._publishing = self._has_whole_pieces = False
         try:
-            # Of /dev/stdout, or what a shell makes of >(...), no resolved name leads to the pipe behind it.
+            # The resolved name of /dev/stdout, or of a shell's >(...), does not lead to the pipe.
             there = path if follow else self._target
             mode: int | None = os.stat(there, dir_fd=inside, follow_symlinks=follow).st_mode
         except OSError as error:
-            # A part could be made beside what can never have this name: all would be fetched for nothing.
+            # The part may be possible where the final name is not: then the download would be useless.
             if error.errno == errno.ENAMETOOLONG:
                 raise self._error(error) from error
             if error.errno == errno.ELOOP and not replace:
@@ -115,7 +114,7 @@ class PartFile:
         if mode is not None and not (follow or stat.S_ISDIR(mode)):
             mode = stat.S_IFREG
         elif mode is not None and stat.S_ISREG(mode) and own_descriptor(path) is not None:
-            # What a shell has opened for us, as with ``>>``, goes on where it is.
+            # A descriptor that a shell has opened, as with ``>>``, is written from its current position on.
             mode = stat.S_IFIFO
         if mode is not None and stat.S_ISDIR(mode):
             raise SinkError(f"cannot write {path}: it is a directory; name a file in it")
@@ -126,7 +125,7 @@ class PartFile:
                 raise self._exists()
         try:
             if mode is not None and not stat.S_ISREG(mode):
-                with interruptible():  # a pipe, for its reader
+                with interruptible():  # a pipe, which waits for its reader
                     self._fd = open_to_write(path)
             else:
                 self._open_part()
@@ -135,7 +134,7 @@ class PartFile:
 
     @property
     def name(self) -> str:
-        """What an error about it calls it, as ``open`` files have it."""
+        """The name for errors, as ``open`` files have it."""
         return self.path
 
     # Opening.
@@ -148,9 +147,9 @@ class PartFile:
             if error.errno not in NO_LOCKS:
                 raise
             with suppress(OSError):
-                if not os.lstat(part, dir_fd=self._directory).st_size:  # it was made just now
+                if not os.lstat(part, dir_fd=self._directory).st_size:  # it was created just now
                     os.unlink(part, dir_fd=self._directory)
-            # Without locks two writers would not know of each other: then each has a name of its own.
+            # Without locks two writers would not know of each other: then each has its own part.
             part = part_path(f"{self._target}.{os.urandom(6).hex()}", self._directory)
             self._resume = False
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -162,7 +161,7 @@ class PartFile:
         self.found_bytes = os.fstat(self._fd).st_size
 
     def _locked(self, part: str) -> int:
-        """Open or make the part, and lock it; what is in the way is removed, unless it is somebody's work."""
+        """Open or create the part, and lock it; remove what has its name, unless it is in use."""
         for _ in range(100):
             fd = self._open_or_make(part)
             try:
@@ -193,7 +192,7 @@ class PartFile:
             raise self._in_the_way(part) from error
 
     def _is_ours(self, part: str, fd: int) -> bool:
-        """Lock it; False if it is to be opened again, since the name leads elsewhere now."""
+        """Lock the part; False if it must be opened again, since its name is now that of another file."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise self._in_the_way(part)
@@ -204,7 +203,7 @@ class PartFile:
                 f"another process is writing to {self.path}; wait for it, or choose another name"
             ) from None
         if names_file(part, fd, self._directory):
-            status = os.fstat(fd)  # under the lock
+            status = os.fstat(fd)  # checked again under the lock
             if status.st_nlink == 1 and status.st_uid == os.geteuid():
                 self._tighten(fd, status.st_mode)
                 return True
@@ -224,13 +223,15 @@ class PartFile:
             os.fchmod(fd, stat.S_IMODE(mode) & ~mask)
 
     def _set_mode(self, more: int = 0) -> None:
-        if self._mode is not None:  # who could not read the file that was there, cannot now
+        if (
+            self._mode is not None
+        ):  # users who could not read the replaced file cannot read this one
             change_mode(self._fd, self._mode | more)
 
     # Bytes.
 
     def fileno(self) -> int:
-        """Return its descriptor, for those who write to it by themselves, from the beginning on."""
+        """Return the descriptor, for callers that write to it themselves, from the beginning on."""
         return self._fd
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
@@ -239,7 +240,7 @@ class PartFile:
         return len(data)
 
     def write_pieces(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
-        """Write the pieces one behind the other; ``OSError`` if that fails."""
+        """Write consecutive pieces; ``OSError`` if that fails."""
         views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         views.reverse()
         while views:
@@ -257,20 +258,20 @@ class PartFile:
         self._has_whole_pieces = self.position > 0
 
     def skip(self, length: int) -> None:
-        """The next bytes are there already."""
+        """Skip bytes that exist already."""
         self.position += length
         self._has_whole_pieces = True
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return what is there, or less where it ends; any thread may."""
+        """Return bytes of the part, fewer at its end; in any thread."""
         return os.pread(self._fd, length, offset)
 
     def begin(self, length: int) -> int:
         """
-        Write from the beginning on; what is behind so many bytes goes.
+        Write from the beginning on; remove bytes from ``length`` on.
 
         Returns:
-            how much is there.
+            how many bytes remain.
         """
         self.position = 0
         if self.part is not None:
@@ -279,7 +280,7 @@ class PartFile:
         return self.found_bytes
 
     def forget_rest(self) -> None:
-        """What is behind ``position`` is of no use."""
+        """Remove the bytes after ``position``."""
         if self.part is not None:
             self._cut(self.position)
 
@@ -288,15 +289,15 @@ class PartFile:
             os.ftruncate(self._fd, length)
 
     def flush(self) -> None:
-        """Do nothing, for those who flush any file: ``write`` keeps nothing in a buffer."""
+        """Do nothing, for callers that flush any file: ``write`` does not buffer."""
 
     def publish(self) -> None:
         """
-        Make it durable and give it its name; takes as long as the disk does, so any thread may.
+        Make the file durable and give it its name; takes as long as the disk does; in any thread.
 
         Raises:
-            SinkError: it cannot be written, or a file of that name has come up meanwhile; the part is still
-                there.
+            SinkError: it cannot be written, or a file of that name has appeared meanwhile; the part still
+                exists.
         """
         if self._fd < 0:
             return
@@ -316,17 +317,17 @@ class PartFile:
 
     def leave(self) -> str | None:
         """
-        Let go of it unfinished; a part that may be of use stays. Nothing, if it is being published just now.
+        Release the unfinished file; a useful part stays. Does nothing while the file is being published.
 
         Returns:
-            the name of the part, if there is anything in it for another time.
+            the name of the part, if it contains anything to resume.
         """
         if self._publishing:
-            return None  # in another thread, which finishes, and lets go of it
+            return None  # another thread publishes it, and then closes it
         if self._fd < 0 or self.part is None:
             self.close()
             return None
-        # Of a write that failed half way through the first segment nothing could be used.
+        # A write that failed within the first segment left nothing that can be resumed.
         kept = self._resume and (self._has_whole_pieces or self.found_bytes > 0)
         if not kept:
             with suppress(OSError):
@@ -335,9 +336,9 @@ class PartFile:
         return self.part if kept else None
 
     def close(self) -> None:
-        """Let go of the lock and the file."""
+        """Release the lock and the file."""
         fd, self._fd = self._fd, -1
-        with suppress(OSError):  # it may be none
+        with suppress(OSError):  # it may be closed
             os.close(fd)
 
     @property
@@ -363,7 +364,7 @@ class PartFile:
         if self._replace:
             os.replace(part, self._target, **inside)
             return
-        try:  # unless another client took it meanwhile
+        try:  # unless another process has created it meanwhile
             os.link(part, self._target, **inside)
         except FileExistsError:
             raise self._exists() from None
@@ -373,20 +374,21 @@ class PartFile:
                 raise self._exists() from None
             os.rename(part, self._target, **inside)
         else:
-            with suppress(OSError):  # whoever found it to be done has done so; or the next one does
+            with suppress(OSError):  # another process may have removed it, or the next writer does
                 os.unlink(part, dir_fd=self._directory)
 
     def sync(self) -> None:
-        """Have all bytes on the disk; ``publish`` does so, too, and ``OSError`` is raised if that fails."""
+        """Sync all bytes, as ``publish`` does; raises ``OSError``."""
         try:
             os.fsync(self._fd)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-                self._resume = False  # it may read well, and another sync succeed, with bytes lost
+                # it may be readable, and another sync succeed, although bytes are lost
+                self._resume = False
                 raise
 
     def _sync_directory(self) -> None:
-        with suppress(OSError):  # one that may not be read, or a system that cannot
+        with suppress(OSError):  # a directory that may not be read, or a system that cannot sync it
             if self._directory is not None:
                 os.fsync(self._directory)
             else:

@@ -1,4 +1,7 @@
-"""Private files; interruptible writes to pipes."""
+"""
+Files and directories that only their owner may read or change, and writes to pipes that a signal can
+interrupt.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # defined as in ``typing``, which is slow to import
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Writing to another program, which may not read for ever, in a way that a signal can end.
-#
-# A thread that waits for the reader of a pipe is woken by a signal, and goes on waiting when its handler has
-# returned; only a handler that raises ends that. So whoever writes says that it may have to wait, and the
-# handler of a signal that is to end the process asks for an error in its place. It concerns the main thread
-# alone, in which handlers run.
+# A thread that waits for the reader of a pipe continues to wait after a signal's handler has returned; only
+# a handler that raises ends that. So a writer declares that it may wait, and the handler of a terminating
+# signal raises an error then. This concerns only the main thread, in which handlers run.
 
 _waiting: list[Callable[[], int] | None] = []
 _ended: BaseException | None = None
@@ -30,15 +30,15 @@ _ended: BaseException | None = None
 @contextmanager
 def interruptible(fileno: Callable[[], int] | None = None) -> Iterator[None]:
     """
-    What is done within may wait for another program.
+    Declare that the code within may wait for another program.
 
     Args:
-        fileno: returns where it writes to; None: it opens that.
+        fileno: returns the descriptor that is written; None while it is being opened.
 
     Raises:
-        BaseException: what ``end_waiting`` was given; later also where there would be a wait.
+        BaseException: the one given to ``end_waiting``; also later, instead of any further wait.
     """
-    threading = sys.modules.get("threading")  # where nobody has loaded it there is one thread
+    threading = sys.modules.get("threading")  # if it was not imported, there is only one thread
     if threading is not None and threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -53,9 +53,9 @@ def interruptible(fileno: Callable[[], int] | None = None) -> Iterator[None]:
 
 def end_waiting(error: BaseException) -> None:
     """
-    Have the main thread, if it waits, do so no longer, and never again. For handlers of signals.
+    Stop the main thread from waiting, now and later. For handlers of signals.
 
-    Where there is room for what is being written, nobody is interrupted in the middle of that.
+    A write that does not have to wait is not interrupted.
     """
     global _ended
     _ended = error
@@ -64,7 +64,7 @@ def end_waiting(error: BaseException) -> None:
 
 
 def wait_for_room(fd: int) -> None:
-    """Wait until somebody has read from a pipe that does not wait by itself."""
+    """Wait until a non-blocking pipe can be written."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     poll.poll()
@@ -79,8 +79,8 @@ def _would_wait() -> bool:
     return not poll.poll(0)
 
 
-# Files that tell what nobody else should read, wherever a user wants them: logs and traces; what shares
-# are in; and directories that nobody else may change.
+# Files that only their owner should read (logs, traces, shares), and directories that only their owner may
+# change.
 
 
 PRIVATE_FILE = 0o600
@@ -90,20 +90,19 @@ _NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 
 def open_private(path: str, flags: int) -> int:
     """
-    Open a file for writing, made for nobody else to read if it is not there; return its descriptor.
+    Open a file for writing, created for its owner alone if it does not exist; return its descriptor.
 
-    A name that is a symbolic link is refused: in a directory where others may write, it leads where they
-    like. A file that is there and its owner's loses what others may do with it; devices and pipes stay
-    as they are.
+    A symbolic link is rejected: in a directory where others may write, it may lead anywhere. An existing
+    regular file of this user loses the permissions of others; devices and pipes are not changed.
 
     Args:
-        flags: of ``os.open``, beside ``O_CREAT``; what is there is not truncated unless they say so.
+        flags: of ``os.open``, without ``O_CREAT``; an existing file is truncated only if they say so.
 
     Raises:
         OSError: it cannot be opened, or is a symbolic link.
     """
     try:
-        with interruptible() if _is_pipe(path) else nullcontext():  # for its reader
+        with interruptible() if _is_pipe(path) else nullcontext():  # it waits for its reader
             fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP and os.path.islink(path):
@@ -119,10 +118,10 @@ def open_private(path: str, flags: int) -> int:
 
 def change_mode(fd: int, mode: int) -> None:
     """
-    Give an open file its mode; a file system without modes is no reason to fail.
+    Set the mode of an open file; a file system without modes is not an error.
 
     Raises:
-        OSError: others might read what they should not, since the disk is full, or fails.
+        OSError: the mode was not set, since the disk is full or fails, so others might read the file.
     """
     try:
         os.fchmod(fd, mode)
@@ -132,7 +131,7 @@ def change_mode(fd: int, mode: int) -> None:
 
 
 def current_umask() -> int:
-    """Return what new files of this process are not allowed."""
+    """Return the permission bits that new files of this process do not get."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -140,25 +139,25 @@ def current_umask() -> int:
 
 def make_directory(path: Path, mode: int = 0o755) -> None:
     """
-    Make a directory, and those above it, unless they are there: whatever the umask allows, nobody but their
-    owner may write to them, and put other secrets or shares into the place of ours.
+    Create a directory and its parents unless they exist. Whatever the umask allows, only their owner may
+    write to them; otherwise others could replace secrets or shares.
 
     Raises:
-        OSError: it cannot be made, or something else has its name.
+        OSError: it cannot be created, or something else has its name.
     """
     try:
         _make(path, mode)
     except FileNotFoundError:
         make_directory(path.parent)
-        _make(path, mode)  # which may be impossible all the same, as below /proc
+        _make(path, mode)  # may be impossible nevertheless, as below /proc
 
 
 def make_private(path: str) -> None:
     """
-    Make a directory, and those above it that are missing, all for their owner alone, unless it is there.
+    Create a directory and its missing parents, all for their owner alone, unless it exists.
 
     Raises:
-        OSError: it cannot be made, or something else has its name.
+        OSError: it cannot be created, or something else has its name.
     """
     try:
         os.mkdir(path, PRIVATE_DIRECTORY)
@@ -169,17 +168,17 @@ def make_private(path: str) -> None:
         make_private(parent)
         with suppress(FileExistsError):
             os.mkdir(path, PRIVATE_DIRECTORY)
-    except OSError:  # it may be there, whatever a disk that is not to be written to calls that
+    except OSError:  # it may exist: a read-only disk reports other errors first
         if not os.path.isdir(path):
             raise
 
 
 def keep_private(directory: str) -> str | None:
     """
-    Take from a directory what others than its owner may do with it; a missing one is no error.
+    Remove the permissions of others from a directory; a missing one is not an error.
 
     Returns:
-        None, or why they still may, in words of the system.
+        None, or the system's reason why that was not possible.
     """
     try:
         found = os.stat(directory)
@@ -195,7 +194,7 @@ def keep_private(directory: str) -> str | None:
 
 
 def others_may(directory: str) -> str | None:
-    """Return a directory's mode, if it lets in users who are not of its group; else None."""
+    """Return a directory's mode if it lets in users who are not in its group; else None."""
     try:
         mode = stat.S_IMODE(os.stat(directory).st_mode)
     except OSError:
@@ -208,7 +207,7 @@ def _make(path: Path, mode: int) -> None:
         os.mkdir(path, mode)
     except FileNotFoundError:
         raise
-    except OSError:  # it may be there, whatever a disk that is not to be written to calls that
+    except OSError:  # it may exist: a read-only disk reports other errors first
         if not path.is_dir():
             raise
 

@@ -1,4 +1,4 @@
-"""Open with a lock, or without blocking on a pipe."""
+"""Opening of files with a lock, or without waiting for the other end of a pipe."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import fcntl
 import os
 import stat
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # defined as in ``typing``, which is slow to import
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Files that are locked; apart from ``files``, for who has no time to load more.
+# Separate from ``files``, because it is loaded at start-up.
 
 
 def names_file(path: str, fd: int, inside: int | None = None) -> bool:
     """
-    Whether path still is the name of the open file; others may have renamed or removed it.
+    Return whether path still is the name of the open file; others may have renamed or removed it.
 
     Args:
-        inside: the descriptor of the directory that path is in, if it is a name alone.
+        inside: the descriptor of the directory of path, if path is a name alone.
     """
     ours = os.fstat(fd)
     return names_inode(path, (ours.st_dev, ours.st_ino), inside)
@@ -37,27 +37,27 @@ def names_inode(path: str, inode: tuple[int, int], inside: int | None = None) ->
 
 
 class CannotLock(OSError):
-    """The file can be opened, but not locked: some network file systems have no locks."""
+    """The file can be opened but not locked: some network file systems have no locks."""
 
 
 def open_locked(
     path: str, flags: int, wait: bool = False, shared: bool = False, mode: int = 0o666
 ) -> int | None:
     """
-    Open a file and take its lock; return the descriptor, or None if somebody else has the lock.
+    Open a file and lock it; return the descriptor, or None if another process has the lock.
 
-    Between the opening and the locking another process may rename or remove the file. So the
-    name is looked at again under the lock, and if it leads elsewhere now, all begins anew.
+    Between opening and locking, another process may rename or remove the file. So the name is checked again
+    under the lock; if it is that of another file, that is opened.
 
     Args:
         flags: as of ``os.open``.
-        wait: wait for the lock, where it is known to be held for a moment only.
-        shared: others may have it at the same time, if they share it, too.
-        mode: of a file that is made.
+        wait: wait for the lock, where it is held only for a moment.
+        shared: other processes may hold the lock at the same time, if theirs is shared, too.
+        mode: of a file that is created.
 
     Raises:
-        FileNotFoundError: there is no such file, or (when creating) no such directory.
-        CannotLock: it cannot be locked by anybody.
+        FileNotFoundError: the file does not exist, or (when creating) its directory.
+        CannotLock: the file system has no locks.
     """
     while True:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -84,17 +84,15 @@ def _lock(fd: int, kind: int) -> None:
         raise CannotLock(*error.args) from error
 
 
-# Files of settings and notes, read without ever waiting for somebody else, and what a directory's entries
-# are.
-#
-# A named pipe that lies in such a file's place would keep the thread that opens it for ever, signals or not.
+# Files of settings and notes are read without waiting: opening a named pipe in place of such a file would
+# block the thread for ever, signals or not.
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
     """
-    Return whether an entry is a directory, and no link; False if it cannot be looked at.
+    Return whether an entry is a directory, and not a link; False if it cannot be examined.
 
-    File systems that do not say so where names are listed have each entry looked at, which may fail for one.
+    Some file systems do not return types with names; then each entry is examined, which may fail for one.
     """
     try:
         return entry.is_dir(follow_symlinks=False)
@@ -115,7 +113,7 @@ def read_file(path: Path | str, most_bytes: int = -1) -> bytes:
     Return a file's content, or its beginning.
 
     Args:
-        most_bytes: no more than these are read; -1: all.
+        most_bytes: the largest number of bytes to read; -1: all.
 
     Raises:
         OSError: it cannot be read, or is a directory or named pipe.
@@ -124,24 +122,22 @@ def read_file(path: Path | str, most_bytes: int = -1) -> bytes:
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISDIR(mode):
         os.close(fd)
-        if stat.S_ISDIR(mode):  # of which Python would say that "11" is one
+        if stat.S_ISDIR(mode):  # Python would name the descriptor instead of the path
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is a named pipe; put a file in its place", str(path))
     with os.fdopen(fd, "rb") as file:
         return file.read(most_bytes)
 
 
-# Paths that mean a descriptor of this process: ``/dev/stdout``, ``/dev/fd/3``, what a shell makes of
-# ``>(...)``.
-#
-# What was opened for us is written where it stands. To open the path would begin anew: a file that a shell
-# opened to append to would lose what is in it.
+# ``/dev/stdout``, ``/dev/fd/3`` and a shell's ``>(...)`` name a descriptor of this process, which is
+# written from its current position on. Opening the path again would start at 0: a file that a shell opened
+# for appending would lose its content.
 
 _MOST_LINKS = 40
 
 
 def own_descriptor(path: str) -> int | None:
-    """Return the descriptor that a path means; None: it means a file, a device or a pipe by its name."""
+    """Return the descriptor that a path names; None if it names a file, a device or a pipe."""
     ours = ("/proc/self/fd", f"/proc/{os.getpid()}/fd", "/dev/fd")
     for _ in range(_MOST_LINKS):
         directory, name = os.path.split(os.path.abspath(path))
@@ -156,7 +152,7 @@ def own_descriptor(path: str) -> int | None:
 
 def open_to_write(path: str) -> int:
     """
-    Open a device or pipe, or share the descriptor of ours that the path means; the caller closes it.
+    Open a device or pipe, or duplicate the descriptor that the path names; the caller closes it.
 
     Raises:
         OSError: it cannot be opened.

@@ -1,1 +1,1 @@
-"""Flow control: pipelines, their windows, budgets and turns; useful to any Twisted program."""
+"""Flow control for any Twisted program: pipelines, windows, memory budgets and concurrency limits."""

@@ -1,4 +1,7 @@
-"""Concurrency limits: memory, per reactor turn, adaptive."""
+"""
+Limits on concurrent work: how many small objects are stored at once, how much memory is used, and how much
+work runs in one turn of the reactor.
+"""
 
 from __future__ import annotations
 
@@ -10,69 +13,70 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from pipegrid.arguments import check_whole
 
-# How many small objects are worth being under way at once, by how long each takes.
-#
-# Pure. A server that makes a request of each share (Tahoe-LAFS's do) takes milliseconds of a processor
-# for it, and what comes faster stands in a queue there. That queue gains nothing, and costs three things:
-# Twisted copies all of it for each line of a head; the share of a slow server is given up when it is only
-# behind others of ours; and what is cut off has more to send again. Bytes do not show it, as a thousand
-# of these shares fit into any window. So what counts here is time: where objects usually take a few times
-# as long as the quickest one did, they stand in queues, and fewer are sent. Before the first such cut the
-# number grows by one with each object, so that it doubles each round trip; then by a few in each.
-#
-# Times are seconds of one monotonic clock.
+# A server that needs a request per share, as Tahoe-LAFS's do, takes milliseconds of CPU for each, and
+# further requests wait in a queue there. A longer queue gains nothing and has three costs: Twisted copies
+# all of it for each header line; the share of a server is given up as too slow although it only waits for
+# our other requests; and a lost connection has more to send again. The window does not prevent this, since
+# thousands of these shares fit into it. So the number follows the time that objects take: where they
+# usually take a few times as long as the quickest did, they queue, and the limit shrinks. Before the first
+# such cut the limit grows by one with each object, so that it doubles each round trip; after that by a few
+# in each. Times are seconds of one monotonic clock.
 
-FIRST = 64
-"""Before anything is known; doubled in the first round trip, if it takes no longer than that."""
+INITIAL_LIMIT = 64
+"""The initial limit; doubled in the first round trip unless that takes longer than usual."""
 
 FEW = 4
-"""While a better way to the servers is being made: so that time is told, and nothing stands in its way."""
+"""
+The limit while a cheaper protocol to the servers is being set up, so that it leaves time and bandwidth for
+that.
+"""
 
 MANY = 128
 """
-Small objects that are worth another way: to import Foolscap takes a quarter of a second, as long as ten
-servers on two cores need for ten of them.
+From this many small objects on, a cheaper protocol is set up: importing Foolscap takes a quarter of a
+second, as long as ten servers on two cores need for ten of them.
 """
 
-LEAST = 16
-"""With fewer, ten servers would have nothing to do while one of them answers."""
+MINIMUM_LIMIT = 16
+"""The smallest limit; with fewer, ten servers would be idle while one of them answers."""
 
-PATIENT_S = 1.5
-LONG = 3.0
+QUEUED_S = 1.5
+QUEUED_FACTOR = 3.0
 """
-Objects queue if they take longer than the first, which is less than a put waits for a straggler, and so many
-times as long as the quickest. A shorter patience left servers idle where large files went between.
+Objects queue if they take longer than ``QUEUED_S``, which is less than the time that a put waits for
+a straggler, and this many times as long as the quickest. Shorter times left servers idle when large files
+were sent in between.
 """
 
-SMOOTHED = 1 / 16
-"""One object that stood behind a large one does not speak for the others."""
+SAMPLE_WEIGHT = 1 / 16
+"""The weight of a new sample, so that one object that waited for a large one does not change the result."""
 
 STEP = 4
-"""More in each round trip, once the servers' pace is known."""
+"""How much the limit grows in each round trip after the first cut."""
 
 
 class SmallFileCapacity(IntEnum):
-    """How many small objects a server bears, the fewest first."""
+    """How many small objects a server accepts at once, the fewest first."""
 
     FEW = 0
-    """It is about to take them in a way that costs it less; what is sent now stands in the way of that."""
+    """A cheaper protocol to it is being set up, and requests would delay that."""
 
     COUNTED = 1
-    """Each costs it requests of its own."""
+    """Each object costs it separate requests."""
 
     ANY = 2
-    """Many go in one message."""
+    """Many objects go in one message."""
 
 
 class ConcurrencyLimit:
     """
-    A number of objects that follows what they take.
+    A limit on concurrent objects that adapts to the time they take.
 
     Args:
-        most: the bound.
+        most: the largest limit.
 
     Attributes:
-        limit: so many may be under way now.
+        limit: how many may be in flight now.
     """
 
     def __init__(self, most: int) -> None:
@@ -81,36 +85,37 @@ class ConcurrencyLimit:
             UsageError: most is less than 1.
         """
         self._most = check_whole(most, "the number of objects in flight", least=1)
-        self._least = min(LEAST, most)
-        self.limit = min(FIRST, most)
+        self._least = min(MINIMUM_LIMIT, most)
+        self.limit = min(INITIAL_LIMIT, most)
         self._quickest_s = float("inf")
         self._usual_s = 0.0
         self._cut_s: float | None = None
         self._earned = 0.0
 
-    def has_slot(self, under_way: int, appetite: SmallFileCapacity) -> bool:
-        """Return whether one more may be under way."""
+    def has_slot(self, in_flight: int, appetite: SmallFileCapacity) -> bool:
+        """Return whether one more may be in flight."""
         limit = min(FEW, self.limit) if appetite is SmallFileCapacity.FEW else self.limit
-        return appetite is SmallFileCapacity.ANY or under_way < limit
+        return appetite is SmallFileCapacity.ANY or in_flight < limit
 
-    def ended(self, began_s: float, now_s: float, under_way: int) -> None:
+    def ended(self, began_s: float, now_s: float, in_flight: int) -> None:
         """
-        One has been stored.
+        Record that an object has been stored.
 
         Args:
-            under_way: how many were, with it; a limit that nobody reaches says nothing.
+            under_way: how many were in flight, including this one; a limit that is not reached cannot be
+                judged.
         """
         if self._cut_s is not None and began_s < self._cut_s:
-            return  # it stood in a queue that was cut since
+            return  # it waited in a queue that has been cut since
         took_s = now_s - began_s
         self._quickest_s = min(self._quickest_s, took_s)
-        self._usual_s += (took_s - self._usual_s) * (SMOOTHED if self._usual_s else 1.0)
-        long_s = max(PATIENT_S, LONG * self._quickest_s)
+        self._usual_s += (took_s - self._usual_s) * (SAMPLE_WEIGHT if self._usual_s else 1.0)
+        long_s = max(QUEUED_S, QUEUED_FACTOR * self._quickest_s)
         if self._usual_s > long_s:
             self._cut_s = now_s
             self.limit = max(self._least, int(self.limit * max(0.5, 0.8 * long_s / self._usual_s)))
             self._usual_s = 0.8 * long_s
-        elif under_way >= self.limit:
+        elif in_flight >= self.limit:
             self._grow()
 
     def _grow(self) -> None:
@@ -120,23 +125,21 @@ class ConcurrencyLimit:
         self.limit = min(self._most, self.limit + whole)
 
 
-# A bounded amount of something, lent in the order of asking.
-#
-# Transfers borrow the memory that they will need at most before they start, so that a hundred small
-# files go side by side, and large ones one behind the other.
+# Transfers borrow the memory that they will need at most before they start, so that a hundred small files
+# are transferred at the same time, and large ones one after another.
 
 
 class Budget:
     """
     ``total`` units, lent first come, first served.
 
-    Whoever asks for more than there is in all gets all of it.
+    A request for more than the total gets the total.
     """
 
     def __init__(self, total: int) -> None:
         assert total > 0
         self.total = total
-        self.free = total  # how many nobody has borrowed
+        self.free = total  # units that are not lent
         self._waiting: deque[tuple[int, Deferred[int]]] = deque()
         self._serving = False
 
@@ -155,7 +158,7 @@ class Budget:
         self._serve()
 
     def _serve(self) -> None:
-        # Whoever is served may give back at once: then the loop goes on, and the stack does not grow.
+        # A borrower may give back at once: then the outer loop continues, so that the stack does not grow.
         if self._serving:
             return
         self._serving = True
@@ -172,19 +175,17 @@ class Budget:
         self._serve()
 
 
-# Letting the reactor breathe: short pieces of work, a few in each of its turns.
-#
-# A hundred small files handed over at once would be coded in one go, a quarter of a second in which nothing
-# leaves and no answer is heard. In turns, what has been coded is on its way, and servers work on it,
-# while the next is.
+# A hundred small files given at once would be coded in one turn: a quarter of a second in which nothing is
+# sent and no answer is read. With a limit per turn, servers work on the first files while the next ones are
+# coded.
 
 
 class PerTurnLimit:
     """
-    Admits pieces of work in the order of asking.
+    Starts pieces of work in the order of asking.
 
     Args:
-        per_turn: how many may begin in one turn of the reactor.
+        per_turn: how many may start in one turn of the reactor.
     """
 
     def __init__(self, clock: IReactorTime, per_turn: int) -> None:
@@ -196,7 +197,7 @@ class PerTurnLimit:
         self._next_turn: IDelayedCall | None = None
 
     def begin(self) -> Deferred[None]:
-        """Return a Deferred that fires when the work may begin: perhaps at once, else in a later turn."""
+        """Return a Deferred that fires when the work may start: at once, or in a later turn."""
         turn: Deferred[None] = Deferred(self._cancelled)
         if self._left and not self._waiting:
             self._left -= 1
@@ -208,8 +209,8 @@ class PerTurnLimit:
         return turn
 
     def _turn(self) -> None:
-        # Whoever begins when nobody has waited for long may thus wait one turn in vain: that is cheaper
-        # than a timer for each beginning.
+        # Work that starts after an idle time may thus wait one turn without need: that is cheaper than a
+        # timer for each start.
         self._next_turn = None
         self._left = self._per_turn
         if len(self._waiting) > self._left:

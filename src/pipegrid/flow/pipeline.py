@@ -1,27 +1,4 @@
-"""
-Pipeline: many calls to one peer in flight, within a window, and no failure lost.
-
-Any function that answers with a Deferred can be pipelined; ``flow.window`` says how many bytes may
-be unacknowledged. The promises, and why they are these: docs/explanation-flow-control.md.
-
-* ``add`` starts its call at once, always, unless the pipeline has stopped. What waits is the caller:
-  its Deferred fires when there is room for another message. A caller that waits thus never has
-  more than the window and one message in flight. Callers that wait side by side are woken in order,
-  one at a time, each only while there is room.
-* The first failure of a call stops the pipeline: nothing more is started. It is handed out once, to
-  the oldest ``add`` that waits for room, else to the next ``add``, ``when_room`` or ``flush``. All later ones
-  fail with ``PipelineStopped``, whose cause is the first failure.
-* Failures after the first are counted in ``failure_count``; the first few stay in ``failures``.
-  A first failure that nobody asked for is logged when the pipeline is garbage, as an unhandled error.
-* What is handed out holds an exception, so that a coroutine can raise it, also where the protocol of a call
-  hands on failures as text: then it is a ``RemoteCallFailure``, whose exception is what the protocol itself
-  raises in coroutines (``RemoteError`` in Perspective Broker), else a ``RemoteCallError``.
-* A stopped pipeline stays stopped. A call whose failure should not stop it handles that itself,
-  with an errback on the Deferred that it gives; it fires with ``UNDELIVERED`` then, lest the window take
-  the failure for a fast acknowledgement.
-* What is in flight need not be in memory: a call that was added by ``add_letting_go`` may say that its bytes
-  are with the network, and ``held_limit_bytes`` bounds those that are not.
-"""
+"""Pipeline: many calls to one peer in flight, within a window, with every failure reported."""
 
 from __future__ import annotations
 
@@ -46,24 +23,27 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 DEFAULT_LIMIT_BYTES = 50_000
-"""At 100 ms this allows 500 kB/s; name a larger window, or an ``AutoWindow``, for a fast link."""
+"""At 100 ms this allows 500 kB/s; pass a larger window, or an ``AutoWindow``, for a fast link."""
 
 UNDELIVERED = object()
-"""What a call fires with that was not acknowledged, and does not want to stop the pipeline."""
+"""The result of a call that was not acknowledged and should not stop the pipeline."""
 
 KEPT_FAILURES = 8
-"""A lost connection fails every call in flight in the same way: a few tell as much as thousands."""
+"""How many failures are kept: a lost connection fails every call in flight in the same way."""
 
 
 _MAX_REASON_CHARACTERS = 200
-"""Of a failure's text in other texts: it may be the peer's, and is whole in the failure itself."""
+"""
+How much of a failure's text is quoted in other texts, since the peer may have sent it; the failure has all
+of it.
+"""
 
 
 class RemoteCallFailure(Failure):
     """
-    A failure that arrived without an exception, with one that can be raised.
+    A failure that arrived without an exception, together with an exception that can be raised.
 
-    ``check`` and ``trap`` know it by the remote names of its class and parents, too.
+    ``check`` and ``trap`` also accept the remote names of its class and their parents.
 
     Attributes:
         remote: the failure as it arrived.
@@ -74,12 +54,37 @@ class RemoteCallFailure(Failure):
         self.remote = remote
 
     def check(self, *errorTypes: Any) -> Any:
-        """Return the first of these types, or names of types, that it is here or was at the peer."""
+        """
+        Return the first of these types, or names of types, that the error has, locally or at the peer.
+        """
         return super().check(*errorTypes) or self.remote.check(*errorTypes)
 
 
 class Pipeline:
-    """Starts calls to one peer, as many as the window allows, and keeps their failures."""
+    """
+    Starts calls to one peer, as many as the window allows, and reports their failures.
+
+    Any function that returns a Deferred can be pipelined. docs/explanation-flow-control.md gives the
+    reasons for these guarantees:
+
+    * ``add`` always starts its call at once, unless the pipeline has stopped. The caller waits instead: its
+      Deferred fires when another message fits the window. So such a caller never has more than the window
+      and one message in flight. Several callers are resumed in order, one at a time, each only when its
+      message fits.
+    * The first failure of a call stops the pipeline: nothing more is started. It is reported once, to the
+      oldest waiting ``add``, else to the next ``add``, ``when_room`` or ``flush``. All later ones fail with
+      ``PipelineStopped``, whose cause is the first failure.
+    * Failures after the first are counted in ``failure_count``; the first few stay in ``failures``. A first
+      failure that was never reported is logged when the pipeline is garbage, as an unhandled error.
+    * A reported failure holds an exception, so that a coroutine can raise it. If the protocol of a call
+      passes failures on as text, it is a ``RemoteCallFailure``, whose exception is what the protocol itself
+      raises in coroutines (``RemoteError`` in Perspective Broker), else a ``RemoteCallError``.
+    * A stopped pipeline stays stopped. A call whose failure should not stop it handles that itself, with an
+      errback on its Deferred, which then fires with ``UNDELIVERED``, so that the window does not mistake
+      the failure for a fast acknowledgement.
+    * A call that was added by ``add_letting_go`` may report that the network has its bytes;
+      ``held_limit_bytes`` bounds those in memory.
+    """
 
     def __init__(
         self,
@@ -90,10 +95,9 @@ class Pipeline:
         """
         Args:
             window: how many bytes may be unacknowledged: a number of at least 1, or a window. An
-                ``AutoWindow`` may be given to one pipeline after another, and then remembers the
-                link, but to one at a time.
+                ``AutoWindow`` may be reused, by one pipeline at a time, and then remembers the link.
             clock: the reactor; needed by windows that measure.
-            held_limit_bytes: how many of the bytes in flight may still be held here. None: all.
+            held_limit_bytes: how many of the bytes in flight may still be in memory. None: all.
 
         Raises:
             UsageError: the number is less than 1, or the window measures and there is no clock.
@@ -118,7 +122,7 @@ class Pipeline:
 
         self._stopped = False
         self._aborted = False
-        # Held in a Deferred, so that Twisted logs it if it is never handed out.
+        # Held in a Deferred, so that Twisted logs it if it is never reported.
         self._unreported: Deferred[None] | None = None
         self._failures: list[Failure] = []
         self._failure_count = 0
@@ -134,7 +138,7 @@ class Pipeline:
 
     @property
     def window(self) -> Window:
-        """The window, as it was given or made."""
+        """The given window, or the fixed one made from a number."""
         return self._window
 
     @property
@@ -149,14 +153,14 @@ class Pipeline:
 
     @property
     def bytes_held(self) -> int:
-        """Those of them that no call has let go of."""
+        """The bytes in flight that no call has released."""
         return self._bytes_held
 
     @property
     def message_bytes(self) -> int:
         """
-        How large a message should be at most: as the window likes it, and no more than what is left of 9/8 of
-        what may be held, so that this is all the memory that a sender needs who gathers messages.
+        The best size of a message: as the window recommends, but at most what remains of 9/8 of the limit
+        for held bytes. So a sender that gathers messages needs no more memory than that.
         """
         liked = self._window.message_bytes
         held_limit = self._held_limit_bytes
@@ -166,7 +170,7 @@ class Pipeline:
 
     @property
     def gathers(self) -> bool:
-        """Whether a sender should have the next message ready while there is no room for it."""
+        """Whether a sender should prepare the next message while it does not fit yet."""
         return self._window.gathers
 
     @property
@@ -176,7 +180,9 @@ class Pipeline:
 
     @property
     def room(self) -> int:
-        """Bytes that could be added before a limit is reached; 0 if one is, or it has stopped."""
+        """
+        Bytes that can be added before a limit is reached; 0 if one is reached or the pipeline has stopped.
+        """
         if self._stopped:
             return 0
         room = self.limit_bytes - self._bytes_in_flight
@@ -205,26 +211,26 @@ class Pipeline:
 
     @property
     def failure_count(self) -> int:
-        """How many calls have failed; those that ``abort`` cancelled do not count."""
+        """How many calls have failed, without those that ``abort`` cancelled."""
         return self._failure_count
 
     def add(
         self, size: int, call: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[None]:
         """
-        Start ``call(*args, **kwargs)`` now; its Deferred (or coroutine, or return) acknowledges it.
+        Start ``call(*args, **kwargs)`` now; the end of its Deferred (or coroutine, or return) acknowledges
+        it.
 
         Args:
-            size: bytes that the call keeps in flight. 0 counts as 1, so that calls without a
-                body are bounded too.
+            size: bytes that the call keeps in flight. 0 counts as 1, so that calls without a body are
+                bounded too.
 
         Returns:
-            A Deferred that has fired already if there is still room, and otherwise fires when there
-            is room again. It does not wait for this call. Cancelling it stops the waiting only.
+            A Deferred that has fired already if the window is not full, and otherwise fires when it is not
+                full any more. It does not wait for this call. Cancelling it stops only the waiting.
 
-            It fails with the first failure of any call of this pipeline, if that was not handed
-            out yet, else with ``PipelineStopped``. If the pipeline had stopped before, ``call`` was
-            not called.
+            It fails with the first failure of any call of this pipeline if that was not reported yet, else
+                with ``PipelineStopped``. If the pipeline had stopped before, ``call`` was not called.
 
         Raises:
             UsageError: size is negative, or call cannot be called.
@@ -245,15 +251,15 @@ class Pipeline:
         """
         The same as ``add`` for a call whose bytes need not be held until it is acknowledged.
 
-        Its first argument is a function, to be called when the network has the bytes.
+        Its first argument is a function that it calls when the network has the bytes.
         """
         token = self._begin(size, call)
         if token is not None:
-            self._start(token, call, partial(self._let_go, token), *args, **kwargs)
+            self._start(token, call, partial(self._release, token), *args, **kwargs)
         return self.when_room()
 
     def when_room(self) -> Deferred[None]:
-        """Fire when there is room, or fail, just as ``add`` does, without a call."""
+        """Fire when the window is not full, or fail, as ``add`` does, without a call."""
         if self._stopped:
             return defer.fail(self._take_failure())
         if self.has_room:
@@ -264,9 +270,9 @@ class Pipeline:
         """
         Fire when nothing is in flight.
 
-        Success means that every call that was ever added has succeeded. Otherwise this fails, once
-        all calls have ended, with the first failure if that was not handed out yet, else with
-        ``PipelineStopped``. Cancelling stops the waiting only.
+        Success means that every call that was ever added has succeeded. Otherwise this fails, once all
+        calls have ended, with the first failure if that was not reported yet, else with
+        ``PipelineStopped``. Cancelling stops only the waiting.
         """
         if self._calls:
             return self._wait_in(self._flush_waits)
@@ -276,25 +282,25 @@ class Pipeline:
         """
         Start nothing more and cancel every call in flight.
 
-        Waiting ``add`` fail at once and ``flush`` when all calls have ended: with a failure of a call
-        if there was one that nobody was told of, else with ``PipelineStopped``.
+        Waiting ``add`` fail at once, and ``flush`` when all calls have ended: with the failure of a call if
+        one was not reported yet, else with ``PipelineStopped``.
 
         Returns:
-            A Deferred that fires when all calls have ended. It never fails: who aborts has a reason
-            already. What else went wrong stays in ``failures``. Aborting again is harmless. A call that
-            raises while it is cancelled has failed and ended.
+            A Deferred that fires when all calls have ended. It never fails, since the caller knows the
+                reason already. Other errors are in ``failures``. Aborting again has no effect. A call that
+                raises while it is cancelled has failed and ended.
         """
         self._stopped = self._aborted = True
         for token, running in list(self._calls.items()):
             self._cancel(token, running)
         self._fire_waits()
         done: Deferred[None] = self.flush()
-        # Nobody will ask a pipeline that was given up, so there is nothing left to complain about.
+        # The pipeline was given up, so its failure is not reported as unhandled.
         done.addErrback(lambda _: None)
         return done
 
     def _begin(self, size: int, call: object) -> Sent | None:
-        """Count a call that is about to start; None if nothing is started any more."""
+        """Count a call that is about to start; None if the pipeline has stopped."""
         if type(size) is not int:
             check_whole(size, "the size of a call")
         if not callable(call):
@@ -305,7 +311,7 @@ class Pipeline:
             return None
         size = max(1, size)
         token = self._window.sent(self._now(), size)
-        # Counted before it starts: the call may come back to this pipeline while it runs.
+        # Counted before it starts: the call may use this pipeline while it runs.
         self._calls[token] = None
         self._bytes_in_flight += size
         self._bytes_held += size
@@ -332,7 +338,7 @@ class Pipeline:
 
     def _acknowledged(self, result: object, token: Sent) -> None:
         if token not in self._calls:
-            return  # its end was its cancellation
+            return  # it ended when it was cancelled
         self._ended(token)
         if result is UNDELIVERED:
             self._window.abandoned(token)
@@ -354,7 +360,7 @@ class Pipeline:
         self._bytes_in_flight -= token.size
         self._no_longer_held(token)
 
-    def _let_go(self, token: Sent) -> None:
+    def _release(self, token: Sent) -> None:
         self._no_longer_held(token)
         self._fire_waits()
 
@@ -364,7 +370,7 @@ class Pipeline:
             self._bytes_held -= token.size
 
     def _note_failure(self, failure: Failure) -> None:
-        """Count a failure before anything else: what other protocols made of it may not bear more."""
+        """Count a failure first: converting failures of other protocols may raise."""
         self._stopped = True
         self._failure_count += 1
         if self._failure_count > KEPT_FAILURES:
@@ -375,7 +381,7 @@ class Pipeline:
             self._unreported = defer.fail(failure)
 
     def _take_failure(self) -> Failure:
-        """Return the first failure, the first time; then what says that it was told before."""
+        """Return the first failure, the first time; then a ``PipelineStopped``."""
         if self._unreported is not None:
             self._unreported.addErrback(lambda _: None)
             self._unreported = None
@@ -400,10 +406,10 @@ class Pipeline:
 
     def _fire_waits(self) -> None:
         """
-        Fire every wait whose time has come, in order, and those that come due through it.
+        Fire every wait that is due, in order, and those that become due by that.
 
-        What they call may add, be acknowledged and end up here again: then the outermost loop goes
-        on, so the stack does not grow.
+        Callbacks may add calls, which may end and get here again: then the outermost loop continues, so
+        that the stack does not grow.
         """
         if self._firing:
             return
@@ -436,9 +442,9 @@ class Pipeline:
 
 
 def _as_raisable(failure: Failure) -> Failure:
-    """Return the failure, or one in its place, whose value is an exception, without frames."""
+    """Return the failure, or one that replaces it, whose value is an exception, without frames."""
     if isinstance(failure.value, BaseException):
-        # The frames would keep the message's bytes alive. A failure of another kind may not bear it.
+        # The frames would keep the message's bytes in memory. A failure of another class may raise here.
         with suppress(Exception):
             failure.cleanFailure()
         return failure
@@ -446,7 +452,7 @@ def _as_raisable(failure: Failure) -> Failure:
 
 
 def _awaited(failure: Failure) -> BaseException | None:
-    """Return what a coroutine that awaits this failure gets, if the failure knows how to be raised there."""
+    """Return the exception that a coroutine gets when it awaits this failure, or None if there is none."""
 
     def awaiting() -> Generator[None, None, BaseException]:
         try:
@@ -461,7 +467,7 @@ def _awaited(failure: Failure) -> BaseException | None:
         failure.throwExceptionIntoGenerator(generator)
     except StopIteration as stop:
         found: BaseException | None = stop.value
-    except Exception:  # its value is no exception, and it knows of no other
+    except Exception:  # its value is not an exception, and it knows no other
         found = None
     finally:
         generator.close()

@@ -1,4 +1,7 @@
-"""How many bytes may be in flight to one server: a fixed window, or one that is measured."""
+"""
+How many bytes may be in flight to one server: a fixed number, or a measured one; pure functions of times
+and sizes.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,27 @@ import attrs
 from pipegrid.arguments import check_whole
 from pipegrid.errors import UsageError
 
-# How many bytes may be in flight: what every window does, and the one that is a fixed number.
-#
-# Pure: times go in, a number comes out. ``flow.pipeline`` does the sending and waiting; ``flow.window``
-# measures the number.
-#
-# Times are seconds of one monotonic clock whose zero does not matter; sizes are bytes.
+# Times are seconds of one monotonic clock; sizes are bytes.
 
 _EIGHTHS = 9
 """
-A message may be as large as what is left of so many eighths of a limit. While less than the limit is taken a
-message may leave, so that what is held at most is an eighth more than the limit, and no message has to be
-smaller than that eighth.
+A message may be as large as what remains of this many eighths of a limit, and may be sent while less than
+the limit is in use. So memory is at most an eighth above the limit, and no message has to be smaller than
+that eighth.
 """
 
 
 def left_for_message(limit_bytes: int, taken_bytes: int) -> int:
-    """Return how large a message may be where so much of a limit is taken; 0 or less if none may be."""
+    """
+    Return the largest size of a message when ``taken_bytes`` of a limit are in use; 0 or less if none may
+    be sent.
+    """
     return limit_bytes * _EIGHTHS // 8 - taken_bytes
 
 
 @attrs.define(eq=False)
 class Sent:
-    """One message in flight: what the window needs to know when it is acknowledged."""
+    """One message in flight: what the window needs when it is acknowledged."""
 
     size: int
     time: float
@@ -43,7 +44,7 @@ class Sent:
     first_sent_time: float = 0.0
     app_limited: bool = False
     probe: int = 0
-    # Not of the window's business: whether the sender still has the message's bytes.
+    # Not used by the window: whether the sender still has the message's bytes in memory.
     held: bool = True
 
 
@@ -51,11 +52,11 @@ class Window(Protocol):
     """
     Decides how many bytes may be unacknowledged.
 
-    A sender may send while less than ``limit_bytes`` are in flight, so that up to one message more
-    than that is in flight at any time.
+    A sender may send while less than ``limit_bytes`` are in flight, so that up to one message more than
+    that is in flight at any time.
 
     Attributes:
-        gathers: whether a sender should have the next message ready while there is no room for it.
+        gathers: whether a sender should prepare the next message while the window is full.
     """
 
     gathers: bool
@@ -66,20 +67,22 @@ class Window(Protocol):
 
     @property
     def message_bytes(self) -> int:
-        """How large a message should be at most, so that the window never waits for one of them alone."""
+        """
+        The recommended largest size of a message, so that the window never waits for one message alone.
+        """
 
     def sent(self, now: float, size: int) -> Sent:
-        """A message of ``size`` bytes leaves. Returns the token to acknowledge it by."""
+        """Record that a message of ``size`` bytes is sent. Returns the token to acknowledge it by."""
 
     def acknowledged(self, now: float, token: Sent) -> None:
-        """The message has arrived, and so has the answer."""
+        """Record the acknowledgement of a message."""
 
     def abandoned(self, token: Sent) -> None:
-        """The message is no longer in flight, and nothing can be learnt from it."""
+        """Record that a message is no longer in flight, and was not measured."""
 
 
 class FixedWindow:
-    """A limit that stays as it was given: 1 byte means one message at a time, and none is got ready."""
+    """A constant limit: 1 byte means one message at a time, and none is prepared in advance."""
 
     gathers = False
 
@@ -103,17 +106,17 @@ class FixedWindow:
         return Sent(size, now)
 
     def acknowledged(self, now: float, token: Sent) -> None:
-        """Learn nothing from it: the limit stays as it was given."""
+        """Ignore it: the limit is constant."""
 
     def abandoned(self, token: Sent) -> None:
-        """Do nothing, since nothing is counted: the limit stays as it was given."""
-
-
-# The largest value of the last so many rounds, told without keeping every value.
+        """Ignore it: the limit is constant."""
 
 
 class SlidingMax:
-    """The largest of the values noted in the last so many rounds; expires only when noting."""
+    """
+    The largest of the values noted in the last ``rounds`` rounds, without keeping every value; values
+    expire only when another is noted.
+    """
 
     def __init__(self, rounds: int) -> None:
         assert rounds > 0
@@ -121,11 +124,11 @@ class SlidingMax:
         self._entries: deque[tuple[int, float]] = deque()  # falling values, rising rounds
 
     def note(self, round_number: int, value: float) -> None:
-        """A value of a round, which is none before the last."""
+        """Note a value of a round, which must not be before the last one."""
         entries = self._entries
         while entries and entries[-1][1] <= value:
             entries.pop()
-        # One entry a round is enough, so the deque stays as short as the memory is.
+        # One entry a round is enough, so there are at most as many entries as rounds.
         if not entries or entries[-1][0] < round_number:
             entries.append((round_number, value))
         while entries[0][0] <= round_number - self._rounds:
@@ -133,7 +136,7 @@ class SlidingMax:
 
     @property
     def value(self) -> float:
-        """The largest; 0.0 if there was none."""
+        """The largest value; 0.0 if there is none."""
         return self._entries[0][1] if self._entries else 0.0
 
     def clear(self) -> None:
@@ -141,60 +144,55 @@ class SlidingMax:
         self._entries.clear()
 
 
-# A window that is measured, from the acknowledgements: as much in flight as keeps the link busy.
-#
-# Pure, as every ``flow.window.Window`` is. Why the numbers are what they are:
-# docs/explanation-flow-control.md, "The window".
-#
-# Times are seconds of one monotonic clock whose zero does not matter; sizes are bytes.
+# docs/explanation-flow-control.md, "The window", explains the numbers.
 
 INITIAL_BYTES = 1 << 20
 """
-The first flight, before anything is known. A share of a one-segment file (at most 1 MiB) leaves
-whole, in one round trip; ten servers cost 10 MiB of a budget of 64; at 100 ms this is 84 Mbit/s
-from the first round trip on, and on a 10 Mbit/s line less than a second of queue.
+The initial window. A share of a one-segment file (at most 1 MiB) is sent as a whole, in one round trip; ten
+servers use 10 MiB of a budget of 64; at 100 ms this is 84 Mbit/s from the first round trip on, and on a
+link of 10 Mbit/s a queue of less than a second.
 """
 
 FIRST_BYTES_PER_S = 16e6
 LIGHT_MESSAGE_BYTES = 16 << 10
 """
-Where a light message has measured a round trip before, the first flight may hold this rate for as long:
-more than ``INITIAL_BYTES`` above 65 ms. Ten servers fill 1 Gbit/s of 200 ms two round trips earlier so.
+If a light message has measured a round trip before, the initial window may last for this rate: it is larger
+than ``INITIAL_BYTES`` above 65 ms. Ten servers then fill 1 Gbit/s of 200 ms two round trips earlier.
 """
 
 FIRST_MESSAGE_BYTES = 384 << 10
 """
-The first on a long path: more than a block of a whole segment at 3 of n, so that a share of one segment is
-still one message.
+The first message on a long path: more than a block of a whole segment at 3 of n, so that a share of one
+segment is still one message.
 """
 
 LONG_PATH_MESSAGE_BYTES = 1 << 20
-"""The others, where the path fills the memory. Messages of 700 KB cost servers a quarter more."""
+"""The later messages, if the path fills the memory. Messages of 700 KB cost servers a quarter more."""
 
 SHORT_PATH_S = 0.010
-"""Below this a round trip takes less than what a large message costs the processors at both ends."""
+"""On shorter paths, a round trip takes less time than a large message costs the CPUs at both ends."""
 
 MESSAGE_S = 1.0
 """
-A message is at most what the link takes in so long, once that is known. Behind a near relay (a tunnel: 0.5
-ms, 40 kB/s) messages as large as the window, and a window for these, made each other grow, until one took two
-minutes.
+A message is at most what the link carries in this time, once that is known. With a near relay (a tunnel:
+0.5 ms, 40 kB/s), messages as large as the window, and a window for these, made each other grow until one
+took two minutes.
 """
 
 MINIMUM_BYTES = 64 << 10
-"""What the window never falls below: a queue of half a second on a 1 Mbit/s line."""
+"""The smallest window: a queue of half a second on a link of 1 Mbit/s."""
 
 MAXIMUM_BYTES = 5 << 20
-"""Ten servers, each with a window of this and an eighth of it more: 56 MiB."""
+"""The largest window: ten servers with this and an eighth more use 56 MiB."""
 
 STARTUP_GAIN = 2.0
-"""Doubles the window every round trip while the rate follows."""
+"""Doubles the window every round trip as long as the rate grows with it."""
 
 STEADY_GAIN = 1.5
 """
-Above 1, or a faster link would never be noticed: the measured rate can grow by this factor in a
-round trip. The excess stands in the queue, and lets acknowledgements come half a round trip late (a
-server writes its disk) before the link runs dry.
+Above 1, or a faster link would never be noticed: the measured rate can grow by this factor in a round trip.
+The excess is queued, and lets acknowledgements come half a round trip late (a server writes its disk)
+before the link is idle.
 """
 
 PLATEAU_GROWTH = 1.25
@@ -202,27 +200,27 @@ PLATEAU_ROUNDS = 3
 """Start-up ends when the rate has grown by less than a quarter in each of three round trips."""
 
 RATE_ROUNDS = 10
-"""Round trips for which the best delivery rate is believed."""
+"""For how many round trips the best delivery rate is used."""
 
 RTT_LIFETIME_S = 10.0
 RTT_LIFETIME_ROUNDS = 40
 """
-How long the shortest round trip is believed: the longer of the two. Measuring it anew costs at most
-one idle round trip, so at most 1/40 of the throughput.
+How long the shortest round trip is used: the longer of the two. Measuring it again costs at most one idle
+round trip, so at most 1/40 of the throughput.
 """
 
 
 class AutoWindow:
     """
-    A window on the knee: the least that keeps the link busy, as far as that can be measured.
+    The smallest window that keeps the link busy, as far as that can be measured.
 
-    The limit is gain × (delivery rate × round trip + one message), where the rate is the best of the
-    last ten round trips and the round trip the shortest of the last ten seconds or more, less the
-    time that the measured message took to cross the bottleneck itself.
+    The limit is gain × (delivery rate × round trip + one message), where the rate is the best of the last
+    ten round trips and the round trip the shortest of the last ten seconds or more, less the transmission
+    time of the measured message at the bottleneck.
 
     Attributes:
-        state: ``startup`` (doubling), ``steady``, or ``probe`` (draining the queue for the
-            length of a round trip, to see the path's own delay again).
+        state: ``startup`` (doubling), ``steady``, or ``probe`` (draining the queue for a round trip, to
+            measure the path's own delay again).
     """
 
     gathers = True
@@ -236,10 +234,9 @@ class AutoWindow:
     ) -> None:
         """
         Args:
-            initial_bytes: the first flight; brought between the bounds if it is not.
-            transport_rtt_s: returns the shortest round trip that the transport has seen, None while it
-                has seen none. A first message of the sender's own may have waited for a connection, and
-                each for the disk.
+            initial_bytes: the initial window; adjusted to the bounds.
+            transport_rtt_s: returns the shortest round trip that the transport has measured, or None. The
+                first message may have waited for a connection, and each one for the disk.
 
         Raises:
             UsageError: not 1 <= minimum_bytes <= maximum_bytes.
@@ -269,18 +266,18 @@ class AutoWindow:
         self._round = 0
         self._round_ends_at_bytes = 0
         self._rates = SlidingMax(RATE_ROUNDS)
-        self._rate_counts = False  # a message was so large that the rate tells of the link
+        self._rate_counts = False  # a message was large enough for the rate to measure the link
         self._sizes = SlidingMax(RATE_ROUNDS)
 
         self._plateau_rate = 0.0
         self._plateau_rounds = 0
 
-        # The undisturbed round trip, and the size of the message that measured it.
+        # The round trip without a queue, and the size of the message that measured it.
         self._rtt_s: float | None = None
         self._rtt_size = 0
         self._rtt_time = 0.0
         self._rtt_rate = 0.0  # the best rate since then
-        # Which probe this is, what it allows in flight, and what the last one measured.
+        # The number of this probe, its limit in flight, and the result of the last probe.
         self._probe = 0
         self._probe_bytes = 0
         self._probe_rtt_s = float("inf")
@@ -296,13 +293,14 @@ class AutoWindow:
     @property
     def message_bytes(self) -> int:
         """
-        Half of the limit, and all of it where the path is so short that nothing is idle while a message is
-        acknowledged; but no more than what is left of 9/8 of the maximum, so that this is all the memory
-        that a sender needs, and than what the link takes in ``MESSAGE_S``.
+        Half of the limit; all of it on a path so short that nothing is idle while a message is
+        acknowledged. Never more than what remains of 9/8 of the maximum, which bounds the memory of a
+        sender, or than the link carries in ``MESSAGE_S``.
 
-        On a long path the first is smaller: the line is idle until one for every server has been produced.
-        Where the path alone fills most of the maximum all are: what a message keeps from being acknowledged
-        while the rest of it is on its way is then missing on the line. (Ten servers, 1 Gbit/s, 200 ms: 3 %.)
+        On a long path the first message is smaller: the link is idle until one for every server has been
+        made. If the path alone fills most of the maximum, all messages are smaller: a message is
+        acknowledged only as a whole, and until then none of its bytes can be replaced by others. (Ten
+        servers, 1 Gbit/s, 200 ms: 3 %.)
         """
         rtt_s = self._light_rtt_s()
         short = rtt_s is not None and rtt_s < SHORT_PATH_S
@@ -330,12 +328,12 @@ class AutoWindow:
         return self._path_rtt_s(self._rtt_s, self._rtt_size)
 
     def sent(self, now: float, size: int) -> Sent:
-        """A message leaves; one that comes late, with room to spare, marks a poor sender."""
+        """Record a message; if it is late although the window was open, the sender is the bottleneck."""
         if self.in_flight_bytes == 0:
             self._delivered_time = self._first_sent_time = now
             self._begin_flight()
         if self._sender_was_idle(now):
-            # Samples are unfit until everything that was sent thinly has been acknowledged.
+            # Samples do not count until everything that was sent too slowly has been acknowledged.
             self._app_limited_until = self._delivered_bytes + self.in_flight_bytes
         token = Sent(
             size,
@@ -352,7 +350,7 @@ class AutoWindow:
         return token
 
     def joined(self, token: Sent, size: int) -> None:
-        """One more leaves right behind the last message, and is acknowledged with it: they are one."""
+        """Extend the last message by another one that follows it at once and is acknowledged with it."""
         token.size += size
         self.in_flight_bytes += size
         self._sizes.note(self._round, token.size)
@@ -360,7 +358,7 @@ class AutoWindow:
             self._room_since = float("inf")
 
     def acknowledged(self, now: float, token: Sent) -> None:
-        """Take the samples and size the window anew."""
+        """Take the samples and compute the window again."""
         self.in_flight_bytes -= token.size
         self._delivered_bytes += token.size
         self._delivered_time = now
@@ -377,36 +375,37 @@ class AutoWindow:
         self._resize(now)
 
     def abandoned(self, token: Sent) -> None:
-        """A message was given up."""
+        """Record that a message was given up."""
         self.in_flight_bytes -= token.size
         if self.state == "probe" and token.probe == self._probe:
             self.state = "steady"  # the next acknowledgement starts another
 
     def _begin_flight(self) -> None:
-        # Only here: once a flight is under way, its own acknowledgements say more than a guessed rate.
+        # Only for an idle connection: once messages are in flight, their acknowledgements are better than a
+        # guessed rate.
         flight_bytes = min(self._known_flight_bytes(self._light_rtt_s()), self.maximum_bytes)
         self.limit_bytes = max(self.limit_bytes, flight_bytes)
 
     def _known_flight_bytes(self, light_rtt_s: float | None) -> int:
-        """Return what is worth sending at once, if nothing but a round trip is known; else 0."""
+        """Return the best initial window if only a round trip is known; else 0."""
         if light_rtt_s is None or self._plateau_rounds or self.state != "startup":
             return 0
         return int(FIRST_BYTES_PER_S * light_rtt_s)
 
     def _light_rtt_s(self) -> float | None:
-        """Return the shortest round trip of anything light, None while there was none."""
+        """Return the shortest round trip of any light message, None if there was none."""
         seen = self._transport_rtt_s()
         if self._rtt_s is None or self._rtt_size > LIGHT_MESSAGE_BYTES:
             return seen
         return self._rtt_s if seen is None else min(seen, self._rtt_s)
 
     def _sender_was_idle(self, now: float) -> bool:
-        # A sender that fills every gap within an eighth of a round trip does its best.
-        patience_s = (self._rtt_s or 0.0) / 8
-        return self._delivered_bytes > 0 and now - self._room_since > patience_s
+        # A sender that fills every gap within an eighth of a round trip is not idle.
+        allowed_gap_s = (self._rtt_s or 0.0) / 8
+        return self._delivered_bytes > 0 and now - self._room_since > allowed_gap_s
 
     def _count_round(self, token: Sent) -> bool:
-        # Thinly sent rounds do not count, so they make nothing expire.
+        # Rounds in which the sender was idle do not count, so they make nothing expire.
         if token.app_limited or token.delivered_bytes < self._round_ends_at_bytes:
             return False
         self._round += 1
@@ -414,7 +413,7 @@ class AutoWindow:
         return True
 
     def _sample_rate(self, now: float, token: Sent) -> None:
-        # The longer of the two spans: acknowledgements that arrive in a bunch say nothing of the link.
+        # The longer of the two spans: acknowledgements that arrive together do not measure the link.
         span_s = max(now - token.delivered_time, token.time - token.first_sent_time)
         if span_s <= 0:
             return
@@ -427,19 +426,19 @@ class AutoWindow:
         if rtt_s <= 0:
             return
         if self._rtt_s is None or self._is_shorter((rtt_s, token.size)):
-            self._believe_round_trip(now, rtt_s, token.size)
+            self._set_round_trip(now, rtt_s, token.size)
         elif self.state == "probe" and token.probe == self._probe:
             self._judge_probe(now, token)
-        elif self.state == "steady" and self._round_trip_is_doubtful(now):
+        elif self.state == "steady" and self._round_trip_is_outdated(now):
             self._start_probe(self._path_bytes() / 2)
 
-    def _round_trip_is_doubtful(self, now: float) -> bool:
+    def _round_trip_is_outdated(self, now: float) -> bool:
         lifetime_s = max(RTT_LIFETIME_S, RTT_LIFETIME_ROUNDS * (self._rtt_s or 0.0))
-        # On a path that has become longer, a window for the short one holds the rate down.
+        # On a path that has become longer, a window for the shorter one limits the rate.
         self._rtt_rate = max(self._rtt_rate, self.rate)
         return now - self._rtt_time > lifetime_s or self.rate < self._rtt_rate / 2
 
-    def _believe_round_trip(self, now: float, rtt_s: float, size: int) -> None:
+    def _set_round_trip(self, now: float, rtt_s: float, size: int) -> None:
         self._rtt_s, self._rtt_size, self._rtt_time = rtt_s, size, now
         self._rtt_rate = self.rate
         self._probe_rtt_s = float("inf")
@@ -463,25 +462,26 @@ class AutoWindow:
     def _start_probe(self, limit_bytes: float) -> None:
         self.state = "probe"
         self._probe += 1
-        # A byte lets the first message out when everything else has been acknowledged.
+        # One byte lets the first message be sent when everything else has been acknowledged.
         self._probe_bytes = max(1, int(limit_bytes))
 
     def _judge_probe(self, now: float, token: Sent) -> None:
         """
-        A message has travelled while little was in flight. Believe its time, unless it may have stood
-        in a queue: if the link has become slower, half of the old pipe still is one.
+        Evaluate a message that was sent while little was in flight. Use its time unless it may have been
+        queued: if the link has become slower, half of the former bandwidth-delay product still is a queue.
         """
         rtt_s = now - token.time
         known = self._path_bytes() + token.size
         longer = rtt_s * self.rate > 1.25 * known
         if longer and rtt_s < 0.8 * self._probe_rtt_s:
-            # Less in flight may make it shorter still; when it no longer does, it is the path.
+            # With less in flight the round trip may be shorter still; when it is not any more, it is the
+            # path's own.
             self._probe_rtt_s = rtt_s
             self._start_probe(self._probe_bytes / 2)
             return
-        self._believe_round_trip(now, rtt_s, token.size)
+        self._set_round_trip(now, rtt_s, token.size)
         if longer:
-            # What was believed of the rate came from another link, or a window too small for this.
+            # The known rate came from another link, or from a window that was too small for this one.
             self.state = "startup"
             self._plateau_rate = 0.0
             self._plateau_rounds = 0
@@ -513,6 +513,6 @@ class AutoWindow:
         gain = STARTUP_GAIN if self.state == "startup" else STEADY_GAIN
         limit = int(gain * (self._path_bytes() + self._sizes.value))
         if self.state == "startup" and not self._plateau_rounds:
-            # What is not yet known is no reason to be timid.
+            # What is not known yet does not shrink the limit.
             limit = max(limit, self.limit_bytes)
         return min(max(limit, self.minimum_bytes), self.maximum_bytes)

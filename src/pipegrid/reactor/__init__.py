@@ -1,1 +1,1 @@
-"""What is about the event loop: TLS, sockets, workers, wake-ups, traces; useful to any Twisted program."""
+"""Additions to Twisted's event loop, for any program: TLS, sockets, worker threads, timers, traces."""

@@ -1,16 +1,6 @@
 """
-Calls that may wait for another program, perhaps for ever: each has a thread of its own, and can be given up.
-
-Reading a pipe, opening a named one, writing to a terminal: none of it may keep the reactor, nor one of the
-few threads that do work for the processor (``workers``).
-
-**Giving up.** When the Deferred of a call is cancelled, or all calls are stopped, the Deferred fails at once,
-and what the call has registered with ``undo`` is undone. The thread ends as soon as the call asks its
-``BlockingCall``, which wakes a call that waits for a descriptor. A thread that waits inside some object's
-own ``read`` or ``write`` cannot be woken; it ends when that returns, and its result is dropped. Threads are
-daemons: none keeps the process from ending.
-
-**Bounds.** At most ``limit`` threads, abandoned ones included; further calls wait for one, in order.
+Runs calls that may wait for another program for ever, such as reading a pipe, each in its own thread, and
+cancels them.
 """
 
 from __future__ import annotations
@@ -33,11 +23,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LIMIT = 256
-"""Calls at a time; each takes a thread and up to four descriptors."""
+"""Limit of calls at a time; each takes a thread and up to four descriptors."""
 
 
 class BlockingCall:
-    """What a call asks while it runs in its thread, and the reactor tells when nobody waits any more."""
+    """Used by a call in its thread to wait, and by the reactor to cancel it."""
 
     def __init__(self) -> None:
         self._woken, self._wake = os.pipe()
@@ -46,24 +36,27 @@ class BlockingCall:
         self._undo: list[Callable[[], object]] = []
 
     def check(self) -> None:
-        """Raise CancelledError if nobody waits for the result any more."""
+        """Raise CancelledError if the call was cancelled."""
         if self._given_up:
             raise defer.CancelledError
 
     def wait_readable(self, fd: int) -> None:
-        """Wait until a descriptor can be read, or is at its end; CancelledError: given up."""
+        """Wait until a descriptor can be read, or is at its end; raises CancelledError."""
         self._wait(fd, select.POLLIN)
 
     def wait_writable(self, fd: int) -> None:
-        """Wait until a descriptor takes more, or has failed; CancelledError: given up."""
+        """Wait until a descriptor can be written, or has failed; raises CancelledError."""
         self._wait(fd, select.POLLOUT)
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long; CancelledError: given up."""
+        """Wait for a time; raises CancelledError."""
         self._wait(None, 0, seconds)
 
     def undo(self, action: Callable[[], object]) -> None:
-        """Have something done, by whichever thread, if the call is given up; CancelledError: it was."""
+        """
+        Register a function that runs in either thread if the call is cancelled; raises CancelledError if it
+        was.
+        """
         with self._lock:
             if not self._given_up:
                 self._undo.append(action)
@@ -79,27 +72,27 @@ class BlockingCall:
         poll.poll(None if seconds is None else 1000 * seconds)
         self.check()
 
-    # For the reactor, and for the thread's end.
+    # For the reactor, and for the end of the thread.
 
     def give_up(self) -> None:
-        """Nobody waits for the result any more; once."""
+        """Cancel the call; to be called once."""
         with self._lock:
             self._given_up = True
             actions, self._undo = self._undo, []
             os.close(self._wake)
         for action in actions:
-            with suppress(Exception):  # it was to give something back, and nothing more can be done
+            with suppress(Exception):  # it was to release something, and nothing more can be done
                 action()
 
     def ended(self) -> None:
-        """The thread has ended; in the reactor, once."""
+        """Release the descriptors after the thread has ended; in the reactor's thread, once."""
         os.close(self._woken)
         if not self._given_up:
             os.close(self._wake)
 
 
 class _Entry:
-    """One call, and the Deferred that waits for it."""
+    """One call, and the Deferred for its result."""
 
     def __init__(
         self, work: Callable[[BlockingCall], Any], cancel: Callable[[_Entry], None]
@@ -110,7 +103,17 @@ class _Entry:
 
 
 class BlockingCalls:
-    """Runs functions that may wait for ever. To be called from the reactor only."""
+    """
+    Runs functions that may wait for ever; called only from the reactor's thread.
+
+    When the Deferred of a call is cancelled, or all calls are stopped, the Deferred fails at once, and the
+    functions that the call has registered with ``undo`` run. The thread ends as soon as the call uses its
+    ``BlockingCall``; waiting for a descriptor is interrupted. A thread that waits inside another object's
+    ``read`` or ``write`` cannot be interrupted; it ends when that returns, and its result is dropped.
+    Threads are daemons, which do not keep the process alive.
+
+    At most ``limit`` threads run, including those of cancelled calls; further calls wait in order.
+    """
 
     def __init__(self, reactor: IReactorFromThreads, limit: int = LIMIT) -> None:
         self._reactor = reactor
@@ -128,14 +131,14 @@ class BlockingCalls:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Deferred[T]:
-        """Fire with what the function returns; its first argument is the ``BlockingCall`` that it asks."""
+        """Fire with the function's result; its first argument is its ``BlockingCall``."""
         entry = _Entry(lambda call: function(call, *args, **kwargs), self._cancel)
         self._waiting.append(entry)
         self._start_next()
         return entry.deferred
 
     def stop(self) -> None:
-        """Give up all calls: their Deferreds fail with CancelledError."""
+        """Cancel all calls: their Deferreds fail with CancelledError."""
         for entry in [*self._waiting, *self._threads]:
             entry.deferred.cancel()
 
@@ -163,7 +166,7 @@ class BlockingCalls:
         self._threads.add(entry)
 
     def _serve(self, entry: _Entry, call: BlockingCall) -> None:
-        """In a thread: make the call, and hand its result to the reactor."""
+        """In a thread: make the call, and pass its result to the reactor."""
         try:
             result = entry.work(call)
         except BaseException:
@@ -174,7 +177,7 @@ class BlockingCalls:
         self._threads.discard(entry)
         call.ended()
         if not entry.deferred.called:
-            entry.deferred.callback(result)  # a Failure goes the errbacks' way
+            entry.deferred.callback(result)  # a Failure calls the errbacks
         self._start_next()
 
     def _cancel(self, entry: _Entry) -> None:

@@ -1,4 +1,7 @@
-"""TLS of clients (`ssl`); adoption of preconnected sockets."""
+"""
+TLS of clients, with Python's ``ssl`` over memory, which starts faster than Twisted's; also over
+preconnected sockets.
+"""
 
 from __future__ import annotations
 
@@ -27,62 +30,56 @@ from pipegrid.reactor.preconnect import HostPort, Preconnected, Preconnector, ha
 from pipegrid.reactor.sockets import Buffer, Outlet, socket_of
 from pipegrid.reactor.tls_context import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 
-# TLS of clients that know whom they want to talk to: Python's own ``ssl``, over memory.
-#
-# Twisted's TLS brings pyOpenSSL with it, and that X.509 as ``cryptography`` has it; importing them was a
-# tenth of what a ``put`` of a small file computes. Of all that a client of storage servers needs the
-# handshake, one look at the certificate, and records. What is common with ``tls``, which servers and
-# Foolscap use: all records of one read are delivered together, those of one write are sent together and
-# at once, large buffers are encrypted where they lie.
-#
-# ===========  ===================================================================================
-# handshaking  what is written waits. When the handshake is over, and before its last bytes leave, the
-#              certificate is checked; if it is not the right one nothing is sent any more
-# open         bytes go both ways
-# closing      ``loseConnection`` was called, and a producer still writes
-# said         goodbye was sent, and the transport closes behind it. The other's goodbye is not waited for,
-#              which would take a round trip: a client closes when all is answered
-# lost         nothing is delivered and nothing sent: after the other's goodbye, an error, an abort,
-#              or the transport's end
-# ===========  ===================================================================================
-#
-# **The end, as the protocol hears it.** After a goodbye, of either side, what the transport says. Without
-# one ``ConnectionLost``: whoever can cut the wire could otherwise make what was cut off look whole. After an
-# error of TLS ``TlsFailed``, and after a wrong certificate the error of the check.
-#
-# **Renegotiation** is refused, as in TLS 1.3, which has none: it is one certificate that was checked.
+# Importing pyOpenSSL and ``cryptography``'s X.509 takes a tenth of the CPU time of a ``put`` of a small
+# file. A client of storage servers needs only the handshake, one check of the certificate, and records. As
+# in ``tls``, all records of one read are delivered together, those of one write are sent together and at
+# once, and large buffers are encrypted in place.
 
 log = Logger()
 
 CheckCertificate = Callable[[bytes], Exception | None]
-"""Is given the server's certificate, DER; returns what is wrong with it, or None."""
+"""Called with the server's certificate, DER; returns what is wrong with it, or None."""
 
 _PORTION_BYTES = 2 * RECORD_BYTES
-"""Encrypted in one call: what fits into the processor's own cache is copied for nearly nothing."""
+"""How much is encrypted in one call: copying is cheap within the CPU's cache."""
 
 _DELIVERY_BYTES = 8 * BATCH_BYTES
-"""Decrypted before it is copied: what one read of a client's brings, so that nothing is joined."""
+"""How much is decrypted before it is copied: as much as one read of a client, so that nothing is joined."""
 
 # These are filled and emptied within one call, so all connections share them.
 _records = memoryview(bytearray(_DELIVERY_BYTES + RECORD_BYTES))
-_gathered = memoryview(bytearray(GATHERED_BYTES + RECORD_BYTES // 2))  # with what TLS adds
+_gathered = memoryview(bytearray(GATHERED_BYTES + RECORD_BYTES // 2))  # with TLS's overhead
 
 
 class TlsFailed(ConnectionError):
-    """TLS could not go on; the text says why."""
+    """TLS has failed; the text says why."""
 
 
 @implementer(INegotiated)
 class ClientTLS(Protocol):
     """
-    One connection's TLS: the protocol of a transport, and the transport of a protocol. See above.
+    The TLS of one connection: the protocol of a transport, and the transport of a protocol. Its states:
+
+    * handshaking: written data waits. When the handshake is complete, and before its last bytes are sent,
+      the certificate is checked; if it is wrong nothing more is sent.
+    * open: data is sent and received.
+    * closing: ``loseConnection`` was called, and a producer still writes.
+    * said: close_notify was sent, and the transport closes after it. The peer's close_notify is not
+      awaited, which would take a round trip: a client closes when all is answered.
+    * lost: nothing is delivered or sent: after the peer's close_notify, an error, an abort, or the
+      transport's end.
+
+    After close_notify from either side, the protocol gets the transport's reason. Without one it gets
+    ``ConnectionLost``, since an attacker could truncate the data. After an error of TLS it gets
+    ``TlsFailed``, and after a wrong certificate the error of the check. Renegotiation is rejected, since
+    the certificate is checked once; TLS 1.3 has none.
 
     Args:
-        begun: the connection, if it was made ahead; its certificate was not looked at.
+        begun: the preconnected connection, if any; its certificate was not checked.
 
     Attributes:
-        wrappedProtocol: which this is the transport of.
-        disconnecting: no more is to be written.
+        wrappedProtocol: the protocol over TLS.
+        disconnecting: no more may be written.
     """
 
     def __init__(
@@ -102,13 +99,13 @@ class ClientTLS(Protocol):
         self._handshaking = True
         self._lost = False
         self._aborted = False
-        self._said_goodbye = False  # one of the two sides has
+        self._said_goodbye = False  # by either side
         self._reason: Failure | None = None
-        self._waiting: list[bytes] = []  # written before the handshake was over
+        self._waiting: list[bytes] = []  # written before the handshake was complete
         self._producer: Any = None
         self._pulling: Any = None
         self._outlet = Outlet(None)
-        self._gathered_bytes = 0  # of this connection, in the common buffer, within one call
+        self._gathered_bytes = 0  # of this connection, in the shared buffer, within one call
 
     def __getattr__(self, name: str) -> Any:
         transport = None if name.startswith("__") else self.__dict__.get("transport")
@@ -122,14 +119,14 @@ class ClientTLS(Protocol):
 
     @property
     def negotiatedProtocol(self) -> bytes | None:
-        """What ALPN has chosen; None: nothing, or nothing yet."""
+        """The protocol that ALPN has selected; None if none, or not yet."""
         name = None if self._tls is None else self._tls.selected_alpn_protocol()
         return None if name is None else name.encode("ascii")
 
     # From the transport.
 
     def makeConnection(self, transport: Any) -> None:
-        """Give the protocol its transport, then begin the handshake."""
+        """Give the protocol its transport, then start the handshake."""
         directlyProvides(self, providedBy(transport))
         self._outlet = Outlet(socket_of(transport))
         self.transport = transport
@@ -137,12 +134,12 @@ class ClientTLS(Protocol):
         self.wrappedProtocol.makeConnection(self)
         if not self._lost:
             self._shake_hands()
-            if not self._handshaking and not self._lost:  # it was made ahead
+            if not self._handshaking and not self._lost:  # it was preconnected
                 self._deliver(memoryview(b""))
             self._flush()
 
     def dataReceived(self, data: bytes) -> None:
-        """Take what the socket has read, however much; OpenSSL has it piece by piece."""
+        """Accept input, of any length; OpenSSL gets it in pieces."""
         view = memoryview(data)
         while self._handshaking and view and not self._lost:
             self._received.write(view[:BATCH_BYTES])
@@ -153,7 +150,7 @@ class ClientTLS(Protocol):
         self._flush()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Tell the protocol how it ended."""
+        """Pass the reason of the end to the protocol."""
         if not self._lost and not self._said_goodbye and reason.check(ConnectionDone):
             reason = Failure(ConnectionLost("it ended without TLS's close_notify"))
         self._lost = self._aborted = True
@@ -195,7 +192,7 @@ class ClientTLS(Protocol):
     # Receiving.
 
     def _deliver(self, encrypted: memoryview) -> None:
-        """Deliver, in one piece, all that can be decrypted now with these bytes behind what OpenSSL has."""
+        """Deliver, in one piece, all that can be decrypted from these bytes and those that OpenSSL has."""
         received: list[bytes] = []
         goodbye, failure = False, None
         try:
@@ -214,7 +211,7 @@ class ClientTLS(Protocol):
             self._say_goodbye()
 
     def _decrypt(self, encrypted: memoryview, received: list[bytes]) -> bool:
-        """Add the records that are complete; returns whether there will be no more, by the other's word."""
+        """Append the complete records; returns whether the peer has sent close_notify."""
         tls, bio, size = self._tls, self._received, 0
         assert tls is not None
         try:
@@ -223,7 +220,7 @@ class ClientTLS(Protocol):
                     bio.write(encrypted[:BATCH_BYTES])
                     encrypted = encrypted[BATCH_BYTES:]
                 try:
-                    # Where one more record fits, whatever its size.
+                    # While one more record of any size fits.
                     while bio.pending:
                         got = tls.read(RECORD_BYTES, _records[size:])
                         if not got:
@@ -249,11 +246,11 @@ class ClientTLS(Protocol):
         self.write_pieces((data,))
 
     def writeSequence(self, iovec: Iterable[Buffer]) -> None:
-        """Write buffers one behind the other."""
+        """Write consecutive buffers, as ``write_pieces`` does."""
         self.write_pieces(iovec)
 
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
-        """Write buffers one behind the other, in as few records as that takes; they are not kept."""
+        """Write consecutive buffers, in as few records as possible; they are not kept."""
         if self._lost or (self.disconnecting and self._producer is None):
             return
         if self._handshaking:
@@ -262,7 +259,9 @@ class ClientTLS(Protocol):
                 self._producer.pauseProducing()
             return
         small: list[Buffer] = []
-        for piece in tuple(pieces):  # to make them may be to write elsewhere
+        for piece in tuple(
+            pieces
+        ):  # a tuple, since making the pieces may write to another connection
             if len(piece) < RECORD_BYTES:
                 small.append(piece)
                 continue
@@ -275,7 +274,7 @@ class ClientTLS(Protocol):
         self._flush()
 
     def _encrypt(self, data: Buffer) -> None:
-        """Encrypt data, and gather it; it is sent by ``_flush``, or as soon as there is much of it."""
+        """Encrypt data, and collect it; it is sent by ``_flush``, or as soon as there is enough."""
         view = memoryview(data)
         try:
             while view and not self._lost:
@@ -287,10 +286,10 @@ class ClientTLS(Protocol):
 
     def _gather(self) -> None:
         """
-        Put what was encrypted behind what will be handed down with it.
+        Append encrypted data to what will be sent with it.
 
-        Copied, for the C library gives large buffers of Python's back to the system, and gets new ones from
-        it, each time: that took longer.
+        It is copied, because the C library returns large buffers of Python to the system, and gets new
+        ones, each time; that took longer.
         """
         while self._encrypted.pending:
             room = len(_gathered) - self._gathered_bytes
@@ -308,12 +307,12 @@ class ClientTLS(Protocol):
             self._outlet.send(encrypted, self.transport)
 
     def _flush(self) -> None:
-        """Hand down all that was encrypted."""
+        """Send all that was encrypted."""
         self._gather()
         self._hand_down()
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Have a producer told when there is room, as the transport does."""
+        """Pause and resume a producer as the transport does."""
         if self._lost:
             producer.stopProducing()
             return
@@ -326,7 +325,7 @@ class ClientTLS(Protocol):
             self._pulling.startStreaming()
 
     def unregisterProducer(self) -> None:
-        """The producer has written all; close, if that waited for it."""
+        """The producer has written all; close, if that was requested."""
         if self._producer is None:
             return
         pulling, self._pulling = self._pulling, None
@@ -341,7 +340,7 @@ class ClientTLS(Protocol):
     # Ends.
 
     def loseConnection(self) -> None:
-        """Close behind all that was written; at once if that is nothing, and the handshake is not over."""
+        """Close after all written data; at once if there is none, and the handshake is not complete."""
         if self.disconnecting or self._lost:
             return
         self.disconnecting = True
@@ -351,14 +350,14 @@ class ClientTLS(Protocol):
             self._say_goodbye()
 
     def abortConnection(self) -> None:
-        """End it now, whatever was to be sent; nothing more is delivered."""
+        """Close now, whatever is unsent; nothing more is delivered."""
         self.disconnecting = self._lost = self._aborted = True
         transport: Any = self.transport
         if transport is not None:
             getattr(transport, "abortConnection", transport.loseConnection)()
 
     def _say_goodbye(self) -> None:
-        """Tell the other side that this is all, or that it was understood, and close."""
+        """Send close_notify, as the first or as the answer, and close."""
         self._said_goodbye = self.disconnecting = True
         if self._lost:
             return
@@ -367,13 +366,13 @@ class ClientTLS(Protocol):
             assert self._tls is not None
             self._tls.unwrap()
         except (OSError, ValueError):
-            pass  # it has not said so itself: see above
+            pass  # the peer has not sent close_notify: see the class
         self._flush()
         assert self.transport is not None
-        self.transport.loseConnection()  # behind what it has still to send
+        self.transport.loseConnection()  # after its unsent data
 
     def _fail(self, error: Exception) -> None:
-        """End with an error, which the other side is told if TLS has words for it."""
+        """End with an error, which the peer gets as an alert if TLS has one for it."""
         self._lost = True
         self._reason = Failure(error)
         self._flush()
@@ -384,7 +383,7 @@ class ClientTLS(Protocol):
 
 @implementer(IPushProducer)
 class _Pulling:
-    """A producer that is asked for each piece, as one that writes until it is paused."""
+    """Adapts a pull producer to a push producer that writes until it is paused."""
 
     def __init__(self, producer: Any, consumer: ClientTLS) -> None:
         self._producer = producer
@@ -392,11 +391,11 @@ class _Pulling:
         self._task: Any = None
 
     def startStreaming(self) -> None:
-        """Ask again and again, a piece in a turn of the reactor."""
+        """Ask for one piece in each turn of the reactor."""
         self._task = cooperate(self._pieces())
 
     def stopStreaming(self) -> None:
-        """Ask no more; again does nothing."""
+        """Stop asking; a second call has no effect."""
         with suppress(TaskFinished):
             self._task.stop()
 
@@ -407,7 +406,7 @@ class _Pulling:
         self._task.resume()
 
     def stopProducing(self) -> None:
-        """Ask no more, and say so."""
+        """Stop asking, and notify the producer."""
         self.stopStreaming()
         self._producer.stopProducing()
 
@@ -423,18 +422,18 @@ class _Pulling:
 
 
 def _failed(error: Exception) -> Exception:
-    """Return what to tell of an error of OpenSSL's."""
+    """Return the error to report for one of OpenSSL."""
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
         return ConnectionLost("it ended without TLS's close_notify")
     reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
-    if reason == "wrong version number":  # which is what OpenSSL makes of a page of HTML
+    if reason == "wrong version number":  # OpenSSL's error for plain HTML
         reason = "the other end does not speak TLS, as in networks that require a login in the browser first"
     failed = TlsFailed(f"TLS failed: {reason}")
     failed.__cause__ = error
     return failed
 
 
-# Clients' own TLS around connections that are yet to be made.
+# Client TLS around endpoints.
 
 
 class ClientTLSFactory(Factory):
@@ -442,10 +441,10 @@ class ClientTLSFactory(Factory):
     Adds TLS to the connections of another factory.
 
     Args:
-        begun: the only connection, if it was made ahead.
+        begun: the only connection, if it was preconnected.
 
     Attributes:
-        built: the last protocol; None: the other factory wanted no connection.
+        built: the last protocol; None: the other factory returned none.
     """
 
     noisy = False
@@ -480,12 +479,12 @@ class ClientTLSFactory(Factory):
 @implementer(IStreamClientEndpoint)
 class ClientTLSEndpoint:
     """
-    Such TLS around an endpoint, as ``twisted.internet.endpoints.wrapClientTLS`` does with Twisted's.
+    TLS around an endpoint, as ``twisted.internet.endpoints.wrapClientTLS`` does with Twisted's.
 
     Args:
-        context: see ``clientcontext``.
-        check: of each connection's certificate; what it returns reaches ``connectionLost``.
-        endpoint: for the connection beneath.
+        context: see ``client_context``.
+        check: of each connection's certificate; its error reaches ``connectionLost``.
+        endpoint: for the TCP connection.
     """
 
     def __init__(
@@ -496,24 +495,24 @@ class ClientTLSEndpoint:
         self._endpoint = endpoint
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; fires with the protocol over TLS, whose handshake goes on."""
+        """Connect; fires with the protocol over TLS, whose handshake continues."""
         factory: Any = ClientTLSFactory(self._context, self._check, protocolFactory)
         connecting: Deferred[Any] = self._endpoint.connect(factory)
         return connecting.addCallback(lambda tls: tls.wrappedProtocol)
 
 
-# Connections that were made ahead, given to the reactor.
+# Preconnected connections, passed to the reactor.
 
 
 @implementer(IStreamClientEndpoint)
 class PreconnectedEndpoint:
     """
-    Such TLS as ``ClientTLSEndpoint`` makes, over the connection that was made ahead if there is one.
+    TLS as from ``ClientTLSEndpoint``, over a preconnected connection if there is one.
 
     Args:
         reactor: gets the connection.
-        address: whose connection it is.
-        context, check, endpoint: as ``ClientTLSEndpoint`` is given them.
+        address: of the connection.
+        context, check, endpoint: as for ``ClientTLSEndpoint``.
     """
 
     def __init__(
@@ -533,7 +532,7 @@ class PreconnectedEndpoint:
         self._otherwise = ClientTLSEndpoint(context, check, endpoint)
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; fires with the protocol over TLS. Cancelling gives up."""
+        """Connect; fires with the protocol over TLS. May be cancelled."""
         attempt = _Attempt(self, protocolFactory)
         if not self._ahead.take(self._address, attempt.ready):
             return self._otherwise.connect(protocolFactory)
@@ -548,7 +547,7 @@ class PreconnectedEndpoint:
             Exception: whatever those who got it thought of it. It has ended, in any case.
         """
         tls = ClientTLSFactory(self._context, self._check, factory, begun)
-        with begun.socket as socket:  # the reactor has a descriptor of its own
+        with begun.socket as socket:  # the reactor has its own descriptor
             try:
                 self.reactor.adoptStreamConnection(socket.fileno(), socket.family, tls)
             except Exception:
@@ -561,12 +560,12 @@ class PreconnectedEndpoint:
         return wrapped
 
     def dial(self, factory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect as if nothing had been made ahead."""
+        """Connect without a preconnected connection."""
         return self._otherwise.connect(factory)
 
 
 class _Attempt:
-    """Waits for the connection that is on its way."""
+    """Waits for the connection that is being preconnected."""
 
     def __init__(self, endpoint: PreconnectedEndpoint, factory: IProtocolFactory) -> None:
         self.made: Deferred[IProtocol] = Deferred(self._cancelled)
@@ -575,7 +574,7 @@ class _Attempt:
         self._dialling: Deferred[IProtocol] | None = None
 
     def ready(self, begun: Preconnected | None) -> None:
-        """Go on in the reactor's thread, from whichever."""
+        """Continue in the reactor's thread, from any thread."""
         self._endpoint.reactor.callFromThread(self._go_on, begun)
 
     def _go_on(self, begun: Preconnected | None) -> None:
@@ -586,7 +585,7 @@ class _Attempt:
             try:
                 protocol = self._endpoint.adopt(begun, self._factory)
             except Exception:
-                pass  # dialling will tell what is wrong, and nobody else would
+                pass  # connecting again will report what is wrong
             else:
                 self.made.callback(protocol)
                 return

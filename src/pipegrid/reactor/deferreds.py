@@ -1,4 +1,4 @@
-"""Deferreds and timers: gather, timeout, wake-up, request set."""
+"""Deferreds, timers and wake-ups: gathering, time limits, cancellation, and sets of pending requests."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from twisted.python.failure import Failure
 
 from pipegrid.errors import UsageError
 
-# Beginning things that take time, and waiting for several at once, leaving none behind.
+# Starting work, and waiting for several Deferreds without leaving any running.
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def tell_deferred(function: Callable[..., Any]) -> None:
-    """Have ``help`` say of a coroutine function that a Deferred comes of it, as callers will see it."""
+    """Make ``help`` show that a coroutine function returns a Deferred."""
     result = function.__annotations__["return"]
     function.__annotations__["return"] = f"Deferred[{result}]"
 
 
 def as_deferred(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Deferred[T]]:
-    """Have a coroutine begin when it is called: what is returned is a Deferred, which can be cancelled."""
+    """Make a coroutine function start when it is called, and return a Deferred that can be cancelled."""
     tell_deferred(function)
 
     @wraps(function)
@@ -47,11 +47,12 @@ def as_deferred(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, De
 
 def start_cancellable(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Deferred[T]:
     """
-    Begin a coroutine, and return a Deferred that can be cancelled by what the coroutine itself calls, too.
+    Start a coroutine, and return a Deferred that can also be cancelled by functions that the coroutine
+    calls.
 
-    A coroutine that runs at this moment waits for nothing that could be cancelled, so that Twisted's Deferred
-    would drop it without a word: a progress callback could not give up. It is done right after; if the
-    coroutine has nothing left to wait for, and ends before that, it counts as cancelled all the same.
+    While the coroutine runs, it does not wait for a Deferred, so Twisted would ignore the cancellation: a
+    progress callback could not cancel. So it is cancelled right after; if the coroutine ends before that,
+    it counts as cancelled.
     """
     running = Deferred.fromCoroutine(work)
     cancel = running.cancel
@@ -64,7 +65,7 @@ def start_cancellable(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Defe
             soon.append(clock.callLater(0, cancel))
 
     def ended(result: Any) -> Any:
-        del running.__dict__["cancel"]  # which holds it: nothing is left to the collector
+        del running.__dict__["cancel"]  # avoids a reference cycle
         if not soon or not soon[0].active():
             return result
         soon[0].cancel()
@@ -79,8 +80,8 @@ async def gather(running: Sequence[Deferred[T]]) -> list[T]:
     """
     Return all results, in order.
 
-    The first failure, or being cancelled, cancels all the others, which Twisted's ``gatherResults``
-    leaves running, and comes out as it is, which there comes wrapped.
+    The first failure, or a cancellation, cancels all the others, unlike Twisted's ``gatherResults``, and is
+    not wrapped.
     """
     try:
         return list(await gatherResults(running, consumeErrors=True))
@@ -105,7 +106,7 @@ async def all_ended(waiting: Sequence[Deferred[Any]]) -> list[Any]:
 async def few_at_a_time(
     at_once: int, steps: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 ) -> None:
-    """Take all steps, so many of them at once; a failure or cancellation ends them all."""
+    """Run all steps, ``at_once`` of them at a time; a failure or cancellation cancels them all."""
     gate = DeferredSemaphore(at_once)
 
     def start(step: Callable[[], Coroutine[Any, Any, None]]) -> Deferred[None]:
@@ -115,7 +116,7 @@ async def few_at_a_time(
 
 
 class Waiters(Generic[T]):
-    """All who wait for one event; who gives up waiting is forgotten."""
+    """The Deferreds that wait for one event; a cancelled one is removed."""
 
     __slots__ = ("_waiting",)
 
@@ -123,31 +124,31 @@ class Waiters(Generic[T]):
         self._waiting: list[Deferred[T]] = []
 
     def wait(self) -> Deferred[T]:
-        """Fire with the event that comes next."""
+        """Fire at the next event."""
         waiting: Deferred[T] = Deferred(self._forget)
         self._waiting.append(waiting)
         return waiting
 
     def fire(self, result: T) -> None:
-        """The event has come: all who wait now get ``result``, and are forgotten."""
+        """Fire all waiting Deferreds with ``result``, and remove them."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            if not each.called:  # who was told before may have had it give up
+            if not each.called:  # an earlier callback may have cancelled it
                 each.callback(result)
 
     def fail(self, error: Exception) -> None:
-        """The event will not come: all who wait now get ``error``, and are forgotten."""
+        """Fail all waiting Deferreds with ``error``, and remove them."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if not each.called:
                 each.errback(error)
 
     def _forget(self, waiting: Deferred[T]) -> None:
-        if waiting in self._waiting:  # else it is about to be told
+        if waiting in self._waiting:  # else it is about to fire
             self._waiting.remove(waiting)
 
 
-# Waiting for something, but not for ever.
+# Time limits.
 
 
 async def timeout_or(event: Deferred[Any], timeout_s: float, clock: IReactorTime) -> bool:
@@ -176,19 +177,15 @@ async def timeout_or(event: Deferred[Any], timeout_s: float, clock: IReactorTime
     return True
 
 
-# One thing to wait for: "something changed, look again".
-#
-# Engines here are loops that look at their whole state, act, and then wait. Whatever may change the state
-# calls ``fire``; no event is lost between looking and waiting, and there is never more than one
-# waiter and one timer.
-#
-# The waiter never runs inside ``fire``, but from the reactor right after: whoever fires may be in the middle
-# of something that the waiter wants to end. A burst of events wakes it once.
+# Engines are loops that examine their whole state, act, and then wait. Each change of the state calls
+# ``fire``; no event is lost between examining and waiting, and there is never more than one waiter and one
+# timer. The waiter does not run inside ``fire``, but from the reactor right after, since the caller may be
+# in the middle of something that the waiter wants to end. Several events at once wake it once.
 
 
 class Wakeup:
     """
-    A waiting place for one coroutine.
+    Lets one coroutine wait for "something has changed".
 
     Args:
         clock: wakes the waiter, at once or when its time is over.
@@ -201,14 +198,16 @@ class Wakeup:
         self._timer: IDelayedCall | None = None
 
     def fire(self, _result: object = None) -> None:
-        """Wake the waiter soon, or let the next ``wait`` return at once. Fit to be a callback."""
+        """Wake the waiter soon, or let the next ``wait`` return at once. Can be used as a callback."""
         if not self._pending:
             self._pending = True
             if self._waiter is not None:
                 self._set_timer(0)
 
     def wait(self, timeout_s: float | None = None) -> Deferred[None]:
-        """Return a Deferred that fires after the next ``fire`` since the last wait, or in time."""
+        """
+        Return a Deferred that fires after the next ``fire`` since the last wait, or when the time is over.
+        """
         assert self._waiter is None, "only one coroutine may wait here"
         waiter: Deferred[None] = Deferred(self._cancelled)
         if self._pending:
@@ -241,14 +240,11 @@ class Wakeup:
             timer.cancel()
 
 
-# A call that comes later, once, for whoever may want it to come not at all, or anew.
-
-
 class Timer:
     """
-    Calls when its time has come, unless it is stopped before; then it can be set again.
+    Calls a function once after a delay, unless it is stopped before; then it can be set again.
 
-    It and its owner keep each other, so it is for owners that are few.
+    It and its owner refer to each other, so it is meant for few owners.
     """
 
     __slots__ = ("_call", "_clock", "_timer")
@@ -260,16 +256,16 @@ class Timer:
 
     @property
     def is_set(self) -> bool:
-        """Whether the call is still to come."""
+        """Whether the call is pending."""
         return self._timer is not None
 
     def set(self, delay_s: float) -> None:
-        """Have the call come after so long, if it is not to come already."""
+        """Schedule the call, unless it is pending."""
         if self._timer is None:
             self._timer = self._clock.callLater(delay_s, self._ring)
 
     def stop(self) -> None:
-        """Cancel the call if it is still to come; it can be set again."""
+        """Cancel the call if it is pending; it can be set again."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -279,15 +275,15 @@ class Timer:
         self._call()
 
 
-# Calls from another thread than the reactor's: they would spoil what is under way there.
+# Calls from another thread than the reactor's would corrupt its state.
 
 
 def check_own_thread(what: str) -> None:
     """
-    Do nothing in the reactor's own thread, or while no reactor has run yet.
+    Do nothing in the reactor's thread, or while no reactor has run yet.
 
     Args:
-        what: it belongs to the reactor, in words.
+        what: names the object in the error.
 
     Raises:
         UsageError: this is another thread.
@@ -300,18 +296,16 @@ def check_own_thread(what: str) -> None:
         )
 
 
-# Requests that are under way for one loop, which is woken whenever one of them ends.
-
 W = TypeVar("W")
 
 
 class RequestSet(Generic[W]):
     """
-    What a loop has asked for, and waits for.
+    The pending requests of a loop, which is woken when one of them ends.
 
     Attributes:
-        running: of each request that has not ended, what it is about.
-        changed: wakes the loop; also to be fired by others.
+        running: the subject of each request that has not ended.
+        changed: wakes the loop; may also be fired by others.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -320,7 +314,7 @@ class RequestSet(Generic[W]):
         self._bug: Failure | None = None
 
     def start(self, request: Coroutine[Any, Any, None], about: W) -> None:
-        """Begin a request; it deals with whatever can go wrong on its way."""
+        """Start a request, which handles all its expected errors."""
         running = Deferred.fromCoroutine(request)
         if not running.called:
             self.running[running] = about
@@ -333,12 +327,12 @@ class RequestSet(Generic[W]):
         self.changed.fire()
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until something has changed; raises what no request should have raised."""
+        """Wait until something has changed; raises the unexpected error of a request."""
         await self.changed.wait(timeout_s)
         if self._bug is not None:
             self._bug.raiseException()
 
     def cancel(self) -> None:
-        """Give up all that is under way."""
+        """Cancel all requests that are pending."""
         for running in list(self.running):
             running.cancel()

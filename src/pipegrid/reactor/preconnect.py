@@ -1,20 +1,4 @@
-"""
-Connections that are made while Python still imports what will use them.
-
-A command that stores a small file computes for longer than its servers are away, and nearly all of that is
-importing. TCP and TLS take two round trips, and need neither Twisted nor a grid: a thread makes them
-meanwhile, with no more than sockets and ``ssl``. Who wants a connection later takes one that is there; where
-there is none, it dials as if this did not exist, so that errors are told by one routine.
-
-Nothing is trusted here: a handshake stops before its last bytes leave, and whoever takes the connection looks
-at the certificate before it sends them. What nobody takes is closed after ``KEPT_S``.
-
-==========  ==========================================================================================
-connecting  TCP, then TLS, are under way; ``take`` waits for them
-ready       the handshake is over but for our last bytes; ``take`` gives it away
-gone        it failed, was given away, or is too old; ``take`` says so
-==========  ==========================================================================================
-"""
+"""Makes TCP and TLS connections in a thread while Python still imports the modules that will use them."""
 
 from __future__ import annotations
 
@@ -29,19 +13,19 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 HostPort = tuple[str, int]
-"""IPv4 or IPv6, as text, and port. There are no names: looking them up can take longer than all the rest."""
+"""IPv4 or IPv6, as text, and port. No names: looking them up can take longer than all the rest."""
 
 MOST = 16
-"""Connections that one client makes ahead."""
+"""Limit of connections that one client preconnects."""
 
 KEPT_S = 5.0
-"""Made earlier, a connection is not to be relied upon: servers close those that ask nothing."""
+"""How long a connection is kept: servers close those without requests."""
 
 _RECEIVE_BYTES = 1 << 14
 
 
 class Handshake(NamedTuple):
-    """TLS over memory: what was received goes into one buffer, what is to be sent comes out of the other."""
+    """TLS over memory: received bytes go into one buffer, bytes to send come out of the other."""
 
     tls: ssl.SSLObject
     received: ssl.MemoryBIO
@@ -49,7 +33,7 @@ class Handshake(NamedTuple):
 
 
 class Preconnected(NamedTuple):
-    """A connection; its handshake is over, but for the last bytes that it has to send."""
+    """A connection whose handshake is complete except for its last bytes to send."""
 
     socket: socket.socket
     handshake: Handshake
@@ -65,7 +49,7 @@ def handshake(context: ssl.SSLContext) -> Handshake:
 
 
 class _Connecting:
-    """One connection on its way."""
+    """One connection that is being made."""
 
     def __init__(self, context: ssl.SSLContext, address: HostPort) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -73,12 +57,12 @@ class _Connecting:
         self.socket.setblocking(False)
         self.handshake = handshake(context)
         self.connected = False
-        self.over = False  # and it may be given away: changed under the lock only, as is the next
+        self.over = False  # it may be taken: changed only under the lock, as is the next field
         self.wanted: Ready | None = None
 
     def go_on(self) -> bool:
         """
-        Do what can be done without waiting; returns whether that was the last of it.
+        Do what can be done without waiting; returns whether the connection is ready.
 
         Raises:
             OSError, ValueError: it failed; ``BlockingIOError``: there is nothing to do yet.
@@ -97,7 +81,7 @@ class _Connecting:
         try:
             tls.do_handshake()
         except ssl.SSLWantReadError:
-            # A few hundred bytes on a new connection, which the kernel always has room for.
+            # The kernel always accepts a few hundred bytes on a new connection.
             to_send = encrypted.read()
             if to_send and self.socket.send(to_send) < len(to_send):
                 raise OSError(errno.ENOBUFS, "it took no handshake") from None
@@ -109,20 +93,32 @@ class Preconnector:
     """
     Makes connections in a thread, from now on.
 
+    A command that stores a small file spends more time on imports than on round trips to its servers. TCP
+    and TLS take two round trips, and need only sockets and ``ssl``. If there is no usable connection later,
+    the client connects as without this, which also reports errors.
+
+    The handshake stops before its last bytes are sent, and the user of the connection checks the
+    certificate before it sends them. Connections that are not taken are closed after ``KEPT_S``. States of
+    a connection:
+
+    * connecting: TCP, then TLS, are in progress; ``take`` waits for them;
+    * ready: the handshake is complete except for our last bytes; ``take`` returns it;
+    * gone: it failed, was taken, or is too old; ``take`` reports that.
+
     Args:
-        addresses: each is connected to once, and no more than ``MOST`` of them; what is none is passed over.
+        addresses: each is connected once, and no more than ``MOST`` of them; invalid ones are skipped.
         context: for TLS.
 
     Raises:
-        OSError, RuntimeError: there are no files or threads for it.
+        OSError, RuntimeError: there are not enough descriptors or threads.
     """
 
     def __init__(self, addresses: Iterable[HostPort], context: ssl.SSLContext) -> None:
         self._lock = threading.Lock()
         self._closed = False
         self._on_their_way: dict[HostPort, _Connecting] = {}
-        with ExitStack() as unless_begun:  # where files or threads run out, none of them stays open
-            # Here, where one that cannot be had is told.
+        with ExitStack() as unless_begun:  # close all if descriptors or threads run out
+            # Created in this thread, so that errors are raised here.
             self._selector = unless_begun.enter_context(selectors.DefaultSelector())
             self._told, self._tell = map(unless_begun.enter_context, socket.socketpair())
             self._told.setblocking(False)
@@ -136,10 +132,10 @@ class Preconnector:
 
     def take(self, address: HostPort, ready: Ready) -> bool:
         """
-        Take the connection to an address: nobody else gets it.
+        Take the connection to an address; each can be taken once.
 
         Args:
-            ready: is given it, now or later and then in another thread; None: it failed.
+            ready: called with it, now or later, then in another thread; None: it failed.
 
         Returns:
             Whether there is one, or may soon be one. ``ready`` is called only then.
@@ -157,7 +153,7 @@ class Preconnector:
         return True
 
     def close(self) -> None:
-        """Close what nobody took; who waits is told that it failed."""
+        """Close what was not taken; waiting callers get None."""
         with self._lock:
             if self._closed:
                 return
@@ -165,11 +161,11 @@ class Preconnector:
             self._tell.send(b".")
         self._thread.join()
 
-    # What follows runs in the thread, but for the first.
+    # Except for the first method, this runs in the thread.
 
     def _begin(self, context: ssl.SSLContext, address: HostPort) -> None:
         try:
-            # What looks like an address and is none would be looked up as a name, which may take long.
+            # A malformed address would be looked up as a name, which may take long.
             socket.inet_pton(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, address[0])
             it = _Connecting(context, address)
         except OSError:
@@ -183,8 +179,8 @@ class Preconnector:
         try:
             self._make_all()
         except OSError:
-            pass  # the kernel has nothing to spare, perhaps; who dials is told
-        finally:  # whatever happened: nobody else tells who waits
+            pass  # perhaps the kernel lacks memory; connecting later reports it
+        finally:  # in any case: there is no other code that notifies waiting callers
             with self._lock:
                 self._closed = True
                 left = list(self._on_their_way.values())
@@ -224,7 +220,7 @@ class Preconnector:
         if not failed and not over:
             selector.modify(it.socket, selectors.EVENT_READ, address)
             return
-        selector.unregister(it.socket)  # from the next line on it may be another's
+        selector.unregister(it.socket)  # the next line may give it to its user
         with self._lock:
             it.over = over
             wanted = it.wanted

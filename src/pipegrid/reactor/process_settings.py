@@ -1,4 +1,6 @@
-"""Process-wide settings: clock, garbage collector, heap."""
+"""
+Settings of the process: a clock that ignores suspended time, the garbage collector, and returning memory.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +9,25 @@ import signal
 import time
 from functools import lru_cache
 
-TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+TYPE_CHECKING = False  # defined as in ``typing``, which is slow to import
 
 if TYPE_CHECKING:
     from typing import Any
 
 
-# Time in which the process stood still does not count.
-#
-# Who stopped a command (Ctrl-Z, ``kill -STOP``) and had it go on two minutes later found that all servers had
-# been silent for longer than anybody is waited for, though nobody had listened. So the reactor's clock stands
-# still as long as the process does: it goes on from where it was read last before. While a reactor waits
-# it is not read, so some of that waiting may not count either, which does no harm: patience lasts a
-# little longer.
-#
-# Servers count on. What they have closed meanwhile is a lost connection as any other.
+# When a command was suspended (Ctrl-Z, ``kill -STOP``) and resumed two minutes later, all servers seemed to
+# have been silent for longer than the time limits. So the reactor's clock stops with the process: it
+# continues from where it was last read. While a reactor waits it does not read the clock, so some of that
+# time may be lost as well, which only makes time limits longer. Servers do not suspend: connections that
+# they have closed meanwhile are lost as usual.
 
 
 class StandingClock:
     """
-    The monotonic clock, less the time in which the process was stopped.
+    The monotonic clock without the time in which the process was suspended.
 
     Args:
-        now: tells the time.
+        now: returns the time.
     """
 
     def __init__(self, now: Any = time.monotonic) -> None:
@@ -38,70 +36,67 @@ class StandingClock:
         self._last_s = now()
 
     def seconds(self) -> float:
-        """Return seconds since some moment, but for those in which the process stood still."""
+        """Return seconds of a monotonic clock, without suspended time."""
         last_s: float = self._now() - self._stood_s
         self._last_s = last_s
         return last_s
 
     def went_on(self, *_: object) -> None:
-        """The process was stopped, and goes on: so does the time, from where it was seen last."""
+        """Continue from the last reading, since the process was suspended until now."""
         self._stood_s = self._now() - self._last_s
 
 
 CLOCK = StandingClock()
-"""The process's; as long as no reactor counts with it, it is the monotonic clock."""
+"""The clock of the process; until a reactor uses it, it equals the monotonic clock."""
 
 
 def arranged(reactor: Any) -> list[Any]:
     """
-    Return the calls that a reactor has been asked for and not made, cancelled ones too.
+    Return the pending calls of a reactor, including cancelled ones.
 
-    None where Twisted has other names for them, which matters only to calls that were arranged this early.
+    An empty list if Twisted has renamed the attributes, which only affects calls that were scheduled this
+    early.
     """
     waiting = getattr(reactor, "_pendingTimedCalls", ()), getattr(reactor, "_newTimedCalls", ())
     return [call for calls in waiting for call in calls]
 
 
 def is_standing(reactor: Any) -> bool:
-    """Return whether a reactor's time stands still while the process does."""
+    """Return whether a reactor uses ``CLOCK``."""
     return bool(reactor.seconds == CLOCK.seconds)
 
 
 def ignore_suspended_time(reactor: Any) -> None:
     """
-    Have a reactor's time stand still while the process does. The main thread only, before the reactor runs.
+    Make a reactor's clock stop while the process is suspended. Only in the main thread, before the reactor
+    runs.
 
     Args:
-        reactor: one that counts with the monotonic clock; see ``monotonic``.
+        reactor: one with a monotonic clock; see ``make_monotonic``.
     """
-    CLOCK.seconds()  # what was before has passed
+    CLOCK.seconds()  # count the time before this call
     for call in arranged(reactor):
         call.seconds = CLOCK.seconds
     reactor.seconds = CLOCK.seconds
     signal.signal(signal.SIGCONT, CLOCK.went_on)
 
 
-# Time limits that do not depend on what the clock on the wall shows.
+# Twisted's reactors use ``time.time``. When that is set back by an hour (by hand, or by the first NTP
+# answer), a call scheduled in five seconds happens in an hour and five seconds: no time limit fires, and a
+# client waits for a dead server. When it is set forward, all time limits fire at once.
 #
-# Twisted's reactors count with ``time.time``. When that is set back by an hour (by hand, or by a first answer
-# from a time server), whatever was to happen in five seconds happens in an hour and five seconds: no limit
-# fires, and a client that waits for a dead server waits on. When it is set forward, all limits fire at once.
-#
-# ``make_monotonic`` has a reactor count with ``time.monotonic``. Our processes call it first of all; a
-# library must not, for the reactor is its application's, which may take ``reactor.seconds()`` for a date. An
-# application that wants it calls it itself.
-#
-# What needs a date asks ``time.time``: leases and their end, files' times, announcements.
+# So PipeGrid's processes first call ``make_monotonic``. The library does not, since the reactor belongs to
+# the application, which may use ``reactor.seconds()`` as a date; the application may call it. Dates come
+# from ``time.time``: leases, files' times, announcements.
 
-# as ``typing`` has it, which is not to be waited for
+# defined as in ``typing``, which is slow to import
 
 
 def make_monotonic(reactor: Any) -> None:
     """
-    Have a reactor of Twisted's count with the monotonic clock from now on; again does nothing.
+    Make a Twisted reactor use the monotonic clock from now on; a second call has no effect.
 
-    Calls that were arranged before come when they would have come. The reactor's thread only, or before it
-    runs.
+    Pending calls keep their delays. Only in the reactor's thread, or before it runs.
 
     Args:
         reactor: any that derives from ``ReactorBase``, as all of Twisted's do, asyncio's included.
@@ -109,36 +104,34 @@ def make_monotonic(reactor: Any) -> None:
     if reactor.seconds is time.monotonic or is_standing(reactor):
         return
     shift_s = time.monotonic() - reactor.seconds()
-    # The cancelled ones, too: they stand in the same heap.
+    # Including cancelled ones, which are in the same heap.
     for call in arranged(reactor):
         call.time += shift_s
         call.seconds = time.monotonic
     reactor.seconds = time.monotonic
 
 
-# How often Python's collector of cycles looks, for processes that do the work of a command.
+# How often Python's garbage collector runs, in commands.
 
 
 def tune_gc() -> None:
     """
-    Have Python look for cycles of garbage less often, and not in what was there before the work began.
+    Make Python look for reference cycles less often, and not among existing objects.
 
-    Nearly everything here is freed by reference counts. With Python's defaults, looking for the rest among
-    all modules took a third of the time of putting a hundred small files.
+    Nearly everything is freed by reference counts. With Python's defaults, collecting took a third of the
+    time of putting a hundred small files.
     """
-    gc.enable()  # it may have been put off while modules were imported
+    gc.enable()  # it may have been disabled while modules were imported
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
 
 
-# Giving memory back to the system.
-#
-# glibc keeps up to 64 MiB of what was freed at the end of its heap once a program has used large pieces, for
-# the next time. A server that had one large request would be as large for good.
+# glibc keeps up to 64 MiB of freed memory after a program has used large blocks. A server would stay large
+# after one large request.
 
 
 def trim_heap() -> None:
-    """Return what was freed to the system, in about a millisecond; where that is not glibc's, do nothing."""
+    """Return freed memory to the system, in about a millisecond; without glibc, do nothing."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
@@ -146,7 +139,7 @@ def trim_heap() -> None:
 
 @lru_cache(maxsize=1)
 def _malloc_trim() -> Any:
-    import ctypes  # costs a millisecond that most commands need not spend
+    import ctypes  # takes a millisecond, which most commands do not need
 
     try:
         return ctypes.CDLL(None).malloc_trim

@@ -1,24 +1,6 @@
 """
-TLS of servers and of Foolscap, for bulk data: Twisted's own transport, with less to do for each record.
-
-Clients over HTTPS have ``client_tls``, which needs no pyOpenSSL.
-
-Twisted hands every TLS record, 16 KiB at most, to the protocol by itself, and every one that it has encrypted
-to the transport beneath: at 300 MB/s that is 20 000 turns a second through parsers, spans, hashes and
-buffers, which cost more than the cipher. Here all records of one read are handed over together, and those
-of one write are handed down together. What is sent is the same; so are order, errors and the end.
-
-Much is read from and written to the socket at a time (``set_bulk_buffers``), for every turn of the reactor
-costs as much as copying 100 KiB; large buffers are encrypted where they lie (``write_pieces``); one call
-encrypts several records (``write_whole``), and records are decrypted without a buffer for each.
-
-What is encrypted goes to the socket at once if that takes it (``_hand_down``). Twisted would make it bytes,
-join those and send them in the next turn: a turn for every 112 KiB, and two copies of each byte.
-
-**Private names.** It overrides methods that Twisted does not document, and calls OpenSSL by names that
-pyOpenSSL keeps private. Another release of either may rename them, or give them another meaning. So they are
-looked at once, before the first use (``what_is_missing``): whether each is there, and of the type that it is
-called with. If not, TLS is Twisted's own, for more of the processor's time, and a line in the log says so.
+TLS for bulk data, of servers and of Foolscap: Twisted's transport, with less work per record, or Twisted's
+own.
 """
 
 from __future__ import annotations
@@ -41,8 +23,8 @@ from pipegrid.reactor.tls_context import BATCH_BYTES, DELIVERY_BYTES, GATHERED_B
 
 log = Logger()
 
-_SSL_MODE_ENABLE_PARTIAL_WRITE = 1  # which pyOpenSSL sets, and does not name
-_ENCRYPTED_BYTES = GATHERED_BYTES + RECORD_BYTES // 2  # with what TLS adds
+_SSL_MODE_ENABLE_PARTIAL_WRITE = 1  # set by pyOpenSSL, without a name for it
+_ENCRYPTED_BYTES = GATHERED_BYTES + RECORD_BYTES // 2  # with TLS's overhead
 _NOTHING = memoryview(b"")
 _ffi: Any = getattr(SSL, "_ffi", None)
 _lib: Any = getattr(SSL, "_lib", None)
@@ -54,28 +36,45 @@ if _ffi is not None:
 
 
 class BatchingTLS(BufferingTLSTransport):
-    """One connection's TLS; see above. The reactor's thread only."""
+    """
+    The TLS of one connection; in the reactor's thread only.
+
+    Twisted passes every TLS record, at most 16 KiB, to the protocol separately, and every encrypted one to
+    the transport: at 300 MB/s that is 20 000 passes a second through parsers, spans, hashes and buffers,
+    which cost more than the cipher. Here all records of one read are delivered together, and those of one
+    write are sent together. The bytes on the wire are the same; so are order, errors and the end.
+
+    Much data is read and written at a time, since a turn of the reactor costs as much as copying 100 KiB;
+    large buffers are encrypted in place (``write_pieces``); one call encrypts several records; and records
+    are decrypted without a new buffer for each. With these, and with disks that start to write early, a put
+    of 100 MB to ten servers on one machine took four fifths of the time. Encrypted data is sent at once if
+    the socket accepts it (``_hand_down``); Twisted would copy, join and send it in the next turn.
+
+    It overrides undocumented methods of Twisted (unchanged since 2011), and calls OpenSSL as
+    ``OpenSSL.SSL.Connection`` does. ``is_ours`` first checks that all of these exist. If Twisted stopped
+    calling a method, a test would fail.
+    """
 
     _outlet: Outlet | None = None
-    _gathered_bytes = 0  # of this connection, in the common buffer, within one call
+    _gathered_bytes = 0  # of this connection, in the shared buffer, within one call
     _gathering = False
 
     def makeConnection(self, transport: Any) -> None:
-        """Look whether a socket is just beneath, then begin."""
+        """Find the socket, then start."""
         self.find_socket(transport)
         super().makeConnection(transport)
 
     def find_socket(self, transport: Any) -> None:
         """
-        Send on a socket of Twisted's, without its transport; unless layers between want to see it all.
+        Send on a Twisted socket directly, unless layers between need to see the data.
 
-        And write what is large without joining it to what waits (Twisted has an attribute for ``write``).
+        And write large data without joining it with waiting data (``write`` is an attribute in Twisted).
         """
         self._outlet = Outlet(socket_of(transport))
         self.write = self._write_bytes  # type: ignore[method-assign]
 
     def dataReceived(self, data: bytes) -> None:
-        """Take what the socket has read, however much; OpenSSL has it piece by piece."""
+        """Accept input, of any length; OpenSSL gets it in pieces."""
         view = memoryview(data)
         while view and not self._handshakeDone:
             BufferingTLSTransport.dataReceived(self, view[:BATCH_BYTES])
@@ -86,7 +85,7 @@ class BatchingTLS(BufferingTLSTransport):
             self._flushReceiveBIO(view)
 
     def _flushReceiveBIO(self, encrypted: memoryview = _NOTHING) -> None:
-        """Deliver, in one piece, all that can be decrypted now with these bytes behind what OpenSSL has."""
+        """Deliver, in one piece, all that can be decrypted from these bytes and those that OpenSSL has."""
         received: list[bytes] = []
         ended, failure = False, None
         try:
@@ -105,7 +104,7 @@ class BatchingTLS(BufferingTLSTransport):
         self._flushSendBIO()
 
     def _decrypt(self, encrypted: memoryview, received: list[bytes]) -> None:
-        """Add the records that are complete. Raises what ``Connection.recv`` does, but for WantReadError."""
+        """Append the complete records. Raises what ``Connection.recv`` does, except WantReadError."""
         connection: Any = self._tlsConnection
         ssl, size, read = connection._ssl, 0, _lib.SSL_read
         try:
@@ -117,7 +116,7 @@ class BatchingTLS(BufferingTLSTransport):
                         if taken <= 0:
                             raise MemoryError("OpenSSL cannot hold what was received")
                         start, left = start + taken, left - taken
-                    # Where one more record fits, whatever its size.
+                    # While one more record of any size fits.
                     while (got := read(ssl, _records + size, RECORD_BYTES)) > 0:
                         size += got
                         if size > DELIVERY_BYTES:
@@ -132,12 +131,12 @@ class BatchingTLS(BufferingTLSTransport):
                 received.append(_ffi.buffer(_records, size)[:])
 
     def _flushSendBIO(self) -> None:
-        """Hand down all that was encrypted."""
+        """Send all that was encrypted."""
         self._gather()
         self._hand_down()
 
     def _gather(self) -> None:
-        """Put what was encrypted behind what will be handed down with it."""
+        """Append encrypted data to what will be sent with it."""
         bio, read = self._tlsConnection._from_ssl, _lib.BIO_read
         while True:
             room = _ENCRYPTED_BYTES - self._gathered_bytes
@@ -145,12 +144,12 @@ class BatchingTLS(BufferingTLSTransport):
             if size <= 0:
                 return
             self._gathered_bytes += size
-            if size < room:  # then that was all
+            if size < room:  # that was all
                 return
             self._hand_down()
 
     def _hand_down(self) -> None:
-        """Send what was gathered, or have the transport beneath keep and send it; it is not kept here."""
+        """Send what was collected, or let the transport keep and send it; it is not kept here."""
         if not self._gathered_bytes:
             return
         encrypted = _encrypted_view[: self._gathered_bytes]
@@ -162,14 +161,14 @@ class BatchingTLS(BufferingTLSTransport):
             self._outlet.send(encrypted, self.transport)
 
     def _write_bytes(self, data: bytes) -> None:
-        """Write bytes, as Twisted does if they are few: they wait for others until the turn ends."""
+        """Write bytes; a few of them are collected until the end of the turn, as in Twisted."""
         if len(data) < RECORD_BYTES:
             self._aggregator.write(data)
         else:
             self.write_pieces((data,))
 
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
-        """Write buffers one behind the other, as ``writeSequence`` does; they are not kept."""
+        """Write consecutive buffers, as ``writeSequence`` does; they are not kept."""
         small: list[Buffer] = []
         self._gathering = True
         try:
@@ -189,7 +188,7 @@ class BatchingTLS(BufferingTLSTransport):
             self._aggregator.write(b"".join(small))
 
     def _write(self, data: Buffer) -> None:
-        """Encrypt data, and hand it down in few pieces, unless more is gathered first."""
+        """Encrypt data, and send it in few pieces, unless more is being collected."""
         if self._lostTLSConnection:
             return
         connection: Any = self._tlsConnection
@@ -204,7 +203,7 @@ class BatchingTLS(BufferingTLSTransport):
                             connection._raise_ssl_error(ssl, written)
                         sent += written
                     self._gather()
-        except WantReadError:  # a handshake is under way, and takes what is to be sent now
+        except WantReadError:  # a handshake is in progress, and needs its data sent now
             self._flushSendBIO()
             self._bufferedWrite(bytes(memoryview(data)[sent:]))
         except Error:
@@ -232,9 +231,9 @@ _METHODS = (
 
 def take_over(tls: BufferingTLSTransport) -> None:
     """
-    Have one connection's TLS, which Twisted has made and begun, do all this from now on.
+    Make one connection's TLS, which Twisted has created and started, use these methods from now on.
 
-    Its class stays what it is: it is given methods of its own.
+    Its class does not change: it gets the methods as attributes.
     """
     for name in _METHODS:
         setattr(tls, name, MethodType(getattr(BatchingTLS, name), tls))
@@ -244,13 +243,13 @@ def take_over(tls: BufferingTLSTransport) -> None:
 
 
 class BatchingTLSFactory(TLSMemoryBIOFactory):
-    """Adds such TLS to connections; called as its base is."""
+    """Adds ``BatchingTLS`` to connections; called as its base is."""
 
     protocol = BatchingTLS
     noisy = False
 
 
-# Whether all of this may be used, or Twisted's own TLS has to do.
+# The private names that are needed; without them Twisted's own TLS is used.
 
 FUNCTIONS = {
     "SSL_read": "int(*)(SSL *, void *, int)",
@@ -259,11 +258,11 @@ FUNCTIONS = {
     "BIO_read": "int(*)(BIO *, void *, int)",
     "BIO_write": "int(*)(BIO *, void *, int)",
 }
-"""OpenSSL's, as pyOpenSSL passes them on."""
+"""Functions of OpenSSL that pyOpenSSL exports."""
 FIELDS = {"_ssl": "SSL *", "_into_ssl": "BIO *", "_from_ssl": "BIO *"}
-"""Of pyOpenSSL's connections."""
+"""Private fields of pyOpenSSL's connections."""
 CALLED = ("_raise_ssl_error",)
-"""Of the same: called."""
+"""Private methods of the same."""
 TWISTED = {
     "_bufferedWrite": 1,
     "_flushReceiveBIO": 0,
@@ -273,7 +272,7 @@ TWISTED = {
     "_unbufferPendingWrites": 0,
     "_write": 1,
 }
-"""Methods of Twisted's TLS that ours overrides or calls, and with how many arguments they are called."""
+"""Methods of Twisted's TLS that ours overrides or calls, each with its number of arguments."""
 STATE = {
     "_aborted": "bool",
     "_aggregator": "_AggregateSmallWrites",
@@ -282,11 +281,16 @@ STATE = {
     "_lostTLSConnection": "bool",
     "_tlsConnection": "Connection",
 }
-"""What one that has begun its handshake keeps, and the names of the types."""
+"""Fields of a Twisted TLS connection that has begun its handshake, each with the name of its type."""
 
 
 def what_is_missing() -> str | None:
-    """Return the first name that is not there, or not what ours takes it for; None: all are."""
+    """
+    Return the first name that is missing, or of a wrong type for ``BatchingTLS``; None if all are right.
+
+    Another release of pyOpenSSL or Twisted may rename them, or change their meaning. Then Twisted's own TLS
+    is used, which takes more CPU time, and a line is logged.
+    """
     from OpenSSL import SSL
     from twisted.protocols import tls
 
@@ -317,7 +321,7 @@ def what_is_missing() -> str | None:
 
 
 def _takes(method: Any, arguments: int) -> bool:
-    """Whether a function takes itself and so many arguments."""
+    """Return whether a method accepts this number of arguments."""
     try:
         inspect.signature(method).bind(None, *[None] * arguments)
     except (TypeError, ValueError):
@@ -326,7 +330,9 @@ def _takes(method: Any, arguments: int) -> bool:
 
 
 def _begun() -> object:
-    """Return Twisted's TLS for a client, on nothing, with its handshake begun; None: that fails by now."""
+    """
+    Return Twisted's TLS of a client without a transport, with its handshake begun; None if that fails.
+    """
     from OpenSSL import SSL
     from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
     from twisted.internet.protocol import Factory, Protocol
@@ -371,7 +377,7 @@ def _kind(ffi: Any, value: object) -> str | None:
 
 @lru_cache(maxsize=1)
 def is_ours() -> bool:
-    """Return whether TLS is ours; looked at once, and said in the log if it is not."""
+    """Return whether ``BatchingTLS`` can be used; checked once, and logged if not."""
     missing = what_is_missing()
     if missing is None:
         return True
@@ -384,7 +390,9 @@ def is_ours() -> bool:
 
 
 def tls_factory(contexts: Any, is_client: bool, wrapped: Any, clock: Any) -> Any:
-    """Return what adds TLS to connections; called as Twisted's ``TLSMemoryBIOFactory`` is, and one."""
+    """
+    Return a factory that adds TLS to connections, with the arguments of Twisted's ``TLSMemoryBIOFactory``.
+    """
     if is_ours():
         return BatchingTLSFactory(contexts, is_client, wrapped, clock)
     from twisted.protocols.tls import TLSMemoryBIOFactory
@@ -396,16 +404,18 @@ def tls_factory(contexts: Any, is_client: bool, wrapped: Any, clock: Any) -> Any
 
 
 def write_whole(context: SSL.Context) -> None:
-    """Have connections of a context encrypt all of a write in one call, not a record, if TLS is ours."""
+    """
+    Make connections of a context encrypt a whole write in one call, if ``BatchingTLS`` is used.
+    """
     if is_ours() and hasattr(context, "clear_mode"):
         context.clear_mode(_SSL_MODE_ENABLE_PARTIAL_WRITE)
 
 
 def upgrade_started_tls(transport: Any) -> None:
     """
-    Have TLS that was started on a TCP connection (``startTLS``, as Foolscap does) be ours from now on.
+    Make TLS that was started on a TCP connection (``startTLS``, as Foolscap does) use ``BatchingTLS``.
 
-    Nothing happens where Twisted has other layers than it has today, or TLS cannot be ours.
+    Does nothing if Twisted's layers are other ones, or ``BatchingTLS`` cannot be used.
     """
     layer = getattr(transport, "protocol", None)
     if type(layer) is BufferingTLSTransport and is_ours():

@@ -1,4 +1,7 @@
-"""Twisted's sockets: bulk transfer, back-pressure, signal wake-up."""
+"""
+Twisted's sockets for bulk data: large reads, immediate sends, dead peers, back-pressure; and waking the
+reactor for signals.
+"""
 
 from __future__ import annotations
 
@@ -15,39 +18,38 @@ from zope.interface import implementer
 
 from pipegrid.reactor.deferreds import Timer
 
-# Twisted's sockets for bulk data: much moved at a time, and sent at once where nothing waits.
-#
-# Twisted keeps what is written, joins it, and sends it when the reactor has found the socket writable: a turn
-# of the reactor and two copies for each write. A sender of large pieces may send them itself
-# (``send_now``), as long as nothing that was written before it waits.
-#
-# This uses attributes that Twisted does not document (their like has been there since 2011). Where they are
-# missing all works as without.
+# Twisted keeps written data, joins it, and sends it when the reactor has found the socket writable: a turn
+# of the reactor and two copies for each write. A sender of large pieces may send them directly
+# (``send_now``), if no earlier data is waiting. This uses undocumented attributes of Twisted (unchanged
+# since 2011); where they are missing, Twisted's usual methods are used.
 
 _UNACKNOWLEDGED, _UNSENT, _INFO_BYTES = 24, 144, 148
-"""Where Linux's ``struct tcp_info`` has packets on their way, and bytes that wait."""
+"""The offsets in Linux's ``struct tcp_info`` of packets in flight, and of unsent bytes."""
 
 Buffer = bytes | bytearray | memoryview
 
 SEND_BYTES = 512 * 1024
-"""Given to the socket at a time, if as much waits; and, if it takes all, before others have their turn."""
+"""
+How much is given to the socket at a time, if as much waits; and how much before other connections are
+served.
+"""
 
 HELD_BACK_BYTES = 4096
-"""Left to the transport when it is the others' turn, so that it comes back to this connection."""
+"""How much is left to the transport then, so that it continues with this connection."""
 
 GONE_S = 30
 """
-So long the other side's kernel may acknowledge nothing before a client's connection is taken to be lost.
-Where a machine woke up in another network, or a router forgot the connection, nothing ever comes. The kernel
-by itself tries for a quarter of an hour, and servers may be silent for a minute, for reasons of their own:
-half of that leaves time to connect anew.
+How long the peer's kernel may acknowledge nothing before a client's connection counts as lost. If a machine
+woke up in another network, or a router forgot the connection, nothing ever arrives. The kernel itself
+retries for a quarter of an hour, and servers may be silent for a minute, for reasons of their own: half of
+that leaves time to connect again.
 """
 
 LOOK_S = 10
 STALLED_S = 600
 """
-So long it may acknowledge all, and take no more, as that of a server whose disk stands still: it is known to
-be there, and how long it is waited for is for others to say.
+How long it may acknowledge everything but accept no more data, as a server whose disk hangs: it is known to
+exist, and other time limits decide how long to wait for it.
 """
 
 SOCKET_NAMES = (
@@ -59,18 +61,18 @@ SOCKET_NAMES = (
     "streamingProducer",
     "writeSomeData",
 )
-"""What a socket of Twisted's has that ``send_now`` and ``Outlet`` use."""
+"""The attributes of Twisted's sockets that ``send_now`` and ``Outlet`` use."""
 
 SMALL_BYTES = 1024
-"""Of a piece that is copied behind another one when both are to be kept."""
+"""Shorter pieces that are kept are appended to a copy of the piece before."""
 
 
 def set_bulk_buffers(transport: Any, receive_bytes: int) -> None:
     """
-    Have the socket beneath a transport, TLS or not, move much at a time.
+    Make the socket of a transport, TLS or not, transfer much data at a time.
 
     Args:
-        receive_bytes: asked of it at a time; Twisted's own 64 KiB are little.
+        receive_bytes: how much to read at a time; Twisted reads 64 KiB.
     """
     beneath = getattr(transport, "transport", None) or transport
     if hasattr(beneath, "bufferSize"):
@@ -81,22 +83,22 @@ def set_bulk_buffers(transport: Any, receive_bytes: int) -> None:
 
 def be_prompt(transport: Any, clock: IReactorTime) -> StallWatch:
     """
-    Have a client's connection send at once, and find out within ``GONE_S`` that the other side is gone.
+    Make a client's connection send at once, and detect within ``GONE_S`` that the peer is gone.
 
     Args:
-        transport: TCP, TLS over it, or anything else, which stays as it is.
+        transport: TCP, TLS over it, or anything else, which is not changed.
 
     Returns:
-        what is to be stopped when the connection is lost.
+        the watch, to be stopped when the connection is lost.
     """
     if ITCPTransport.providedBy(transport):
         # Small requests must not wait for the acknowledgement of earlier ones.
         transport.setTcpNoDelay(True)
     beneath = getattr(transport, "transport", None) or transport
     watch = StallWatch(clock)
-    # Other systems, and other transports, have not all of these.
+    # Other systems, and other transports, lack some of these.
     with suppress(AttributeError, OSError):
-        handle = beneath.socket  # ``getHandle`` gives OpenSSL's, where TLS was started on it
+        handle = beneath.socket  # ``getHandle`` returns OpenSSL's, after TLS was started on it
         handle.setsockopt(sockets.SOL_SOCKET, sockets.SO_KEEPALIVE, 1)
         handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPIDLE, GONE_S // 3)
         handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPINTVL, GONE_S // 6)
@@ -108,7 +110,7 @@ def be_prompt(transport: Any, clock: IReactorTime) -> StallWatch:
 
 class StallWatch:
     """
-    Has the kernel be patient with the other side while that acknowledges all, and takes no more.
+    Extends the kernel's time limit while the peer acknowledges everything but accepts no more data.
 
     Since Linux 5.11 TCP_USER_TIMEOUT ends such a connection, too.
     """
@@ -119,12 +121,12 @@ class StallWatch:
         self._patience_s = GONE_S
 
     def start(self, socket: Any) -> None:
-        """Look at this socket from time to time."""
+        """Start to check this socket periodically."""
         self._socket = socket
         self._timer.set(LOOK_S)
 
     def stop(self) -> None:
-        """Look no more, as the connection is lost."""
+        """Stop, as the connection is lost."""
         self._timer.stop()
         self._socket = None
 
@@ -140,15 +142,14 @@ class StallWatch:
 
 def is_stalled(socket: Any) -> bool:
     """
-    Return whether a TCP socket has something to send, and nothing on its way, as the other side takes
-    no more.
+    Return whether a TCP socket has unsent data, and none in flight, because the peer accepts no more.
 
     Raises:
-        AttributeError, OSError: nobody knows.
+        AttributeError, OSError: unknown.
     """
     info = socket.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _INFO_BYTES)
     if len(info) < _INFO_BYTES:
-        return False  # of an old kernel
+        return False  # an old kernel
     unacknowledged, unsent = (
         int.from_bytes(info[at : at + 4], sys.byteorder) for at in (_UNACKNOWLEDGED, _UNSENT)
     )
@@ -156,8 +157,8 @@ def is_stalled(socket: Any) -> bool:
 
 
 def socket_of(transport: Any) -> Any:
-    """Return the transport if ``send_now`` can use it: Twisted's, with a socket of its own; or None."""
-    # Layers between have such names, too: they ask what is beneath them.
+    """Return the transport if ``send_now`` can use it: one of Twisted's, with its own socket; else None."""
+    # Intermediate layers have such names, too, by delegation.
     is_socket = hasattr(type(transport), "writeSomeData")
     return (
         transport if is_socket and all(hasattr(transport, each) for each in SOCKET_NAMES) else None
@@ -165,25 +166,27 @@ def socket_of(transport: Any) -> Any:
 
 
 def is_free(socket: Any) -> bool:
-    """Return whether what is sent on it now would come behind all that was written before."""
+    """Return whether data sent now follows everything that was written before."""
     return socket.connected and not socket.dataBuffer and not socket._tempDataBuffer
 
 
 def unsent_bytes(transport: Any) -> int:
-    """Return how much was written that the kernel has not taken yet; 0 of a transport that does not tell."""
+    """
+    Return how many written bytes the kernel has not accepted; 0 for a transport that does not report it.
+    """
     unsent = getattr(transport, "_tempDataLen", 0) + len(getattr(transport, "dataBuffer", b""))
     return int(unsent - getattr(transport, "offset", 0))
 
 
 def send_now(socket: Any, data: Buffer) -> int:
     """
-    Send what the socket takes at once, if nothing waits to be sent; the caller writes the rest.
+    Send as much as the socket accepts at once, if no other data waits; the caller writes the rest.
 
     Args:
-        socket: what ``socket_of`` returned.
+        socket: from ``socket_of``.
 
     Returns:
-        How many bytes it took. A connection that turns out to be lost takes none: the reactor will find out.
+        How many bytes were sent. 0 for a lost connection: the reactor will notice the loss.
     """
     if not is_free(socket):
         return 0
@@ -193,10 +196,10 @@ def send_now(socket: Any, data: Buffer) -> int:
 
 class Outlet:
     """
-    Where what was encrypted leaves a connection: at once, as far as the socket takes it.
+    Sends encrypted data: at once, as far as the socket accepts it.
 
     Args:
-        socket: what ``socket_of`` returned; None if there is none.
+        socket: from ``socket_of``, may be None.
     """
 
     __slots__ = ("_sent_bytes", "_socket")
@@ -207,10 +210,10 @@ class Outlet:
 
     def send(self, encrypted: memoryview, transport: Any) -> None:
         """
-        Send bytes, or have the transport keep and send them; the buffer is free again afterwards.
+        Send bytes, or let the transport keep and send them; the buffer may be reused afterwards.
 
         Args:
-            transport: stands on the socket, if there is one.
+            transport: of the socket, if there is one.
         """
         socket = self._socket
         if socket:
@@ -223,13 +226,14 @@ class Outlet:
             self._sent_bytes = 0
         transport.write(bytes(encrypted))
         if socket and socket.producer and socket.streamingProducer and not socket.producerPaused:
-            # Full is what has to wait at all: else a large buffer would fill, and be joined, behind each.
+            # Any waiting data counts as full: otherwise a large buffer would fill, and be joined, after
+            # each write.
             socket.producerPaused = True
             socket.producer.pauseProducing()
 
 
 def gather(pieces: list[bytes | bytearray], data: bytes) -> None:
-    """Add what came to what came before; short pieces together, since each would take sixty bytes more."""
+    """Append data to pieces; short ones are joined, since each object would take sixty bytes more."""
     if not pieces or len(data) >= SMALL_BYTES:
         pieces.append(data)
     elif isinstance(last := pieces[-1], bytearray):
@@ -238,22 +242,22 @@ def gather(pieces: list[bytes | bytearray], data: bytes) -> None:
         pieces.append(bytearray(data))
 
 
-# How full a transport is, told to who is no producer himself.
+# Back-pressure for writers that are not producers.
 
 
 class Writer(Protocol):
-    """Who writes to the transport."""
+    """A writer to the transport."""
 
     def output_full(self) -> None:
-        """Write nothing more for now."""
+        """Write nothing more until ``output_free``."""
 
     def output_free(self) -> None:
-        """Go on writing: the transport has room again."""
+        """Continue writing: the transport is not full any more."""
 
 
 @implementer(IPushProducer)
 class Backpressure:
-    """Told by the transport how full it is."""
+    """The producer that passes the transport's state to a writer."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -265,21 +269,18 @@ class Backpressure:
         self._writer.output_free()
 
     def stopProducing(self) -> None:
-        """It is gone, and the writer will hear of it."""
+        """Do nothing: the connection is lost, which the writer learns otherwise."""
 
 
-# Signals that a reactor does not sleep through, where its own handlers are not wanted.
-#
-# Python notes a signal when it comes, and runs the handler when the main thread executes its next
-# instruction. If the signal comes just before the reactor waits for the network, or to another thread,
-# that is not until something else happens: a server that was told to end in the moment when it began to
-# listen never did.
+# Python runs a signal's handler when the main thread executes its next instruction. If the signal arrives
+# just before the reactor waits for the network, or in another thread, that is only after the next event: a
+# server that got SIGTERM just when it began to listen never stopped.
 
 _AT_ONCE = 4096
 
 
 def wake_for_signals(reactor: Any) -> None:
-    """Have every signal that is handled wake the reactor, so that the handler runs. The main thread only."""
+    """Make every handled signal wake the reactor, so that its handler runs. Only in the main thread."""
     told, tell = os.pipe()
     for fd in (told, tell):
         os.set_blocking(fd, False)
@@ -289,7 +290,7 @@ def wake_for_signals(reactor: Any) -> None:
 
 @implementer(IReadDescriptor)
 class _Told:
-    """The end of a pipe into which the system's side of Python writes the number of each signal."""
+    """The end of a pipe into which Python writes the number of each signal."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -301,8 +302,8 @@ class _Told:
         return "signals"
 
     def doRead(self) -> None:
-        # The handlers run because the reactor does: what was told does not matter.
+        # Reading wakes the reactor, and so runs the handlers; the numbers do not matter.
         os.read(self._fd, _AT_ONCE)
 
     def connectionLost(self, reason: Failure) -> None:
-        """Do nothing: the reactor has ended, and the pipe is not its to close."""
+        """Do nothing: the reactor has ended, and does not own the pipe."""

@@ -1,4 +1,6 @@
-"""TLS contexts, ciphers, self-signed certificates."""
+"""
+TLS settings of clients and servers: ciphers, limits, contexts, buffer sizes, and self-signed certificates.
+"""
 
 from __future__ import annotations
 
@@ -14,38 +16,35 @@ if TYPE_CHECKING:
     from OpenSSL import SSL
 
 
-# Which of TLS 1.2's ciphers we speak: those with a key of their own for each connection, and authenticated.
-#
-# That is ECDHE with AES-GCM or ChaCha20-Poly1305; TLS 1.3 has no others. Left out are RSA key exchange (who
-# gets the server's key can read what was recorded), and CBC with SHA-1. Every Tahoe-LAFS since 1.14 speaks
-# them, for OpenSSL has since 1.0.1 (2012).
+# Of TLS 1.2 only authenticated ciphers with forward secrecy are used: ECDHE with AES-GCM or
+# ChaCha20-Poly1305; TLS 1.3 has no others. Not used are RSA key exchange (with the server's key, recorded
+# traffic could be decrypted), and CBC with SHA-1. Every Tahoe-LAFS since 1.14 supports them, since OpenSSL
+# has since 1.0.1 (2012).
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 def only_forward_secret(context: SSL.Context) -> None:
-    """Allow a context nothing older than TLS 1.2, and of that only these ciphers, as either side."""
+    """Limit a context to TLS 1.2 with these ciphers and TLS 1.3, for either side."""
     from OpenSSL import SSL
 
     context.set_min_proto_version(SSL.TLS1_2_VERSION)
     context.set_cipher_list(CIPHERS.encode())
 
 
-# One handshake for a connection, and few requests for new keys after it: of servers, and of Foolscap.
-#
-# In TLS 1.2 either side may ask for another handshake, which nobody here needs. In TLS 1.3 it may ask for new
-# keys: 27 bytes, for each of which OpenSSL derives keys and answers before anything else is read, forty in a
-# millisecond. GnuTLS asks by itself, once in 300 GB; most never do.
+# In TLS 1.2 either side may ask for another handshake, which is not needed. In TLS 1.3 it may ask for new
+# keys: 27 bytes, for each of which OpenSSL derives keys and answers before it reads on, forty in a
+# millisecond. GnuTLS asks by itself once in 300 GB; most others never do.
 
 MAX_KEY_UPDATES = 32
 
 _DONE = 0x20  # SSL_CB_HANDSHAKE_DONE
-_EXIT = 0x02  # SSL_CB_EXIT: what there was of a handshake, or of what comes after it, has been dealt with
-_MAX_EXITS = 2 * MAX_KEY_UPDATES  # one for the question, and one for the answer
+_EXIT = 0x02  # SSL_CB_EXIT: a message of the handshake, or after it, has been processed
+_MAX_EXITS = 2 * MAX_KEY_UPDATES  # one for the request, and one for the answer
 
 
 def bound_handshakes(context: SSL.Context) -> None:
-    """Have connections of a context end, as after a goodbye, when the other side wants more than that."""
+    """Make connections of a context end, as after close_notify, when the peer asks for more than that."""
     from OpenSSL import SSL
 
     context.set_options(getattr(SSL, "OP_NO_RENEGOTIATION", 0))
@@ -62,34 +61,37 @@ def bound_handshakes(context: SSL.Context) -> None:
     context.set_info_callback(happened)
 
 
-# How many bytes TLS is given at a time, whichever library does it.
+# How many bytes TLS processes at a time, with either library.
 
 RECORD_BYTES = 2**14
-"""No record holds more."""
+"""The largest content of a record."""
 
 BATCH_BYTES = 4 * RECORD_BYTES
-"""Given to OpenSSL at a time, in either direction: for each connection it keeps as large a buffer."""
+"""How much OpenSSL gets at a time, in either direction: it keeps as large a buffer for each connection."""
 
 DELIVERY_BYTES = 2 * BATCH_BYTES
-"""Decrypted before it is copied to a buffer of its own."""
+"""How much is decrypted before it is copied to a separate buffer."""
 
 GATHERED_BYTES = 2 * BATCH_BYTES
-"""Encrypted before it is sent: each call of the kernel costs, and wakes the receiver, which costs there."""
+"""
+How much is encrypted before it is sent: each system call costs time, and wakes the receiver, which costs
+time there.
+"""
 
 
-# What makes the client's side of TLS, without Twisted: see ``ahead``.
+# The client's contexts, without Twisted, for ``preconnect``.
 
 
 def client_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
     """
-    Return what makes the client's side of TLS 1.2 and 1.3, without a look at certificates.
+    Return a client's context for TLS 1.2 and 1.3, which does not check certificates.
 
     Args:
         protocols: to offer (ALPN).
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # ``client_tls.CheckCertificate`` does it
+    context.verify_mode = ssl.CERT_NONE  # done by ``client_tls.CheckCertificate``
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -100,12 +102,14 @@ def client_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
 
 @cache
 def http_context() -> ssl.SSLContext:
-    """Return the context of all connections that speak HTTP/1.1; each new one would take a third of a ms."""
-    # A server that knows HTTP/2 might choose it if we let it.
+    """
+    Return the shared context of all HTTP/1.1 connections; creating one takes a third of a millisecond.
+    """
+    # A server with HTTP/2 might select it if it were offered.
     return client_context(("http/1.1",))
 
 
-# Certificates that their own key has signed: who talks to it knows the key, and looks at nothing else.
+# Self-signed certificates: the peer knows the key, and checks nothing else.
 
 
 def self_signed_pem(
@@ -116,7 +120,7 @@ def self_signed_pem(
 
     Args:
         name: the common name of subject and issuer.
-        valid: for how long from now on; it begins a day ago, for clocks that are late.
+        valid: how long it is valid from now on; it starts a day ago, for clocks that are slow.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes

@@ -1,20 +1,5 @@
 """
-Where the time goes: spans in Chrome's trace-event format, for Perfetto or ``chrome://tracing``.
-
-A span has a name, a row, a beginning, an end and facts. A row is what a viewer shows as a process: a
-server, ``cpu``, ``window``. Pipelined requests overlap, and complete events ("X") of one viewer thread
-may only nest; so each span takes the first free lane of its row, and lanes are the viewer's threads.
-The number of lanes of a server thus shows how deep its pipeline was.
-
-    tracer = Tracer(reactor.seconds, open("put.trace", "wb"))
-    with tracer.span("encode", row="cpu", segment=3):
-        ...
-    tracer.follow(server.write(...), "write", row=server.nickname, offset=0)
-    tracer.close()
-
-Written to a file, the trace costs memory for a few hundred events only, and what is on disk is whole
-JSON after every such batch, if the file can seek; a file that cannot lacks the final bracket when it is
-cut off, which viewers forgive. Without a file the newest events stay in memory, up to a limit.
+Records where the time goes: spans in Chrome's trace-event format, for Perfetto or ``chrome://tracing``.
 
 Source: "Trace Event Format", the JSON array format, events "X" and "M".
 """
@@ -37,12 +22,12 @@ BATCH_EVENTS = 256
 """Events written at once: some 30 kB."""
 
 LIMIT_EVENTS = 100_000
-"""Events kept without a file: some 50 MB; a 100 GB upload's worth of requests of 1 MiB."""
+"""Events kept without a file: some 50 MB; as many as requests of 1 MiB for an upload of 100 GB."""
 
 
 @attrs.define(eq=False)
 class TraceSpan:
-    """Something that has begun. ``end`` it once."""
+    """Something that has begun. Call ``end`` once."""
 
     name: str
     row: str
@@ -53,26 +38,26 @@ class TraceSpan:
 
 
 class Tracing(Protocol):
-    """What those who are traced need of a ``Tracer``."""
+    """The methods of a ``Tracer`` that traced code uses."""
 
     def span(self, name: str, row: str, **facts: object) -> AbstractContextManager[object]:
-        """Trace a block that runs without waiting."""
+        """Trace a block that does not wait."""
 
     def begin(self, name: str, row: str, **facts: object) -> TraceSpan:
-        """Begin a span that ends elsewhere."""
+        """Begin a span that is ended by ``end``."""
 
     def end(self, span: TraceSpan, **facts: object) -> None:
-        """End it, adding facts learnt meanwhile. Ending it twice is harmless."""
+        """End a span, and add further facts. A second call has no effect."""
 
     def follow(self, deferred: Deferred[T], name: str, row: str, **facts: object) -> Deferred[T]:
-        """Trace from now until the Deferred fires, or fails; returns it."""
+        """Trace from now until the Deferred fires or fails; returns it."""
 
     def close(self) -> None:
         """Write what is left. Spans that have not ended are lost."""
 
 
 class _Row:
-    """One row of the viewer: its number, and which lanes are taken."""
+    """One row of the viewer: its number, and which lanes are in use."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -91,8 +76,23 @@ class Tracer:
     """
     Collects spans.
 
+    A span has a name, a row, a beginning, an end and facts. A row is what a viewer shows as a process: a
+    server, ``cpu``, ``window``. Pipelined requests overlap, and complete events ("X") of one thread may
+    only nest; so each span gets the first free lane of its row, and lanes are the viewer's threads. The
+    number of lanes of a server thus shows the depth of its pipeline.
+
+        tracer = Tracer(reactor.seconds, open("put.trace", "wb"))
+        with tracer.span("encode", row="cpu", segment=3):
+            ...
+        tracer.follow(server.write(...), "write", row=server.nickname, offset=0)
+        tracer.close()
+
+    With a file, only a few hundred events are in memory, and the file is complete JSON after every batch,
+    if it can seek; a file that cannot lacks the final bracket after an interruption, which viewers accept.
+    Without a file the newest events stay in memory, up to a limit.
+
     Attributes:
-        dropped: how many events were forgotten for want of room; only without a file.
+        dropped: how many events were dropped because of the limit; only without a file.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Tracer:
     ) -> None:
         """
         Args:
-            clock: seconds; the trace begins at zero with its first answer.
-            output: where to write; closing it is the caller's business, after ``close``.
+            clock: seconds; the trace begins at zero with its first value.
+            output: where to write; the caller closes it, after ``close``.
             limit_events: without output, how many events to keep.
         """
         self._clock = clock
@@ -119,7 +119,7 @@ class Tracer:
 
     @contextmanager
     def span(self, name: str, row: str, **facts: object) -> Iterator[TraceSpan]:
-        """Trace a block; an exception ends it like any other way out."""
+        """Trace a block; an exception ends the span, too."""
         span = self.begin(name, row, **facts)
         try:
             yield span
@@ -158,7 +158,7 @@ class Tracer:
         )
 
     def follow(self, deferred: Deferred[T], name: str, row: str, **facts: object) -> Deferred[T]:
-        """Trace a Deferred; a failure is noted with the name of its class, and passed on."""
+        """Trace a Deferred; a failure is recorded with the name of its class, and passed on."""
         span = self.begin(name, row, **facts)
 
         def fired(result: T) -> T:
@@ -172,7 +172,7 @@ class Tracer:
         return deferred.addCallbacks(fired, failed)
 
     def close(self) -> None:
-        """Write the last batch and make the file whole."""
+        """Write the last batch and complete the file."""
         if self._output is None:
             return
         self._write_batch()
@@ -184,7 +184,7 @@ class Tracer:
         self._output = None
 
     def events(self) -> list[dict[str, object]]:
-        """The events in memory, with the names of the rows: what a file would hold."""
+        """The events in memory, with the names of the rows, as in a file."""
         return [*map(self._row_name, self._rows), *self._events]
 
     def _microseconds(self, seconds: float) -> float:

@@ -1,23 +1,4 @@
-"""
-CPU work off the reactor: hashing, ciphering and coding in a few threads, results on the reactor.
-
-It pays only for functions that release the GIL for most of their time, as hashlib, pycryptodome
-and zfec do on large buffers, and only for enough work at once: see ``WORTH_A_THREAD_BYTES``.
-
-**Bounds.** At most ``threads`` jobs run, as many again stand ready so that no thread waits for the
-reactor, and the others wait in the order in which they came, each with its caller; a caller that
-awaits its job has one. More than ``waiting_limit`` of them is a caller that does not wait, an error.
-
-**Cancellation.** A job that has not begun is dropped. One that runs cannot be interrupted: it
-finishes, and its result is discarded. Its buffers must stay as they are until ``stop`` has fired, or
-be owned by the job alone.
-
-**Work for the processor only.** A function that may wait for another program would keep one of the few
-threads for ever: that is for ``run_blocking``, which has a thread for each.
-
-**Threads** are plain ones behind a ``SimpleQueue``. Twisted's pool hands each job through two locks, a
-condition and a context for the log, which nobody here looks at, and takes up to twice as long for it.
-"""
+"""CPU work in a few threads: hashing, encryption and coding, with results in the reactor's thread."""
 
 from __future__ import annotations
 
@@ -42,25 +23,25 @@ T = TypeVar("T")
 
 WORTH_A_THREAD_BYTES = 128 << 10
 """
-From here on a thread is worth it for one pass over the bytes, such as SHA-256. There and back costs
-about 35 microseconds on an idle machine, in which a core with SHA instructions hashes 64 KiB: below
-that the reactor is kept longer by the handing over than by the work.
+From this size on a thread is used to process the bytes once, such as for SHA-256. Using a thread takes about
+35 microseconds on an idle machine, in which a core with SHA instructions hashes 64 KiB: for less, the
+reactor would be busy longer with the thread than with the work.
 """
 
 WAITING_LIMIT = 1024
-"""Jobs that may wait for a thread: far more than ten servers' encoders ever have at once."""
+"""Limit of jobs that wait for a thread: far more than ten servers' encoders ever have at once."""
 
 
 class CpuWorkers(Protocol):
-    """Runs functions that take long, somewhere."""
+    """Runs functions that take long, in any thread."""
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Fire with what the function returns, or fail with what it raises."""
+        """Fire with the function's result, or fail with its exception."""
 
     def run_if_large(
         self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[T]:
-        """Run it as ``run`` does if it passes over so many bytes that this pays, else at once."""
+        """Run it as ``run`` does if it processes enough bytes for a thread, else at once."""
 
     def run_blocking(
         self,
@@ -72,11 +53,11 @@ class CpuWorkers(Protocol):
         """Run a function that may wait for another program for ever; see ``BlockingCalls``."""
 
     def stop(self) -> Deferred[None]:
-        """Take no more jobs, cancel those that have not begun, fire when the others have ended."""
+        """Accept no more jobs, cancel those that have not begun, fire when the others have ended."""
 
 
 class _Job:
-    """One function call and the Deferred that waits for it. Threads touch ``call`` and ``dropped``."""
+    """One function call and its Deferred. Threads use ``call`` and ``dropped``."""
 
     def __init__(self, call: Callable[[], Any], cancel: Callable[[_Job], None]) -> None:
         self.call: Callable[[], Any] | None = call
@@ -85,15 +66,30 @@ class _Job:
 
 
 class Workers:
-    """Runs jobs in threads of its own, which start with the first job. Call from the reactor only."""
+    """
+    Runs jobs in its own threads, which start with the first job. Call it from the reactor's thread only.
+
+    That pays only for functions that release the GIL for most of their time, as hashlib, pycryptodome and
+    zfec do on large buffers, and for enough work at once: see ``WORTH_A_THREAD_BYTES``. At most ``threads``
+    jobs run, as many again are queued so that no thread waits for the reactor, and the others wait in
+    order. More than ``waiting_limit`` of them is an error of a caller that does not wait.
+
+    A job that has not begun is dropped when it is cancelled. A running one cannot be interrupted: it
+    finishes, and its result is dropped. Its buffers must not change until ``stop`` has fired, or must be
+    owned by the job alone. A function that may wait for another program would block a thread for ever; use
+    ``run_blocking`` for it.
+
+    The threads read a ``SimpleQueue``. Twisted's pool passes each job through two locks, a condition and a
+    logging context, and takes up to twice as long.
+    """
 
     def __init__(
         self, reactor: IReactorFromThreads, threads: int = 2, waiting_limit: int = WAITING_LIMIT
     ) -> None:
         """
         Args:
-            reactor: results come back through it; if it can shut down, it first waits for ``stop``.
-            threads: how many jobs run at once; more than there are cores gains nothing.
+            reactor: passes on the results; if it can shut down, it first waits for ``stop``.
+            threads: how many jobs run at once; more than the number of cores gains nothing.
 
         Raises:
             UsageError: there is not at least one thread.
@@ -126,7 +122,7 @@ class Workers:
         Raises:
             UsageError: stopped, or ``waiting_limit`` jobs wait already.
 
-        What comes when the reactor has stopped them is cancelled, as is what they had not begun.
+        After the reactor has stopped the workers, jobs are cancelled, as are those that have not begun.
         """
         if self._reactor_stopped:
             return defer.fail(defer.CancelledError())
@@ -144,7 +140,7 @@ class Workers:
     def run_if_large(
         self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[T]:
-        """Run the function in a thread if ``size_bytes`` is worth one, else here and now."""
+        """Run the function in a thread if ``size_bytes`` is enough for one, else in this thread."""
         if size_bytes < WORTH_A_THREAD_BYTES:
             return defer.execute(function, *args, **kwargs)
         return self.run(function, *args, **kwargs)
@@ -157,7 +153,7 @@ class Workers:
         **kwargs: P.kwargs,
     ) -> Deferred[T]:
         """
-        Run a function that may wait for another program, in a thread of its own.
+        Run a function that may wait for another program, in a separate thread.
 
         Raises:
             UsageError: stopped.
@@ -168,10 +164,10 @@ class Workers:
 
     def stop(self) -> Deferred[None]:
         """
-        Cancel the jobs that have not begun, give up all blocking calls; fire when all others have ended, and
-        none of their threads is left.
+        Cancel the jobs that have not begun, and all blocking calls; fire when all others and their threads
+        have ended.
 
-        Stopping again waits for the same end.
+        A second call waits for the same end.
         """
         self._stopped = True
         self._blocking.stop()
@@ -186,13 +182,15 @@ class Workers:
     def _hand_over(self) -> None:
         while self._waiting and len(self._handed_over) < 2 * self._threads:
             if len(self._started) < min(self._threads, len(self._handed_over) + 1):
-                with suppress(RuntimeError):  # the system has no more: those there are do it
+                with suppress(
+                    RuntimeError
+                ):  # the system has no more threads: the existing ones do it
                     self._start_thread()
             job = self._waiting.popleft()
             self._handed_over.add(job)
             if self._started:
                 self._queue.put(job)
-            else:  # slower, and never a wait for ever
+            else:  # slower, but it never waits for ever
                 self._reactor.callFromThread(self._work, job)
 
     def _start_thread(self) -> None:
@@ -211,13 +209,13 @@ class Workers:
         return self.stop()
 
     def _serve(self) -> None:
-        """In a thread: do jobs until there are no more."""
+        """In a thread: run jobs until None."""
         while (job := self._queue.get()) is not None:
             self._work(job)
-            del job  # and what it holds, while there is nothing to do
+            del job  # release what it holds while there is nothing to do
 
     def _work(self, job: _Job) -> None:
-        """In a thread: do the job, or not."""
+        """In a thread: run the job, unless it was cancelled."""
         result: object
         call, job.call = job.call, None
         assert call is not None
@@ -228,7 +226,7 @@ class Workers:
                 result = call()
             except BaseException:
                 result = Failure()
-        # The buffers that the function was given must not live until the next job.
+        # The function's buffers must not live until the next job.
         del call
         self._reactor.callFromThread(self._ended, job, result)
 
@@ -236,7 +234,7 @@ class Workers:
         self._handed_over.remove(job)
         self._hand_over()
         if not job.deferred.called:
-            job.deferred.callback(result)  # a Failure goes the errbacks' way
+            job.deferred.callback(result)  # a Failure calls the errbacks
         self._end_if_idle()
 
     def _cancel(self, job: _Job) -> None:
@@ -251,7 +249,7 @@ class Workers:
         for _ in self._started:
             self._queue.put(None)
         for thread in self._started:
-            # Each has handed in its result and is about to wait, so joining takes no time.
+            # Each has passed on its result and is about to wait, so joining takes no time.
             thread.join()
         self._started.clear()
         if self._shutdown_trigger is not None:

@@ -1,1 +1,1 @@
-"""Being a storage server: its protocols on one port, its identity, and the process."""
+"""A storage server: its protocols on one port, its identity, and its process."""

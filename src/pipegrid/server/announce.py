@@ -1,13 +1,5 @@
 """
-A storage server tells introducers where it is, and tells them again whenever a connection was lost.
-
-What makes it the same server to everybody lies where Tahoe-LAFS keeps it, so that a node's directory can
-change hands unnoticed:
-
-    private/node.privkey   the key that signs, and whose public half is the server's id
-    node.pubkey            that half
-    permutation-seed       its place on every file's ring
-    announcement-seqnum    the number of its last announcement; the next one has a greater one
+Announces a storage server to introducers, again after each lost connection; and its announced identity.
 
 Source: the format reference, storage protocols, sections 4.2 and 5.1.
 """
@@ -45,7 +37,7 @@ from pipegrid.wire.introducer_protocol import (
 from pipegrid.wire.server_address import Furl
 
 ANSWER_S = 60.0
-"""How long an introducer may take to say that it has an announcement, before somebody is told."""
+"""How long an introducer may take to accept an announcement before a warning is logged."""
 _NONCE_BYTES = 32
 
 log = Logger()
@@ -54,11 +46,18 @@ log = Logger()
 @attrs.frozen
 class AnnouncedIdentity:
     """
-    What announcements say, apart from addresses.
+    The announced identity of a server, without addresses.
+
+    Its files are those of Tahoe-LAFS, so that a node's directory can be used by either program:
+
+        private/node.privkey   the key that signs; the server's id is its public half
+        node.pubkey            the public half
+        permutation-seed       the server's position on every file's ring
+        announcement-seqnum    the number of its last announcement; each is greater than the one before
 
     Attributes:
-        key: signs them.
-        permutation_seed: place on every file's ring.
+        key: signs announcements.
+        permutation_seed: position on every file's ring.
         seqnum: of the next announcement.
     """
 
@@ -69,13 +68,13 @@ class AnnouncedIdentity:
 
 def load_or_create(directory: Path, tub_id: bytes, has_shares: bool) -> AnnouncedIdentity:
     """
-    Return what a node's directory holds, with a new ``seqnum``; what is missing is made, for good.
+    Return the identity in a node's directory, with a new ``seqnum``; missing parts are created and kept.
 
     Args:
-        tub_id: 20 bytes; where there are shares already, but no seed, it is the server's place.
+        tub_id: 20 bytes; used as permutation seed if there is none although there are shares.
 
     Raises:
-        UsageError: a file holds something else, or the directory cannot be used.
+        UsageError: a file has other contents, or the directory cannot be used.
     """
     try:
         key = _load_key(directory)
@@ -86,7 +85,7 @@ def load_or_create(directory: Path, tub_id: bytes, has_shares: bool) -> Announce
             seed = base32.decode(text)
         except ValueError:
             raise UsageError(f"{path} does not hold base32; restore it") from None
-        if not seed:  # a disk that was full, or a crash
+        if not seed:  # after a full disk, or a crash
             raise UsageError(
                 f"{path} is empty; restore it, or clients look for shares on other servers"
             )
@@ -120,10 +119,10 @@ def _next_seqnum(path: Path) -> int:
 
 def _note_seqnum(path: Path, seqnum: int) -> None:
     """
-    Write the number down, durably: used twice it would be no news.
+    Store the number durably: if it were used twice, the second announcement would be ignored.
 
-    On a full disk it goes over the one before, which takes no room: the shares of a server that does not
-    start are out of reach.
+    On a full disk the old number is overwritten, which needs no space: a server that does not start makes
+    its shares unavailable.
     """
     data = f"{seqnum}\n".encode("ascii")
     try:
@@ -151,11 +150,11 @@ def storage_fields(
     certificates: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """
-    Return what a storage server's announcement says.
+    Return the fields of a storage server's announcement.
 
     Args:
-        furl: Tahoe-LAFS's clients need it even where they speak HTTPS: secrets derive from its tub id.
-        certificates: of grid managers, without which their clients put nothing there.
+        furl: Tahoe-LAFS's clients need it even over HTTPS: secrets are derived from its tub id.
+        certificates: of grid managers, without which their clients store nothing here.
     """
     fields = {
         "version": 0,
@@ -179,11 +178,11 @@ def storage_fields(
 
 class Announcer:
     """
-    Publishes one announcement with any number of introducers.
+    Publishes one announcement to any number of introducers.
 
     Args:
         connect: makes connections: a tub's ``getReference``.
-        canary: an object of ours that introducers may watch, to know that we are gone.
+        canary: returns an object of ours that introducers may watch, to notice a lost connection.
     """
 
     def __init__(
@@ -202,12 +201,12 @@ class Announcer:
         self._keeping = [self._keep(name, furl) for name, furl in introducers.items()]
 
     def start(self) -> None:
-        """Begin to announce, until stopped."""
+        """Start to announce, until ``stop``."""
         for each in self._keeping:
             each.start()
 
     def stop(self) -> None:
-        """Announce no more; what was announced stays known."""
+        """Stop announcing; introducers keep the last announcement."""
         for each in self._keeping:
             each.stop()
 
@@ -216,7 +215,7 @@ class Announcer:
             return Deferred.fromCoroutine(self._announce(name, furl))
 
         def lost(error: Exception | None) -> None:
-            if name not in self._complained:  # once an outage, however often it is tried
+            if name not in self._complained:  # once per outage, not for each attempt
                 self._complained.add(name)
                 log.warn(
                     "introducer {name} at {address} is unreachable: {reason}; it is tried again",

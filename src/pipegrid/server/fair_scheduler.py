@@ -1,25 +1,5 @@
 """
-Who works in which turn of the reactor: those who ask for little at once, the others a slice each, in turn.
-
-**Goal.** An honest request takes half a dozen turns of the reactor: TLS, its body, two waits for the disk. It
-waits for whatever else is done in each. A client that asks for much at once, or for what takes long, made
-turns of 3 ms (leases) to 180 ms (a bundle), and others waited so long several times over.
-
-**Rules.** Nobody works longer than a *slice* in one turn of the reactor; whoever has more to do waits in
-line. The line has a slice in each turn, for as many as that is enough for; then everybody else is heard:
-those who have just come at once, as long as the server has not worked for their connection for longer than
-``BURST_S`` (``SHARE`` of all time is forgiven). All those for whom it has share a slice as well, and beyond
-that, or behind others, they stand in line, whatever they ask for. In line, the address goes first that has
-fewest waiting, and connections of one address in the order of coming.
-
-So who asks for little waits for one slice of all the others together, and one of many waits as long as their
-number is. Nothing is left undone while anybody wants something: unlike ``foolscap.governor``, nobody rests.
-
-A slice is half a millisecond: a turn of the reactor costs a tenth of that. While nobody else has asked for
-anything lately, it is twenty milliseconds, so that what one client pipelines becomes durable together.
-
-The time that work takes is measured. What cannot be interrupted may exceed a slice; what takes much longer is
-carried out in steps (``gbs.receivers.InSteps``).
+Divides the reactor's time among connections: requests that need little are served at once, others in turns.
 """
 
 from __future__ import annotations
@@ -33,21 +13,21 @@ from pipegrid.reactor.deferreds import Timer
 
 SLICE_S = 0.0005
 ALONE_S = 0.02
-"""A slice while nobody else has asked for anything for ``ACTIVE_S``."""
+"""The slice while no other connection has asked for anything for ``ACTIVE_S``."""
 ACTIVE_S = 0.05
 """
-A client reads over other connections than it writes: with 0.25 s its own reads of a while ago cut its puts
-into slices of half a millisecond, and a hundred small files took a third of a round trip more.
+A client reads over other connections than it writes: with 0.25 s its own earlier reads cut its puts into
+slices of half a millisecond, and a hundred small files took a third of a round trip more.
 """
 GAP_S = 0.0002
-"""After so long a pause there was a turn of the reactor in between."""
+"""A pause this long means that the reactor has had a turn in between."""
 
 BURST_S = 0.02
 SHARE = 0.01
 
 
 class CpuUsage:
-    """How long the server has worked for one connection lately."""
+    """How much time the server has spent on one connection lately."""
 
     def __init__(self, now_s: float) -> None:
         self._spent_s = 0.0
@@ -60,17 +40,17 @@ class CpuUsage:
         self._at_s = now_s
 
     def is_heavy(self, now_s: float) -> bool:
-        """Whether it has to wait in line."""
+        """Return whether it has to wait in the queue."""
         self.spend(0.0, now_s)
         return self._spent_s > BURST_S
 
 
 class Waiting(Protocol):
     """
-    Who may stand in line.
+    What a ``FairQueue`` contains.
 
     Attributes:
-        place: its address; those of one address share the line's favour.
+        place: its address; connections of one address share its priority.
     """
 
     place: str
@@ -78,16 +58,16 @@ class Waiting(Protocol):
 
 class Member(Waiting, Protocol):
     """
-    Who has turns.
+    A connection that takes turns.
 
     Attributes:
-        spending: what it has had.
+        spending: the time spent on it.
     """
 
     spending: CpuUsage
 
     def take_turn(self) -> None:
-        """Its turn has come: carry out what it can before the turn is over."""
+        """Do as much as possible before the turn is over."""
 
 
 W = TypeVar("W", bound=Waiting)
@@ -95,20 +75,22 @@ M = TypeVar("M", bound=Member)
 
 
 class FairQueue(Generic[W]):
-    """Who waits, and who is next: of the address that has fewest waiting, the one that came first."""
+    """
+    A queue that serves first the address with the fewest waiting, and each address in order of arrival.
+    """
 
     def __init__(self) -> None:
-        self._places: dict[str, deque[W]] = {}  # those that had a turn last are last
+        self._places: dict[str, deque[W]] = {}  # the most recently served last
 
     def __bool__(self) -> bool:
         return bool(self._places)
 
     def join(self, member: W) -> None:
-        """Wait, behind the others of its address."""
+        """Wait, after the others of its address."""
         self._places.setdefault(member.place, deque()).append(member)
 
     def leave(self, member: W) -> None:
-        """Take a member out of the queue; one that is not in it is no error."""
+        """Remove a member from the queue, if it is in it."""
         waiting = self._places.get(member.place)
         if waiting is not None and member in waiting:
             waiting.remove(member)
@@ -116,18 +98,35 @@ class FairQueue(Generic[W]):
                 del self._places[member.place]
 
     def next(self) -> W:
-        """Return whose turn it is; somebody has to wait."""
+        """Remove and return the next; the queue must not be empty."""
         place = min(self._places, key=lambda place: len(self._places[place]))
         waiting = self._places.pop(place)
         member = waiting.popleft()
         if waiting:
-            self._places[place] = waiting  # behind others that have as many
+            self._places[place] = waiting  # after others with as many waiting
         return member
 
 
 class FairTurns(Generic[M]):
     """
-    See above. The reactor's thread only.
+    Gives connections their turns; in the reactor's thread only.
+
+    An honest request takes half a dozen turns of the reactor: TLS, its body, two waits for the disk. It
+    waits for all other work in each of them. Without limits, a client with large requests made turns of 3
+    ms (leases) to 180 ms (a bundle), and delayed others several times that long.
+
+    In one turn of the reactor, no connection works longer than a slice; if it has more to do, it waits in a
+    queue. The queue gets one slice per turn. Then new requests are served at once, if the server has not
+    worked for their connection longer than ``BURST_S`` lately (``SHARE`` of all time is forgiven). Together
+    they get one slice as well; beyond that, they wait in the queue. The address with the fewest waiting is
+    next, and connections of one address in order of arrival. So a small request waits for one slice of all
+    the others, and a request of one of many connections waits in proportion to their number. The server is
+    never idle while a request waits, unlike ``foolscap.broker.Governor``.
+
+    A slice is half a millisecond, ten times the cost of a turn of the reactor. While no other connection
+    has been active lately, it is twenty milliseconds, so that requests pipelined by one client become
+    durable together. The time of work is measured. Work that cannot be interrupted may exceed a slice; if
+    it takes much longer, it is divided into steps (``gbs.receivers.InSteps``).
 
     Args:
         clock: for measuring, and for turns.
@@ -137,29 +136,31 @@ class FairTurns(Generic[M]):
         self._clock = clock
         self._queue: FairQueue[M] = FairQueue()
         self._call = Timer(clock, self._next)
-        # Of who works now, or did last.
+        # The connection that works now, or worked last.
         self._last: M | None = None
-        self._began_s = self._ended_s = float("-inf")  # its slice, and its work
-        self._work_s = float("-inf")  # since when it has worked itself
-        self._run_s = float("-inf")  # since when there was work without a pause
+        self._began_s = self._ended_s = float(
+            "-inf"
+        )  # the start of its slice, and the end of its work
+        self._work_s = float("-inf")  # the start of its own work
+        self._run_s = float("-inf")  # the start of uninterrupted work by any connection
         self._slice_s = ALONE_S
-        # When somebody else than who works now was at work, or asked.
+        # When another connection than the one that works now was active, or sent a request.
         self._others_s = float("-inf")
-        self._in_line = False  # it is the line's turn
+        self._in_line = False  # the queue is being served
 
     def __repr__(self) -> str:
         return f"<FairTurns, {'some' if self._queue else 'none'} in line>"
 
     @property
     def over(self) -> bool:
-        """Whether who works now should let the others have their turn."""
+        """Whether the working connection should stop, so that others get their turns."""
         return self._clock.seconds() - self._began_s > self._slice_s
 
     def start(self) -> float:
-        """Somebody begins to work, who may have to wait in line all the same; returns the time."""
+        """Record that a connection begins to work, or at least to ask for it; returns the time."""
         self._work_s = now_s = self._clock.seconds()
         if self._in_line:
-            self._began_s = self._run_s  # the line has one slice, for all of them
+            self._began_s = self._run_s  # the queue has one slice for all its members
         else:
             self._began_s = now_s
             if now_s - self._ended_s > GAP_S:
@@ -167,11 +168,11 @@ class FairTurns(Generic[M]):
         return now_s
 
     def asked(self) -> None:
-        """Somebody who is not known by name here asks for something."""
+        """Record a request of another protocol."""
         self._others_s = self._clock.seconds()
 
     def may_have(self, member: M) -> bool:
-        """Whether it may carry out something now, having said so (``start``); else it has to ``wait``."""
+        """Return whether a member may work now, after ``start``; else it has to call ``wait``."""
         now_s = self._began_s
         heavy = member.spending.is_heavy(now_s)
         if heavy and self._queue:
@@ -185,13 +186,13 @@ class FairTurns(Generic[M]):
         return True
 
     def wait(self, member: M) -> None:
-        """Have its turn in line: ``take_turn`` is called."""
+        """Put a member in the queue: ``take_turn`` is called later."""
         self._queue.join(member)
         if not self._in_line:
             self._call.set(0)
 
     def leave(self, member: M) -> None:
-        """It wants no turn any more, whether it waits for one or not."""
+        """Remove a member that wants no turn any more, whether it waits for one or not."""
         self._queue.leave(member)
         if not self._queue:
             self._call.stop()
@@ -199,13 +200,13 @@ class FairTurns(Generic[M]):
             self._last = None
 
     def end(self, member: M) -> None:
-        """It has worked since ``start``."""
+        """Record the end of work that began with ``start``."""
         self._ended_s = now_s = self._clock.seconds()
         member.spending.spend(now_s - self._work_s, now_s)
 
     def _choose_slice(self, member: M, now_s: float) -> None:
         if self._last is not member:
-            # They are active if they have worked lately, however seldom this one comes.
+            # Other connections are active if they have worked lately, even if this one works seldom.
             self._others_s = max(self._others_s, self._ended_s)
             self._last = member
         self._slice_s = SLICE_S if now_s - self._others_s < ACTIVE_S else ALONE_S

@@ -1,17 +1,5 @@
 """
-Who a storage server is: a key and a self-signed certificate, and the secret that opens it.
-
-They lie where Tahoe-LAFS keeps them, so that a node's directory can change hands unnoticed:
-
-    private/node.pem              key and certificate
-    private/storage.furl          tub id, hints, and the secret as its last part
-    private/storage.swissnum      the secret (ours; made where there is no fURL yet)
-
-The fURL is kept as Tahoe-LAFS keeps it, so that a directory that was never a Tahoe-LAFS node's can become one
-with the same secret. Where the files contradict each other, nobody can know which of two servers clients
-know, and nothing is served.
-
-The certificate's dates and names mean nothing: clients know the hash of its key.
+The identity of a storage server: a key and a self-signed certificate, and the secret that clients need.
 
 Source: the format reference, storage protocols, sections 1.1, 1.2 and 2.1.
 """
@@ -47,7 +35,7 @@ if TYPE_CHECKING:
 FURL_NAME = "storage.furl"
 _SWISSNUM_BYTES = 20
 _MAX_FURL_BYTES = 1 << 20
-_KEY_BITS = 2048  # RSA, as Foolscap wants it
+_KEY_BITS = 2048  # RSA, which Foolscap requires
 _VALID = timedelta(days=36500)
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.S)
 _KEY = re.compile(rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?-----END \1PRIVATE KEY-----", re.S)
@@ -61,10 +49,19 @@ class Identity:
     """
     A server's key, certificate and secret.
 
+    Its files are those of Tahoe-LAFS, so that a node's directory can be used by either program:
+
+        private/node.pem              key and certificate
+        private/storage.furl          tub id, hints, and the secret as its last part
+        private/storage.swissnum      the secret (PipeGrid's own file; created if there is no fURL yet)
+
+    If the files contradict each other, the server does not start, since either of two identities may be
+    known to clients. Dates and names in the certificate are ignored: clients know the hash of its key.
+
     Attributes:
         key_pem, certificate_pem: PEM.
-        spki_hash: 32 bytes, by which clients know the certificate.
-        tub_id: 20 bytes, by which Foolscap's clients do.
+        spki_hash: 32 bytes that identify the certificate to GBS clients.
+        tub_id: 20 bytes that identify it to Foolscap clients.
         swissnum: the secret.
     """
 
@@ -75,11 +72,11 @@ class Identity:
     swissnum: str = attrs.field(repr=False)
 
     def nurl(self, host: str, port: int) -> Nurl:
-        """Return the address to give to clients."""
+        """Return the address for clients."""
         return Nurl(self.spki_hash, host, port, self.swissnum)
 
     def nurls(self, hints: Sequence[str]) -> list[str]:
-        """Return the addresses to give to clients, for each hint that there is one for."""
+        """Return the addresses for clients, for each hint of a supported kind."""
         found = []
         for hint in hints:
             how, _, place = hint.partition(":")
@@ -90,11 +87,11 @@ class Identity:
         return found
 
     def furl(self, hints: Sequence[str]) -> Furl:
-        """Return the address to give to clients that speak Foolscap."""
+        """Return the address for clients that use Foolscap."""
         return Furl(self.tub_id, tuple(hints), self.swissnum)
 
     def contexts(self) -> CertificateOptions:
-        """Return what Twisted wants for serving TLS 1.2 and 1.3 with this certificate."""
+        """Return Twisted's options to serve TLS 1.2 and 1.3 with this certificate."""
         from OpenSSL import SSL, crypto
         from twisted.internet import ssl
 
@@ -104,7 +101,7 @@ class Identity:
             raiseMinimumTo=ssl.TLSVersion.TLSv1_2,
             acceptableProtocols=[b"http/1.1"],
         )
-        # A thousand idle connections need not hold 32 KiB of buffers each.
+        # Saves 32 KiB of buffers for each idle connection.
         options.getContext().set_mode(SSL.MODE_RELEASE_BUFFERS)
         only_forward_secret(options.getContext())
         bound_handshakes(options.getContext())
@@ -114,10 +111,10 @@ class Identity:
 
 def load_or_create(directory: Path) -> Identity:
     """
-    Return the identity in a node's directory; what is missing is made, for good.
+    Return the identity in a node's directory; missing parts are created and kept.
 
     Raises:
-        UsageError: files are there that hold something else, or the directory cannot be used.
+        UsageError: a file has other contents, or the directory cannot be used.
     """
     private = directory / "private"
     key = private / "node.pem"
@@ -144,10 +141,10 @@ def load_or_create(directory: Path) -> Identity:
 
 def load_furl(directory: Path) -> Furl | None:
     """
-    Return the fURL by which a node's directory says clients know it, or None if it says nothing yet.
+    Return the fURL in a node's directory that clients know, or None if it does not exist yet.
 
     Raises:
-        UsageError: there is something else in its place.
+        UsageError: the file has other contents.
     """
     path = directory / "private" / FURL_NAME
     try:
@@ -164,10 +161,10 @@ def load_furl(directory: Path) -> Furl | None:
 
 def keep_furl(directory: Path, address: Furl) -> None:
     """
-    Write down where clients find the server, if that is not what is there; or say that the disk is too full.
+    Store the server's fURL if it has changed; log a warning if the disk is full.
 
     Raises:
-        UsageError: the disk would not, or nothing is there and there is no room.
+        UsageError: it cannot be stored, and there is none yet.
     """
     path = directory / "private" / FURL_NAME
     known = load_furl(directory)
@@ -187,9 +184,9 @@ def keep_furl(directory: Path, address: Furl) -> None:
 
 
 def unusable(error: OSError, path: Path) -> UsageError:
-    """Return the error to report for a directory of a server that cannot be used."""
+    """Return the error for a server's directory that cannot be used."""
     text = f"cannot use {error.filename or path}: {error.strerror}; "
-    if error.errno in FULL:  # another directory would be another server
+    if error.errno in FULL:  # another directory would make it another server
         return UsageError(f"{text}free some space")
     text += "choose another directory"
     return naming(UsageError(text), "another directory")
@@ -197,10 +194,11 @@ def unusable(error: OSError, path: Path) -> UsageError:
 
 def from_pem(pem: bytes, swissnum: str, name: str) -> Identity:
     """
-    Return the identity made of a key and a certificate, in any order.
+    Return the identity from a key and a certificate, in any order.
 
     Raises:
-        UsageError: there is not one of each, or the certificate cannot be read. The key is not looked at.
+        UsageError: there is not exactly one of each, or the certificate cannot be read. The key is not
+            checked.
     """
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -230,7 +228,7 @@ def from_pem(pem: bytes, swissnum: str, name: str) -> Identity:
 
 def _check_key(who: Identity, name: str) -> None:
     """
-    Make sure that a key is the certificate's. OpenSSL would say less, and ask a terminal for passwords.
+    Check that a key is the certificate's. OpenSSL would say less, and ask for passwords on a terminal.
 
     Raises:
         UsageError: it is not, or cannot be read.
@@ -282,8 +280,8 @@ def _read_swissnum(private: Path, known: Furl | None) -> str:
 
 
 def _read_or_make(path: Path, make: Any) -> bytes:
-    """Return a file's content; if it is missing, make it, whole or not at all."""
-    remove_stale_link(str(path))  # of a process that was killed when it had made it
+    """Return a file's content; if it is missing, create it atomically."""
+    remove_stale_link(str(path))  # left by a process that was killed just after creating it
     if not path.exists():
         create_file(path, make())
     return read_file(path)

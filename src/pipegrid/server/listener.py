@@ -1,4 +1,8 @@
-"""Port: protocol detection, connection limits."""
+"""
+The server's port: recognises Foolscap and TLS by the first bytes of a connection, and limits connections.
+
+Source: the format reference, storage protocols, section 3.
+"""
 
 from __future__ import annotations
 
@@ -26,42 +30,38 @@ if TYPE_CHECKING:
     from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
 
 
-# Who is connected to a storage server, and who makes room for whom.
+# A client is unauthenticated until it has shown the server's secret. The number of connections is limited,
+# and half of them may come from one address (an IPv6 address counts as its network of 2^64). When a limit
+# is reached, a new connection is accepted, and another one is closed:
 #
-# A connection is a *stranger* until it has shown the server's secret, and *known* from then on. There may be
-# so many in all, and half of them from one address (an IPv6 address is one of a network's 2^64, which
-# counts as one). Whoever comes when that is reached is let in all the same, and another one goes:
+# * the oldest unauthenticated one of the address that has most of them. So a client with another address
+#   than a flood is not affected, and one with the same address has as much time to show the secret as the
+#   flood takes to fill all slots again;
+# * if unauthenticated ones have no more than an eighth of the slots, the authenticated one that was useless
+#   for longest, if that is at least two seconds. Its client connects again when needed. So clients that
+#   know the secret cannot lock out others, neither by silence nor by single bytes;
+# * if there is neither, the new one.
 #
-# * the oldest stranger of the address that has most strangers. So who comes from elsewhere than a flood does
-#   is not its victim, and who comes from the same address has as much time to show the secret as it takes
-#   the flood to fill all places anew;
-# * where strangers have no more than an eighth of the places, the known connection of which nothing of use
-#   has come or gone for longest, if that is at least two seconds. Its client connects again when it needs to.
-#   So those who know the secret cannot shut out others who do, neither by silence nor by a byte now and then;
-# * if there is neither, the newcomer goes.
+# A closed connection keeps its descriptor until the reactor's next turn, and in one turn hundreds of
+# connections may arrive. So while many are being closed (``MAX_CLOSING``), the new one is closed.
 #
-# A connection that is cut keeps its descriptor until the reactor's next turn, and in one turn of a burst
-# hundreds may come. So where many are being closed already (``MAX_CLOSING``), the newcomer goes.
-#
-# Behind one address there may be a network's worth of clients (NAT), or all of them (Tor, a proxy): each
-# client of ours has one to three connections to a server, so that half of the thousand serves more than
-# 150 at work at the same moment, and idle ones do not count. An operator whose clients all come from one
-# address says so (``--max-per-address``).
-#
-# Pure: no clock and no transport. What has no use is asked of the guests, and only when somebody must go.
+# Many clients may share one address (NAT, Tor, a proxy): each PipeGrid client has one to three connections
+# to a server, so half of the thousand are enough for more than 150 active ones. An operator whose clients
+# all come from one address sets ``--max-per-address``.
 
 MAX_CONNECTIONS = 1000
 MAX_CLOSING = 128
-"""Connections that have been cut, and whose descriptors are not free yet."""
+"""Limit of closed connections whose descriptors are not free yet."""
 QUIET_S = 2.0
-_RESERVE = 8  # one place of so many is for strangers, however many known connections there are
+# one slot in this many is for unauthenticated clients, however many authenticated ones there are
+_RESERVE = 8
 
 
 class LimitedConnection(Protocol):
-    """A connection, as far as it matters who makes room for others."""
+    """What ``ConnectionLimits`` uses of a connection."""
 
     def quiet_s(self) -> float:
-        """Return for how long nothing of use has come from it or gone to it, in seconds."""
+        """Return for how many seconds nothing useful was received or sent."""
 
 
 G = TypeVar("G", bound=LimitedConnection)
@@ -69,12 +69,13 @@ G = TypeVar("G", bound=LimitedConnection)
 
 class ConnectionLimits(Generic[G]):
     """
-    See above.
+    Decides which connections are accepted and closed.
 
     Args:
         max_connections: in all.
         max_per_address: from one address; None for half of all.
-        max_closing: beyond ``max_connections``, those that were cut and of which ``leave`` was not said yet.
+        max_closing: beyond ``max_connections``, those that were closed and for which ``leave`` was not
+            called yet.
     """
 
     def __init__(
@@ -103,11 +104,11 @@ class ConnectionLimits(Generic[G]):
 
     def enter(self, guest: G, host: str) -> G | None:
         """
-        Let a connection in, as a stranger, or not.
+        Accept a connection, as unauthenticated, or reject it.
 
         Returns:
-            None: there is room. A guest: it has been taken off the list and is to be cut, and it may be
-            the newcomer itself.
+            None: it is accepted. Otherwise a connection that was removed and must be closed, perhaps the
+                new one.
         """
         place = address_of(host)
         victim: G | None = None
@@ -127,7 +128,7 @@ class ConnectionLimits(Generic[G]):
         return victim
 
     def mark_known(self, guest: G) -> None:
-        """It has shown the secret."""
+        """Record that it has shown the secret."""
         place = self._places.get(guest)
         if place is not None and guest in self._strangers.get(place, ()):
             _take(self._strangers, place, guest)
@@ -135,7 +136,7 @@ class ConnectionLimits(Generic[G]):
             self._known.setdefault(place, {})[guest] = None
 
     def leave(self, guest: G) -> None:
-        """It has gone; that may be said twice."""
+        """Remove a connection that is closed; may be called twice."""
         self._closing.discard(guest)
         place = self._places.pop(guest, None)
         if place is None:
@@ -158,7 +159,7 @@ class ConnectionLimits(Generic[G]):
         return len(self._strangers.get(place, ())) + len(self._known.get(place, ()))
 
     def _least(self, places: Iterable[str] | None, limit: int) -> G | None:
-        """Return who can be spared best, of some addresses or of all; None: nobody."""
+        """Return the best connection to close, of some addresses or of all; None if there is none."""
         strangers = (
             self._strangers
             if places is None
@@ -191,20 +192,14 @@ def _take(groups: dict[str, dict[G, None]], place: str, guest: G) -> None:
         del groups[place]
 
 
-# What a port listens with: the first bytes of a connection tell Foolscap from TLS.
+#     GET /id/            Foolscap, which begins in plaintext and switches to TLS later
+#     anything else       TLS, with GBS inside
 #
-#     GET /id/            Foolscap, which begins in the clear and goes over to TLS later
-#     anything else       TLS, and GBS inside
-#
-# Fewer than 8 bytes within 30 seconds are neither. Whatever was looked at is handed on. How many connections
-# there may be, and who makes room for whom, decides ``crowd``; here it is done.
-#
-# What strangers say costs the server more than them: a millisecond for TLS's handshake, as much for a
-# kilobyte of small requests. So they are heard in turn: one piece in each turn of the reactor, in which
-# everybody who has shown the secret is heard as well, and the address first that has fewest waiting. Who
-# comes from elsewhere than a flood waits for one piece of it. Where nobody else waits, nobody does.
-#
-# Source: the format reference, storage protocols, section 3.
+# A client that sends fewer than 8 bytes within 30 seconds is rejected. Input of unauthenticated clients
+# costs the server more than them: a millisecond for a TLS handshake, as much for a kilobyte of small
+# requests. So they take turns: one piece in each turn of the reactor, in which authenticated clients are
+# served as well; the address with the fewest waiting is next. So a client from another address than a flood
+# waits for one piece of it.
 
 log = Logger()
 
@@ -212,26 +207,29 @@ FOOLSCAP_BEGINS = b"GET /id/"
 PATIENCE_S = 30.0
 TICK_S = 5.0
 MANY_ENDED = 256
-"""Connections. What each leaves behind refers to itself, 20 KB with its TLS, until cycles are looked for."""
+"""
+Number of connections. Each leaves 20 KB with reference cycles, including its TLS, until the garbage
+collector runs.
+"""
 
 
 class FoolscapFactory(Protocol):
-    """What makes protocols for Foolscap; ``foolscap.port.FoolscapPort`` is one."""
+    """Makes protocols for Foolscap; ``foolscap.port.FoolscapPort`` is one."""
 
     def buildProtocol(self, addr: IAddress | None, on_known: Callable[[], None]) -> Any:
-        """Return a protocol for a connection that asks for Foolscap, or None; see there."""
+        """Return a protocol for a connection that begins with Foolscap, or None."""
 
 
 class PortListener(Factory):
     """
-    Makes a protocol for each connection that looks at its first bytes.
+    Makes a protocol for each connection that examines its first bytes.
 
     Args:
-        server: what speaks GBS, inside TLS.
+        server: speaks GBS, inside TLS.
         contexts: for TLS.
-        clock: for patience.
-        foolscap: what speaks Foolscap; None: nobody does.
-        crowd: how many connections there may be.
+        clock: for time limits.
+        foolscap: speaks Foolscap; None: not supported.
+        crowd: limits the connections.
     """
 
     noisy = False
@@ -256,10 +254,10 @@ class PortListener(Factory):
         self._timer = Timer(clock, self._tick)
         self._queue: FairQueue[ProtocolDetector] = FairQueue()
         self._turn = Timer(clock, self._next_turn)
-        self._ended = 0  # connections, since their memory was given back
+        self._ended = 0  # how many connections ended since their memory was given back
 
     def buildProtocol(self, addr: IAddress | None) -> ProtocolDetector | None:
-        """Return what will look at the first bytes, unless there is no room and nobody who can make any."""
+        """Return a detector for a connection, or None if it is rejected."""
         front = ProtocolDetector(self, addr)
         victim = self._crowd.enter(front, str(getattr(addr, "host", "")))
         if victim is None:
@@ -273,7 +271,7 @@ class PortListener(Factory):
         return front
 
     def choose(self, first_bytes: bytes, front: ProtocolDetector) -> TwistedProtocol | None:
-        """Return who goes on with a connection that begins like this; None: nobody."""
+        """Return the protocol for a connection that begins with these bytes; None if it is rejected."""
         if first_bytes.startswith(FOOLSCAP_BEGINS):
             if self._foolscap is None:
                 return None
@@ -290,7 +288,7 @@ class PortListener(Factory):
         return tls
 
     def hear_in_turn(self, connection: ProtocolDetector) -> None:
-        """Have a connection heard: now, or when it is its turn."""
+        """Process a connection's input: now, or in its turn."""
         self._server.turns.asked()
         if self._turn.is_set:
             connection.pause()
@@ -307,25 +305,25 @@ class PortListener(Factory):
             try:
                 connection.hear()
             except Exception:
-                # As the reactor does with what it hands on itself. Else the client would wait for nothing.
+                # As the reactor does for its own protocols. Otherwise the client would wait for ever.
                 log.failure("a connection failed within the server")
                 connection.abort()
 
     def mark_known(self, connection: ProtocolDetector) -> None:
-        """A connection has shown the secret."""
+        """Record that a connection has shown the secret."""
         self._crowd.mark_known(connection)
 
     def opened(self, connection: ProtocolDetector) -> None:
-        """A connection has begun: from now on its quiet is looked at."""
+        """Add a connection, and call its ``tick`` from now on."""
         self.connections.add(connection)
         self._timer.set(TICK_S)
 
     def note_hostile(self, addr: IAddress | None, reason: str) -> None:
-        """Write to the log why a client was turned away."""
+        """Log why a client was rejected."""
         self._server.note_hostile(str(getattr(addr, "host", addr)), reason)
 
     def closed(self, connection: ProtocolDetector) -> None:
-        """A connection is gone, and its place is free; the last one ends the wait of who stops."""
+        """Remove a connection; ``stop`` fires after the last one."""
         self.connections.discard(connection)
         self._crowd.leave(connection)
         self._queue.leave(connection)
@@ -336,7 +334,7 @@ class PortListener(Factory):
             self._empty.fire(None)
 
     def stop(self) -> Deferred[None]:
-        """Cut whatever is still there; fires when all is gone."""
+        """Close all connections; fires when they are closed."""
         if not self.connections:
             return succeed(None)
         waiting = self._empty.wait()
@@ -346,10 +344,10 @@ class PortListener(Factory):
 
     def _give_back(self) -> None:
         """
-        Have what ended connections have had go back to the system, when there were many.
+        Give the memory of ended connections back to the system, after many of them.
 
-        Python looks for cycles among all objects after millions of new ones, and does not count OpenSSL's
-        memory, which hangs on few of them: a hundred thousand handshakes would be a gigabyte by then.
+        Python looks for cycles among all objects only after millions of new ones, and does not count
+        OpenSSL's memory: a hundred thousand handshakes would take a gigabyte by then.
         """
         self._ended += 1
         if self._ended >= MANY_ENDED:
@@ -366,12 +364,12 @@ class PortListener(Factory):
 
 class ProtocolDetector(TwistedProtocol):
     """
-    Looks at the first bytes of one connection, then hands everything on.
+    Examines the first bytes of one connection, then passes everything on.
 
     Attributes:
         addr: of the client.
         place: what its address counts as.
-        gbs: what speaks HTTP on it, if that is what it came for.
+        gbs: its HTTP connection, if it uses HTTP.
     """
 
     def __init__(self, factory: PortListener, addr: IAddress | None) -> None:
@@ -386,15 +384,15 @@ class ProtocolDetector(TwistedProtocol):
         self._timer: IDelayedCall | None = None
         self._turned_away = False
         self._waits = False  # for its turn
-        self._direct: TwistedProtocol | None = None  # who is told at once, and always
+        self._direct: TwistedProtocol | None = None  # gets all input at once
 
     def connectionMade(self) -> None:
-        """Begin to wait for the first bytes."""
+        """Start to wait for the first bytes."""
         self._front.opened(self)
         self._timer = self._front.clock.callLater(PATIENCE_S, self._waited_too_long)
 
     def dataReceived(self, data: bytes) -> None:
-        """Hand on, once it is known to whom."""
+        """Pass on input, once the protocol is known."""
         if self._direct is not None:
             self._heard = True
             self._direct.dataReceived(data)
@@ -409,7 +407,7 @@ class ProtocolDetector(TwistedProtocol):
         self._front.hear_in_turn(self)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Tell whoever it was handed to."""
+        """Pass on the loss to the inner protocol."""
         self._stop_waiting()
         self._front.closed(self)
         inner, self._inner = self._inner, None
@@ -418,40 +416,40 @@ class ProtocolDetector(TwistedProtocol):
             inner.connectionLost(reason)
 
     def has_shown_secret(self) -> None:
-        """Whoever it was handed to has seen the server's secret."""
+        """Record that the inner protocol has seen the server's secret."""
         self._front.mark_known(self)
         if self._inner is not None and not self._waits:
             self._direct = self._inner
 
     def tick(self, now_s: float) -> None:
-        """Note whether something has come."""
+        """Record whether input has arrived."""
         if self._heard:
             self._heard = False
             self._heard_s = now_s
 
     def quiet_s(self) -> float:
-        """Return for how long it was of no use; HTTP knows exactly."""
+        """Return how long it was useless; HTTP knows that exactly."""
         if self.gbs is not None:
             return self.gbs.quiet_s()
         return 0.0 if self._heard else self._front.clock.seconds() - self._heard_s
 
     def abort(self) -> None:
-        """Cut the connection, without sending what waits to be sent."""
+        """Close the connection, without sending the rest."""
         transport: Any = self.transport
         transport.abortConnection()
 
     def pause(self) -> None:
-        """Read nothing until it is its turn."""
+        """Read nothing until its turn."""
         transport: Any = self.transport
         transport.pauseProducing()
 
     def resume(self) -> None:
-        """Read on: its turn has come, after ``pause``."""
+        """Read again in its turn, after ``pause``."""
         transport: Any = self.transport
         transport.resumeProducing()
 
     def hear(self) -> None:
-        """Hand on what was said."""
+        """Pass on the waiting input."""
         self._waits = False
         if self._inner is None:
             self._begin()
@@ -466,7 +464,7 @@ class ProtocolDetector(TwistedProtocol):
             return
         transport: Any = self.transport
         with suppress(AttributeError, OSError):
-            # Answers are short and many, and none should wait for the acknowledgement of the one before.
+            # Answers are short and many; none should wait for the acknowledgement of the one before.
             transport.setTcpNoDelay(True)
         self._inner = inner
         inner.makeConnection(transport)

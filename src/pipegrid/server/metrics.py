@@ -1,4 +1,4 @@
-"""Prometheus metrics and their page."""
+"""Prometheus metrics, and the small web server for their page."""
 
 from __future__ import annotations
 
@@ -20,19 +20,15 @@ from pipegrid.server.gbs.service import GbsService
 from pipegrid.server.listener import ConnectionLimits
 from pipegrid.storage.store import ShareStore
 
-# The page for Prometheus: one place, one small answer a connection, and nothing that a client could make
-# large.
+# Clients of this port are unauthenticated: on 127.0.0.1, every user of the machine. A general web server
+# stored unsolicited bodies in temporary files, 100 MB a second, until the disk was full, and accepted as
+# many connections as there were descriptors, which the storage server then lacked. So here
 #
-# Whoever reaches its port is a stranger, and on a bare port that is every user of the machine. A web
-# server for all purposes took bodies that nobody had asked for into temporary files, 100 MB a second,
-# until the disk was full, and as many connections as there were descriptors, which clients of the storage
-# server then lacked. So here
-#
-# * only the head of a request is read, 8 KiB at most, and nothing behind it;
-# * each connection has ten seconds for all of it, and ends with its answer;
-# * there are sixteen, by ``crowd``'s rules: who comes then is let in, and the oldest goes, but no more than
+# * only the head of a request is read, 8 KiB at most;
+# * each connection has ten seconds, and ends with its answer;
+# * there are at most sixteen, by ``ConnectionLimits``: a new one replaces the oldest, but no more than
 #   sixteen of them in one turn of the reactor, in which their descriptors are not free yet;
-# * the page is made once a second, however often it is asked for.
+# * the page is made at most once a second.
 
 PLACE = b"/metrics"
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -41,7 +37,7 @@ MAX_CONNECTIONS = 16
 MAX_HEAD_BYTES = 8192
 TIMEOUT_S = 10.0
 KEPT_S = 1.0
-"""So long a page is good for whoever asks next."""
+"""How long a page is used for further requests."""
 
 _WORDS = {
     200: b"OK",
@@ -54,7 +50,7 @@ _WORDS = {
 
 class MetricsFactory(Factory):
     """
-    Makes a connection for everybody who asks, and keeps them few.
+    Makes connections for clients, a limited number.
 
     Args:
         clock: for timeouts.
@@ -69,7 +65,7 @@ class MetricsFactory(Factory):
     def __init__(self, clock: IReactorTime, render: Callable[[], bytes]) -> None:
         self.clock = clock
         self.connections: dict[MetricsConnection, None] = {}
-        # Whoever asks is on this machine, as a rule, or behind one proxy.
+        # Clients are usually on this machine, or come through one proxy.
         self._crowd: ConnectionLimits[MetricsConnection] = ConnectionLimits(
             MAX_CONNECTIONS, MAX_CONNECTIONS, max_closing=MAX_CONNECTIONS
         )
@@ -78,7 +74,7 @@ class MetricsFactory(Factory):
         self._made_s: float | None = None
 
     def buildProtocol(self, addr: IAddress | None) -> MetricsConnection | None:
-        """Return what answers one request, or None: so many have just been cut that there is no room."""
+        """Return a connection for one request, or None: too many have just been closed."""
         connection = MetricsConnection(self)
         victim = self._crowd.enter(connection, str(getattr(addr, "host", "")))
         if victim is connection:
@@ -88,7 +84,7 @@ class MetricsFactory(Factory):
         return connection
 
     def stopFactory(self) -> None:
-        """Cut all connections: the server ends."""
+        """Close all connections, since the server stops."""
         for each in list(self.connections):
             each.abort()
 
@@ -100,11 +96,11 @@ class MetricsFactory(Factory):
         return self._page
 
     def connected(self, connection: MetricsConnection) -> None:
-        """Take note of one more."""
+        """Add an open connection to the list."""
         self.connections[connection] = None
 
     def disconnected(self, connection: MetricsConnection) -> None:
-        """It is gone, and its descriptor free."""
+        """Remove a closed connection, whose descriptor is free."""
         self.connections.pop(connection, None)
         self._crowd.leave(connection)
 
@@ -123,7 +119,7 @@ class MetricsConnection(Protocol):
         self._factory.connected(self)
 
     def dataReceived(self, data: bytes) -> None:
-        """Take part of the head; what is behind it is not looked at."""
+        """Accept part of the head; what follows it is ignored."""
         if self._answered:
             return
         self._head += data[: MAX_HEAD_BYTES + 1 - len(self._head)]
@@ -139,7 +135,7 @@ class MetricsConnection(Protocol):
         self._factory.disconnected(self)
 
     def quiet_s(self) -> float:
-        """Return 0: nobody has to show a secret here, so all are judged by their age."""
+        """Return 0: there is no secret, so all are compared by their age."""
         return 0.0
 
     def abort(self) -> None:
@@ -171,10 +167,8 @@ def _answer(status: int, page: bytes = b"", with_page: bool = True) -> bytes:
     return head + b"\r\n" + (page if with_page else b"")
 
 
-# What the server counts, for Prometheus.
-#
-# The counters themselves are plain numbers where the work is done; they are looked at only when asked for, on
-# the reactor's thread, which alone changes them. Who may ask, and how often, is ``metricspage``'s business.
+# The counters are plain numbers of the objects that do the work; they are read only when asked for, in the
+# reactor's thread, which alone changes them.
 
 
 class StorageCollector(Collector):
@@ -186,7 +180,7 @@ class StorageCollector(Collector):
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics as they are now."""
+        """Yield the current values of all metrics."""
         answers = CounterMetricFamily(
             "pipegrid_answers", "Answers given.", labels=["operation", "status"]
         )
@@ -200,7 +194,7 @@ class StorageCollector(Collector):
         yield _gauge("connections", "Open connections.", len(self._server.connections))
         yield _gauge("commits", "Shares that wait to become durable.", self._service.commits)
         yield _gauge("unfinished_uploads", "Unfinished uploads.", self._store.upload_count)
-        with suppress(ServerRefused):  # of a disk that fails all else is told
+        with suppress(ServerRefused):  # with a failing disk, all other metrics are yielded
             room = self._store.available_bytes()
             if room is not None:
                 yield _gauge("available_bytes", "Space for shares.", room)
@@ -209,7 +203,7 @@ class StorageCollector(Collector):
 def metrics_page(
     clock: IReactorTime, server: GbsSite, service: GbsService, store: ShareStore
 ) -> MetricsFactory:
-    """Return what to listen with; ``/metrics`` is the page."""
+    """Return the factory of the port; the page is ``/metrics``."""
     registry = CollectorRegistry()
     registry.register(StorageCollector(server, service, store))
     return MetricsFactory(clock, lambda: generate_latest(registry))

@@ -1,4 +1,4 @@
-"""Storage server process: settings, start, stop, timers."""
+"""The process of a storage server: settings, start, stop, timers, and its locks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
 from pipegrid.wire.server_address import Furl
 
-# Where a server listens, and where clients are told to look: as texts of people, and as hints of fURLs.
+# Where a server listens, and its addresses for clients: as texts of people, and as hints of fURLs.
 
 _LOCATION = re.compile(
     r"(?:(?P<how>tcp|tor|i2p):)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})\Z"
@@ -59,19 +59,19 @@ def endpoint_text(text: str, interface: str = "") -> str:
 
 def where(location: str | None, host: Any) -> tuple[str, ...]:
     """
-    Return where clients are told to look, as Foolscap's hints; one at least is ``tcp:`` or ``tor:``.
+    Return the server's addresses for clients, as Foolscap's hints; at least one is ``tcp:`` or ``tor:``.
 
     Args:
         location: as in ``ServeSettings``.
-        host: what the first port says of itself.
+        host: the address of the first port.
 
     Raises:
-        UsageError: the location makes no sense.
+        UsageError: the location is malformed.
     """
     if location is None:
         name = str(getattr(host, "host", ""))
         port = int(getattr(host, "port", 0))
-        if not port:  # a socket in the file system, behind something that clients reach
+        if not port:  # a socket in the file system, for a proxy that clients reach
             raise UsageError(
                 "no client can find a server that listens on no TCP port; give HOST:PORT with --location"
             )
@@ -96,7 +96,7 @@ def _hint(host: str, port: int, how: str = "tcp") -> str:
     return f"{how}:[{host}]:{port}" if ":" in host else f"{how}:{host}:{port}"
 
 
-# Removing shares whose leases have run out, from time to time, where the clock can be believed.
+# Periodic removal of shares whose leases have expired, if the clock is reliable.
 
 log = Logger()
 
@@ -104,9 +104,9 @@ log = Logger()
 class LeaseCollector:
     """
     Args:
-        storage: the directory, for the note of when it was looked.
-        expiry: what is removed. If all leases end that were not renewed since a day, no clock is asked.
-        date: by which leases are made; told what each look believes.
+        storage: the directory, for the record of checks.
+        expiry: what is removed. If it is by a date of renewal, the clock is not needed.
+        date: the start date of leases; gets the record of each check.
         clock: seconds since 1970.
     """
 
@@ -125,15 +125,13 @@ class LeaseCollector:
         self._clock = clock
 
     def __call__(self) -> int:
-        """
-        Remove what is to be; returns how many shares. It may take long; call it in a thread.
-        """
-        now = self._clock()  # once: what is believed is no later reading
+        """Remove expired shares; returns how many. It may take long; call it in a worker thread."""
+        now = self._clock()  # once, so that the checked time is the one that is used
         if self._expiry.renewed_since is None:
             try:
                 looks = look(self._storage, now)
             except FileNotFoundError:
-                return 0  # there is no storage directory, and so no share
+                return 0  # the storage directory does not exist, and so no share
             except OSError as error:
                 log.warn(
                     "leases that have run out are kept: {storage} cannot record when they were checked "
@@ -153,28 +151,29 @@ class LeaseCollector:
         return self._store.collect_garbage(self._expiry, now)
 
 
-# One server has a storage directory: the lock that tells, and who can do without it.
+# The lock of a storage directory, which one server holds.
 
 _NOT_TO_BE_WRITTEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 def lock_storage(storage: Path, read_only: bool = False) -> int | None:
     """
-    Take the storage directory for this process; returns what to close to let it go.
+    Lock the storage directory for this process; returns the descriptor to close to release it.
 
-    What the lock guards is what one server alone may do: promise room, adopt unfinished uploads, remove.
-    Shares, leases and slots that are changed are locked each by itself, for any number of processes. So
-    who takes no shares, and may not write there, need not have the lock, and does none of that.
+    The lock is needed for what only one server may do: promise space, adopt unfinished uploads, remove.
+    Shares, leases and slots have their own locks, for any number of processes. So a server that accepts no
+    shares, and may not write to the directory, does not need the lock, and does none of that.
 
     Args:
-        read_only: where the lock's file cannot be written to, return None.
+        read_only: if the lock's file cannot be written, return None.
 
     Raises:
-        UsageError: another server has it, or it cannot be made.
+        UsageError: another server has the lock, or the file cannot be created.
     """
     path = storage / "serve.lock"
     try:
-        # Mutable shares hold the secret that changes them, as the format has it: nobody else may read them.
+        # The format of mutable shares contains the secret that changes them, so other users must not read
+        # them.
         make_directory(storage, 0o700)
         fd = disk.open_locked(str(path), os.O_RDWR | os.O_CREAT, mode=0o600)
     except disk.CannotLock as error:
@@ -193,15 +192,9 @@ def lock_storage(storage: Path, read_only: bool = False) -> int | None:
     return fd
 
 
-# ``pipegrid serve``: a storage server with all that belongs to a process: identity, port, timers,
-# metrics, end.
-#
-# ``StorageNode`` is started and stopped; ``serve`` is one that runs until it is cancelled, ``run`` a whole
-# process around one. Nothing is configured in more than one way: all settings are ``ServeSettings``.
-#
-# **The end.** Whoever stops the node has every request that was begun answered, for 10 s at most, then what
-# waits to become durable made so, then files and locks let go. Unfinished uploads stay, and the next
-# process resumes them.
+# ``StorageNode`` is started and stopped; ``serve`` runs one until it is cancelled, and ``run`` is a whole
+# process. Stopping answers the requests that have begun, for 10 s at most, commits shares that wait to
+# become durable, and releases files and locks. Unfinished uploads stay for the next process.
 
 DEFAULT_PORT = "tcp:8098"
 DURABILITIES: tuple[Policy, ...] = ("none", "batch", "strict")
@@ -213,27 +206,26 @@ _SPARE_FILES = 64
 @attrs.frozen(kw_only=True)
 class ServeSettings:
     """
-    How to serve.
+    Settings of a server.
 
     Attributes:
         directory: the node's: its identity is in ``private``.
-        port: a TCP port, or a Twisted endpoint; perhaps several, with commas between.
-        location: ``host:port`` where clients find it, perhaps several, with commas between, also as hints of
-            Foolscap's (``tcp:host:port``); None: the port's own interface, or the host's name.
+        port: a TCP port, or a Twisted endpoint; several are separated by commas.
+        location: ``host:port`` for clients, several separated by commas, also as hints of Foolscap
+            (``tcp:host:port``); None: the port's own interface, or the host's name.
         storage: the storage directory; None: ``storage`` in the node's.
-        reserved_bytes: room on the disk to leave free.
-        keep_unfinished_s: how long after its last write an unfinished upload is kept, unless its room is
-            needed.
-        read_only: take no shares.
-        durability: see ``durability``.
+        reserved_bytes: space on the disk to leave free.
+        keep_unfinished_s: how long after its last write an unfinished upload is kept, unless it is evicted.
+        read_only: accept no shares.
+        durability: the durability policy.
         metrics: a port (on 127.0.0.1) or endpoint for Prometheus, or None.
-        expiry: when to remove shares whose leases have all run out; None: never.
-        introducers: whom to tell that it is there: names, for the log, and fURLs.
-        nickname: what people call the server, once it is announced.
-        announce_nurls: announce that it speaks HTTPS; else only that it speaks Foolscap.
-        certificates: of grid managers, as they are announced.
+        expiry: when to remove shares whose leases have all expired; None: never.
+        introducers: where to announce the server: names, for the log, and fURLs.
+        nickname: its name for people, when announced.
+        announce_nurls: announce its HTTPS addresses; else only Foolscap.
+        certificates: of grid managers, as announced.
         max_connections: at a time; the limit of open files may allow less.
-        max_per_address: of these, from one address; None for half of them. See ``crowd``.
+        max_per_address: of these, from one address; None for half of them.
     """
 
     directory: Path
@@ -256,13 +248,13 @@ class ServeSettings:
 
 class StorageNode:
     """
-    A storage server that listens. Made by ``start``.
+    A running storage server, made by ``start``.
 
     Attributes:
-        nurl: where clients find it; the first, if there are several.
+        nurl: its first address for clients.
         nurls: all of them.
-        furl: where clients find it that speak Foolscap.
-        server_id: as introducers know it; empty if it is not announced.
+        furl: its address for clients that use Foolscap.
+        server_id: its id for introducers; empty if it is not announced.
         metrics_port: of the page for Prometheus, or None.
     """
 
@@ -303,15 +295,15 @@ class StorageNode:
 
     def start(self) -> Deferred[StorageNode]:
         """
-        Listen, and begin to keep house; fires with the node itself.
+        Listen, and start housekeeping; fires with the node itself.
 
         Raises:
-            UsageError: another server has the directory, a port is taken, or a setting makes no sense.
+            UsageError: another server has the directory, a port is in use, or a setting is invalid.
         """
         return Deferred.fromCoroutine(self._start())
 
     def stop(self) -> Deferred[None]:
-        """Stop in good order; stopping again waits for the same end."""
+        """Stop in good order; a second call waits for the same end."""
         if self._stopped is None:
             self._stopped = Deferred.fromCoroutine(self._stop())
         waiting: Deferred[None] = Deferred()
@@ -325,7 +317,7 @@ class StorageNode:
 
     async def _start(self) -> StorageNode:
         self._lock = lock_storage(self.storage, self.settings.read_only)
-        # Without the lock nothing may be done that is for one server alone: count what is promised, remove.
+        # Without the lock, what only one server may do is not done: counting promised space, removing.
         alone = self._lock is not None
         try:
             left = self._store.adopt_leftovers() if alone else 0
@@ -389,14 +381,14 @@ class StorageNode:
             raise UsageError(
                 f"{text!r} is not a port or endpoint ({str(error).rstrip('.')}); give one such as tcp:8098"
             ) from error
-        except Exception as error:  # CannotListenError, for one
+        except Exception as error:  # such as CannotListenError
             why = str(error).rstrip(".")
             raise UsageError(f"cannot listen on {text}: {why}; choose another port") from error
         self._ports.append(port)
         return port
 
     def _announce(self, tub_id: bytes, nurls: list[str]) -> None:
-        # Foolscap takes long to import.
+        # Foolscap is slow to import.
         from foolscap.api import Referenceable
 
         from pipegrid.server import announce
@@ -468,7 +460,7 @@ class StorageNode:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        if self._serves:  # else it is the end of a start that failed, which has its own message
+        if self._serves:  # else a start has failed, which has its own message
             log.info("stopped serving {storage}", storage=str(self.storage))
 
 
@@ -481,13 +473,13 @@ async def serve(
     reactor: Any, settings: ServeSettings, announce: Callable[[StorageNode], None]
 ) -> None:
     """
-    Be a storage server until cancelled, and then stop in good order.
+    Run a storage server until cancelled, and then stop it in good order.
 
     Args:
         announce: called when it listens.
 
     Raises:
-        UsageError: it cannot listen, or have its directory.
+        UsageError: it cannot listen, or cannot use its directory.
     """
     node = await StorageNode(reactor, settings).start()
     try:
@@ -501,11 +493,12 @@ async def serve(
 
 def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> int:
     """
-    Be a storage server until the process is told to end; returns the exit status.
+    Run a storage server until the process gets a signal; returns the exit status.
 
     Args:
         reactor: not running yet; its handlers of SIGINT and SIGTERM stop the node in good order.
-        say: is given the NURL, then the fURL, when the server listens, or one sentence why it does not.
+        say: called with the NURL, then the fURL, when the server listens, or with one sentence why it does
+            not.
     """
     systemd.end_without_memory()
     make_monotonic(reactor)
@@ -532,21 +525,20 @@ def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> in
 
 
 def raise_file_limit() -> int:
-    """Allow as many open files as may be; returns how many connections that leaves room for."""
+    """Raise the limit of open files as far as allowed; returns how many connections that allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
     if soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-    # Beside its connection a client may have one share open; so may every waiting commit.
+    # In addition to its connection a client may have one share open; so may every waiting commit.
     return max(16, soft // 2 - 512 - _SPARE_FILES) if soft > 2048 else max(16, soft // 4)
 
 
-# Whether a Tahoe-LAFS node still runs in a directory that PipeGrid is to serve.
-#
-# A running node keeps ``running.process``: its process id, and when that process was made, in seconds since
-# 1970. One that was killed leaves it behind, and by now the id may be another's; so both have to agree.
+# A running Tahoe-LAFS node keeps ``running.process``: its process id, and when that process was created, in
+# seconds since 1970. A killed node leaves the file, and its id may be another process's by now; so both
+# have to match.
 
 NAME = "running.process"
 TOLERANCE_S = 2.0
@@ -555,7 +547,7 @@ _MAX_BYTES = 1000
 
 def refuse_if_running(directory: Path, proc: Path = Path("/proc")) -> None:
     """
-    Raise UsageError if a Tahoe-LAFS node runs in the directory, as far as this system tells.
+    Raise UsageError if a Tahoe-LAFS node runs in the directory, as far as this system reports it.
 
     Args:
         proc: the kernel's file system about processes.
@@ -573,9 +565,10 @@ def refuse_if_running(directory: Path, proc: Path = Path("/proc")) -> None:
 
 
 def process_began(pid: int, proc: Path = Path("/proc")) -> float | None:
-    """Return when a process was made, in seconds since 1970; None if it is gone, or nobody knows."""
+    """Return when a process was created, in seconds since 1970; None if it has ended, or unknown."""
     with suppress(OSError, ValueError, IndexError):
-        # The second field is the name in brackets, which may hold anything; the 22nd counts from the boot.
+        # The second field is the name in brackets, which may contain anything; the 22nd counts from the
+        # boot.
         fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         boot_s = next(
             int(line.split()[1])

@@ -1,14 +1,5 @@
 """
-What a server's process and its supervisor tell each other: ready, stopping, alive; and an end when nothing
-helps.
-
-**systemd** names a socket in ``NOTIFY_SOCKET``; a unit of ``Type=notify`` is started when ``READY=1`` comes
-there, and with ``WatchdogSec=`` it is killed and started again when ``WATCHDOG=1`` has not come for so
-long. Without that variable nothing is sent.
-
-**Out of memory.** Whatever was being done when there was none left was not done, and may have left anything
-half done; what is on the disk is as after ``kill -9``, which loses nothing that was acknowledged. So the
-process ends at once, with one sentence and status 1, and its supervisor starts a new one.
+Notifies systemd that the server is ready, stopping, or alive; and ends the process when memory runs out.
 
 Source: sd_notify(3), sd_watchdog_enabled(3).
 """
@@ -38,10 +29,13 @@ _NO_MEMORY = (
 
 def notify(state: str, surroundings: Mapping[str, str] | None = None) -> bool:
     """
-    Tell systemd, if it wants to know; returns whether it was told.
+    Send a state to systemd if ``NOTIFY_SOCKET`` is set; returns whether it was sent.
+
+    A unit of ``Type=notify`` has started after ``READY=1``; with ``WatchdogSec=`` it is restarted when
+    ``WATCHDOG=1`` does not arrive in time.
 
     Args:
-        surroundings: of the process; None for the real ones.
+        surroundings: environment variables; None for those of the process.
     """
     name = (os.environ if surroundings is None else surroundings).get("NOTIFY_SOCKET", "")
     if not name.startswith(("/", "@")):
@@ -59,7 +53,7 @@ def notify(state: str, surroundings: Mapping[str, str] | None = None) -> bool:
 
 
 def watchdog_s(surroundings: Mapping[str, str] | None = None) -> float | None:
-    """Return how often systemd wants to hear that we are alive, twice as often as it must; None: never."""
+    """Return the interval for ``WATCHDOG=1``, half of what systemd allows; None: never."""
     given = os.environ if surroundings is None else surroundings
     if given.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
@@ -70,7 +64,7 @@ def watchdog_s(surroundings: Mapping[str, str] | None = None) -> float | None:
 
 
 def stay_alive(clock: IReactorTime) -> LoopingCall | None:
-    """Begin to tell that the reactor turns, if that is wanted; returns what to stop."""
+    """Send ``WATCHDOG=1`` as long as the reactor runs, if systemd wants it; returns the loop to stop."""
     interval_s = watchdog_s()
     if interval_s is None:
         return None
@@ -82,9 +76,12 @@ def stay_alive(clock: IReactorTime) -> LoopingCall | None:
 
 def end_without_memory(end: Callable[[int], object] = os._exit) -> Callable[[], None]:
     """
-    Have the process end when anything logs that there was no memory; returns what to call to have it not.
+    End the process when an event is logged whose cause is lack of memory; returns a function to remove
+    this.
 
-    For whoever the process belongs to.
+    Work that failed for lack of memory may be half done in memory; the disk is as after ``kill -9``, which
+    loses nothing that was acknowledged. So the process ends at once, with one sentence and status 1, and
+    its supervisor restarts it. Only for the owner of the process.
     """
 
     @provider(ILogObserver)
@@ -100,7 +97,7 @@ def end_without_memory(end: Callable[[int], object] = os._exit) -> Callable[[], 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or one that led to it, says that there is no memory, for threads either."""
+    """Return whether an error, or one that led to it, reports lack of memory, or of threads."""
     seen: BaseException | None = error
     for _ in range(10):
         if seen is None:

@@ -1,1 +1,1 @@
-"""Shares and leases on a disk."""
+"""Shares and leases on a server's disk."""

@@ -1,4 +1,6 @@
-"""Removal of expired and abandoned shares; clock check."""
+"""
+Removes expired shares and abandoned uploads, and checks the clock before anything is removed because of it.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,7 @@ from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.share_file import LEASE_DURATION_S, NEVER_S, Expiry
 from pipegrid.storage.uploads import incoming_files as sidecar
 
-# Walking a storage directory to remove what nobody needs: abandoned uploads, expired shares.
-#
-# Files are removed under their lock only, so a walk may go on beside working processes.
+# Files are removed only under their lock, so other processes may work at the same time.
 
 _NUMBER = re.compile(r"[0-9]+\Z")
 _SLOT_COPY = re.compile(r"[a-z2-7]{26}\.[0-9]+\.slot\Z")
@@ -33,12 +33,12 @@ _UPLOAD = re.compile(r"[a-z2-7]{26}\.[0-9]+\Z")
 
 def remove_abandoned(incoming: str, too_old: float, worthless: float) -> int:
     """
-    Remove unfinished uploads that no process holds and nobody has changed for long.
+    Remove unfinished uploads that no process has open and that have not changed for a long time.
 
     Args:
         incoming: the directory of unfinished uploads.
-        too_old: since then, of those that have a note; seconds since 1970.
-        worthless: the same of those without, which nobody could go on with.
+        too_old: remove uploads with a note that were last changed before this time; seconds since 1970.
+        worthless: the same for uploads without a note, which cannot be resumed.
 
     Returns:
         how many were removed.
@@ -48,11 +48,11 @@ def remove_abandoned(incoming: str, too_old: float, worthless: float) -> int:
         if _UPLOAD.match(name):
             noted = os.path.lexists(f"{incoming}/{name}{sidecar.SUFFIX}")
             removed += _remove_leftover(f"{incoming}/{name}", too_old if noted else worthless)
-        elif _SLOT_COPY.match(name):  # made and renamed within moments, if nobody is killed
+        elif _SLOT_COPY.match(name):  # left by a killed process; normally renamed within moments
             _remove_leftover(f"{incoming}/{name}", worthless)
         elif name.endswith(sidecar.SUFFIX):
             _remove_orphan(f"{incoming}/{name}")
-    for directory, name in _walk(incoming):  # what a Tahoe-LAFS server left
+    for directory, name in _walk(incoming):  # left by a Tahoe-LAFS server
         if _NUMBER.match(name):
             removed += _remove_leftover(f"{directory}/{name}", worthless)
     for outer in _directories(incoming):
@@ -63,7 +63,7 @@ def remove_abandoned(incoming: str, too_old: float, worthless: float) -> int:
 
 
 def remove_expired(shares: str, expiry: Expiry, now: float) -> int:
-    """Remove shares whose leases have all run out; returns how many."""
+    """Remove shares whose leases have all expired; returns how many."""
     removed = 0
     threshold = expiry.threshold(now)
     for directory, name in _walk(shares):
@@ -79,7 +79,7 @@ def remove_expired(shares: str, expiry: Expiry, now: float) -> int:
 
 
 def _walk(top: str) -> Iterator[tuple[str, str]]:
-    """Yield (directory, file name) for all that stands two levels below top, links left out."""
+    """Yield (directory, file name) for all files two levels below top, without links."""
     for outer in _directories(top):
         for inner in _directories(outer):
             for name in _names(inner):
@@ -102,7 +102,7 @@ def _directories(path: str) -> list[str]:
 
 
 def _remove_leftover(path: str, too_old: float) -> bool:
-    """Remove an unfinished upload that no process holds and that was last changed long ago."""
+    """Remove an unfinished upload that no process has open and that was last changed before ``too_old``."""
     fd = disk.lock_if_free(path)
     if fd is None:
         return False
@@ -119,41 +119,38 @@ def _remove_leftover(path: str, too_old: float) -> bool:
 
 
 def _remove_orphan(note_path: str) -> None:
-    """Remove a note whose upload is gone. One whose upload is just beginning is no loss: it has none."""
+    """Remove a note whose upload does not exist. An upload that is just beginning has none yet."""
     with suppress(OSError):
         if not os.path.lexists(note_path.removesuffix(sidecar.SUFFIX)):
             disk.remove(note_path)
 
 
-# Whether the clock may be believed where shares would be removed for good.
+# Leases expire by the clock. With a clock that is a year fast, all would expire at once; and after two
+# months without power, all would have expired before a client could renew one. So a note in the storage
+# directory records when leases were last checked, and since when that was done regularly; only then are
+# shares removed. A clock that is corrected starts this period again.
 #
-# Leases run out by the clock. One that is a year ahead would end all of them at once; and a server that comes
-# back after two months would find all of them run out, before anybody could renew one. So a note in the
-# storage directory says when leases were last looked at, and since when that was done regularly: only
-# then is anything removed. A clock that is set right again begins this anew, and has cost nothing.
-#
-# A clock that is set back for a minute, or shows 1970 until a time server has answered, would give leases
-# that have run out long ago as soon as it is right again, and the next look would remove what was stored
-# in that minute. So no lease is made with a date before one that was believed already.
+# With a clock that is set back for a minute, or shows 1970 until NTP has answered, new leases would have
+# expired as soon as it is right again. So no lease starts before a date that has been reached already.
 
 NOTE_NAME = "lease-looks.json"
 HELD_S = 7 * 24 * 3600
-"""Time for clients to renew their leases, and for an operator to see what the log says."""
+"""Time for clients to renew their leases, and for the operator to read the log."""
 
 MOST_APART_S = HELD_S
 MAX_NOTE_BYTES = 1000
-_RELEASED_S = 1_735_689_600.0  # 2025-01-01, before which nobody had this program
+_RELEASED_S = 1_735_689_600.0  # 2025-01-01, before the first release of this program
 
 
 @attrs.frozen
 class LeaseCheckLog:
     """
-    When it was looked at leases, in seconds since 1970.
+    When leases were checked, in seconds since 1970.
 
     Attributes:
-        since_s: the first time, before which nobody knows, or too long a time had passed.
-        last_s: the last time.
-        believed_s: the last time that leases were believed; None: they never were.
+        since_s: the first check of the current period of regular checks.
+        last_s: the last check.
+        believed_s: the last check after which expired shares could be removed; None: there was none.
     """
 
     since_s: float
@@ -162,22 +159,22 @@ class LeaseCheckLog:
 
     @property
     def held_s(self) -> float:
-        """For how long nothing is removed yet, in seconds; 0: leases are believed."""
+        """How long no share is removed yet, in seconds; 0: expired shares are removed."""
         return max(0.0, HELD_S - (self.last_s - self.since_s))
 
     @property
     def reached_s(self) -> float | None:
-        """A date that has been reached, whatever the clock shows; None: nobody knows one."""
+        """A date that has been reached, whatever the clock shows; None if none is known."""
         return self.believed_s if self.held_s else self.last_s
 
 
 def next_look(before: LeaseCheckLog | None, now: float) -> LeaseCheckLog:
     """
-    Return what is to be noted when it is looked once more.
+    Return the record of another check.
 
     Args:
-        before: what was noted the last time, if anything.
-        now: seconds since 1970, as far as this machine knows.
+        before: the previous record, if any.
+        now: the machine's clock, in seconds since 1970.
     """
     if before is None:
         return LeaseCheckLog(now, now)
@@ -188,10 +185,10 @@ def next_look(before: LeaseCheckLog | None, now: float) -> LeaseCheckLog:
 
 def look(storage: Path, now: float) -> LeaseCheckLog:
     """
-    Look once more, and note that in a storage directory.
+    Record another check in a storage directory, and return it.
 
     Raises:
-        OSError: it cannot be noted; nothing may be removed then.
+        OSError: it cannot be written; nothing may be removed then.
     """
     path = storage / NOTE_NAME
     found = next_look(_read(path), now)
@@ -200,7 +197,7 @@ def look(storage: Path, now: float) -> LeaseCheckLog:
 
 
 def _read(path: Path) -> LeaseCheckLog | None:
-    """What was noted; a note that is damaged counts as none."""
+    """Read the last record; None if it is missing or damaged."""
     try:
         noted = json.loads(read_file(path, MAX_NOTE_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -210,13 +207,15 @@ def _read(path: Path) -> LeaseCheckLog | None:
     since, last = noted.get("since_s"), noted.get("last_s")
     if not isinstance(since, int | float) or not isinstance(last, int | float) or since > last:
         return None
-    believed = noted.get("believed_s")  # older versions noted none
+    believed = noted.get("believed_s")  # older versions did not record it
     known = isinstance(believed, int | float) and 0 <= believed <= NEVER_S
     return LeaseCheckLog(since, last, believed if known else None)
 
 
 def why_wrong(now: float) -> str | None:
-    """Return, as a sentence for the log, why a clock is wrong that shows ``now``; None: it may be right."""
+    """
+    Return, as a sentence for the log, why a clock that shows ``now`` is wrong; None if it may be right.
+    """
     shown = f"the clock of this machine is wrong, it shows {dates.utc(now):%Y-%m-%d}"
     if now < _RELEASED_S:
         return f"{shown}: leases made now may have run out once it is right; set it"
@@ -227,12 +226,12 @@ def why_wrong(now: float) -> str | None:
 
 class NonDecreasingDate:
     """
-    The date by which leases are made: what the clock shows, but never before a date that has been reached.
+    The start date of new leases: the clock's, but never before a date that has been reached.
 
     Args:
-        storage: the directory with the note of what was believed.
-        clock: seconds since 1970, as far as this machine knows.
-        monotonic: seconds since some moment, whatever the clock is set to.
+        storage: the directory with the record of checks.
+        clock: seconds since 1970.
+        monotonic: seconds of a clock that cannot be set.
     """
 
     def __init__(
@@ -243,17 +242,17 @@ class NonDecreasingDate:
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic
-        self._reached = -inf, 0.0  # a date, and when that was, by the other clock
+        self._reached = -inf, 0.0  # a date, and the monotonic time when it was reached
         found = _read(storage / NOTE_NAME)
         if found is not None:
             self.looked(found)
 
     def __call__(self) -> float:
-        """Return seconds since 1970. Any thread may ask."""
+        """Return seconds since 1970, in any thread."""
         reached_s, at = self._reached
         return max(self._clock(), reached_s + self._monotonic() - at)
 
     def looked(self, looks: LeaseCheckLog) -> None:
-        """It was looked at leases once more."""
+        """Use a new record of a check."""
         if looks.reached_s is not None:
             self._reached = looks.reached_s, self._monotonic()

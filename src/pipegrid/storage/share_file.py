@@ -1,4 +1,8 @@
-"""File of an immutable share: container, leases."""
+"""
+The file of an immutable share: its container, its leases, and when they expire.
+
+Source: the format reference, section 6; storage protocols, sections 7.1 and 7.3.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +21,27 @@ from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.wire.messages import LeaseSecrets
 
-# Finding a lease among the records of a share, of either kind, and what to do about a new one.
+# At most 256 leases are kept on a share, where Tahoe-LAFS has no limit: 2400 leases on 16 shares delayed
+# every request for those by 2.9 s, until all had been read and compared. A client has one lease on a share,
+# so with more than 256 clients the share does not depend on one lease. At the limit a new lease replaces
+# the one that expired longest ago; if none has expired, it is rejected. An unexpired lease is never
+# removed. A share that was imported with more keeps them.
 #
-# **At most 256 leases are kept on a share**, where Tahoe-LAFS knows no bound: 2400 of them on 16 shares made
-# every request for those wait until all had been read and compared, 2.9 s. A client has one lease on a share.
-# So more than 256 clients would have to keep the same file, and then one lease more or less is nothing
-# that the share's life depends on. Beyond that the one that ran out longest ago makes room; if none has,
-# the new lease is refused. None that has not run out is ever taken from anybody. A share that came with
-# more keeps them all.
-#
-# The lookup is a search for 32 bytes in at most 24 KiB, microseconds; nothing is unpacked for it.
-#
-# Source: the format reference, storage protocols, section 7.3.
+# A lease is found by searching 32 bytes in at most 24 KiB, in microseconds, without unpacking.
 
 MAX_LEASES = 256
 NEVER_S = (1 << 32) - 1
-"""A lease that has this date never ends: its real one, if any, needs more than 32 bits."""
+"""A lease with this date never expires: its real one, if any, needs more than 32 bits."""
 
 
 @attrs.frozen
 class Records:
     """
-    How the records of a kind of container look.
+    The layout of lease records in a kind of container.
 
     Attributes:
-        record_bytes: length of one.
-        renew_at, expiry_at: where in it the renew secret is, of 32 bytes, and the expiry, of 4.
+        record_bytes: length of a record.
+        renew_at, expiry_at: offsets in it of the renew secret, 32 bytes, and the expiry, 4 bytes.
     """
 
     record_bytes: int
@@ -54,9 +53,9 @@ class Records:
         Return the index of the lease with this renew secret, or None.
 
         Args:
-            stored: as the container holds it.
-            hashed: it is a hash, of which it does not matter how long it takes to compare. Secrets
-                themselves, as old containers hold them, are compared in constant time.
+            stored: as the container stores it.
+            hashed: it is a hash, so the time to compare it reveals nothing. Secrets in old containers are
+                compared in constant time.
         """
         if not hashed:
             for index in range(len(records) // self.record_bytes):
@@ -72,12 +71,12 @@ class Records:
         return None
 
     def expiry(self, records: bytes, index: int) -> int:
-        """Return when a lease runs out, in seconds since 1970."""
+        """Return when a lease expires, in seconds since 1970."""
         at = index * self.record_bytes + self.expiry_at
         return int.from_bytes(records[at : at + 4], "big")
 
     def longest_expired(self, records: bytes, now: float) -> int | None:
-        """Return the index of the lease that ran out longest ago, or None if none has."""
+        """Return the index of the lease that expired longest ago, or None if none has."""
         whole = len(records) - len(records) % self.record_bytes
         behind = self.record_bytes - self.expiry_at - 4
         expiries = struct.iter_unpack(f">{self.expiry_at}xL{behind}x", records[:whole])
@@ -90,35 +89,32 @@ class Records:
 
 
 HasRoom = Callable[[int], bool]
-"""Whether so many more bytes may go to the disk: leases count against the reserve as shares do."""
+"""
+Returns whether a number of bytes more may be written to the disk: leases count against the reserve as
+shares do.
+"""
 
 
-# The container that a storage server keeps an immutable share in, as bytes.
-#
 #     offset 0   version (4): 2 is written, 1 is read too
-#     offset 4   share length, saturated at 2^32 - 1 (4): informative, not to be relied on (``sharedata``)
+#     offset 4   share length, saturated at 2^32 - 1 (4): not reliable (``data_bytes``)
 #     offset 8   number of leases m (4)
 #     offset 12  share data
 #     last 72*m  lease records: owner (4), renew secret (32), cancel secret (32), expiry (4)
 #
-# So the share's length follows from the file's. Version 2 holds hashes of the two secrets, version 1 the
+# So the share's length follows from the file's. Version 2 contains hashes of the two secrets, version 1 the
 # secrets themselves; a container keeps its version when leases are added.
-#
-# Files, locks and clocks are the business of ``store`` and ``leases``.
-#
-# Source: the format reference, storage protocols, sections 7.1 and 7.3.
 
 HEADER_BYTES = 12
 LEASE_BYTES = 72
 LEASE_COUNT_OFFSET = 8
 EXPIRY_OFFSET = 68  # within a lease record
 LEASE_DURATION_S = 31 * 24 * 3600
-MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # what a file can hold, and room for many leases
+MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # the largest file, less space for many leases
 
 RECORDS = Records(LEASE_BYTES, 4, EXPIRY_OFFSET)
 
 WRITTEN_VERSION = 2
-OWNER_ALLOCATE = 0  # the owner number means nothing, but both values are customary
+OWNER_ALLOCATE = 0  # the owner number has no meaning, but both values are customary
 OWNER_ADD_LEASE = 1
 
 _HEADER = struct.Struct(">LLL")
@@ -132,7 +128,7 @@ class ContainerHeader:
     The first 12 bytes of an immutable share file.
 
     Attributes:
-        room_bytes: what its client had asked room for, which may be more than the data; saturated.
+        room_bytes: the length that its client asked for, which may be more than the data; saturated.
     """
 
     version: int
@@ -141,18 +137,18 @@ class ContainerHeader:
 
     @property
     def is_saturated(self) -> bool:
-        """Whether the room was so much that its number does not say how much."""
+        """Whether the length is too large for its field."""
         return self.room_bytes == _MAX_UINT32
 
     def has_room(self, share_bytes: int) -> bool:
-        """Return whether so many bytes of data can have been meant."""
+        """Return whether the data may have this length."""
         return self.is_saturated or share_bytes <= self.room_bytes
 
 
 @attrs.frozen
 class LeaseRecord:
     """
-    One lease as it is stored.
+    One stored lease.
 
     Attributes:
         owner: a number without meaning.
@@ -166,7 +162,7 @@ class LeaseRecord:
     expires: int
 
     def pack(self) -> bytes:
-        """Return the 72-byte record; what expires after 2^32 - 1 is stored as expiring then."""
+        """Return the 72-byte record; a later expiry than 2^32 - 1 is stored as that."""
         return _LEASE.pack(self.owner, self.renew, self.cancel, min(self.expires, NEVER_S))
 
 
@@ -177,10 +173,10 @@ def pack_header(share_bytes: int, lease_count: int, version: int = WRITTEN_VERSI
 
 def parse_header(data: bytes) -> ContainerHeader:
     """
-    Return what the first 12 bytes of a share file say.
+    Parse the first 12 bytes of a share file.
 
     Raises:
-        ValueError: too few bytes, or not an immutable container (a mutable one's magic, for one).
+        ValueError: too few bytes, or not an immutable container (such as a mutable one).
     """
     if len(data) < HEADER_BYTES:
         raise ValueError("a share file that ends within its header")
@@ -191,7 +187,7 @@ def parse_header(data: bytes) -> ContainerHeader:
 
 
 def container_bytes(share_bytes: int, lease_count: int = 1) -> int:
-    """Return the size of the file that holds so many bytes of share data and so many leases."""
+    """Return the size of the file for a length of share data and a number of leases."""
     return HEADER_BYTES + share_bytes + LEASE_BYTES * lease_count
 
 
@@ -209,12 +205,12 @@ def share_bytes(header: ContainerHeader, file_bytes: int) -> int:
 
 
 def leases_offset(header: ContainerHeader, file_bytes: int) -> int:
-    """Return where in the file the first lease record stands."""
+    """Return the offset in the file of the first lease record."""
     return HEADER_BYTES + share_bytes(header, file_bytes)
 
 
 def stored_secret(version: int, secret: bytes) -> bytes:
-    """Return the form in which a container of this version holds a 32-byte secret."""
+    """Return the form in which a container of this version stores a 32-byte secret."""
     if version == 1:
         return secret
     return hashlib.blake2b(secret, digest_size=32).digest()
@@ -222,9 +218,9 @@ def stored_secret(version: int, secret: bytes) -> bytes:
 
 def lease_end(now: float) -> int:
     """
-    Return when a lease ends that is made ``now``; both in seconds since 1970.
+    Return when a lease that is made ``now`` expires; both in seconds since 1970.
 
-    A lease has 32 bits for that: what would end after 2106-02-07 never ends, and has ``NEVER_S`` there.
+    The field has 32 bits: a lease that would expire after 2106-02-07 gets ``NEVER_S``.
     """
     return min(max(int(now) + LEASE_DURATION_S, 1), NEVER_S)
 
@@ -236,7 +232,9 @@ def make_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> L
 
 
 def pack_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> bytes:
-    """Return the record of the same lease, without an object for it: every share of a bundle has one."""
+    """
+    Return the record of the same lease without creating an object, since every share of a bundle has one.
+    """
     renew, cancel = stored_secret(version, secrets.renew), stored_secret(version, secrets.cancel)
     return _LEASE.pack(owner, renew, cancel, lease_end(now))
 
@@ -253,28 +251,22 @@ def parse_leases(data: bytes) -> tuple[LeaseRecord, ...]:
     return tuple(LeaseRecord(*fields) for fields in _LEASE.iter_unpack(data))
 
 
-# Where in its file the data of an immutable share end, also if a lease is counted behind them and not
-# there, or there and not counted.
-#
-# As a rule that follows from the file's length and the number of leases. But a crash can leave a number that
-# became durable before the file's length did: then the last bytes of the data would be taken for a lease, and
-# with them goes the share, whose last section is what proves all others. So where the header says that there
-# should be more data, the share itself is asked, which says where its last section ends. A header alone
-# is not believed: what Tahoe-LAFS's clients asked room for before 1.18 was some hundred bytes too much.
-# But data are never longer than the room: one lease's length or less behind it is a lease that a process
-# was killed before it counted. Where more stands there, the header's number means nothing: a program does
-# not keep it.
-#
-# Source: the format reference, section 6; storage protocols, section 7.1.
+# The end of the share data normally follows from the file's length and the number of leases. But after a
+# crash the number may be durable and the file's length not: then the last bytes of the data would count as
+# a lease, and the share would be lost, since its last section proves all others. So if the header says that
+# there should be more data, the end of the share's last section is used. The header alone is not reliable:
+# clients of Tahoe-LAFS before 1.18 asked for some hundred bytes too many. But data are never longer than
+# the header says: one lease's length or less after it is a lease that was not counted before its process
+# was killed. If there is more, the header's number means nothing: it was written by another program.
 
 
 def data_bytes(fd: int, header: ContainerHeader, file_bytes: int) -> int:
     """
-    Return the length of the share data in an open file of so many bytes.
+    Return the length of the share data in an open file of ``file_bytes`` bytes.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: the file is too short for its leases, and does not say more.
+        ValueError: the file is too short for its leases, and its share does not say more.
     """
     by_leases = file_bytes - container_bytes(0, header.lease_count)
     if header.is_saturated or by_leases < header.room_bytes:
@@ -291,7 +283,7 @@ def data_bytes(fd: int, header: ContainerHeader, file_bytes: int) -> int:
 
 
 def _last_section_end(fd: int) -> int | None:
-    """Return how long the share says that it is; None if it has no layout that is known."""
+    """Return the length that the share itself implies; None if its layout is unknown."""
     try:
         found = layout.parse_header(os.pread(fd, layout.MAX_HEADER_BYTES, HEADER_BYTES))
         length = os.pread(fd, found.ueb_length_bytes, HEADER_BYTES + found.uri_extension)
@@ -302,25 +294,19 @@ def _last_section_end(fd: int) -> int | None:
     return found.uri_extension + found.ueb_length_bytes + int.from_bytes(length, "big")
 
 
-# Leases on finished shares: renewing them in place, and removing shares whose leases have all run out.
+# A change holds the share file's lock for a moment, so that two processes do not both append, and a share
+# is not removed while a lease is renewed. Readers take no lock: the share data never changes.
 #
-# A change takes the share file's lock for the moment it lasts, so that two processes do not both append, and
-# a renewal does not meet the removal. Readers take no lock: the share data never changes.
+# A new record is appended before it is counted. If the process is killed in between, the uncounted record,
+# or its beginning, is not data (``data_bytes``); the next lease that is added counts it, or removes the
+# part. In the other order a share would lose 72 bytes of its own.
 #
-# A new record is appended *before* it is counted. Being killed between the two leaves a record, or a part of
-# one, that is not counted: no data, as the header says how much of those there is (``sharedata``).
-# Whoever adds the next lease counts it, or takes the part away. The other way round a share would lose 72
-# bytes of its own.
-#
-# Nothing is synced here. What a power cut leaves of a record that was appended lately may be zeros, in the
-# place of all that are counted; or nothing is there, in whole or in part (``sharedata``). Nobody can tell
-# then when the share runs out, so it stays until a lease is added: that one lasts longer than any before
-# the cut.
-#
-# Source: the format reference, storage protocols, sections 7.1 and 7.3.
+# Nothing is synced. After a power cut a record that was appended just before may be zeros, or missing in
+# whole or in part. Then the share's expiry is unknown, so it is kept until a lease is added, which lasts
+# longer than the lost one.
 
 MOST_READ = 1 << 16
-"""Far more leases than any server ever kept on a share, and 4.5 MiB; what claims more is damaged."""
+"""Far more leases than servers keep on a share, 4.5 MiB; a larger number is damage."""
 
 
 def renew_lease(
@@ -373,11 +359,11 @@ def renew_lease(
 
 def remove_if_expired(path: str, now: float) -> bool:
     """
-    Remove an immutable share if it has leases, and all of them have run out.
+    Remove an immutable share if it has leases, and all of them have expired.
 
     Returns:
         whether it was removed. A share without any lease, or of which a power cut took the last one, or in
-        a container that is not understood, stays: what nobody understands is nobody's to delete.
+            an unknown container, is kept.
     """
     fd = disk.lock_if_free(path)
     if fd is None:
@@ -386,7 +372,7 @@ def remove_if_expired(path: str, now: float) -> bool:
         header, _, records = _read(fd)
         leases = parse_leases(records)
         if len(leases) < header.lease_count or not leases or not leases[-1].expires:
-            return False  # of what was added last nobody knows how long it lasts
+            return False  # the expiry of the lost lease is unknown
         known = [lease.expires for lease in leases if lease.expires]  # zeros: a power cut took it
         if not known or max(known) >= now:
             return False
@@ -399,11 +385,11 @@ def remove_if_expired(path: str, now: float) -> bool:
 
 
 def _read(fd: int) -> tuple[ContainerHeader, int, bytes]:
-    """Return the header, where the lease records begin, and those; ValueError if nobody has so many."""
+    """Return the header, the offset of the lease records, and those; ValueError if there are too many."""
     file_bytes = os.fstat(fd).st_size
     header = parse_header(os.pread(fd, HEADER_BYTES, 0))
     begin = HEADER_BYTES + data_bytes(fd, header, file_bytes)
-    # A number that was damaged can make gigabytes of data count as records.
+    # With a damaged number, gigabytes of data might count as records.
     if file_bytes - begin > MOST_READ * LEASE_BYTES:
         raise ValueError(f"a share file that claims {header.lease_count} leases")
     return header, begin, os.pread(fd, file_bytes - begin, begin)
@@ -412,7 +398,7 @@ def _read(fd: int) -> tuple[ContainerHeader, int, bytes]:
 def _without_lost(
     fd: int, header: ContainerHeader, begin: int, records: bytes
 ) -> tuple[ContainerHeader, int, bytes]:
-    """Return what was read, with the leases counted that are there; the file is made to fit first."""
+    """Return the same with the existing leases counted, after correcting the file."""
     count, rest = divmod(len(records), LEASE_BYTES)
     if count == header.lease_count and not rest:
         return header, begin, records
@@ -422,7 +408,7 @@ def _without_lost(
 
 
 def _append(fd: int, record: bytes, at: int, count: int) -> None:
-    """Add a record at the file's end, and count it; if the disk takes a part only, it ends where it did."""
+    """Append a record, and count it; if the disk is full, restore the file's length."""
     try:
         disk.write_all(fd, record, at)
         disk.write_all(fd, count.to_bytes(4, "big"), LEASE_COUNT_OFFSET)
@@ -432,21 +418,20 @@ def _append(fd: int, record: bytes, at: int, count: int) -> None:
         raise
 
 
-# When leases count as run out, and so when a share that nobody leases any more is removed.
-#
-# A lease record holds when it expires; 31 days earlier it was made, or last renewed. An operator may let
-# leases live longer or shorter than that, or may have all end that were not renewed since a day. All
-# three come down to one time, with which the expiry of every lease is compared.
+# A lease record contains its expiry, 31 days after it was made or renewed. The operator may let leases live
+# longer or shorter, or end all that were not renewed since a date. All three become one time, with which
+# every expiry is compared.
 
 
 @attrs.frozen
 class Expiry:
     """
-    What is removed.
+    Which shares are removed.
 
     Attributes:
-        duration_s: a lease has run out so long after it was renewed; None: when it says so itself.
-        renewed_since: instead: a lease has run out if it was not renewed since then, in seconds since 1970.
+        duration_s: a lease expires this long after it was renewed; None: at its own expiry.
+        renewed_since: instead: a lease has expired if it was not renewed since this time, in seconds since
+            1970.
         immutable, mutable: which kinds of shares are removed at all.
     """
 
@@ -457,9 +442,9 @@ class Expiry:
 
     def threshold(self, now: float) -> float:
         """
-        Return the time, in seconds since 1970, before which leases that have run out expire.
+        Return the time, in seconds since 1970, before which the expiry of expired leases is.
 
-        It is never beyond ``NEVER_S``: no lease that has this date has run out.
+        It is never after ``NEVER_S``: a lease with that date never expires.
         """
         return min(self._threshold(now), NEVER_S)
 
@@ -471,7 +456,7 @@ class Expiry:
         return now
 
 
-# Opening the file of a share, of either kind.
+# Opening the file of a share of either kind.
 
 T = TypeVar("T")
 
@@ -480,16 +465,17 @@ def open_container(
     path: str, flags: int, start_bytes: int, understand: Callable[[str, int, bytes], T | None]
 ) -> T | None:
     """
-    Open a file and return what it is understood to be, or None if there is none, or one of another kind.
+    Open a share's file and parse it; None if it does not exist or is of another kind.
 
     Args:
-        understand: given the path, the descriptor and the first bytes; raises ValueError if they are damaged.
+        understand: called with the path, the descriptor and the first bytes; raises ValueError if they are
+            damaged.
 
     Raises:
-        ServerRefused: there is one, but it is damaged, or the disk failed.
+        ServerRefused: it is damaged, or the disk failed.
     """
     try:
-        # A named pipe in a share's place would keep the thread that opens it for ever.
+        # Opening a named pipe in a share's place would block the thread for ever.
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -509,5 +495,5 @@ def open_container(
 
 
 def damaged(path: str, error: ValueError) -> ServerRefused:
-    """Return the error to report for a share that is not understood."""
+    """Return the error for a damaged share."""
     return ServerRefused(f"cannot use the share {path!r}: {error}; use another server's")

@@ -1,4 +1,4 @@
-"""Reading a complete share from its file."""
+"""Reads complete shares from their files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pipegrid.storage.storage_paths import SHARE_NUMBERS
 
 class ShareReader:
     """
-    An open complete share; use it as a context manager. Its data never changes, if it is immutable.
+    An open complete share; a context manager. The data of an immutable share never changes.
 
-    It may be closed while another thread reads: the file is then closed when that read ends, so that
-    its descriptor never means another file under the reading thread.
+    It may be closed while another thread reads: the file is then closed when that read ends, so that its
+    descriptor never belongs to another file during the read.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ShareReader:
         self.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return at most length bytes; fewer, or none, past the end."""
+        """Return at most length bytes; fewer, or none, beyond the end."""
         length = min(length, self.share_bytes - offset)
         if length <= 0 or offset < 0:
             return b""
@@ -56,7 +56,7 @@ class ShareReader:
 
     def read_exactly(self, offset: int, length: int) -> bytes:
         """
-        Return length bytes, which lie in the share.
+        Return length bytes, which must lie within the share.
 
         Raises:
             ServerRefused: the file has become shorter, or the disk failed.
@@ -67,12 +67,12 @@ class ShareReader:
         return data
 
     def close(self) -> None:
-        """Close the file; doing so twice is fine."""
+        """Close the file; closing twice is allowed."""
         self._closing = True
         self._close()
 
     def _close(self) -> None:
-        # Whoever cannot take the lock leaves it to the read that has it, which looks afterwards.
+        # If a read holds the lock, it closes the file afterwards.
         if self._lock.acquire(blocking=False):
             fd, self._fd = self._fd, -1
             self._lock.release()
@@ -82,10 +82,10 @@ class ShareReader:
 
 def open_reader(path: str) -> ShareReader | None:
     """
-    Open an immutable share, or return None if there is none: no file, or a mutable one.
+    Open an immutable share, or return None if it does not exist or is mutable.
 
     Raises:
-        ServerRefused: there is one, but it is damaged, or the disk failed.
+        ServerRefused: it is damaged, or the disk failed.
     """
     return open_container(path, os.O_RDONLY, mutable_containers.MAGIC_BYTES, _reader_of)
 
@@ -95,7 +95,7 @@ def holds_share(path: str) -> bool:
     Return whether a file begins as an immutable share does, and can be read.
 
     Raises:
-        OSError: it cannot be told now: there are too many open files.
+        OSError: there are too many open files to find out.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -126,15 +126,15 @@ def _reader_of(path: str, fd: int, start: bytes) -> ShareReader | None:
 
 def list_numbers(directory: str, counts: Callable[[str], bool]) -> frozenset[int] | None:
     """
-    Return the numbers of the complete shares in a directory; None if there is no such directory.
+    Return the numbers of the complete shares in a directory; None if the directory does not exist.
 
     Args:
-        counts: whether the file of a path is one of those wanted.
+        counts: returns whether to include the file of a path.
 
     Raises:
         ServerRefused: the disk failed.
     """
-    # As a rule there is none, and raising what scandir has to say costs more.
+    # Usually it does not exist, and the exception of scandir takes longer.
     if not os.access(directory, os.F_OK):
         return None
     try:

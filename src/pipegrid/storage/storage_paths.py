@@ -1,7 +1,5 @@
 """
-Where things are in a storage directory, in the layout of Tahoe-LAFS but for ``incoming``.
-
-Paths are made of 16-byte indexes and of numbers from 0 to 255 only, never of a client's text.
+Paths in a storage directory, in the layout of Tahoe-LAFS except for ``incoming``.
 
 Source: the format reference, storage protocols, section 7.
 """
@@ -20,7 +18,7 @@ from pipegrid.errors import UsageError
 MAX_SHARE_NUMBER = 255
 
 SHARE_NUMBERS = {str(number): number for number in range(MAX_SHARE_NUMBER + 1)}
-"""By the names of their files; what has another name is no share."""
+"""Share numbers by their file names; files with other names are not shares."""
 
 _POSSIBLE = frozenset(range(MAX_SHARE_NUMBER + 1))
 
@@ -30,7 +28,8 @@ ShareKey = tuple[bytes, int]
 
 class Paths:
     """
-    The names below one storage directory.
+    The paths below one storage directory, made only from 16-byte indexes and numbers from 0 to 255, never
+    from a client's text.
 
     Attributes:
         shares, incoming, advisories: directories, which may be missing.
@@ -45,39 +44,39 @@ class Paths:
 
     def directory(self, storage_index: bytes) -> str:
         """
-        Return the directory of all complete shares of an index.
+        Return the directory of all complete shares of a storage index.
 
-        Raises (as all that follow):
-            UsageError: this is no storage index.
+        Raises (as the methods below):
+            UsageError: the storage index is malformed.
         """
         name = _name(storage_index)
         return f"{self.shares}/{name[:2]}/{name}"
 
     def final(self, storage_index: bytes, share_number: int) -> str:
-        """Return the place of a complete share."""
+        """Return the path of a complete share."""
         name = _name(storage_index)
         return f"{self.shares}/{name[:2]}/{name}/{share_number:d}"
 
     def unfinished(self, storage_index: bytes, share_number: int) -> str:
-        """Return the place of one that is being written."""
+        """Return the path of an unfinished share."""
         return f"{self.incoming}/{_name(storage_index)}.{share_number:d}"
 
 
 def check_number(share_number: int) -> None:
-    """Raise UsageError if this is no share number."""
+    """Raise UsageError unless this is a share number."""
     if not (isinstance(share_number, int) and 0 <= share_number <= MAX_SHARE_NUMBER):
         raise UsageError(f"a share number is 0 to {MAX_SHARE_NUMBER}, not {share_number!r}")
 
 
 def possible_numbers(share_numbers: Iterable[int]) -> AbstractSet[int]:
-    """Return those that a share can have; servers refuse the others in silence, as if there were no room."""
+    """Return the valid share numbers; servers ignore the others, as if the disk were full."""
     if isinstance(share_numbers, frozenset) and share_numbers <= _POSSIBLE:
         return share_numbers
     return {number for number in share_numbers if 0 <= number <= MAX_SHARE_NUMBER}
 
 
 def check_key(storage_index: bytes, share_number: int) -> ShareKey:
-    """Return both, if the number is one."""
+    """Return both as a key, after checking the share number."""
     if type(share_number) is not int or not 0 <= share_number <= MAX_SHARE_NUMBER:
         check_number(share_number)
     return bytes(storage_index), share_number

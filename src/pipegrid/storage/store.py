@@ -1,4 +1,8 @@
-"""``ShareStore``: all shares in one storage directory, its free space and its advisories."""
+"""
+``ShareStore``: the shares, free space and advisories of one storage directory.
+
+Source: the format reference, storage protocols, sections 7 and 8.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +32,17 @@ from pipegrid.storage.uploads.registry import UnfinishedUploads
 from pipegrid.version import __version__
 from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
 
-# How much room the disk of a storage directory has, asked for no more often than it may matter.
-
 _PLENTY_BYTES = 1 << 30
 
 
 class FreeSpace:
     """
-    The room below one directory.
+    The free space below one directory, asked for only as often as needed.
 
     Args:
         path: of the directory that holds shares.
         clock: seconds since 1970.
-        free: room on the disk of a path, or None if unknown.
+        free: returns the free space on the disk of a path, or None if unknown.
     """
 
     def __init__(
@@ -49,14 +51,17 @@ class FreeSpace:
         self._path = path
         self._clock = clock
         self._free = free
-        self._plenty_at, self._plenty_bytes = -1, 0  # what was free, and in which second
+        self._plenty_at, self._plenty_bytes = (
+            -1,
+            0,
+        )  # the last result, and in which second it was obtained
 
     def free_bytes(self) -> int | None:
         """
-        Return what is free now, or None if it cannot be told.
+        Return the free bytes now, or None if unknown.
 
         Raises:
-            ServerRefused: the storage directory is no directory.
+            ServerRefused: the storage directory is not a directory.
         """
         try:
             return self._free(self._path)
@@ -68,15 +73,15 @@ class FreeSpace:
         self, wanted: int, allocated: int, promised: Callable[[], int], fresh: bool = False
     ) -> int:
         """
-        Return how much room is missing; 0 if none, or nobody knows.
+        Return how much space is missing; 0 if none, or unknown.
 
-        Looks at every upload only if it might not be so.
+        ``promised`` is called only if it matters, since it examines every upload.
 
         Args:
-            wanted: bytes, what has to stay free included.
+            wanted: bytes to store, and those that must stay free.
             allocated: lengths of unfinished uploads, however much of them has arrived.
-            promised: how much of them is still to come; asked for if it matters.
-            fresh: ask the disk in any case; else once a second, where there is plenty.
+            promised: returns how much of them is still to arrive.
+            fresh: ask the disk in any case; otherwise at most once a second if there is enough space.
         """
         needed = wanted + allocated
         second = int(self._clock())
@@ -89,9 +94,8 @@ class FreeSpace:
         return max(0, wanted + promised() - free)
 
 
-# What clients complain about, kept for the operator: a file for each, as Tahoe-LAFS's servers do.
-#
-# At most 1000 are kept, of at most 32768 bytes each: they must not fill the disk.
+# Advisories are kept for the operator, one file each, as Tahoe-LAFS's servers do. At most 1000 of at most
+# 32768 bytes are kept, so that they do not fill the disk.
 
 MAX_ADVISORIES = 1000
 MAX_REASON_BYTES = 32768
@@ -99,7 +103,7 @@ MAX_REASON_BYTES = 32768
 
 class Advisories:
     """
-    All that were kept in one directory, which is made if it is missing.
+    The advisories in one directory, which is created if it is missing.
 
     Args:
         clock: seconds since 1970.
@@ -112,9 +116,9 @@ class Advisories:
 
     def keep(self, storage_index: bytes, share_number: int, reason: str, mutable: bool) -> bool:
         """
-        Write one complaint down, unless there are too many already; returns whether that was done.
+        Write an advisory, unless there are too many already; returns whether it was written.
 
-        Once there are too many, it is looked once a minute whether there still are.
+        When there are too many, they are counted again once a minute.
 
         Raises:
             ServerRefused: the disk failed.
@@ -139,7 +143,7 @@ class Advisories:
             make_private(self._directory)
             if len(os.listdir(self._directory)) >= MAX_ADVISORIES:
                 return False
-            # It will be looked at in a terminal.
+            # It may be shown in a terminal.
             safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
             text = safe[:MAX_REASON_BYTES].decode("utf-8", "ignore")
             with suppress(FileExistsError):
@@ -154,7 +158,7 @@ class Advisories:
 
 
 def _make(path: str, text: str) -> None:
-    """Make a file; if the disk does not take all of it, there is none."""
+    """Create a file; if the disk is full, remove it."""
     with open(path, "x", encoding="utf-8", opener=_open_private) as file:
         try:
             file.write(text)
@@ -168,30 +172,18 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, PRIVATE_FILE)
 
 
-# A storage directory: shares, leases and unfinished uploads, in the on-disk format of Tahoe-LAFS.
-#
 #     shares/<2 characters>/<storage index>/<share number>             complete shares
 #     shares/incoming/<storage index>.<share number>                   unfinished ones
-#     corruption-advisories/<time>--<storage index>-<share number>     what clients complained about
+#     corruption-advisories/<time>--<storage index>-<share number>     advisories
 #
-# Everything here blocks on the disk, and nothing on anything else: call it from a thread, or directly where
-# that is fast enough. A store may be used by several threads, and a directory by several
-# processes, each with a store of its own.
-#
-# **Names.** See ``paths``. Files with other names are ignored, and so are symbolic links in the place of
-# files.
-#
-# **incoming** is one flat directory, unlike Tahoe-LAFS's, which empties its own when it starts. A directory
-# for each unfinished upload, made and removed again, would cost more than all the rest: ext4 does not hand
-# out an inode that was freed in the last seconds, and every new file searches past those.
-#
-# **Unfinished uploads.** See ``uploads.table``.
-#
-# Source: the format reference, storage protocols, sections 7 and 8.
+# Files with other names and symbolic links are ignored. ``incoming`` is one flat directory, unlike that of
+# Tahoe-LAFS, which empties its own when it starts. A directory for each unfinished upload, created and
+# removed, would cost more than all the rest: ext4 does not reuse an inode that was freed in the last
+# seconds, and every new file searches past those.
 
 KEEP_UNFINISHED_S = 7 * 86400.0
 WORTHLESS_AFTER_S = 30 * 60.0
-"""What nobody can go on with, since no note says what of it has arrived: Tahoe-LAFS's leftovers, for one."""
+"""For uploads without a note of what has arrived, which cannot be resumed, such as those of Tahoe-LAFS."""
 DEFAULT_EXPIRY = Expiry()
 
 
@@ -202,13 +194,14 @@ class StoreSettings:
 
     Attributes:
         reserved_bytes: space on the disk that shares must leave free.
-        read_only: accept no shares. Leases are renewed all the same.
-        max_open_uploads: files that are kept open; unfinished uploads beyond that are closed, the longest
+        read_only: accept no shares. Leases are renewed nevertheless.
+        max_open_uploads: files that are kept open; further unfinished uploads are closed, the longest
             unused first, and opened again for their next write. Complete ones that wait to become durable
-            cannot be closed and may go beyond it: bounding them is for the caller.
-        max_uploads: unfinished uploads at a time; beyond that, some are evicted, or allocation is refused.
-        keep_unfinished_s: so long after its last write an unfinished upload is given up, if its space was
-            not needed before: see ``uploads.eviction``.
+            stay open and are not counted: the caller limits them.
+        max_uploads: unfinished uploads at a time; beyond that some are evicted, or an allocation is
+            rejected.
+        keep_unfinished_s: an unfinished upload is given up this long after its last write, unless it was
+            evicted before.
         node_id: 20 bytes, the server's tub id, for containers of mutable shares.
     """
 
@@ -222,16 +215,20 @@ class StoreSettings:
 
 class ShareStore:
     """
-    One storage directory. Creating the object touches no disk; directories are made when needed.
+    Shares, leases and unfinished uploads of one storage directory, in the on-disk format of Tahoe-LAFS.
+
+    Methods block on the disk and on nothing else: call them from a thread, or directly where they are fast.
+    Several threads may use a store, and several processes a directory, each with its own store. Creating
+    the object does not access the disk; directories are created when needed.
 
     Args:
         root: the storage directory.
-        clock: seconds since 1970, for abandonment; and for leases, unless ``date`` tells those.
-        free_bytes: space on the disk of a path, or None if unknown.
+        clock: seconds since 1970, for abandoned uploads; and for leases, unless ``date`` is given.
+        free_bytes: returns the space on the disk of a path, or None if unknown.
         boot_id: 16 bytes that change whenever the machine starts.
 
     Attributes:
-        slots: mutable shares; all else here concerns immutable ones, except where it says so.
+        slots: mutable shares; the rest of the store is about immutable ones, unless stated otherwise.
 
     Raises, in all methods:
         UsageError: a storage index that is not 16 bytes, or a number that is not 0 to 255.
@@ -279,17 +276,17 @@ class ShareStore:
 
     @property
     def upload_count(self) -> int:
-        """How many unfinished uploads this store has."""
+        """The number of unfinished uploads of this store."""
         return len(self._unfinished)
 
     # Space.
 
     def available_bytes(self) -> int | None:
         """
-        Return the room for more shares, or None if it cannot be told; 0 if read-only.
+        Return the space for more shares, or None if unknown; 0 if read-only.
 
         Raises:
-            ServerRefused: the storage directory is no directory.
+            ServerRefused: the storage directory is not a directory.
         """
         if self.read_only:
             return 0
@@ -299,18 +296,20 @@ class ShareStore:
         return max(0, free - self.reserved_bytes - self._unfinished.kept_bytes())
 
     def _missing_bytes(self, more_bytes: int, fresh: bool = False) -> int:
-        """Return how much room is missing for so much more; see ``FreeSpace.missing_bytes``."""
+        """Return how much space is missing for more bytes; see ``FreeSpace.missing_bytes``."""
         wanted, there = self.reserved_bytes + more_bytes, self._unfinished
         promised = there.remaining_bytes
         return self._room.missing_bytes(wanted, there.allocated_bytes, promised, fresh)
 
     def _fits(self, more_bytes: int) -> bool:
-        """Whether the disk has room for so much more of mutable shares and leases, or is made to have it."""
+        """
+        Return whether more bytes of mutable shares and leases fit, after evicting uploads if necessary.
+        """
         missing = self._missing_bytes(more_bytes, fresh=True)
         return not missing or self._unfinished.make_room(NOBODY, UploadDemand(0, 0, 0, missing))
 
     def version(self) -> ServerVersion:
-        """Return what the server says of itself."""
+        """Return what the server reports about itself."""
         room = self.available_bytes()
         if not disk.is_writable(self._paths.shares):
             room = 0
@@ -329,12 +328,13 @@ class ShareStore:
         client: Client = NOBODY,
     ) -> Allocation:
         """
-        Make room for shares of exactly ``share_bytes`` bytes; renew the leases of all that are there.
+        Allocate space for shares of exactly ``share_bytes`` bytes; renew the leases of all existing ones.
 
-        What is refused for want of room, or because somebody else is uploading it, is in neither set.
+        Shares that are rejected, for lack of space or because another client is uploading them, are in
+        neither set.
 
         Args:
-            client: for whom; this process itself has no bound but the disk's.
+            client: the uploader; this process itself is limited only by the disk.
         """
         steps = self.allocate_in_steps(storage_index, share_numbers, share_bytes, secrets, client)
         while True:
@@ -353,9 +353,9 @@ class ShareStore:
         client: Client = NOBODY,
     ) -> Generator[None, None, Allocation]:
         """
-        Do the same, a share in a step: each makes a file, a tenth of a millisecond or more.
+        Do the same in steps, one share each: creating its file takes a tenth of a millisecond or more.
 
-        What others finish between the steps is not allocated.
+        Shares that others finish between the steps are not allocated.
         """
         for number in share_numbers:
             if type(number) is not int or not 0 <= number <= MAX_SHARE_NUMBER:
@@ -363,12 +363,12 @@ class ShareStore:
         if share_bytes < 0:
             raise UsageError(f"a share cannot be {share_bytes} bytes long; ask for 0 or more")
         with self._unfinished.allocate_lock:
-            # Who counts on a file that cannot be read as a share would have one less.
+            # A file that is not readable as a share must not count, or its client would have a share less.
             there = self._list_shares(storage_index, holds_share)
             have = there or frozenset()
             for number in have:
-                # A lease that cannot be renewed (a disk mounted read-only) does not hide the share.
-                # Nor does one for which there is no room: others' keep it.
+                # A lease that cannot be renewed (a disk mounted read-only, no space) does not hide the
+                # share.
                 with suppress(OSError, ValueError, NoSpace):
                     self._renew(storage_index, number, share_file.OWNER_ALLOCATE, secrets.lease)
         wanted = [] if self.read_only else sorted(share_numbers - have)
@@ -388,9 +388,9 @@ class ShareStore:
         self, storage_index: bytes, share_number: int, data: bytes, secrets: UploadSecrets
     ) -> IncomingShare | None:
         """
-        Do in one move what ``allocate`` and the only write to a new share do; the upload is complete.
+        Store a new share in one call instead of ``allocate`` and a write; the upload is then complete.
 
-        None if it cannot be done so, and nothing has been done.
+        None if that is not possible; nothing has been done then.
         """
         if self.read_only or not data:
             return None
@@ -401,23 +401,23 @@ class ShareStore:
         self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY
     ) -> IncomingShare:
         """
-        Return an unfinished upload to write to, be it of this process or left by a dead one.
+        Return an unfinished upload to write to, from this process or left by a dead one.
 
         Args:
-            client: who is going to write.
+            client: the writer.
 
         Raises:
-            NoSuchShare: there is none.
-            WrongSecret: there is one, under another secret, or in the hands of another process.
+            NoSuchShare: it does not exist.
+            WrongSecret: it has another secret, or another process is writing it.
         """
         return self._unfinished.upload(storage_index, share_number, upload_secret, client)
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
         """
-        Forget an unfinished upload.
+        Remove an unfinished upload.
 
         Raises:
-            NoSuchShare: there is none, or all of its bytes have arrived.
+            NoSuchShare: it does not exist, or all of its bytes have arrived.
             WrongSecret: see ``upload``.
         """
         self._unfinished.abort(storage_index, share_number, upload_secret)
@@ -428,15 +428,15 @@ class ShareStore:
         """
         Return the numbers of all complete immutable shares.
 
-        Damaged ones are among them, so that who verifies can name them; for ``allocate`` a file that is empty
-        after a power cut, or that this process may not read, is none. It keeps its place.
+        Damaged ones are included, so that a verifier can report them; for ``allocate`` a file that is empty
+        after a power cut, or that this process may not read, does not count. It is not replaced.
         """
         return self._list_shares(storage_index, _is_immutable) or frozenset()
 
     def _list_shares(
         self, storage_index: bytes, counts: Callable[[str], bool]
     ) -> frozenset[int] | None:
-        """The same; None if there is not even a directory for them. See ``list_numbers``."""
+        """The same; None if their directory does not exist. See ``list_numbers``."""
         return list_numbers(self._paths.directory(storage_index), counts)
 
     def open_share(self, storage_index: bytes, share_number: int) -> ShareReader:
@@ -444,8 +444,8 @@ class ShareStore:
         Open a complete share for reading.
 
         Raises:
-            NoSuchShare: there is none.
-            ServerRefused: there is one, but it is damaged.
+            NoSuchShare: it does not exist.
+            ServerRefused: it is damaged.
         """
         reader = open_reader(self._paths.final(*check_key(storage_index, share_number)))
         if reader is None:
@@ -455,19 +455,19 @@ class ShareStore:
             )
         return reader
 
-    # Leases and complaints.
+    # Leases and advisories.
 
     def add_lease(self, storage_index: bytes, secrets: LeaseSecrets) -> None:
         """
-        Add or renew a lease on every share of the index, of either kind.
+        Add or renew a lease on every share of the storage index, of either kind.
 
-        A damaged share does not keep the others from it: they would run out. What was wrong with the first
-        is raised when all the others are leased. One that has all the leases it may have ends it at once:
-        whoever fills shares with leases would have all of them looked through by each further request.
+        A damaged share does not prevent leases on the others, which would expire; its error is raised after all
+        others have their lease. A share with the maximum of leases ends it at once: otherwise a client that
+        fills shares with leases would make each further request read all of them.
 
         Raises:
-            NoSuchShare: there are none.
-            NoSpace: there is no space for one more lease, on the disk or on a share (``leaserecords``).
+            NoSuchShare: the storage index has no shares.
+            NoSpace: there is no space for one more lease, on the disk or on a share.
         """
         found = self.slots.add_lease(storage_index, secrets)
         failed: ServerRefused | None = None
@@ -496,10 +496,10 @@ class ShareStore:
         self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False
     ) -> bool:
         """
-        Keep a client's complaint for the operator, up to a bound; returns whether it was kept.
+        Keep a client's advisory for the operator, up to a limit; returns whether it was kept.
 
         Raises:
-            NoSuchShare: there is no such share to complain about.
+            NoSuchShare: the share does not exist.
         """
         place = self.slots if mutable else self
         place.open_share(storage_index, share_number).close()
@@ -509,15 +509,15 @@ class ShareStore:
 
     def adopt_leftovers(self) -> int:
         """
-        Count what earlier processes left unfinished as promised, too; returns how many those are.
+        Count what earlier processes left unfinished as promised space; returns the number of uploads.
 
-        For who serves the directory alone, before it does.
+        For a process that serves the directory alone, before it starts.
         """
         return self._unfinished.adopt_leftovers()
 
     def expire_uploads(self) -> int:
         """
-        Give up uploads that nobody has written to for so long, also those of dead processes.
+        Give up uploads that were not written for ``keep_unfinished_s``, also those of dead processes.
 
         Returns:
             how many were given up. Call it every few minutes.
@@ -532,21 +532,21 @@ class ShareStore:
 
     def collect_garbage(self, expiry: Expiry = DEFAULT_EXPIRY, now: float | None = None) -> int:
         """
-        Remove shares whose leases have all run out by ``now`` (or the clock); returns how many.
+        Remove shares whose leases have all expired by ``now`` (or the clock); returns how many.
 
-        Nothing calls this unless the operator wants it. It may take long; call it in a thread.
+        Only called if the operator wants it. It may take long; call it in a thread.
         """
         return garbage_collector.remove_expired(self._paths.shares, expiry, now or self._clock())
 
     def release(self) -> None:
-        """Close the files of unfinished uploads, so that other processes may go on with them."""
+        """Close the files of unfinished uploads, so that other processes may resume them."""
         self._unfinished.release()
 
     def close(self) -> None:
-        """Let go of everything; whoever opens the directory next may go on with it."""
+        """Release everything; the next process that opens the directory may resume the uploads."""
         self._unfinished.close()
 
 
 def _is_immutable(path: str) -> bool:
-    """Return whether a file in a share's place is none of a mutable share, whatever else it is."""
+    """Return whether a file in a share's place is not that of a mutable share, whatever else it is."""
     return not slotfiles.is_mutable_file(path)

@@ -1,4 +1,4 @@
-"""Virtual clocks; precise real timers."""
+"""Clocks: fast virtual time for simulations, and precise timers for real links."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from zope.interface import implementer
 from pipegrid.testing.link_model import to_ns, to_seconds
 from pipegrid.testing.link_relay import EARLY_S
 
-# Calls that are due some time, the next one first: what a clock of one's own keeps.
-
 _FEW = 64
 
 
 class PendingCalls:
-    """A heap of calls; what an operation costs grows with the logarithm of how many are pending."""
+    """A heap of pending calls; an operation costs the logarithm of their number."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, DelayedCall]] = []
@@ -33,11 +31,11 @@ class PendingCalls:
         self._cancelled = 0
 
     def _push(self, call: DelayedCall) -> None:
-        # A call that was moved to an earlier time is here twice; the later entry finds it called.
+        # A call that was moved to an earlier time has two entries; the later one finds it called.
         heapq.heappush(self._heap, (call.getTime(), next(self._numbers), call))
 
     def _forget(self, _call: DelayedCall) -> None:
-        # Runs while the call still counts as active, so the pruning it asks for is for later ones.
+        # Runs while the call still counts as active, so entries are removed at a later call.
         self._cancelled += 1
         if self._cancelled > _FEW and self._cancelled * 2 > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].active()]
@@ -52,32 +50,30 @@ class PendingCalls:
             if not call.active():
                 heapq.heappop(heap)
             elif call.getTime() > time_s:
-                # Twisted tells nobody when a call is put off.
+                # Twisted does not notify anyone when a call is delayed.
                 heapq.heapreplace(heap, (call.getTime(), next(self._numbers), call))
             else:
                 return call
         return None
 
 
-# Clocks for virtual time: a fast ``Clock``, and the view of it that one host has.
-#
-# Twisted's own ``Clock`` sorts all pending calls at every insertion and after every call it runs, which
-# makes a simulation with n timers cost n for each event (a thousand idle connections have a thousand
-# time-outs pending). It also jumps to the end of an ``advance`` before it runs what was due on the way.
+# Twisted's own ``Clock`` sorts all pending calls at every insertion and after every call, so that a
+# simulation with n timers costs n for each event (a thousand idle connections have a thousand pending
+# timeouts). It also jumps to the end of an ``advance`` before it runs the calls that are due before that.
 # ``HeapClock`` does neither.
 
 
 class HeapClock(PendingCalls, Clock):
     """
-    A ``Clock`` whose cost per call grows with the logarithm of the calls that are pending.
+    A ``Clock`` on which a call costs the logarithm of the number of pending calls.
 
-    Calls run at their own time, as ``seconds()`` has it, and in order of insertion among equals.
+    Calls run at their own time, as ``seconds()`` shows it; equal times run in order of insertion.
     """
 
     def callLater(
         self, delay: float, callable: Callable[..., object], *args: object, **kw: object
     ) -> IDelayedCall:
-        """Schedule a call, as ``IReactorTime`` has it."""
+        """Schedule a call, as in ``IReactorTime``."""
         assert delay >= 0, f"{delay} is not a time from now"
         call = DelayedCall(
             self.rightNow + delay, callable, args, kw, self._forget, self._push, self.seconds
@@ -122,10 +118,10 @@ class HeapClock(PendingCalls, Clock):
 @implementer(IReactorTime)
 class HostClock:
     """
-    The clock as one host sees it: a crash takes all its timers.
+    The clock of one host: a crash drops all its timers.
 
-    Whatever runs on a simulated host gets this as its reactor, so that no timer of a program that has
-    crashed ever goes off.
+    Programs on a simulated host get this as their reactor, so that no timer of a crashed program ever
+    fires.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
@@ -139,7 +135,7 @@ class HostClock:
     def callLater(
         self, delay: float, callable: Callable[..., object], *args: object, **kw: object
     ) -> IDelayedCall:
-        """Schedule a call that a crash of this host forgets."""
+        """Schedule a call that a crash of this host drops."""
         call = self._clock.callLater(delay, callable, *args, **kw)
         self._calls.append(call)
         if len(self._calls) > self._prune_at:
@@ -153,10 +149,10 @@ class HostClock:
 
     def crash(self) -> None:
         """
-        Forget every pending call.
+        Drop every pending call.
 
-        Objects of the program that has crashed are still there, and when Python collects them some tidy up:
-        they may cancel what they scheduled, as they would have done alive, and find nothing strange.
+        When Python collects the objects of the crashed program, some of them cancel their timers, which
+        must succeed.
         """
         for call in self.getDelayedCalls():
             call.cancel()
@@ -165,15 +161,15 @@ class HostClock:
 
 
 def _nothing() -> None:
-    """A timer of the dead is cancelled already."""
+    """Ignore the cancellation of a dropped call."""
 
 
 def cooperator(clock: IReactorTime) -> Cooperator:
     """
-    Return a Cooperator that takes one step per turn of ``clock``, and none of real time.
+    Return a Cooperator that takes one step per turn of ``clock``, and no real time.
 
-    Twisted's global one runs on the real reactor, for as many steps as fit in 10 real ms. Twisted Web
-    gives it every pull producer and, unless told otherwise, every ``FileBodyProducer``. In a test:
+    Twisted's global one runs on the real reactor, for as many steps as fit in 10 real ms. Twisted Web gives
+    it every pull producer and, by default, every ``FileBodyProducer``. In a test:
     ``self.patch(twisted.internet.task, "_theCooperator", cooperator(clock))``.
     """
     return Cooperator(
@@ -182,15 +178,13 @@ def cooperator(clock: IReactorTime) -> Cooperator:
     )
 
 
-# What is due, and when, in whole nanoseconds.
-#
 # A ``Clock`` counts in floats, and two sums that mean the same instant can differ in the last bit, which
-# would put an end before the data it follows. So the network keeps its own queue, ordered by nanoseconds
-# and then by cause, and has one timer of the clock, for whatever comes first.
+# might put an end before the data it follows. So the network has its own queue, ordered by nanoseconds and
+# then by insertion, and one timer of the clock for the first entry.
 
 
 class Agenda:
-    """Calls to make, on a clock."""
+    """A queue of calls in whole nanoseconds, on a clock."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -206,7 +200,7 @@ class Agenda:
         return to_ns(self.clock.seconds())
 
     def later(self, delay_s: float, call: Callable[..., object], *args: Any) -> None:
-        """Make a call of the network's own after some time."""
+        """Schedule a call of the network after a delay."""
         self.at(self.now_ns() + to_ns(delay_s), call, *args)
 
     def soon(self, call: Callable[[], None]) -> None:
@@ -214,7 +208,7 @@ class Agenda:
         self.at(self.now_ns(), call)
 
     def at(self, time_ns: int, call: Callable[..., object], *args: Any) -> None:
-        """Make a call at a time; at the same time, in the order in which they were asked for."""
+        """Schedule a call at a time; calls at the same time run in order of insertion."""
         heapq.heappush(self._agenda, (time_ns, next(self._order), call, args))
         if not self._in_turn and (self._timer is None or time_ns < self._timer_ns):
             self._set_timer()
@@ -229,8 +223,8 @@ class Agenda:
             self._timer = self.clock.callLater(delay_s, self._turn)
 
     def _turn(self) -> None:
-        # One turn is what was due when it began: whoever makes more work at this instant waits
-        # for the next, so that zero-delay timers of programs get theirs in between.
+        # One turn runs what was due when it began: calls scheduled for now wait for the next turn, so that
+        # zero-delay timers of programs run in between.
         self._timer = None
         now_ns = self.now_ns()
         end = next(self._order)
@@ -245,30 +239,26 @@ class Agenda:
             self._set_timer()
 
     def owns(self, call: IDelayedCall) -> bool:
-        """Whether a pending call of the clock is this agenda's timer."""
+        """Return whether a pending call of the clock is this queue's timer."""
         return call is self._timer
 
 
-# Timers that are exact to some ten microseconds, under any reactor of Linux.
+# Twisted waits with ``epoll``, whose timeouts are whole milliseconds, so ``callLater`` cannot make a round
+# trip of 0.12 ms. Linux's ``timerfd`` is exact to some ten microseconds, and wakes the reactor as any file
+# does. Python supports it from 3.13 on; here the C library is called, which has supported it since 2008.
+# Without it, the reactor's own timers are used, exact to the millisecond.
 #
-# Twisted waits with ``epoll``, whose time-outs are whole milliseconds, so a round trip of 0.12 ms cannot be
-# made with ``callLater``. The kernel's timers that are files (``timerfd``) go off when they should, and wake
-# the reactor as any file does. Python has them from 3.13 on; here the C library is called, which has had them
-# since 2008. Where there are none, the reactor's own timers do the work, to the millisecond.
-#
-# **Waking up.** A process that has slept for some milliseconds runs 0.1 to 0.3 ms late: the processor
-# wakes up, and its caches are cold. So before a call that is further away than ``SLEEP_S`` the timer goes
-# off ``AWAKE_S`` too early, and the rest is waited for awake. Calls that come thick, as those of a busy
-# line do, cost no such waiting.
-#
-# What wakes it otherwise, bytes that have come, cannot be foreseen. But how late it is after sleeping shows
-# whenever a timer goes off, and ``behind_s`` tells it of whatever else has ended a sleep.
+# A process that has slept for some milliseconds runs 0.1 to 0.3 ms late: the CPU wakes up, and its caches
+# are cold. So for a call that is further away than ``SLEEP_S`` the timer fires ``AWAKE_S`` too early, and
+# the rest is spent in a busy loop. Frequent calls, as on a busy link, need no busy loop. Wake-ups by
+# arriving bytes cannot be predicted, but the usual lateness after a sleep is measured whenever a timer
+# fires; ``behind_s`` returns it for other wake-ups.
 
 PRECISE_EARLY_S = 0.00006
 """
-About what it takes to get bytes from one socket to another, without any link; twice that for a round trip.
+About the time to pass bytes from one socket to another, without any link; twice that for a round trip.
 
-So a relay that counts this as part of the way makes round trips of 0.12 ms and more as they should be.
+A relay that counts this as part of the latency makes round trips of 0.12 ms and more exact.
 """
 
 SLEEP_S = 0.002
@@ -279,7 +269,7 @@ _WAKES = 9
 
 
 class _TimerSpec(ctypes.Structure):
-    """``struct itimerspec``: an interval, here always zero, and when to go off first."""
+    """``struct itimerspec``: an interval, here always zero, and when to fire first."""
 
     _fields_ = [
         ("interval_s", ctypes.c_long),
@@ -294,10 +284,10 @@ class TimerFile:
     One timer of the kernel, as a file that the reactor reads.
 
     Args:
-        expired: called when it goes off.
+        expired: called when it fires.
 
     Raises:
-        OSError: this system has none.
+        OSError: this system has no ``timerfd``.
     """
 
     def __init__(self, expired: Callable[[], object]) -> None:
@@ -307,15 +297,15 @@ class TimerFile:
             create = libc.timerfd_create
         except (AttributeError, TypeError) as error:
             raise OSError(f"this system has no timerfd ({error})") from None
-        flags = os.O_NONBLOCK | os.O_CLOEXEC  # which TFD_NONBLOCK and TFD_CLOEXEC are
+        flags = os.O_NONBLOCK | os.O_CLOEXEC  # the values of TFD_NONBLOCK and TFD_CLOEXEC
         self._file: int = create(time.CLOCK_MONOTONIC, flags)
         if self._file < 0:
             raise OSError(ctypes.get_errno(), "cannot make a timer")
         self._expired = expired
 
     def set(self, delay_s: float) -> None:
-        """Go off once, after so many seconds."""
-        # Zero would switch it off.
+        """Fire once, after a number of seconds."""
+        # Zero would disable it.
         seconds, rest = divmod(max(1, round(delay_s * _NANOSECONDS)), _NANOSECONDS)
         self._set(self._file, 0, ctypes.byref(_TimerSpec(0, 0, seconds, rest)), None)
 
@@ -330,16 +320,16 @@ class TimerFile:
     def doRead(self) -> None:
         try:
             os.read(self._file, 8)
-        except BlockingIOError:  # it was set anew in this turn of the reactor
+        except BlockingIOError:  # it was set again in this turn of the reactor
             return
         self._expired()
 
     def connectionLost(self, _reason: object) -> None:
-        """The reactor lets go of it."""
+        """Close the file, as the reactor has removed it."""
         self.close()
 
     def close(self) -> None:
-        """Give the file back to the kernel; a second call does nothing."""
+        """Close the file; a second call has no effect."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -348,14 +338,14 @@ class TimerFile:
 @implementer(IReactorTime)
 class PreciseClock(PendingCalls):
     """
-    The reactor's clock, more exactly, and never put back.
+    The reactor's clock, more exact, and never set back.
 
     Args:
-        now: seconds since some moment.
-        make_timer: given what to call.
+        now: returns seconds of a monotonic clock.
+        make_timer: makes a timer, given its callback.
 
     Attributes:
-        early_s: what a relay on this clock should take for "now" (``link_relay.SharedLink``).
+        early_s: the ``early_s`` for a relay on this clock (``link_relay.SharedLink``).
     """
 
     def __init__(
@@ -386,9 +376,9 @@ class PreciseClock(PendingCalls):
 
     def behind_s(self) -> float:
         """
-        Return for how long whatever has just happened has probably waited for this process to wake up.
+        Return how long the current event has probably waited for this process to wake up.
 
-        Zero if it was awake anyway, or nothing is known.
+        Zero if the process was awake, or if that is unknown.
         """
         now_s = self._now()
         slept, self._last_s = now_s - self._last_s > SLEEP_S, now_s
@@ -399,7 +389,7 @@ class PreciseClock(PendingCalls):
     def callLater(
         self, delay: float, callable: Callable[..., object], *args: object, **kw: object
     ) -> IDelayedCall:
-        """Schedule a call, as ``IReactorTime`` has it."""
+        """Schedule a call, as in ``IReactorTime``."""
         at_s = self.seconds() + delay
         call = DelayedCall(at_s, callable, args, kw, self._forget, self._push, self.seconds)
         self._push(call)
@@ -409,7 +399,7 @@ class PreciseClock(PendingCalls):
         return [entry[2] for entry in sorted(self._heap) if entry[2].active()]
 
     def close(self) -> None:
-        """Forget all calls, and give the timer back."""
+        """Drop all calls, and close the timer."""
         self._heap.clear()
         if self._fallback is not None and self._fallback.active():
             self._fallback.cancel()
@@ -430,7 +420,9 @@ class PreciseClock(PendingCalls):
         if self._slept:
             self._slept = False
             self._wait_awake()
-        now_s = self.seconds()  # what they schedule for now comes after what the reactor has to do
+        now_s = (
+            self.seconds()
+        )  # calls that they schedule for now run after the reactor's other events
         while (call := self._next()) is not None and call.getTime() <= now_s:
             heapq.heappop(self._heap)
             call.called = 1
@@ -448,13 +440,13 @@ class PreciseClock(PendingCalls):
                 pass
 
     def _arm(self) -> None:
-        """Have the timer go off in time for the first call."""
+        """Set the timer for the first call."""
         call = self._next()
         if call is None:
             return
         at_s = call.getTime()
         if self._armed_for is not None and self._armed_for <= at_s:
-            return  # it goes off too early at worst, and is set anew then
+            return  # at worst it fires too early, and is set again
         self._armed_for = at_s
         delay_s = max(0.0, at_s - self.seconds())
         if self._timer is not None:

@@ -1,12 +1,4 @@
-"""
-Plans of faults: printable, replayable from one seed, and short enough to be shrunk by hand.
-
-    plan = FaultPlan.random(seed=7, clients=["client"], servers=["s0", "s1"], duration_s=10)
-    plan.apply(network)
-
-``print(plan)`` gives Python that makes the same plan, one fault a line: strike lines out until the failure
-is gone, or let ``shrink`` do it.
-"""
+"""Plans of faults for the simulated network: printable, replayable from one seed, and easy to shrink."""
 
 from __future__ import annotations
 
@@ -21,7 +13,10 @@ from pipegrid.testing.network import SimulatedNetwork
 
 @attrs.frozen
 class Cut:
-    """Connection number ``connection`` from client to server breaks behind a byte; see the network."""
+    """
+    Connection number ``connection`` from client to server breaks after a byte; see
+    ``SimulatedNetwork.cut``.
+    """
 
     client: str
     server: str
@@ -31,7 +26,7 @@ class Cut:
     silently: bool = False
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Have the network break the connection once so many bytes of it have passed."""
+        """Make the network break the connection after that many bytes."""
         network.cut(*attrs.astuple(self))
 
 
@@ -45,7 +40,7 @@ class Stall:
     for_s: float
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Have the network begin the stall at its time."""
+        """Schedule the start of the stall."""
         network.later(self.at_s, network.stall, self.from_host, self.to_host, self.for_s)
 
 
@@ -59,13 +54,13 @@ class Partition:
     for_s: float
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Have the network part the hosts at its time."""
+        """Schedule the start of the partition."""
         network.later(self.at_s, network.partition, self.one, self.other, self.for_s)
 
 
 @attrs.frozen
 class Crash:
-    """A host stops, and comes up again after a time (None: never); ``silently`` is a power cut."""
+    """A host stops, and starts again after a time (None: never); ``silently`` is a power cut."""
 
     at_s: float
     host: str
@@ -73,7 +68,7 @@ class Crash:
     silently: bool = False
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Have the host crash at its time, and perhaps come up again."""
+        """Schedule the crash, and perhaps the restart."""
         network.later(self.at_s, network.host(self.host).crash, self.down_s, self.silently)
 
 
@@ -88,7 +83,7 @@ class Slow:
     for_s: float
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Have the network slow down at its time."""
+        """Schedule the start of the slowdown."""
         network.later(self.at_s, network.slow_down, self.one, self.other, self.factor, self.for_s)
 
 
@@ -101,7 +96,7 @@ class Refuse:
     for_s: float
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Have the host refuse connections from its time on."""
+        """Schedule the start of the refusals."""
         network.later(self.at_s, network.host(self.host).refuse, self.for_s)
 
 
@@ -112,7 +107,15 @@ ALL_KINDS: tuple[type, ...] = (Cut, Stall, Partition, Crash, Slow, Refuse)
 
 @attrs.frozen
 class FaultPlan:
-    """Faults, and the seed that they came from (for the record: ``events`` alone decide)."""
+    """
+    Faults, and the seed that they came from (only ``events`` matter).
+
+        plan = FaultPlan.random(seed=7, clients=["client"], servers=["s0", "s1"], duration_s=10)
+        plan.apply(network)
+
+    ``print(plan)`` prints Python that makes the same plan, one fault a line: delete lines until the failure
+    is gone, or let ``shrink`` do it.
+    """
 
     events: tuple[Fault, ...]
     seed: int | None = None
@@ -138,9 +141,9 @@ class FaultPlan:
 
         Args:
             duration_s: faults begin within this time.
-            lasting_s: and last up to so long; as ``duration_s`` if None.
-            faults: at most so many, at least one.
-            bytes_scale: cuts come within so many bytes, early ones as often as late ones.
+            lasting_s: the longest duration of a fault; ``duration_s`` if None.
+            faults: the largest number of faults, at least one.
+            bytes_scale: cuts come within this number of bytes, early ones as often as late ones.
         """
         random = Random(seed)
 
@@ -154,7 +157,7 @@ class FaultPlan:
             silently = random.random() < 0.25
             kind = random.choice(kinds)
             if kind is Cut:
-                # Handshakes and headers are as interesting as megabytes: even on a logarithmic scale.
+                # Handshakes and headers are as interesting as megabytes: uniform on a logarithmic scale.
                 after_bytes = round(bytes_scale ** random.random()) - 1
                 return Cut(
                     client, server, random.choice((0, 0, 1, 2)), ends[1], after_bytes, silently
@@ -172,17 +175,17 @@ class FaultPlan:
         return cls(tuple(one() for _ in range(random.randint(1, faults))), seed)
 
     def apply(self, network: SimulatedNetwork) -> None:
-        """Hand the faults to a network; times count from now."""
+        """Schedule the faults in a network; their times count from now."""
         for event in self.events:
             event.apply(network)
 
     def without(self, index: int) -> FaultPlan:
-        """Return the plan less one fault."""
+        """Return the plan without one fault."""
         return FaultPlan(self.events[:index] + self.events[index + 1 :], self.seed)
 
 
 def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], bool]) -> FaultPlan:
-    """Strike out faults for as long as the plan still fails; ``fails`` runs it from the beginning."""
+    """Remove faults as long as the plan still fails; ``fails`` runs it from the beginning."""
     index = 0
     while index < len(plan.events):
         smaller = plan.without(index)

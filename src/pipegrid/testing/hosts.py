@@ -1,4 +1,4 @@
-"""What is at the ends of the network: hosts, the ports they listen on, endpoints, the handshake."""
+"""Hosts of the simulated network: ports, endpoints, and the handshake of connections."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _FIRST_EPHEMERAL_PORT = 49152
 
 class Between(Protocol):
     """
-    What lies between hosts, as far as they call it.
+    What hosts use of the network.
 
     Attributes:
-        clock: everybody's.
-        connecting: the handshakes that are under way, in the order in which they began.
+        clock: shared by all.
+        connecting: the pending handshakes, in the order in which they began.
         transports: those of all programs, in the order in which they were made.
     """
 
@@ -48,13 +48,13 @@ class Between(Protocol):
     transports: dict[SimulatedTransport, None]
 
     def host(self, name: str) -> Host:
-        """Return a host, made when it is first named."""
+        """Return a host, which is created at its first use."""
 
     def make_pair(self, client: Host, server: Host) -> tuple[Socket, Socket]:
         """Return the two ends of a new connection."""
 
     def later(self, delay_s: float, call: Callable[[], object]) -> Any:
-        """Call it when so much time has passed, whatever host is up."""
+        """Call a function after a delay, whichever hosts are up."""
 
     def soon(self, call: Callable[[], None]) -> None:
         """Call it in the next turn."""
@@ -65,9 +65,9 @@ class Host:
     One machine, by name.
 
     Attributes:
-        clock: the reactor of programs on it; a crash takes their timers.
+        clock: the reactor of programs on it; a crash drops their timers.
         up: False between a crash and the restart.
-        on_crash, on_restart: called in order; a restart is where to rebuild servers from their disks.
+        on_crash, on_restart: called in order; servers are created again from their disks at a restart.
     """
 
     def __init__(self, network: Between, name: str, index: int) -> None:
@@ -102,20 +102,20 @@ class Host:
         self._ports.pop(port, None)
 
     def listener(self, port: int) -> SimulatedPort | None:
-        """Return the port of that number, or None if nobody listens on it."""
+        """Return the port of that number, or None if no program listens on it."""
         return self._ports.get(port)
 
     @property
     def refuses(self) -> bool:
-        """Whether new connections are refused, whoever listens."""
+        """Whether new connections are refused, even if a program listens."""
         return self._refusals > 0
 
     def answers(self) -> bool:
-        """Whether there is a kernel at work."""
+        """Return whether the kernel runs."""
         return self._kernel_up
 
     def next_port(self) -> int:
-        """A port for an outgoing connection."""
+        """Return a port for an outgoing connection."""
         return next(self._ephemeral)
 
     def refuse(self, for_s: float) -> None:
@@ -128,13 +128,14 @@ class Host:
 
     def crash(self, down_s: float | None = None, silently: bool = False) -> None:
         """
-        Stop all programs on this host, without a word to them.
+        Stop all programs on this host, without notifying them.
 
-        Their connections are reset, their ports refuse, their timers are gone.
+        Their connections are reset, their ports refuse, their timers are dropped.
 
         Args:
             down_s: when to restart; None for never, or until ``restart``.
-            silently: the whole machine is gone: nobody is told, and nothing answers until it is up.
+            silently: the whole machine is off: connections are not reset, and nothing answers until it is
+                up.
         """
         if not self.up:
             return
@@ -153,7 +154,7 @@ class Host:
             self.network.later(down_s, self.restart)
 
     def restart(self) -> None:
-        """Come up again, with nothing listening but what ``on_restart`` starts."""
+        """Start again, with no program but what ``on_restart`` starts."""
         if self.up:
             return
         self.up = self._kernel_up = True
@@ -163,7 +164,7 @@ class Host:
 
 @implementer(IListeningPort)
 class SimulatedPort:
-    """A port that somebody listens on."""
+    """A port on which a program listens."""
 
     def __init__(self, host: Host, number: int, factory: IProtocolFactory) -> None:
         self._host = host
@@ -174,7 +175,7 @@ class SimulatedPort:
         self._factory.doStart()
 
     def stopListening(self) -> Deferred[None]:
-        """Accept no more; connections that are there stay."""
+        """Accept no more connections; existing ones stay."""
         if self._host.listener(self._number) is self:
             self._host.close_port(self._number)
             self._factory.doStop()
@@ -216,7 +217,7 @@ def _give_to_program(
 @implementer(IStreamClientEndpoint)
 @attrs.frozen
 class SimulatedEndpoint:
-    """The way from one host to a port of another."""
+    """An endpoint that connects from one host to a port of another."""
 
     network: Between = attrs.field(repr=False)
     from_host: str
@@ -229,9 +230,9 @@ class SimulatedEndpoint:
         Connect; fires with the protocol after one round trip.
 
         Raises (in the Deferred), as a TCP endpoint does:
-            ConnectionRefusedError: nobody listens there.
+            ConnectionRefusedError: no program listens there.
             TimeoutError: no answer within ``timeout_s``.
-            NoProtocol: the factory did not want the connection.
+            NoProtocol: the factory returned no protocol.
             ConnectingCancelledError: the Deferred was cancelled.
         """
         return Connecting(self, protocolFactory).deferred
@@ -315,7 +316,7 @@ class Connecting:
         self.deferred.errback(Failure(error))
 
     def host_crashed(self, host: Host) -> None:
-        """The program that was connecting is gone; nobody is told."""
+        """Drop the handshake, since its program is gone."""
         if host is self._client:
             self._done()
             self._near.abandon()

@@ -1,23 +1,6 @@
 """
-The arithmetic of links: time and byte counts in, delivery times out.
-
-Nothing here knows of connections, clocks or bytes themselves, so that the same model shapes traffic
-in virtual time and, under a real reactor, real sockets.
-
-**Parts.** A ``Bottleneck`` sends one packet at a time at so many bytes a second,
-or at once if it is infinitely fast. A ``LinkPath`` is one direction between two places: a latency behind
-a line. Many paths may share one line (all servers behind one DSL modem). A ``Flow`` is one direction of
-one connection over a path.
-
-**Fairness.** Flows that wait for a line take turns, a packet each. First in, first out for whole
-writes would be less work, but with it a connection that has 4 MiB queued delays everyone's next 200
-bytes by all of them, while real senders that compete for a line, whatever their windows, end
-up with comparable shares of it. A packet is what the line sends in about 10 ms, within 1460 B and 64 KiB:
-small enough that nobody waits long for a turn, large enough that fast lines are cheap to simulate.
-
-**Exactness.** Time is whole nanoseconds. A busy line derives the end of every packet from the
-beginning of the busy period and the bytes sent since, with one division rounded up: errors do not add
-up, and no prefix of a busy period exceeds the rate. On one path, a flow's bytes arrive in order.
+The arithmetic of links: times and byte counts in, delivery times out; for virtual time and for real
+sockets.
 """
 
 from __future__ import annotations
@@ -45,14 +28,14 @@ def to_seconds(ns: int) -> float:
 @attrs.frozen
 class Packet:
     """
-    What a line sends in one turn.
+    What a bottleneck sends in one turn of a flow.
 
     Attributes:
         flow: whose bytes they are.
         size_bytes: how many.
-        start_ns: when the first of them enters the line.
-        end_ns: when the last of them has left it.
-        arrival_ns: when the last of them, and with it the packet, is delivered.
+        start_ns: when the first byte enters the bottleneck.
+        end_ns: when the last byte has left it.
+        arrival_ns: when the last byte, and so the packet, is delivered.
     """
 
     flow: Flow
@@ -64,15 +47,23 @@ class Packet:
 
 class Bottleneck:
     """
-    A serial bottleneck that flows share by turns.
+    A serial bottleneck that flows share in turns, a packet each. ``offer`` bytes, then call ``transmit`` at
+    once and whenever ``next_ns`` says.
 
-    ``offer`` bytes, then call ``transmit`` at once and whenever ``next_ns`` says.
+    First in, first out for whole writes would be simpler, but then a connection that has queued 4 MiB
+    delays the next 200 bytes of every other by all of them, while real senders get comparable shares of a
+    bottleneck, whatever their windows. A packet is what it sends in about 10 ms, within 1460 B and 64 KiB:
+    short enough for short waits, long enough for cheap simulation of fast links.
+
+    Time is whole nanoseconds. The end of every packet is derived from the beginning of the busy period and
+    the bytes sent since, with one division rounded up: errors do not add up, and no prefix of a busy period
+    exceeds the rate.
     """
 
     def __init__(self, bytes_per_s: int | None = None, packet_bytes: int | None = None) -> None:
         """
         Args:
-            bytes_per_s: at least 1; None for a line that takes no time.
+            bytes_per_s: at least 1; None for unlimited.
             packet_bytes: the most that one flow sends in a turn; chosen by the rate if None.
         """
         if bytes_per_s is not None and bytes_per_s < 1:
@@ -101,25 +92,25 @@ class Bottleneck:
 
     @property
     def free_ns(self) -> int:
-        """When the last packet so far has left the line."""
+        """When the last packet so far has left the bottleneck."""
         if self._rate is None:
             return self._epoch_ns
         return self._epoch_ns - (-self._epoch_bytes * NANOSECONDS // self._rate)
 
     def copy(self, slowdowns: list[int]) -> Bottleneck:
-        """Return an empty line of the same kind, slowed down by these factors."""
+        """Return an idle bottleneck of the same kind, slowed down by these factors."""
         line = Bottleneck(self.bytes_per_s, self._fixed_packet_bytes)
         for factor in slowdowns:
             line.slow_down(0, factor)
         return line
 
     def send(self, now_ns: int, flow: Flow, size_bytes: int) -> list[Packet]:
-        """Offer bytes and return every packet, of whatever flow, that starts now."""
+        """Offer bytes and return every packet, of any flow, that starts now."""
         self.offer(now_ns, flow, size_bytes)
         return self.transmit(now_ns)
 
     def offer(self, now_ns: int, flow: Flow, size_bytes: int) -> None:
-        """Queue bytes of a flow behind what it has queued already."""
+        """Queue bytes of a flow after those it has queued already."""
         if size_bytes <= 0:
             return
         if flow.queued_bytes == 0:
@@ -133,7 +124,7 @@ class Bottleneck:
         """
         Start all packets that can start by now, and return them in that order.
 
-        A call that comes late (real timers do) starts them when they should have started.
+        A late call (real timers are late) starts them when they should have started.
         """
         packets: list[Packet] = []
         waiting = self._waiting
@@ -167,7 +158,7 @@ class Bottleneck:
         return Packet(flow, size_bytes, start_ns, end_ns, flow.arrival_ns(end_ns))
 
     def next_ns(self) -> int | None:
-        """When ``transmit`` has to be called again; None if nothing waits that could be sent."""
+        """When ``transmit`` has to be called again; None if nothing that can be sent is queued."""
         if any(flow.queued_bytes and not flow.path.stalled for flow in self._waiting):
             return self.free_ns
         return None
@@ -185,24 +176,25 @@ class Bottleneck:
     def _apply_slowdowns(self, now_ns: int) -> None:
         if self.bytes_per_s is None:
             return
-        # A packet on the line keeps the rate it started with: its arrival is a promise.
+        # A packet that is being sent keeps its rate, since its arrival is fixed already.
         self._epoch_ns, self._epoch_bytes = max(now_ns, self.free_ns), 0
         self._rate = max(1, self.bytes_per_s // max(self._slowdowns, default=1))
 
 
 class LinkPath:
     """
-    One direction between two places: a line with a latency behind it.
+    One direction between two hosts: a bottleneck followed by a latency. Several paths may share a
+    bottleneck.
 
-    While it is stalled nothing enters it; what is under way arrives.
+    While it is stalled nothing enters it; what is in flight arrives.
     """
 
     def __init__(self, latency_s: float, line: Bottleneck, line_per_flow: bool = False) -> None:
         """
         Args:
-            latency_s: one way, at least 0; what a round trip is made of.
+            latency_s: one way, at least 0.
             line: the bottleneck, perhaps shared with other paths.
-            line_per_flow: give every flow a line of its own, of the rate of ``line``.
+            line_per_flow: give every flow its own bottleneck, of the rate of ``line``.
         """
         if latency_s < 0:
             raise ValueError(f"a latency cannot be negative: {latency_s}")
@@ -229,21 +221,21 @@ class LinkPath:
         return flow
 
     def close(self, flow: Flow) -> None:
-        """Forget a flow and what it has queued."""
+        """Remove a flow and what it has queued."""
         flow.queued_bytes = 0
         self._flows.pop(flow, None)
 
     @property
     def lines(self) -> list[Bottleneck]:
-        """The distinct lines that flows of this path wait for."""
+        """The distinct bottlenecks of this path's flows."""
         return list({id(flow.line): flow.line for flow in self._flows}.values())
 
     def stall(self) -> None:
-        """Let nothing enter until ``resume``; stalls add up."""
+        """Let nothing enter until ``resume``; stalls are counted."""
         self._stalls += 1
 
     def resume(self, now_ns: int) -> None:
-        """End one stall. When that was the last, the owner calls ``transmit`` of all ``lines``."""
+        """End one stall. After the last one, the caller calls ``transmit`` of all ``lines``."""
         assert self._stalls > 0, "resume without stall"
         self._stalls -= 1
         if not self._stalls:
@@ -251,7 +243,7 @@ class LinkPath:
                 flow.ready_ns = now_ns
 
     def slow_down(self, now_ns: int, factor: int) -> None:
-        """Multiply the latency, and divide the rate of the line, by ``factor`` until ``speed_up``."""
+        """Multiply the latency, and divide the rate of the bottleneck, by ``factor`` until ``speed_up``."""
         self._slowdowns.append(factor)
         self._apply_slowdowns()
         for line in self._slowable():
@@ -273,14 +265,14 @@ class LinkPath:
 
 class Flow:
     """
-    One direction of one connection.
+    One direction of one connection over a path. Its bytes arrive in order.
 
     Attributes:
-        owner: whatever whoever opened it wants to find again.
-        queued_bytes: offered to the line and not yet on it.
+        owner: any object, for the code that opened it.
+        queued_bytes: offered and not yet sent.
         ready_ns: since when the first of them could have been sent.
         last_arrival_ns: when the last thing sent so far arrives.
-        in_ring: the line's own mark.
+        in_ring: used by the bottleneck.
     """
 
     __slots__ = (
@@ -304,10 +296,10 @@ class Flow:
 
     def arrival_ns(self, departure_ns: int) -> int:
         """
-        Return when what leaves the line at ``departure_ns`` arrives, and remember it.
+        Return when what leaves the bottleneck at ``departure_ns`` arrives, and remember it.
 
-        Also for what has no size, such as the end of the flow. A latency that has just become shorter
-        does not let it overtake.
+        Also for things without a size, such as the end of the flow. They do not overtake earlier bytes when
+        the latency becomes shorter.
         """
         self.last_arrival_ns = max(self.last_arrival_ns, departure_ns + self.path.latency_ns)
         return self.last_arrival_ns

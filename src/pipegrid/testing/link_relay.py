@@ -1,4 +1,6 @@
-"""TCP relay over the link model."""
+"""
+A TCP relay that delays and throttles real connections by the link model, without netem or root privileges.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,18 @@ from zope.interface import implementer
 from pipegrid.reactor.sockets import Buffer, is_free, send_now, set_bulk_buffers, socket_of
 from pipegrid.testing.link_model import Bottleneck, Flow, LinkPath, Packet, to_ns, to_seconds
 
-# What a relay has under way: bytes, or pages that the kernel moves from socket to socket.
-#
-# A relay stands for a network, so it should not take the processors of what it connects. Linux moves
-# pages from a socket to a pipe, and from there to another socket (``splice``), where reading and writing
-# would copy each byte twice. So bulk data waits for its time in pipes (``Pages``), each read in one of
-# its own; what is small, or comes where there is no splice, or when all pipes are in use, is read as
-# always (``Copied``).
-#
-# This sets a method of Twisted's sockets (``doRead``), as reactors call it.
+# A relay represents a network, so it should use little CPU time. Linux moves pages from a socket to a pipe,
+# and from there to another socket (``splice``), where reading and writing would copy each byte twice. So
+# bulk data waits in pipes (``Pages``), each read in a pipe of its own; small reads, those without splice,
+# and those when all pipes are in use, are copied (``Copied``). This overrides ``doRead`` of Twisted's
+# sockets, which reactors call.
 
 BULK_BYTES = 32 << 10
-"""After a read of so much, the next one is of pages: for less, copying is cheaper than two more calls."""
+"""After a read of this size, the next one uses pages: for less, copying is cheaper than two more calls."""
 
 PIPE_BYTES = 256 << 10
 """
-Asked for each pipe: as many pages at least as the pieces that a read comes in.
+The size requested for each pipe: at least as many pages as the pieces of a read.
 
 A user without privileges has 64 MiB for all pipes, used or not.
 """
@@ -60,25 +58,25 @@ class Copied:
 
     def deliver(self, size_bytes: int, socket: Any) -> Buffer:
         """
-        Send the first so many bytes, of those that there are; they are gone from here.
+        Send and remove the first bytes.
 
         Args:
-            socket: as ``reactor.sockets.socket_of`` returned it; None: send nothing.
+            socket: from ``reactor.sockets.socket_of``; None: send nothing.
 
         Returns:
-            Those of them that the socket did not take.
+            The bytes that the socket did not accept.
         """
         part, self._data = self._data[:size_bytes], self._data[size_bytes:]
         sent = send_now(socket, part) if socket is not None else 0
         return part[sent:]
 
     def cut(self, size_bytes: int) -> None:
-        """Forget so many bytes at the end."""
+        """Remove bytes at the end."""
         self._data = self._data[: len(self._data) - size_bytes]
 
 
 class Pages:
-    """Bytes in a pipe of the kernel's, which goes back to the others when the last of them has left."""
+    """Bytes in a pipe of the kernel, which is given back when the last of them has left."""
 
     __slots__ = ("_inside_bytes", "_length", "_pipe", "_pipes")
 
@@ -91,10 +89,10 @@ class Pages:
         return self._length
 
     def deliver(self, size_bytes: int, socket: Any) -> Buffer:
-        """Send the first so many bytes, as ``Copied.deliver`` does; only what is returned is copied."""
+        """Send and remove the first bytes, as ``Copied.deliver`` does; only what is returned is copied."""
         sent = 0
         if socket is not None and is_free(socket):
-            with suppress(OSError):  # it takes nothing now, or is lost: the reactor will find out
+            with suppress(OSError):  # it is full or lost, which the reactor will notice
                 sent = os.splice(
                     self._pipe[0], socket.fileno(), size_bytes, flags=os.SPLICE_F_NONBLOCK
                 )
@@ -104,7 +102,7 @@ class Pages:
         return rest
 
     def cut(self, size_bytes: int) -> None:
-        """Forget so many bytes at the end."""
+        """Remove bytes at the end."""
         self._length -= size_bytes
         if not self._length:
             self._pipes.give_back(self._pipe, self._inside_bytes == 0)
@@ -112,10 +110,10 @@ class Pages:
 
 class Pipes:
     """
-    The pipes of a link: bounded, and kept for the next read as long as there are connections.
+    The pipes of a link, a limited number, kept as long as there are connections.
 
     Args:
-        limit: how many there may be.
+        limit: the largest number.
     """
 
     def __init__(self, limit: int = MAX_PIPES) -> None:
@@ -128,11 +126,11 @@ class Pipes:
         return self._count
 
     def join(self) -> None:
-        """There is one more connection."""
+        """Count one connection of the link more."""
         self._users += 1
 
     def leave(self) -> None:
-        """There is one less; after the last one nothing is kept."""
+        """Count one connection less; after the last one all pipes are closed."""
         self._users -= 1
         while self._idle and not self._users:
             self._close(self._idle.pop())
@@ -147,15 +145,15 @@ class Pipes:
             pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:  # too many files
             return None
-        import fcntl  # wherever there is splice
+        import fcntl  # exists wherever splice does
 
-        with suppress(OSError, AttributeError):  # a smaller one does, too
+        with suppress(OSError, AttributeError):  # a smaller one is enough
             fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._count += 1
         return pipe
 
     def give_back(self, pipe: tuple[int, int], empty: bool = True) -> None:
-        """Take a pipe back; one that is not empty cannot be used again."""
+        """Take a pipe back; one that is not empty is closed."""
         if empty and self._users:
             self._idle.append(pipe)
         else:
@@ -169,12 +167,12 @@ class Pipes:
 
 class PageReader:
     """
-    Reads a socket of Twisted's: bulk data as pages, all else as Twisted does.
+    Reads a Twisted socket: bulk data as pages, all else as Twisted does.
 
     Args:
-        socket: as ``reactor.sockets.socket_of`` returned it.
+        socket: from ``reactor.sockets.socket_of``.
         read_bytes: at a time.
-        received: is called with what was read as pages.
+        received: called with what was read as pages.
     """
 
     def __init__(
@@ -189,7 +187,7 @@ class PageReader:
         socket.doRead = self._read
 
     def note(self, size_bytes: int) -> None:
-        """So much was read; decides how to read next."""
+        """Record the size of a read, which decides how to read next."""
         self._bulk = size_bytes >= BULK_BYTES
 
     def _read(self) -> Any:
@@ -204,58 +202,52 @@ class PageReader:
         self.note(size_bytes)
         if not size_bytes:
             self._pipes.give_back(pipe)
-            return self._copying()  # as Twisted tells of an end or a loss, or of nothing
+            return self._copying()  # Twisted reports an end or a loss, or reads nothing
         self._received(Pages(self._pipes, pipe, size_bytes))
         return None
 
 
-# The link model on real connections: a TCP relay that delays and throttles what passes through it.
+# Connections to the relay continue to a target, each direction over a ``LinkPath`` of the model that the
+# simulated network uses, so many connections share one bottleneck, as at a DSL modem.
 #
-# Kernels often lack netem, and it needs root; this needs neither. Connections to the relay go on to a target,
-# each direction over a ``LinkPath`` of the same model that the virtual network uses, so that many
-# connections share one line as behind a DSL modem.
-#
-# **Exactness.** What arrives is written when the clock's timers allow. A reactor rounds them up to
-# milliseconds, so with its clock whatever is due within half of one (``EARLY_S``) is delivered at once, and a
-# round trip of less than a millisecond vanishes; with a finer clock (``pipegrid.testing.clock``) give a
-# smaller ``early_s``. Nothing adds up, since the model derives times from the bytes and not from when its
+# Exactness: bytes are written when the clock's timers allow. A reactor rounds them up to milliseconds, so
+# with its clock what is due within half a millisecond (``EARLY_S``) is delivered at once, and a round trip
+# of less than a millisecond vanishes; with a finer clock (``pipegrid.testing.clock``) pass a smaller
+# ``early_s``. Errors do not add up, since the model derives times from the bytes and not from when its
 # timers ran.
 #
-# **The handshake.** The kernel accepts at once, while over the link it would have taken a round trip. So
-# what a client sends first enters the link one round trip after it was accepted, and what the server
-# sends half a round trip later still: it could not have known of the connection before.
+# Handshake: the kernel accepts at once, while over the link it would take a round trip. So the client's
+# first bytes enter the link one round trip after the accept, and the server's half a round trip later.
 #
-# **Bounds.** A sender whose bytes wait for the line is paused, as a full socket buffer would pause it,
-# when as much waits as the line sends in ``QUEUE_S``: should this process be held up for a moment, the
-# line need not run empty. Should it be held up longer, it makes up for that: after a read that left bytes
-# in the socket, what is read next counts as having been there since, up to ``LATE_S``. What is under way
-# on the link is bounded by rate times latency, or ``FLYING_BYTES``. A receiver that reads too slowly
-# stops its sender as a full receive window does, at ``WINDOW_BYTES``, and what is under way by then waits
-# here.
+# Limits: a sender is paused when as much is queued as the bottleneck sends in ``QUEUE_S``, so that it is
+# not idle if this process is delayed for a moment. If it is delayed longer, this is corrected: after a read
+# that left bytes in the socket, the next bytes count as having been there since, up to ``LATE_S``. Bytes in
+# flight are limited to rate times latency, or ``FLYING_BYTES``. A slow receiver stops its sender as a full
+# receive window does, at ``WINDOW_BYTES``, and what is in flight by then waits here.
 
 QUEUE_S = 0.05
 MIN_QUEUE_BYTES = 256 << 10
 MAX_QUEUE_BYTES = 8 << 20
-"""What one sender may have waiting for the line: about what a kernel's send buffer holds."""
+"""The limit of bytes that one sender may have queued: about a kernel's send buffer."""
 
 READ_BYTES = (256 << 10) - 1
 """
-Read from a socket at a time: a turn of the reactor costs as much as copying 100 KiB.
+How much is read from a socket at a time: a turn of the reactor costs as much as copying 100 KiB.
 
 Odd, so that hardly any message fills it exactly.
 """
 
 WINDOW_BYTES = 4 << 20
-"""What a receiver that reads too slowly may leave unread before its sender hears of it: a receive window."""
+"""How much a slow receiver may leave unread before its sender is paused: a receive window."""
 
 LATE_S = 0.1
-"""How late this process may be without the line running empty."""
+"""How late this process may be without the bottleneck being idle."""
 
 FLYING_BYTES = 64 << 20
-"""What one direction of a connection may have under way."""
+"""The limit of bytes in flight in one direction of a connection."""
 
 EARLY_S = 0.0005
-"""Half of what a reactor's timers are exact to."""
+"""Half of the resolution of a reactor's timers."""
 
 
 _LATE_NS = to_ns(LATE_S)
@@ -264,7 +256,7 @@ _LATE_NS = to_ns(LATE_S)
 @attrs.frozen
 class LinkShape:
     """
-    What a link is like.
+    The properties of a link.
 
     Attributes:
         rtt_s: round trip, half of it each way.
@@ -281,9 +273,9 @@ class SharedLink:
     One link, which all connections of one or more relays share.
 
     Args:
-        clock: the reactor, or something that is more exact.
-        early_s: what is due so soon is delivered now.
-        behind_s: tells, of bytes that are read now, for how long they have probably been there.
+        clock: the reactor, or a more exact clock.
+        early_s: what is due this soon is delivered now.
+        behind_s: returns how long bytes that are read now have probably been there.
     """
 
     def __init__(
@@ -303,7 +295,7 @@ class SharedLink:
 
 
 class Wire:
-    """One direction of a link: starts packets when the line is free, and hands them over in time."""
+    """One direction of a link: starts packets when the bottleneck is free, and delivers them in time."""
 
     def __init__(
         self, clock: IReactorTime, path: LinkPath, early_ns: int, behind_s: Callable[[], float]
@@ -322,7 +314,7 @@ class Wire:
         return to_ns(self._clock.seconds())
 
     def offer(self, stream: RelayedStream, size_bytes: int, since_ns: int | None = None) -> None:
-        """Queue bytes of a stream for the line; ``since_ns``: when they could have been sent, if not now."""
+        """Queue bytes of a stream; ``since_ns``: when they could have been sent, if not now."""
         ready_ns = since_ns
         if ready_ns is None:
             behind_ns = to_ns(self._behind_s())
@@ -359,7 +351,7 @@ class Wire:
 
 
 def queue_bytes(bytes_per_s: int | None) -> int:
-    """Return how much one sender may have waiting for a line of this rate."""
+    """Return how much one sender may have queued for a bottleneck of this rate."""
     wanted_bytes = int((bytes_per_s or 0) * QUEUE_S)
     return min(max(wanted_bytes, MIN_QUEUE_BYTES), MAX_QUEUE_BYTES)
 
@@ -367,7 +359,7 @@ def queue_bytes(bytes_per_s: int | None) -> int:
 @implementer(IPushProducer)
 class RelayedStream:
     """
-    One direction of one connection: from the transport that it was read from to the one it goes to.
+    One direction of one connection, from one transport to another.
 
     Args:
         opens_at_s: nothing enters the link before.
@@ -394,12 +386,12 @@ class RelayedStream:
         self._sender_stopped = False
 
     def read_from(self, source: TCPTransport) -> None:
-        """Pause this transport while too much of it is on its way."""
+        """Pause this transport while too much of its data is in the relay."""
         self._source = source
         self._pace()
 
     def write_to(self, sink: TCPTransport) -> None:
-        """Hand over to this transport what has arrived and what will."""
+        """Deliver to this transport what has arrived and what will."""
         self._sink, self._socket = sink, socket_of(sink)
         sink.registerProducer(self, True)
         sink.writeSequence(self._arrived)
@@ -407,7 +399,7 @@ class RelayedStream:
         self._end_if_done()
 
     def send(self, data: Copied | Pages) -> None:
-        """Take bytes from the sender."""
+        """Accept bytes from the sender."""
         if self._sender_stopped:
             data.cut(len(data))
             return
@@ -425,13 +417,13 @@ class RelayedStream:
             self._wire.offer(self, len(data), since_ns)
 
     def arrived(self, size_bytes: int) -> None:
-        """The next bytes have come through the link."""
+        """Deliver the next bytes, which have come through the link."""
         self._held_bytes -= size_bytes
         while size_bytes:
             chunk = self._chunks[0]
             part_bytes = min(size_bytes, len(chunk))
             size_bytes -= part_bytes
-            # At once if the socket takes it: a link should not cost the processors of what it connects.
+            # At once if the socket accepts them, to save CPU time.
             rest = chunk.deliver(part_bytes, self._socket)
             if not chunk:
                 self._chunks.popleft()
@@ -447,14 +439,14 @@ class RelayedStream:
         self._check_all_arrived()
 
     def source_ended(self) -> None:
-        """The sender has closed; what is under way still arrives, and then the end."""
+        """The sender has closed; what is in flight still arrives, and then the end."""
         self._source, self._source_ended = None, True
         if not self._held_bytes:
             latency_s = to_seconds(self._wire.path.latency_ns)
             self._clock.callLater(latency_s, self._check_all_arrived)
 
     def sink_gone(self) -> None:
-        """There is nobody to hand anything to; the sender hears of it after the way there."""
+        """The receiver is gone; the sender learns that after the latency."""
         self._sink, self._socket, self._sink_gone = None, None, True
         self._arrived.clear()
         self.resumeProducing()
@@ -464,7 +456,7 @@ class RelayedStream:
         self._clock.callLater(latency_s, self._sender_knows)
 
     def _sender_knows(self) -> None:
-        """What has not left the sender never does: others may need the line."""
+        """Drop what has not left the sender: others may need the bottleneck."""
         self._sender_stopped = True
         dropped_bytes, self.flow.queued_bytes = self.flow.queued_bytes, 0
         self._held_bytes -= dropped_bytes
@@ -508,13 +500,13 @@ class RelayedStream:
         self._sink_full = True
 
     def resumeProducing(self) -> None:
-        """The receiver has room again."""
+        """The receiver accepts data again."""
         self._sink_full = False
         self._unread_bytes = 0
         self._pace()
 
     def stopProducing(self) -> None:
-        """The receiver's connection is lost; its protocol hears of it too."""
+        """Do nothing: the receiver's connection is lost, which its protocol handles."""
 
 
 class Side(Protocol):
@@ -527,7 +519,7 @@ class Side(Protocol):
         self._reader: PageReader | None = None
 
     def connectionMade(self) -> None:
-        """Join both directions to this transport."""
+        """Connect both directions to this transport."""
         assert self.transport is not None
         transport = cast(TCPTransport, self.transport)
         transport.setTcpNoDelay(True)
@@ -544,7 +536,7 @@ class Side(Protocol):
         self._outgoing.send(Copied(data))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Tell the other end, after the bytes."""
+        """End the other end, after the bytes."""
         self._pipes.leave()
         self._incoming.sink_gone()
         self._outgoing.source_ended()
@@ -552,7 +544,7 @@ class Side(Protocol):
 
 class RelayFactory(Factory):
     """
-    Listens for connections that go on, over the link, to a target.
+    Listens for connections that continue, over the link, to a target.
 
     Args:
         target: connects to it.
@@ -565,7 +557,7 @@ class RelayFactory(Factory):
         self._target = target
 
     def buildProtocol(self, _address: object) -> Side:
-        """Begin to connect to the target, and return the client's end."""
+        """Start to connect to the target, and return the client's end."""
         link = self._link
         now_s, rtt_s = link.clock.seconds(), link.shape.rtt_s
         up = RelayedStream(link.up, link.clock, now_s + rtt_s)

@@ -1,4 +1,6 @@
-"""Virtual network; run an operation to its end."""
+"""
+The simulated network: hosts, paths and connections in virtual time, its log, and running operations on it.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,17 @@ from pipegrid.testing.link_model import Bottleneck, Flow, LinkPath, Packet, to_n
 from pipegrid.testing.tcp_socket import Socket, TcpOptions
 from pipegrid.testing.tcp_transport import SimulatedTransport
 
-# What passed through the network, for assertions, for debugging and for drawing.
-
 
 class SentAcross(NamedTuple):
     """
-    One thing on its way from one host to another.
+    One thing sent from one host to another.
 
     Attributes:
-        start_ns, end_ns: while it was on the line.
-        arrival_ns: when all of it arrives (or would have, had the connection lived).
+        start_ns, end_ns: while it was in the bottleneck.
+        arrival_ns: when all of it arrives (or would have, if the connection had not been cut).
         connection: the number of the connection, counted from 0 over the whole network.
-        kind: ``syn``, ``syn-ack``, ``ack`` (of the handshake only), ``data``, ``fin``, ``rst``, or
-            ``cut`` for the fault, which is noted where and when it happens.
+        kind: ``syn``, ``syn-ack``, ``ack`` (of the handshake only), ``data``, ``fin``, ``rst``, or ``cut``
+            for the fault, where and when it happens.
         size_bytes: for data.
     """
 
@@ -45,7 +45,7 @@ class SentAcross(NamedTuple):
 
 
 def bursts(log: Iterable[SentAcross]) -> list[SentAcross]:
-    """Join data of one connection and direction that left without a pause in between."""
+    """Join data of one connection and direction that was sent without a pause in between."""
     joined: list[SentAcross] = []
     last: dict[tuple[int, str], int] = {}
     for sent in log:
@@ -71,29 +71,26 @@ def timeline(log: Iterable[SentAcross]) -> str:
     )
 
 
-# Hosts, the paths between them, and connections: a network in virtual time.
-#
-#     clock = HeapClock()
-#     network = SimulatedNetwork(clock, seed=1, latency_s=0.05)
-#     network.host("server0").listen(80, factory)
-#     endpoint = network.endpoint("client", "server0", 80)
-#     run(clock, endpoint.connect(client_factory))
-#
-# Connecting takes what TCP takes: the client has its connection after one round trip, and the server half
-# a round trip later, with the acknowledgement that the client's first bytes travel behind. Nothing
-# happens but from the clock: all that the network does is due at whole nanoseconds, at the same
-# instant in order of cause, so that one seed gives one history, to the byte.
-#
-# Programs on a host get ``host.clock`` as their reactor. The ``SimulatedNetwork`` works on any ``Clock``, but
-# one that is advanced past several events runs them late; ``driver.run`` and ``HeapClock`` do not.
-
-
 class SimulatedNetwork(Agenda):
     """
     Everything between the hosts.
 
+        clock = HeapClock()
+        network = SimulatedNetwork(clock, seed=1, latency_s=0.05)
+        network.host("server0").listen(80, factory)
+        endpoint = network.endpoint("client", "server0", 80)
+        run(clock, endpoint.connect(client_factory))
+
+    Connecting takes as long as in TCP: the client has its connection after one round trip, and the server
+    half a round trip later, with the acknowledgement that precedes the client's first bytes. All events are
+    scheduled on the clock at whole nanoseconds, and at the same instant in order of cause, so that one seed
+    gives one history, to the byte.
+
+    Programs on a host get ``host.clock`` as their reactor. Any ``Clock`` works, but one that is advanced
+    past several events runs them late; ``run`` and ``HeapClock`` do not.
+
     Attributes:
-        random: the one source of chance.
+        random: the one source of randomness.
         log: what was sent, the oldest first; the last ``log_limit`` entries.
     """
 
@@ -108,8 +105,8 @@ class SimulatedNetwork(Agenda):
     ) -> None:
         """
         Args:
-            latency_s: one way, half a round trip, between hosts that ``join`` says nothing about.
-            bytes_per_s: of each direction of each such pair; None for infinite.
+            latency_s: one way, half a round trip, between hosts that were not joined by ``join``.
+            bytes_per_s: of each direction of each such pair; None for unlimited.
         """
         super().__init__(clock)
         self.random = Random(seed)
@@ -130,7 +127,7 @@ class SimulatedNetwork(Agenda):
     # The shape of the network
 
     def host(self, name: str) -> Host:
-        """Return the host of that name; it is made when it is first asked for."""
+        """Return the host of that name; it is created at its first use."""
         if name not in self.hosts:
             self.hosts[name] = Host(self, name, len(self.hosts))
         return self.hosts[name]
@@ -153,13 +150,13 @@ class SimulatedNetwork(Agenda):
         line_per_connection: bool = False,
     ) -> None:
         """
-        Say how two hosts are joined, before the first connection between them.
+        Define the paths between two hosts, before the first connection between them.
 
         Args:
             latency_s: one way.
-            there, back: the bottlenecks from ``one`` to ``other`` and back; give the same ones for
-                several pairs to have them share, say, the two directions of a DSL line.
-            line_per_connection: every connection has such bottlenecks of its own.
+            there, back: the bottlenecks from ``one`` to ``other`` and back; pass the same ones for several
+                pairs to share, for example, the two directions of a DSL link.
+            line_per_connection: every connection has its own such bottlenecks.
         """
         for key, line in (((one, other), there), ((other, one), back)):
             if key in self._paths:
@@ -172,20 +169,22 @@ class SimulatedNetwork(Agenda):
         """Return an endpoint that connects from one host to a port of another."""
         return SimulatedEndpoint(self, from_host, to_host, port, timeout_s)
 
-    # Answers
+    # Questions
 
     def rtt_s(self, from_host: str, to_host: str) -> float:
-        """The round trip between two hosts now, without time for bytes."""
+        """Return the round trip between two hosts now, without time for bytes."""
         there, back = self.path(from_host, to_host), self.path(to_host, from_host)
         return to_seconds(there.latency_ns + back.latency_ns)
 
     def round_trips(self, elapsed_s: float, from_host: str, to_host: str) -> float:
-        """How many round trips between two hosts a time is: exact, but for the last of 9 digits."""
+        """
+        Return how many round trips between two hosts a time is: exact, except for the last of 9 digits.
+        """
         there, back = self.path(from_host, to_host), self.path(to_host, from_host)
         return round(to_ns(elapsed_s) / (there.latency_ns + back.latency_ns), 9)
 
     def describe(self) -> list[str]:
-        """What is open, and what is stalled, for people."""
+        """Return what is open, and what is stalled, for people."""
         return (
             [f"{connecting!r}" for connecting in self.connecting]
             + [f"{transport!r}" for transport in self.transports]
@@ -205,14 +204,14 @@ class SimulatedNetwork(Agenda):
         silently: bool = False,
     ) -> None:
         """
-        Break a connection behind a byte.
+        Break a connection after a byte.
 
-        The end it goes ``towards`` gets that many bytes and sees the connection lost with the last of
-        them, the other end one latency later; what is behind them is lost.
+        The end it goes ``towards`` gets that many bytes and sees the connection lost with the last of them,
+        the other end one latency later; later bytes are lost.
 
         Args:
             connection: which one from ``client`` to ``server``, counted from 0, not made yet.
-            silently: neither end is told anything, and nothing arrives any more.
+            silently: neither end is notified, and nothing arrives any more.
         """
         cuts = self._cuts.setdefault((client, server, connection), [])
         cuts.append((towards, after_bytes, silently))
@@ -224,7 +223,7 @@ class SimulatedNetwork(Agenda):
             self.later(for_s, self.resume, from_host, to_host)
 
     def resume(self, from_host: str, to_host: str) -> None:
-        """End one stall of a direction; when none is left, what was held goes on."""
+        """End one stall of a direction; after the last one, queued bytes are sent."""
         path = self.path(from_host, to_host)
         path.resume(self.now_ns())
         if path.stalled:
@@ -235,7 +234,7 @@ class SimulatedNetwork(Agenda):
             self._run_line(line)
 
     def partition(self, one: str, other: str | None = None, for_s: float | None = None) -> None:
-        """Stall both directions between two hosts, or between one and all others there are."""
+        """Stall both directions between two hosts, or between one and all existing others."""
         for name in [other] if other is not None else [name for name in self.hosts if name != one]:
             self.stall(one, name, for_s)
             self.stall(name, one, for_s)
@@ -247,7 +246,9 @@ class SimulatedNetwork(Agenda):
             self.resume(name, one)
 
     def slow_down(self, one: str, other: str, factor: int, for_s: float) -> None:
-        """Multiply latency, and divide the rates of the lines, between two hosts by ``factor``."""
+        """
+        Multiply the latency, and divide the rates of the bottlenecks, between two hosts by ``factor``.
+        """
         now_ns = self.now_ns()
         for path in (self.path(one, other), self.path(other, one)):
             path.slow_down(now_ns, factor)
@@ -256,7 +257,7 @@ class SimulatedNetwork(Agenda):
     def _speed_up(self, path: LinkPath, factor: int) -> None:
         path.speed_up(self.now_ns(), factor)
 
-    # What sockets need
+    # For sockets
 
     def offer(self, flow: Flow, size_bytes: int) -> None:
         """Queue bytes of a flow and start what can start."""
@@ -339,14 +340,14 @@ def run(
 
     Args:
         limit_s: of virtual time, from now.
-        network: to be described if the operation hangs.
+        network: described in the error if the operation hangs.
 
     Returns:
         The result; if that is a failure, its exception is raised.
 
     Raises:
-        Hung: the limit came first, or nothing is scheduled at all, or calls without delay follow one
-            another for ever.
+        Hung: the limit was reached, nothing is scheduled, or calls without delay follow one another for
+            ever.
     """
     results: list[T | Failure] = []
     deferred.addBoth(results.append)
@@ -391,9 +392,9 @@ def _report(finding: str, clock: Clock, network: SimulatedNetwork | None) -> str
 
 def leaks(clock: Clock, network: SimulatedNetwork) -> list[str]:
     """
-    List what a finished operation left behind: connections that some program still holds, and timers.
+    Return what a finished operation left: connections that some program still holds, and timers.
 
-    A connection that was just closed is still held at the far end: let some time pass before.
+    A connection that was just closed is still held at the other end: let some time pass before.
     """
     found = [repr(connecting) for connecting in network.connecting]
     found += [repr(transport) for transport in network.transports]

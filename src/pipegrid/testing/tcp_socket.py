@@ -1,19 +1,6 @@
 """
-One end of a connection as a kernel keeps it: windows, acknowledgements, the end of a stream, resets.
-
-It is TCP without loss, and with its rules where programs can feel them:
-
-* What is accepted from the program and not yet on the line is bounded (``send_buffer_bytes``); what the
-  other program has not read yet is bounded by its window (``window_bytes``). Both make the sender wait.
-* With ``initial_window_bytes`` a connection starts slowly: that much in the first round trip, and as
-  much again as was acknowledged in each further one. Without it, windows alone count.
-* A program that closes leaves its kernel to send the rest and the end. If it closes with bytes unread, or
-  bytes arrive for it later, what is not on the line yet is lost, and the other end is reset. (Twisted
-  shuts a socket down before it closes it, so where nothing was lost the end comes before the reset.)
-* A reset follows whatever is already under way, and discards what is still queued.
-
-Packets that carry no data (handshake, acknowledgement, end, reset) have latency but no size. Headers,
-retransmission and congestion by loss are left out.
+One end of a simulated connection as a kernel implements it: windows, acknowledgements, the end of a stream,
+resets.
 """
 
 from __future__ import annotations
@@ -31,14 +18,14 @@ from pipegrid.testing.link_model import Flow, LinkPath, Packet
 @attrs.frozen
 class TcpOptions:
     """
-    How all connections of a network behave.
+    The behaviour of all connections of a network.
 
     Attributes:
-        window_bytes: what the receiver takes in before its program has read it.
-        send_buffer_bytes: what a kernel accepts before it is on the line; at least two packets keep
-            every line busy.
+        window_bytes: what the receiver accepts before its program has read it.
+        send_buffer_bytes: what a kernel accepts before it is sent; at least two packets keep every
+            bottleneck busy.
         initial_window_bytes: of slow start (Linux: ten segments, 14600); None for none.
-        shred: deliver in pieces of random sizes, to find parsers that trust boundaries.
+        shred: deliver in pieces of random sizes, to find parsers that rely on boundaries.
     """
 
     window_bytes: int = 4 << 20
@@ -78,26 +65,26 @@ class ByteQueue:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def clear(self) -> None:
-        """Forget all bytes, so that the queue is empty."""
+        """Remove all bytes from the queue."""
         self._chunks.clear()
         self._offset = self.size_bytes = 0
 
 
 class Program(Protocol):
-    """What a socket tells the program that holds it; always from the clock."""
+    """How a socket notifies its program; always called from the clock."""
 
     def readable(self) -> None:
-        """There is something to read: bytes, the end, or a reset."""
+        """Something can be read: bytes, the end, or a reset."""
 
     def writable(self) -> None:
-        """There is room again, after ``room`` was 0."""
+        """Bytes can be sent again, after ``room_bytes`` was 0."""
 
     def crashed(self) -> None:
-        """The host is gone, and with it the program: call nobody."""
+        """The host has crashed, and the program with it: call nothing."""
 
 
 class Net(Protocol):
-    """What a socket needs of the network."""
+    """What a socket uses of the network."""
 
     random: Random
 
@@ -108,28 +95,40 @@ class Net(Protocol):
         """Call ``call(*args)`` at a virtual time, in nanoseconds."""
 
     def offer(self, flow: Flow, size_bytes: int) -> None:
-        """Queue bytes for the line and start what can start."""
+        """Queue bytes of a flow and start what can start."""
 
     def pass_through(self, path: LinkPath, call: Callable[[], object]) -> None:
         """Call now, or when the path is no longer stalled."""
 
     def note(self, socket: Socket, packet: Packet, kind: str) -> None:
-        """Write it into the log."""
+        """Write a packet into the log."""
 
 
 class Socket:
     """
-    One end of a connection.
+    One end of a connection: TCP without loss, with the rules that programs can observe.
+
+    * Bytes accepted from the program and not yet sent are limited (``send_buffer_bytes``); bytes that the
+      other program has not read are limited by its window (``window_bytes``). Both make the sender wait.
+    * With ``initial_window_bytes`` a connection starts slowly: that much in the first round trip, and as
+      much again as was acknowledged in each further one. Without it, only windows count.
+    * When a program closes, its kernel sends the rest and the end. If it closes with bytes unread, or bytes
+      arrive for it later, what is not sent yet is lost, and the other end is reset. (Twisted shuts a socket
+      down before it closes it, so without loss the end comes before the reset.)
+    * A reset follows whatever is already in flight, and drops what is still queued.
+
+    Packets without data (handshake, acknowledgement, end, reset) have latency but no size. Headers,
+    retransmission and congestion by loss are left out.
 
     Attributes:
-        peer: the other end; set by whoever makes the pair.
-        program: who is told; None before the program on this side has the connection.
-        open: whether the program holds it still.
-        eof: the peer's stream has ended, behind what is still unread.
+        peer: the other end; set by the code that makes the pair.
+        program: gets notifications; None before the program on this side has the connection.
+        open: whether the program still holds it.
+        eof: the peer's stream has ended, after what is still unread.
         broken: the connection was reset.
         unread_bytes: what has arrived and was not read.
-        cut_after_bytes: the connection breaks behind this many bytes *towards this end*.
-        cut_silently: neither end is told.
+        cut_after_bytes: the connection breaks after this many bytes *towards this end*.
+        cut_silently: neither end is notified.
     """
 
     peer: Socket
@@ -147,7 +146,7 @@ class Socket:
         Args:
             host: the name of the host it is on.
             path: towards the peer.
-            answers: whether the kernel of the host runs, and so resets what it does not know.
+            answers: returns whether the kernel of the host runs, and so resets unknown connections.
         """
         self.connection = connection
         self.host = host
@@ -163,7 +162,7 @@ class Socket:
         self._options = options
         self._answers = answers
         self._deaf = False
-        # Sending: queued until on the line, and in flight until acknowledged.
+        # Sending: queued until sent, and in flight until acknowledged.
         self._outgoing = ByteQueue()
         self._in_flight_bytes = 0
         self._congestion_bytes = options.initial_window_bytes
@@ -180,7 +179,9 @@ class Socket:
     # Sending
 
     def room_bytes(self) -> int:
-        """How much ``send`` takes now; when it was 0 and is not any more, ``writable`` is called."""
+        """
+        Return how much ``send`` accepts now; when it was 0 and is not any more, ``writable`` is called.
+        """
         self._collect_acks()
         window_bytes = self._options.window_bytes
         if self._congestion_bytes is not None:
@@ -196,7 +197,7 @@ class Socket:
         return room
 
     def send(self, data: bytes) -> None:
-        """Take bytes, at most ``room_bytes``."""
+        """Accept bytes, at most ``room_bytes``."""
         if self._gone:
             return
         self._in_flight_bytes += len(data)
@@ -204,9 +205,9 @@ class Socket:
         self._net.offer(self.flow, len(data))
 
     def packet_started(self, packet: Packet) -> None:
-        """The line took bytes of this flow; of several packets that it took at once, this is the next one."""
+        """Send the next packet that the bottleneck has started; of several, in order."""
         if self._gone:
-            return  # the program gave up when it heard of the packet before
+            return  # the program gave up at the packet before
         data = self._outgoing.take(packet.size_bytes)
         self._net.note(self, packet, "data")
         self._net.at(packet.arrival_ns, self.peer._data_arrived, data)
@@ -247,7 +248,7 @@ class Socket:
             self.program.writable()
 
     def end(self) -> None:
-        """Let the stream end behind what was sent."""
+        """Send the end of the stream after what was sent."""
         if self._ending or self._gone:
             return
         self._ending = True
@@ -260,7 +261,7 @@ class Socket:
             self._stop_sending()
 
     def control(self, kind: str, arrived: Callable[..., object], *args: Any) -> None:
-        """Send something without a size behind everything sent so far."""
+        """Send something without a size after everything sent so far."""
 
         def depart() -> None:
             now_ns = self._net.now_ns()
@@ -278,7 +279,7 @@ class Socket:
     # Receiving
 
     def read(self) -> bytes | None:
-        """Take the next piece; None if there is none now."""
+        """Return the next piece; None if there is none now."""
         if not self._unread:
             return None
         data = self._unread.popleft()
@@ -336,7 +337,7 @@ class Socket:
                 self.program.readable()
 
     def reset_arrived(self) -> None:
-        """The other end, or something on the way, has reset the connection."""
+        """Record that the connection was reset, by the other end or on the path."""
         if self._deaf:
             return
         self._stop_sending()
@@ -353,7 +354,7 @@ class Socket:
     # The end
 
     def close(self) -> None:
-        """The program is done with it; the kernel sends the rest, unless that is now in vain."""
+        """Close for the program; the kernel sends the rest, unless that has no effect any more."""
         if not self.open:
             return
         if self._unread:
@@ -369,7 +370,7 @@ class Socket:
             self.end()
 
     def reset(self) -> None:
-        """Drop everything, and tell the peer."""
+        """Drop everything, and reset the peer."""
         if not self.open:
             return
         self.open = False
@@ -379,13 +380,13 @@ class Socket:
         self._stop_sending()
 
     def abandon(self) -> None:
-        """Forget the connection without a word; whoever still sends something gets a reset."""
+        """Drop the connection without notifying the peer; its later packets get a reset."""
         self.open = False
         self._unread.clear()
         self._stop_sending()
 
     def crash(self, silently: bool) -> None:
-        """The program is gone; the kernel resets the connection, unless it is gone as well."""
+        """End the program; the kernel resets the connection, unless it has stopped as well."""
         if silently:
             self.abandon()
         else:

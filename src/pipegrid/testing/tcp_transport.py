@@ -1,15 +1,4 @@
-"""
-What a program holds of a connection: Twisted's TCP transport over a simulated socket.
-
-It does what ``twisted.internet.tcp`` does, trap by trap: writes are buffered and reach the kernel in the
-next turn; a streaming producer is paused when more than 64 KiB are buffered and resumed when none are; a
-pull producer is asked whenever none are; ``loseConnection`` stops reading and closes behind the last
-buffered byte; a paused transport notices neither the end of the stream nor, unless it has something to
-write, a reset; an exception in the protocol is logged and closes the connection.
-
-Everything a protocol is told, it is told from the clock, never from within a call of its own. (Twisted
-itself makes one exception, ``loseConnection`` after a half-close; here that waits a turn as well.)
-"""
+"""Twisted's TCP transport over a simulated socket, with the same behaviour as ``twisted.internet.tcp``."""
 
 from __future__ import annotations
 
@@ -44,8 +33,16 @@ class SimulatedTransport:
     """
     One end of a connection as a protocol sees it.
 
+    As in Twisted: writes are buffered and reach the kernel in the next turn; a streaming producer is paused
+    when more than 64 KiB are buffered and resumed when none are; a pull producer is asked whenever none
+    are; ``loseConnection`` stops reading and closes after the last buffered byte; a paused transport
+    notices neither the end of the stream nor, unless it has data to write, a reset; an exception in the
+    protocol is logged and closes the connection. A protocol is always called from the clock, never from
+    within its own call. (Twisted makes one exception, ``loseConnection`` after a half-close; here that
+    waits a turn as well.)
+
     Attributes:
-        protocol: who is told. A protocol may put another one in its place.
+        protocol: the current one; a protocol may replace itself.
         socket: the kernel's part.
         connected, disconnecting, disconnected: as in Twisted.
     """
@@ -112,7 +109,7 @@ class SimulatedTransport:
     # ITransport
 
     def write(self, data: bytes) -> None:
-        """Buffer bytes; they go out in the next turn at the earliest."""
+        """Buffer bytes; they are sent in the next turn at the earliest."""
         if not isinstance(data, bytes):
             raise TypeError(f"Data must be bytes, not {type(data).__name__}")
         if not self.connected or self._write_ended:
@@ -126,19 +123,19 @@ class SimulatedTransport:
         self.write(b"".join(data))
 
     def loseConnection(self) -> None:
-        """Stop reading, and close when all that is buffered was handed on."""
+        """Stop reading, and close when all buffered bytes were sent."""
         if self.connected and not self.disconnecting:
             self._reading = False
             self.disconnecting = True
             self._flush_soon()
 
     def loseWriteConnection(self) -> None:
-        """Close the sending half when all that is buffered was handed on."""
+        """Close the sending half when all buffered bytes were sent."""
         self._write_ending = True
         self._flush_soon()
 
     def abortConnection(self) -> None:
-        """Reset the connection now; the protocol hears of it in the next turn."""
+        """Reset the connection now; the protocol is notified in the next turn."""
         if self.disconnected or self._aborting:
             return
         self._aborting = True
@@ -156,14 +153,14 @@ class SimulatedTransport:
         return self._host
 
     def getTcpNoDelay(self) -> bool:
-        """Always true: there is no Nagle here."""
+        """Always true: Nagle's algorithm is not simulated."""
         return True
 
     def setTcpNoDelay(self, enabled: bool) -> None:
         """Do nothing: protocols set this option, and here it has no effect."""
 
     def getTcpKeepAlive(self) -> bool:
-        """Always false: nothing probes a silent connection."""
+        """Always false: keep-alive is not simulated."""
         return False
 
     def setTcpKeepAlive(self, enabled: bool) -> None:
@@ -173,14 +170,14 @@ class SimulatedTransport:
         """The name for the log."""
         return f"{self.socket.host}#{self.socket.connection}"
 
-    # IPushProducer: the bytes that come in
+    # IPushProducer: received bytes
 
     def pauseProducing(self) -> None:
-        """Deliver nothing until ``resumeProducing``; soon the sender has to stop as well."""
+        """Deliver nothing until ``resumeProducing``; after some time the sender has to stop as well."""
         self._reading = False
 
     def resumeProducing(self) -> None:
-        """Go on delivering, from the next turn."""
+        """Deliver again, from the next turn."""
         if self.connected and not self.disconnecting:
             self._reading = True
             self._read_soon()
@@ -188,10 +185,10 @@ class SimulatedTransport:
     def stopProducing(self) -> None:
         self.loseConnection()
 
-    # IConsumer: the bytes that go out
+    # IConsumer: sent bytes
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
-        """Let a producer fill the buffer: a streaming one is paused, another one is asked."""
+        """Let a producer fill the buffer: a streaming one is paused, a pull producer is asked."""
         if self.producer is not None:
             raise RuntimeError(
                 f"Cannot register producer {producer}: {self.producer} was never unregistered."
@@ -277,18 +274,18 @@ class SimulatedTransport:
             self._lose(Failure(ConnectionLost()))
 
     def readable(self) -> None:
-        """The socket has something; a reset is also noticed by those who have something to write."""
+        """Read from the socket; a reset is also noticed if there is data to write."""
         if self.socket.broken and self._buffer.size_bytes and not self._reading:
             self._flush_soon()
         else:
             self._read()
 
     def writable(self) -> None:
-        """The socket has room again."""
+        """Send again, since the socket accepts data."""
         self._flush_soon()
 
     def crashed(self) -> None:
-        """The host is gone, and this program with it."""
+        """End: the host has crashed, and this program with it."""
         if self.disconnected:
             return
         self.connected = False
@@ -298,7 +295,7 @@ class SimulatedTransport:
         self._lost(self)
 
     def _guarded(self, call: Callable[..., object], *args: Any) -> None:
-        """Call a protocol as a reactor does: what it raises is logged and costs it the connection."""
+        """Call a protocol as a reactor does: an exception is logged and closes the connection."""
         try:
             call(*args)
         except Exception:

@@ -406,7 +406,7 @@ class Check:
         self._sampled_bytes += len(data)
         packed = ueb_in(data, place.length_bytes)
         if packed:
-            self._fit.told(peer, packed)
+            self._fit.record(peer, packed)
 
     async def _read_ueb(self, number: int, peer: Peer) -> None:
         """Read the UEB where the share's header says it is."""
@@ -419,7 +419,7 @@ class Check:
         data = await self._read(number, peer, where.uri_extension, length)
         packed = ueb_in(data, where.ueb_length_bytes)
         if packed:
-            self._fit.told(peer, packed)
+            self._fit.record(peer, packed)
 
     async def _read(self, number: int, peer: Peer, offset: int, length: int) -> bytes:
         if offset >= layout.MAX_OFFSET:

@@ -185,7 +185,7 @@ class ShareQuery:
 
     def _look_at(self, peer: Peer, packed: bytes) -> None:
         if packed and not self.packed_ueb:
-            self._fit.told(peer, packed)
+            self._fit.record(peer, packed)
             self.packed_ueb = packed if self._fit.fits else b""
 
     def _note(self, peer: Peer, answer: Surveyed, numbers: list[int]) -> None:

@@ -28,8 +28,8 @@ from pipegrid.core.mutable.directory_edits import (
     Rename,
     Unlink,
     apply_edits,
+    content_if_applied,
     edited,
-    made_before,
     merge_directories,
     name_bytes,
     pack_entries,
@@ -442,7 +442,7 @@ class Directory:
             UsageError: what was given are no edits, or of children whom no path could name.
         """
         apply = NamesEdit(checked_edits(edits), self._writekey(), self._now)
-        return await self._grid.modify(self.cap, apply, merge=_merge, redo=made_before)
+        return await self._grid.modify(self.cap, apply, merge=_merge, redo=content_if_applied)
 
     async def change_by(
         self, choose: Callable[[bytes], Sequence[Edit]], remembered: bytes | None = None

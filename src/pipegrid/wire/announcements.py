@@ -1,15 +1,6 @@
 """
-Announcements: what a storage server tells everybody through an introducer, signed with its key.
-
-Signed, they are a triple of byte strings:
-
-    message    UTF-8 JSON, an object
-    signature  "v0-" and base32 of the Ed25519 signature over the message as it stands
-    key        "v0-" and base32 of the public key; the server's id
-
-Anybody can announce anything, so all that comes from outside is checked here, its size included, and
-what is wrong is a ``ValueError`` whose text goes on where "it is skipped: " ends. What a later version
-may add is passed over: unknown fields, other services, addresses of other versions beside a known one.
+Announcements of storage servers through introducers: signing, verification, and the newest one of each
+server.
 
 Source: the format reference, storage protocols, sections 4.2, 5.1 and 6.
 """
@@ -43,14 +34,20 @@ FURL = "anonymous-storage-FURL"
 NURLS = "anonymous-storage-NURLs"
 SEED = "permutation-seed-base32"
 BUNDLES = "pipegrid-bundles"
-"""The longest bundle in bytes, of a server that takes such: so that its first shares can be in one."""
+"""
+The announced length of the longest bundle that a server accepts, in bytes, so that its first shares can be
+in one.
+"""
 
 MAX_MESSAGE_BYTES = 32 << 10
-"""Real ones have about 1 KB; a server with certificates of several grid managers, a few."""
+"""Usual ones have about 1 KB; with certificates of several grid managers, a few."""
 MAX_SERVERS = 4096
 MAX_ID_CHARACTERS = 256
 MAX_KEPT_BYTES = 3584
-"""Of what is kept of one, as JSON; those of so many servers are to fit into a file of 16 MiB."""
+"""
+The limit for the kept fields of one announcement, as JSON; those of ``MAX_SERVERS`` fit into a file of 16
+MiB.
+"""
 _MAX_NICKNAME_CHARACTERS = 100
 _MAX_ADDRESSES = 16
 
@@ -58,7 +55,7 @@ _TOO_LONG_A_BUNDLE = 1 << 31
 
 _KEPT = (FURL, NURLS, SEED, BUNDLES, "nickname", "seqnum", "service-name")
 _NO_VALUE = True
-"""Stands for a value of a kind that a field cannot have; it is one of that kind itself."""
+"""Replaces a value of the wrong type; it is of that wrong type itself."""
 
 _VERSION = "v0-"
 _SEED_BYTES = 32
@@ -71,7 +68,7 @@ Signed = tuple[bytes, bytes, bytes]
 
 @attrs.frozen
 class AnnouncementKey:
-    """The secret half of an Ed25519 key, as in ``private/node.privkey``."""
+    """The private Ed25519 key of a server, as in ``private/node.privkey``."""
 
     seed: bytes = attrs.field(repr=False)
 
@@ -80,17 +77,17 @@ class AnnouncementKey:
 
     @property
     def server_id(self) -> str:
-        """The id of the server that signs with it."""
+        """The id of the server that signs with this key."""
         return _VERSION + base32.encode(self.public_bytes)
 
     @property
     def public_text(self) -> str:
-        """The other half, as in ``node.pubkey``."""
+        """The public key, as in ``node.pubkey``."""
         return f"pub-{self.server_id}"
 
     @property
     def public_bytes(self) -> bytes:
-        """The other half, 32 bytes."""
+        """The public key, 32 bytes."""
         return bytes(self._key().public_key().public_bytes_raw())
 
     def sign(self, message: bytes) -> bytes:
@@ -104,16 +101,16 @@ class AnnouncementKey:
 
 
 def make_signing_key() -> AnnouncementKey:
-    """Return a new key, made of 32 random bytes."""
+    """Return a new key from 32 random bytes."""
     return AnnouncementKey(os.urandom(_SEED_BYTES))
 
 
 def parse_signing_key(text: str) -> AnnouncementKey:
     """
-    Return the key that a text spells.
+    Parse a private key.
 
     Raises:
-        ValueError: it spells none.
+        ValueError: the text is not one.
     """
     prefix = f"priv-{_VERSION}"
     if not text.startswith(prefix):
@@ -127,12 +124,12 @@ def parse_signing_key(text: str) -> AnnouncementKey:
 @attrs.frozen
 class Announcement:
     """
-    What a server, or a file in its stead, says.
+    What a server announces, or a configuration file says about it.
 
     Attributes:
-        server_id: ``v0-`` and its key, where it was signed; any text in a file.
+        server_id: ``v0-`` and its key if it was signed; any text in a file.
         fields: the JSON object.
-        missing_since_s: when its introducer first named others and not this one; None: it names it.
+        missing_since_s: when its introducer first listed others and not this one; None: it is listed.
     """
 
     server_id: str
@@ -141,13 +138,17 @@ class Announcement:
 
     @property
     def seqnum(self) -> int | None:
-        """Grows with each change; None if it is not told."""
+        """Grows with each change; None if it is missing."""
         seqnum = self.fields.get("seqnum")
         return seqnum if isinstance(seqnum, int) and not isinstance(seqnum, bool) else None
 
 
 def sign(fields: Mapping[str, Any], key: AnnouncementKey) -> Signed:
-    """Return the announcement to publish."""
+    """
+    Return the signed announcement: message, signature and key.
+
+    The signature is made over the message's bytes; signature and key are ``v0-`` and base32.
+    """
     message = json.dumps(fields).encode("ascii")
     signature = _VERSION + base32.encode(key.sign(message))
     return message, signature.encode("ascii"), key.server_id.encode("ascii")
@@ -155,10 +156,14 @@ def sign(fields: Mapping[str, Any], key: AnnouncementKey) -> Signed:
 
 def verify(signed: object) -> Announcement:
     """
-    Return what an announcement says, whatever came out of the network.
+    Return a verified announcement.
+
+    Anyone can announce anything, so everything is checked here, its size included. Unknown fields, other
+    services and addresses of unknown versions next to a known one are ignored, for later versions.
 
     Raises:
-        ValueError: it is malformed, too large, or not signed by its key.
+        ValueError: it is malformed, too large, or not signed by its key; the text continues "it is skipped:
+            ".
     """
     if not (isinstance(signed, tuple) and len(signed) == 3):
         raise ValueError("it is not a triple of message, signature and key")
@@ -182,13 +187,13 @@ def verify(signed: object) -> Announcement:
 
 
 def signer(signed: object) -> str:
-    """Return whose announcement it claims to be, for a sentence about it."""
+    """Return the key that an unverified announcement names, for errors."""
     key = signed[2] if isinstance(signed, tuple) and len(signed) == 3 else None
     return repr(key[:60].decode("latin-1")) if isinstance(key, bytes) else "without a key"
 
 
 def _binary(text: bytes, characters: int, what: str) -> bytes:
-    """Return the bytes that ``v0-`` and base32 spell."""
+    """Return the bytes that ``v0-`` and base32 encode."""
     prefix = _VERSION.encode("ascii")
     if not text.startswith(prefix):
         raise ValueError(f"its {what} is of a version that is not known here; the known one is v0")
@@ -212,13 +217,13 @@ def _check_signature(message: bytes, signature: bytes, key: bytes) -> None:
 
 def kept(announcement: Announcement, managers: Sequence[ManagerKey] = ()) -> Announcement:
     """
-    Return the announcement with what is looked at, and nothing else: 32 KiB of JSON may take 700 in memory.
+    Return the announcement with only the fields that are used: 32 KiB of JSON may take 700 in memory.
 
     Args:
         managers: of their certificates the one that is valid longest is kept.
 
     Raises:
-        ValueError: that would still be too much.
+        ValueError: that is still too large.
     """
     fields = {key: _kept(announcement.fields[key]) for key in _KEPT if key in announcement.fields}
     if isinstance(name := fields.get("nickname"), str):
@@ -240,10 +245,10 @@ def _kept(value: object) -> object:
 
 class AnnouncementBook:
     """
-    The newest announcement of every server, from any number of introducers; of each what is looked at.
+    The newest announcement of every server, from any number of introducers, with the fields that are used.
 
-    An announcement equal to the known one changes nothing; where the known one has a ``seqnum``, only a
-    greater one is news. What was remembered from an earlier run gives way to whatever is heard now.
+    An announcement equal to the known one changes nothing; if the known one has a ``seqnum``, only a
+    greater one replaces it. An announcement remembered from an earlier run is replaced by any new one.
 
     Args:
         limit: how many servers are kept.
@@ -261,11 +266,11 @@ class AnnouncementBook:
 
     @property
     def announcements(self) -> list[Announcement]:
-        """All that is known, in the order of arrival."""
+        """All known announcements, in the order of arrival."""
         return list(self._known.values())
 
     def remember(self, announcement: Announcement) -> bool:
-        """Take what an earlier run heard; returns whether it is news."""
+        """Add an announcement that an earlier run received; returns whether it is new."""
         if announcement.server_id in self._known or len(self._known) >= self.limit:
             return False
         try:
@@ -278,10 +283,11 @@ class AnnouncementBook:
 
     def hear(self, announcement: Announcement) -> bool:
         """
-        Take what an introducer says; returns whether it is news about a storage server.
+        Add an announcement from an introducer; returns whether it changes what is known of a storage
+        server.
 
         Raises:
-            ValueError: there are too many servers already, or this one says too much.
+            ValueError: there are too many servers already, or this announcement is too large.
         """
         if announcement.fields.get("service-name") != SERVICE:
             return False
@@ -310,14 +316,14 @@ def _is_newer(announcement: Announcement, known: Announcement) -> bool:
 @attrs.frozen
 class KnownServer:
     """
-    A server of which the address is known; at least one of its addresses is there.
+    A server with at least one known address.
 
     Attributes:
-        nurl: where it speaks HTTPS, or None; the first, if there are several.
-        furl: where it speaks Foolscap, or None.
-        bundle_bytes: of the longest bundle that it says it takes, 0 if it does not.
-        other_nurls: where else it speaks HTTPS, perhaps with another key or another secret.
-        certificates: of grid managers, as announced: nobody has looked at them.
+        nurl: its HTTPS address, or None; the first, if it has several.
+        furl: its Foolscap address, or None.
+        bundle_bytes: the longest bundle that it accepts, 0 if none.
+        other_nurls: further HTTPS addresses, perhaps with another key or another secret.
+        certificates: of grid managers, as announced and not verified.
     """
 
     identity: ServerIdentity
@@ -329,14 +335,14 @@ class KnownServer:
 
     @property
     def addresses(self) -> tuple[Nurl | Furl, ...]:
-        """Where it is; who has one of them in common with another is the same server, by any id."""
+        """All addresses; servers that have one in common are the same server, whatever their ids."""
         known = (self.nurl, self.furl, *self.other_nurls)
         return tuple([each for each in known if each is not None])
 
 
 def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     """
-    Return what an announcement, or an entry of a file, says about a server.
+    Return the server that an announcement, or an entry of a file, describes.
 
     Raises:
         ValueError: it cannot be used; the text says why.
@@ -353,8 +359,8 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     if foolscap is not None:
         lease_seed = foolscap.tub_id
     else:
-        # Secrets follow from the tub id, over HTTPS as well. For a server that has none, any 20 bytes
-        # that stay the same will do, for leases: they follow from its key.
+        # Secrets are derived from the tub id, over HTTPS as well. For a server that has none, any constant
+        # 20 bytes are enough for leases: they are derived from its key.
         assert address is not None
         lease_seed = tagged_hash(b"pipegrid_gbs_lease_seed_v1", address.spki_hash)[:20]
     try:
@@ -371,13 +377,13 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
 
 
 def printable(text: str) -> str:
-    """Return a name as it can be shown: it is a stranger's, and goes to terminals and logs."""
+    """Return an untrusted name so that it can be shown in terminals and logs."""
     text = text[:_MAX_NICKNAME_CHARACTERS].strip()
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _nurls(fields: Mapping[Any, Any], foolscap: Furl | None) -> tuple[Nurl, ...]:
-    """Return the NURLs that can be used, each once; none if only Foolscap leads there."""
+    """Return the usable NURLs without duplicates; none if only the fURL can be used."""
     texts = fields.get(NURLS)
     if not texts:
         return ()
@@ -393,7 +399,7 @@ def _nurls(fields: Mapping[Any, Any], foolscap: Furl | None) -> tuple[Nurl, ...]
     if direct:
         return tuple(dict.fromkeys(direct))
     if foolscap is not None and foolscap.leads_to_tcp and found:
-        return ()  # all through Tor, and Foolscap leads there as well
+        return ()  # all need Tor, and the fURL is used instead
     if foolscap is not None and not found and not any(map(server_address.is_furl, texts)):
         return ()  # all of a later version
     raise ValueError(wrong[0] if wrong else "it is reached through Tor only, not supported yet")

@@ -1,18 +1,5 @@
 """
-Banana, what Foolscap says on the wire, cut into tokens: pure, and with no more in memory than was asked for.
-
-A token is a number in base 128, its lowest seven bits first; a byte from 0x80 up, which says what it is; and
-for some types as many bytes of body as the number says. Lists and calls are what stands between an OPEN and
-its CLOSE.
-
-**Why not Foolscap's own.** Its ``Banana.handleData`` asks the shape that is expected before it takes a
-string, but many shapes have no bound (a name, a string to write, whatever a tub may answer); it has none for
-a message as a whole, for depth, or for how long one piece of input may keep everybody waiting; and it copies
-all that it was given for every token, so that 64 KiB of PINGs cost a second. The other way was a guard
-before it, which counts tokens and hands the bytes on: it reads all headers twice, and cannot know of which
-call a string is. So tokens are cut here; ``wire.foolscap_broker`` holds them to bounds, and hands each to
-what Foolscap does with a token. A body is gathered in one buffer, once: half the memory of pieces that
-are joined in the end.
+A tokenizer for Banana, Foolscap's encoding, that holds no more in memory than its caller allows.
 
 Source: Foolscap 24.9's documentation of Banana ("specifications/banana").
 """
@@ -29,30 +16,39 @@ ERROR, PING, PONG = range(0x8D, 0x90)
 
 FLOAT_BYTES = 8
 MAX_NUMBER_BITS = 63
-"""Of a token's number, nine bytes: lengths, counts, and integers below 2^31."""
+"""The limit of a token's number, nine bytes: lengths, counts, and integers below 2^31."""
 
 
 class BananaTooLong(ValueError):
-    """A number has more bytes than any may have."""
+    """A number has more bytes than allowed."""
 
 
 class Tokens:
     """
-    Gives the tokens of what it was fed, whatever the pieces.
+    Splits input in any pieces into tokens.
 
-    Whoever takes them says for each header what follows: ``body`` or ``skip``, or neither. Invariant: of a
-    body that is not complete only what has arrived is in memory, in one buffer.
+    A token is a number in base 128, its lowest seven bits first; a byte from 0x80 up, which is its type;
+    and for some types a body of as many bytes as the number says. After each header the caller calls
+    ``body``, ``skip``, or neither. Invariant: of an incomplete body only what has arrived is in memory, in
+    one buffer.
+
+    Foolscap's own ``Banana.handleData`` asks what is expected before it accepts a string, but many such
+    expectations have no limit (a name, a string to write, any answer of a tub). It has no limit for a whole
+    message, for depth, or for the time that one piece of input takes; and it copies all input for every
+    token, so that 64 KiB of PINGs take a second. A filter before it would read all headers twice, and could
+    not know to which call a string belongs. ``wire.foolscap_broker`` checks the limits, and passes each
+    token to Foolscap's code.
     """
 
     __slots__ = ("_at", "_chunk", "_chunks", "_gathered", "_missing", "_shift", "_skip", "_value")
 
     def __init__(self) -> None:
-        self._chunks: deque[bytes] = deque()  # behind the one that is looked at
+        self._chunks: deque[bytes] = deque()  # the chunks after the current one
         self._chunk = b""
         self._at = 0
-        self._value = self._shift = 0  # of a header that has only begun
+        self._value = self._shift = 0  # of an incomplete header
         self._gathered: BytesIO | None = None
-        self._missing = 0  # of that body
+        self._missing = 0  # of the current body
         self._skip = 0
 
     def __repr__(self) -> str:
@@ -60,16 +56,16 @@ class Tokens:
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes were fed and not looked at."""
+        """How many bytes were fed and not yet consumed."""
         return len(self._chunk) - self._at + sum(map(len, self._chunks))
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes of a body, or of what is skipped, have not arrived."""
+        """How many bytes of a body, or of a skipped one, have not arrived."""
         return self._missing + self._skip
 
     def feed(self, data: bytes) -> bool:
-        """Take what arrived; returns whether there is anything to look at (else it was part of a body)."""
+        """Add input; returns whether there may be tokens to read (else all of it belongs to a body)."""
         if self._at == len(self._chunk) and not self._chunks:
             if self._missing > len(data):
                 assert self._gathered is not None
@@ -84,12 +80,12 @@ class Tokens:
         return True
 
     def clear(self) -> None:
-        """Forget all that was fed, as if nothing had come yet."""
+        """Drop all input and state."""
         self.__init__()  # type: ignore[misc]
 
     def header(self) -> tuple[int, int] | None:
         """
-        Return the next token's type and number; None: it has not arrived.
+        Return the next token's type and number, or None if it has not arrived.
 
         Raises:
             BananaTooLong: a number of more than ``MAX_NUMBER_BITS``.
@@ -114,17 +110,20 @@ class Tokens:
                 return None
 
     def ahead(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
-        """Return what the next tokens match, if they have arrived in one piece and none has begun."""
+        """
+        Return the pattern's match for the next tokens, if they arrived in one piece and no token is
+        incomplete.
+        """
         if self._skip or self._shift or (self._at == len(self._chunk) and not self._next()):
             return None
         return pattern.match(self._chunk, self._at)
 
-    def pass_over(self, found: re.Match[bytes]) -> None:
-        """Go on behind what ``ahead`` has just returned."""
+    def skip_match(self, found: re.Match[bytes]) -> None:
+        """Continue after the match that ``ahead`` has just returned."""
         self._at = found.end()
 
     def body(self, size: int) -> bytes | None:
-        """Return the bytes behind a header; None: they have not all arrived, ask again when more was fed."""
+        """Return the body after a header; None if it is incomplete: then call again after more input."""
         if self._gathered is None:
             at, end = self._at, self._at + size
             if end <= len(self._chunk):
@@ -143,7 +142,7 @@ class Tokens:
         return gathered.getvalue()  # the buffer itself, not a copy
 
     def skip(self, size: int) -> None:
-        """Pass over the bytes behind a header."""
+        """Skip the body after a header."""
         self._skip = size
         self._skipped()
 

@@ -1,4 +1,8 @@
-"""CBOR with bounds on bytes, items and depth, checked before memory is spent."""
+"""
+CBOR with limits on bytes, items and depth that are checked before memory is spent, and checks of types.
+
+Source: RFC 8949, sections 3 and 3.4.
+"""
 
 from __future__ import annotations
 
@@ -10,43 +14,35 @@ import cbor2
 from pipegrid.core.hashes import STORAGE_INDEX_BYTES, Buffer, StoredBytes
 from pipegrid.wire.messages import LeaseSecrets
 
-# Counting what is in a CBOR message before anything of it is built.
+# A byte on the wire may become a hundred in memory: eight megabytes of empty maps took 600, and blocked a
+# server for seconds. So the heads of a message's items are counted first, which allocates nothing and skips
+# strings by their lengths. Rejected are
 #
-# A byte on the wire may become a hundred in memory: eight megabytes of empty maps were 600, and seconds in
-# which nobody was served. So the heads of a message's items are walked first, which builds nothing and skips
-# strings by their lengths: a share of a megabyte is one step. Refused are
+# * more items than a message of its kind can have: numbers, strings, containers, tags, breaks;
+# * a map or a set of more than 256 elements, the most that the protocols use. Keys can be chosen to have
+#   the same hash, which takes quadratic time;
+# * maps and sets of undeclared length, tags in other than their short forms, and strings that end after the
+#   message.
 #
-# * more items than a message of its kind can have: numbers, strings, containers, tags, breaks, wherever;
-# * a map or a set of more than 256, which is what the protocols have. Keys may be chosen so that all have
-#   the same hash, and then building takes time with the square of their number;
-# * maps and sets of undeclared length, tags in other than their short forms, and strings that go on behind
-#   the end.
+# The decoder limits the depth. Bytes after the message are counted as well. A message of up to 1024 bytes
+# is not scanned: it has no more items than bytes, and most requests are shorter. In longer ones each item
+# takes a tenth of a microsecond.
 #
-# **A message that is too long for memory** is taken apart while it comes (``ReceivedMessage``): its byte
-# strings of 256 bytes and more go to a file, and what is left is counted and built as above.
-#
-# How deep they are nested is for the decoder to bound. What stands behind the message counts as well.
-#
-# **A message of up to 1024 bytes is not walked**: it has no more items than bytes, and ordinary requests are
-# shorter. Longer ones take a tenth of a microsecond for each item.
-#
-# **Large byte strings can be taken out** (``take_out``), so that they are in memory once: the walk gives
-# views of the message, and the decoder is given what is left, with tags in their places that nobody can
-# send.
-#
-# Source: RFC 8949, sections 3 and 3.4.
+# Large byte strings can be replaced by views (``take_out``), so that they are in memory once: the decoder
+# gets the rest of the message, with tags in their places that are rejected in input. Of a message that is
+# too long for memory (``ReceivedMessage``), byte strings of 256 bytes and more go to a file as they arrive.
 
 UNSCANNED_BYTES = 1024
 MAX_KEYS = 256
-"""Of one map, and elements of one set: as many as there are share numbers."""
+"""The limit for one map or set: the number of share numbers."""
 
 VIEW_BYTES = 4 * 1024
 KEPT_BYTES = 256
 """Shorter byte strings of a ``ReceivedMessage`` stay in memory."""
 KEPT_PLACE_BYTES = 120
-"""What the place of one that was kept takes in memory, built, too."""
+"""The memory that the placeholder of a string in the file takes, including the decoded one."""
 VIEW_TAG = 0x70676264
-"""In the form of five bytes, which the walk refuses in what comes: of the protocols' tags none needs it."""
+"""Encoded in five bytes, which is rejected in input: no tag of the protocols needs that."""
 
 _SET_TAG = 258
 _NO_STEP = 0
@@ -57,14 +53,14 @@ _BYTES_OF_1, _BYTES_OF_2 = 0x58, 0x59  # byte strings with a length of one byte,
 
 
 def _step(initial: int) -> int:
-    """Return how many bytes to the next head, or 0 if more has to be looked at."""
+    """Return the number of bytes to the next head, or 0 if more has to be examined."""
     major, detail = initial >> 5, initial & 31
     if detail < 24:
         return 1 + detail if major in (_BYTES, _TEXT) else 1
     if major in (_UINT, _INT, _ARRAY, _SIMPLE) and detail in _ARGUMENT_BYTES:
         return 1 + _ARGUMENT_BYTES[detail]
     if detail == _INDEFINITE and major in (_BYTES, _TEXT, _ARRAY, _SIMPLE):
-        return 1  # the pieces follow, and a break
+        return 1  # its pieces follow, and a break
     return _NO_STEP
 
 
@@ -73,10 +69,10 @@ _STEPS = tuple(map(_step, range(256)))
 
 def count_items(data: Buffer, max_items: int) -> int:
     """
-    Return the number of items in a message, if it may be built.
+    Return the number of items in a message, if it may be decoded.
 
     Raises:
-        ValueError: more than ``max_items``, or one of the other things that are refused.
+        ValueError: it has more than ``max_items``, or is rejected for another reason.
     """
     return _walk(data, max_items, [])
 
@@ -85,13 +81,13 @@ def take_out(data: Buffer, max_items: int) -> tuple[bytes, list[memoryview], int
     """
     Return a message without its large byte strings, those strings, and the number of items.
 
-    In the place of the ``n``-th stands tag ``VIEW_TAG`` around the number ``n``.
+    The ``n``-th string is replaced by tag ``VIEW_TAG`` around the number ``n``.
 
     Args:
         data: must not change as long as the views are used.
 
     Raises:
-        ValueError: as above.
+        ValueError: as ``count_items``.
     """
     large: list[tuple[int, int, int]] = []
     items = _walk(data, max_items, large)
@@ -108,7 +104,7 @@ def take_out(data: Buffer, max_items: int) -> tuple[bytes, list[memoryview], int
 
 
 def _walk(data: Buffer, max_items: int, large: list[tuple[int, int, int]]) -> int:
-    """Count; add head, begin and end of large byte strings to a list."""
+    """Count items; append head, begin and end of each large byte string to a list."""
     at, end, steps = 0, len(data), _STEPS
     try:
         for items in range(max_items + 1):
@@ -120,12 +116,13 @@ def _walk(data: Buffer, max_items: int, large: list[tuple[int, int, int]]) -> in
             step = steps[initial]
             if step:
                 at += step
-            elif initial == _BYTES_OF_1:  # what most of a bundle is made of is looked at here
+            # most items of a bundle are of these kinds, so they are handled here
+            elif initial == _BYTES_OF_1:
                 at += 2 + data[at + 1]
             elif initial == _BYTES_OF_2 and data[at + 1] < VIEW_BYTES >> 8:
                 at += 3 + (data[at + 1] << 8 | data[at + 2])
             else:
-                at = _look(data, at, large)
+                at = _next_head(data, at, large)
         else:
             raise ValueError(f"a message of more than {max_items} items")
     except IndexError:
@@ -133,8 +130,8 @@ def _walk(data: Buffer, max_items: int, large: list[tuple[int, int, int]]) -> in
     raise ValueError("not a CBOR message: it ends within an item")
 
 
-def _look(data: Buffer, at: int, large: list[tuple[int, int, int]]) -> int:
-    """Return where the next head is, behind one that is not simple."""
+def _next_head(data: Buffer, at: int, large: list[tuple[int, int, int]]) -> int:
+    """Return the position of the next head after an item that is not simple."""
     major, detail = data[at] >> 5, data[at] & 31
     length = _ARGUMENT_BYTES.get(detail)
     if length is None:
@@ -159,7 +156,7 @@ def _look(data: Buffer, at: int, large: list[tuple[int, int, int]]) -> int:
 
 
 def _check_set(data: Buffer, at: int) -> None:
-    """Look at the array that a set's tag stands before; what is not an array is for the decoder to refuse."""
+    """Check the array after a set's tag; the decoder rejects what is not an array."""
     initial = data[at] if at < len(data) else 0
     if initial >> 5 == _ARRAY and initial & 31 >= 24:
         length = _ARGUMENT_BYTES.get(initial & 31)
@@ -170,17 +167,17 @@ def _check_set(data: Buffer, at: int) -> None:
 
 class ReceivedMessage:
     """
-    A message that comes in pieces, and is never in memory as a whole.
+    A message that arrives in pieces, and is never in memory as a whole.
 
     Args:
-        keep: takes the bytes of all large byte strings, one behind the other.
-        most_items: how many items there may be in so many bytes of a message's beginning.
+        keep: called with the bytes of all large byte strings, consecutively.
+        most_items: returns how many items the first bytes of a message may have, given their number.
 
     Attributes:
-        length: bytes that have come.
-        items: of which the message is made so far.
-        rest: the message without its large byte strings, as ``take_out`` has it.
-        kept: (begin, end) of each of them in what was kept.
+        length: bytes received.
+        items: received so far.
+        rest: the message without its large byte strings, as from ``take_out``.
+        kept: (begin, end) of each of these strings in the bytes given to ``keep``.
     """
 
     def __init__(self, keep: Callable[[Buffer], None], most_items: Callable[[int], int]) -> None:
@@ -191,22 +188,22 @@ class ReceivedMessage:
         self._keep = keep
         self._most_items = most_items
         self._kept_bytes = 0
-        self._head = bytearray()  # of an item of which more has to come
-        self._string_bytes = 0  # of the string that is coming
+        self._head = bytearray()  # of an incomplete item
+        self._string_bytes = 0  # missing from the current string
         self._is_kept = False
-        self._after_set = False  # the tag of one came last
+        self._after_set = False  # the last item was the tag of a set
 
     @property
     def cost_bytes(self) -> int:
-        """Memory that the strings which are not kept, and the places of the others, take."""
+        """Memory for the short strings, and for the placeholders of the others."""
         return 2 * len(self.rest) + KEPT_PLACE_BYTES * len(self.kept)
 
     def feed(self, data: Buffer) -> None:
         """
-        Take the next bytes.
+        Process the next bytes.
 
         Raises:
-            ValueError: as ``count_items``; what ``keep`` raises.
+            ValueError: as ``count_items``; also what ``keep`` raises.
         """
         view = memoryview(data)
         self.length += len(view)
@@ -236,10 +233,10 @@ class ReceivedMessage:
 
     def finish(self) -> None:
         """
-        Take note that nothing more comes.
+        Check that the message is complete.
 
         Raises:
-            ValueError: the message ends within an item.
+            ValueError: it ends within an item.
         """
         if self._string_bytes or self._head:
             raise ValueError("not a CBOR message: it ends within an item")
@@ -261,16 +258,17 @@ class ReceivedMessage:
                 self.kept.append((self._kept_bytes, self._kept_bytes + length))
                 self._kept_bytes += length
         elif not _STEPS[head[0]]:
-            _look(head, 0, [])
+            _next_head(head, 0, [])
             self._after_set = major == _TAG and int.from_bytes(head[1:], "big") == _SET_TAG
         self.rest += head
 
     def build(self, part: Callable[[int, int], Any]) -> Any:
         """
-        Return the message.
+        Return the decoded message.
 
         Args:
-            part: given begin and end in what was kept, what takes the place of a large byte string.
+            part: called with begin and end in the bytes given to ``keep``; returns the value for a large
+                byte string.
 
         Raises:
             ValueError: as ``loads``.
@@ -283,7 +281,7 @@ class ReceivedMessage:
 
 
 def _place(number: int) -> bytes:
-    """Return what takes the place of a large byte string."""
+    """Return the placeholder of a large byte string."""
     return b"\xda%b\x1a%b" % (VIEW_TAG.to_bytes(4, "big"), number.to_bytes(4, "big"))
 
 
@@ -292,17 +290,9 @@ def _check_count(count: int, what: str) -> None:
         raise ValueError(f"a {what} that has {count} items; {MAX_KEYS} are allowed")
 
 
-# CBOR from strangers: bounded in size and depth before anything is looked at, then checked by hand.
-#
-# What a message will cost is known, and bounded, before any of it is built: see ``cborscan``.
-#
-# Little of ``cbor2``'s richness is wanted here. Of tags only 258 (a set) and 2 (a big number) are known;
-# regular expressions, decimals, references into the message and the like are refused. What is left are
-# the types of JSON, bytes and sets, in Python's own types; ``True`` is not taken for 1.
-#
-# All functions raise ``ValueError`` with a text that names the place in the message. Who sends a
-# stranger's message on, or answers it, gives that error its meaning: 400 for a server,
-# ``ServerProtocolError`` for a client.
+# Of tags only 258 (a set) and 2 (a big number) are accepted, so values are of JSON's types, bytes and sets;
+# ``True`` is not accepted as 1. All functions raise ``ValueError`` with a text that names the place in the
+# message; the caller turns that into status 400 or ``ServerProtocolError``.
 
 SET_TAG = 258
 MAX_DEPTH = 8  # the deepest message, read-test-write, needs 6
@@ -315,8 +305,8 @@ def _refuse_tag(*_: object) -> NoReturn:
     raise ValueError("a tag other than 258")
 
 
-# All tags for which cbor2 has a decoder of its own, without 258, 55799 (which means nothing) and 2: a space
-# of 2^64 bytes, which is how servers of old say "unknown", is a big number.
+# All tags for which cbor2 has a decoder, except 258, 55799 (no meaning) and 2: old servers send 2^64 bytes
+# of space, a big number, for "unknown".
 _REFUSED_TAGS: dict[int, Callable[..., Any]] = dict.fromkeys(
     (0, 1, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 43, 52, 54, 100, 256, 260, 261, 1004, 43000),
     _refuse_tag,
@@ -324,7 +314,7 @@ _REFUSED_TAGS: dict[int, Callable[..., Any]] = dict.fromkeys(
 
 
 def dumps(value: Any) -> bytes:
-    """Return a message; Python sets become tag 258."""
+    """Encode a message; Python sets become tag 258."""
     return cbor2.dumps(value)
 
 
@@ -340,17 +330,17 @@ def head(major: int, argument: int) -> bytes:
 
 def loads(data: Buffer, limit_bytes: int, max_items: int) -> Any:
     """
-    Return the value in ``data``; whatever follows it is ignored.
+    Decode the value in ``data``; bytes after it are ignored.
 
     Memory and time are proportional to the message's real length, whatever lengths it declares.
 
     Args:
-        max_items: numbers, strings, containers and tags that a message of this kind can have. Looked at in
+        max_items: numbers, strings, containers and tags that a message of this kind can have. Checked in
             messages of more than 1024 bytes.
 
     Raises:
-        ValueError: longer than the limit, not CBOR, nested deeper than 8, with strange tags, or with more
-            in it than is allowed.
+        ValueError: longer than the limit, not CBOR, nested deeper than 8, with unknown tags, or with more
+            items than allowed.
     """
     _check_length(data, limit_bytes)
     if len(data) > UNSCANNED_BYTES:
@@ -362,13 +352,13 @@ def scan_views(
     data: Buffer, limit_bytes: int, max_items: int
 ) -> tuple[int, int, Callable[[], Any]]:
     """
-    The same in two halves, of which this one builds nothing.
+    Check a message like ``loads``, but decode it later.
 
-    Byte strings of 4 KiB and more are views of ``data``, which must not change meanwhile.
+    Byte strings of 4 KiB and more are views of ``data``, which must not change as long as they are used.
 
     Returns:
-        how many items it is made of, and how many bytes of it are copied, 0 of a short message; and the other
-        half, which returns the value.
+        the number of items, the number of bytes that are copied (0 for a short message), and a function
+            that returns the value.
     """
     _check_length(data, limit_bytes)
     if len(data) <= UNSCANNED_BYTES:
@@ -395,7 +385,7 @@ def _build(data: Buffer, tag_hook: Callable[..., Any] | None) -> Any:
             semantic_decoders=_REFUSED_TAGS,
             tag_hook=tag_hook,
         )
-    except Exception as error:  # cbor2 lets through what the types' own constructors raise
+    except Exception as error:  # cbor2 passes on what the types' constructors raise
         raise ValueError(f"not a CBOR message: {error}"[:200]) from error
 
 
@@ -416,7 +406,7 @@ def expect_uint(value: Any, where: str, maximum: int = MAX_UINT) -> int:
 
 
 def expect_uint_set(value: Any, where: str, max_count: int) -> frozenset[int]:
-    """Return value if it is a set (tag 258, not a plain array) of at most max_count numbers."""
+    """Return value if it is a set (tag 258, not an array) of at most max_count numbers."""
     if type(value) is not set and type(value) is not frozenset:
         raise ValueError(f"{where} is not a set (tag 258)")
     if len(value) > max_count:
@@ -459,14 +449,14 @@ def expect_bytes(value: Any, where: str) -> bytes:
 
 
 def expect_sized(value: Any, where: str, size: int) -> bytes:
-    """Return value if it is a byte string of so many bytes."""
+    """Return value if it is a byte string of ``size`` bytes."""
     if len(expect_bytes(value, where)) != size:
         raise ValueError(f"{where} has {len(value)} bytes, not {size}")
     return bytes(value)
 
 
 def expect_status(value: Any) -> int:
-    """Return value if it is the status of an HTTP answer that is final."""
+    """Return value if it is the status of a final HTTP response."""
     status = expect_uint(value, "a status", MAX_STATUS)
     if status < 200:
         raise ValueError(f"{status} is not a status")
@@ -474,19 +464,22 @@ def expect_status(value: Any) -> int:
 
 
 def expect_view(value: Any, where: str) -> bytes:
-    """The same of one that may be a view, or stored elsewhere: as good as bytes for those who write them."""
+    """
+    Return value if it is a byte string, a view that ``scan_views`` made of one, or one that is stored in a
+    file.
+    """
     if type(value) is memoryview or isinstance(value, StoredBytes):
         return value  # type: ignore[return-value]
     return expect_bytes(value, where)
 
 
 def expect_index(value: Any) -> bytes:
-    """Return ``value``, a storage index of 16 bytes; what is none raises as in ``expect_sized``."""
+    """Return ``value`` if it is a storage index of 16 bytes; errors as in ``expect_sized``."""
     return expect_sized(value, "the storage index", STORAGE_INDEX_BYTES)
 
 
 def expect_lease(renew: Any, cancel: Any) -> LeaseSecrets:
-    """Return the secrets of a lease."""
+    """Return the two secrets of a lease, after checking them."""
     return LeaseSecrets(
         expect_sized(renew, "the lease renew secret", LEASE_SECRET_BYTES),
         expect_sized(cancel, "the lease cancel secret", LEASE_SECRET_BYTES),
@@ -494,7 +487,7 @@ def expect_lease(renew: Any, cancel: Any) -> LeaseSecrets:
 
 
 def expect_answers(value: Any, count: int, to_what: str) -> list[Any]:
-    """Return as many answers as there was asked for."""
+    """Return value if it is an array of ``count`` answers."""
     answers = expect_list(value, "the answer", None)
     if len(answers) != count:
         raise ValueError(f"{len(answers)} answers to {count} {to_what}")

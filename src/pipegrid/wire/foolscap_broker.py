@@ -1,4 +1,7 @@
-"""Bounded broker, negotiation, client tub, fast calls."""
+"""
+Foolscap connections with limits: negotiation, broker, the client's tub, and calls that are encoded in one
+piece.
+"""
 
 from __future__ import annotations
 
@@ -29,30 +32,28 @@ from pipegrid.reactor.tls_context import bound_handshakes, only_forward_secret, 
 from pipegrid.wire.banana import CLOSE, INT, LONGINT, OPEN, STRING, VOCAB
 from pipegrid.wire.foolscap_receiver import ANSWER_COST, BoundedReceiver, Bounds, LimitExceeded
 
-# Objects at the other end of a Foolscap connection that nobody here needs any more: given back at leisure.
-#
-# Foolscap says so of each at once, by a call that is answered. The writer of a small share is needed for two
-# calls, so that every fourth call of many small puts was of this kind, and the server had to take it in
-# between what somebody waits for. Here they wait until nothing is asked, or are given back by the
-# connection's end. What the other end keeps for them meanwhile is bounded by ``MAX_UNNEEDED``.
+# Foolscap releases each remote object at once, by a call that is answered. The writer of a small share is
+# needed for two calls, so every fourth call of many small puts was a release, and delayed others at the
+# server. Here releases wait until the connection is idle or ends. ``MAX_UNNEEDED`` bounds what the other
+# end keeps meanwhile.
 
 MAX_UNNEEDED = 1024
-"""Some 2 kB each at a server of ours; of more the oldest are given back at once."""
+"""Each takes some 2 kB at a PipeGrid server; beyond this number the oldest are released at once."""
 
-LOOK_S = 1.0
-"""How often it is looked whether there is time."""
+IDLE_CHECK_S = 1.0
+"""How often the connection is checked for being idle."""
 
-AT_A_TIME = 128
-"""Given back at one look: a tenth of a second's work for a server."""
+RELEASES_PER_CHECK = 128
+"""How many are released in one check: a tenth of a second's work for a server."""
 
 
 class DeferredRefRelease:
     """
-    What is to be given back on one connection.
+    The remote objects to release on one connection.
 
     Args:
-        give_back: tells the other end; its arguments are those of ``later``.
-        busy: whether somebody waits for the other end.
+        give_back: releases one at the other end; its arguments are those of ``later``.
+        busy: returns whether an answer from the other end is awaited.
     """
 
     def __init__(self, give_back: Callable[[Any, int], None], busy: Callable[[], bool]) -> None:
@@ -62,45 +63,47 @@ class DeferredRefRelease:
         self._timer: IDelayedCall | None = None
 
     def later(self, tracker: Any, count: int) -> None:
-        """An object is not needed any more, which the other end has given us so often."""
+        """
+        Add an object that is not needed any more; ``count`` is how many times the other end has sent it.
+        """
         self._unneeded.append((tracker, count))
         if len(self._unneeded) > MAX_UNNEEDED:
             self._give_back(*self._unneeded.popleft())
-        self._look_later()
+        self._schedule()
 
     def stop(self) -> None:
-        """The connection is gone, and with it all that was referred to."""
+        """Drop all: the connection is lost, and with it all references."""
         self._unneeded.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look_later(self) -> None:
+    def _schedule(self) -> None:
         if self._timer is None and self._unneeded:
-            self._timer = eventual.reactor.callLater(LOOK_S, self._look)
+            self._timer = eventual.reactor.callLater(IDLE_CHECK_S, self._release_some)
 
-    def _look(self) -> None:
+    def _release_some(self) -> None:
         self._timer = None
         if not self._busy():
-            for _ in range(min(AT_A_TIME, len(self._unneeded))):
+            for _ in range(min(RELEASES_PER_CHECK, len(self._unneeded))):
                 self._give_back(*self._unneeded.popleft())
-        self._look_later()
+        self._schedule()
 
 
-# How our Foolscap connections begin: as Foolscap's do, but with good ciphers only, and within bounds.
+# Negotiation as in Foolscap, but with strong ciphers only, and with limits.
 
 NEGOTIATION_S = 30
 NEGOTIATION_BYTES = 4096
-"""Foolscap's own bound on what is negotiated."""
+"""Foolscap's own limit for negotiated parameters."""
 GRACE_S = 5.0
-"""Whoever failed is told why, and cut off after that."""
+"""How long after an error was sent to the peer the connection is aborted."""
 
 
 class StrictNegotiation(Negotiation):
     """Set as a tub's ``negotiationClass``, or as the class of a negotiation that has not begun."""
 
     def startTLS(self, cert: Any) -> None:
-        """Begin TLS with ``cert``, with forward-secret ciphers only, and a bound on handshakes."""
+        """Start TLS with ``cert``, forward-secret ciphers only, and a limit on handshakes."""
         options = crypto.FoolscapContextFactory(
             privateKey=cert.privateKey.original, certificate=cert.original
         )
@@ -111,8 +114,8 @@ class StrictNegotiation(Negotiation):
 
 class BoundedNegotiation(StrictNegotiation):
     """
-    What comes before: ``NEGOTIATION_BYTES`` at most, in ``NEGOTIATION_S``; none of it goes to Foolscap's
-    log.
+    Limits the time before the broker: at most ``NEGOTIATION_BYTES`` in ``NEGOTIATION_S``; nothing is
+    logged.
     """
 
     SERVER_TIMEOUT = NEGOTIATION_S
@@ -120,17 +123,17 @@ class BoundedNegotiation(StrictNegotiation):
     failureReason: Failure | None
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """Foolscap keeps its last messages, with all that strangers sent."""
+        """Drop the message: Foolscap would keep the last ones in memory, with all untrusted input."""
 
     def dataReceived(self, chunk: bytes) -> None:
-        """Take what arrived, unless it has failed already."""
+        """Process input, unless negotiation has failed already."""
         if not self._has_failed():
             super().dataReceived(chunk)
             if self._has_failed():
                 self._end()
 
     def negotiationFailed(self) -> None:
-        """It has failed, perhaps in code of Foolscap's that took apart what a stranger said."""
+        """Negotiation has failed, possibly by an exception in Foolscap's parser of untrusted input."""
         why = self.failureReason
         if why is not None and why.check(
             LookupError, ValueError, TypeError, AttributeError, AssertionError
@@ -143,7 +146,7 @@ class BoundedNegotiation(StrictNegotiation):
         self._end()
 
     def connectionLost(self, reason: Failure) -> None:
-        """It failed, or somebody hung up."""
+        """Negotiation has failed, or the peer has closed the connection."""
         if self._aborting is not None:
             self._aborting.cancel()
             self._aborting = None
@@ -153,7 +156,7 @@ class BoundedNegotiation(StrictNegotiation):
         return self.failureReason is not None
 
     def _end(self) -> None:
-        # What it failed for is being sent; who does not take it, or goes on, is cut off.
+        # The reason is being sent; a peer that does not read it, or sends more, is disconnected.
         self.buffer = b""
         transport: Any = self.transport
         if self._aborting is None and transport.connected:
@@ -166,34 +169,28 @@ class BoundedNegotiation(StrictNegotiation):
         transport.abortConnection()
 
 
-# Foolscap's connections with bounds: on negotiation, tokens, messages, references, and on what one turn may
-# take.
+# Limits of a connection. Each token is handled as in Foolscap, but is read by ``wire.banana``. For clients
+# and servers alike:
 #
-# A ``BoundedBroker`` does with each token what Foolscap does, out of ``wire.banana``'s hands instead of its
-# own. What it adds, for clients and servers alike:
+# * A message has an allowance for its size in memory (``TOKEN_COST`` per token, and its bodies), charged
+#   before it is allocated. It starts with a few KiB, and grows when the kind of message is known: for an
+#   answer, to what the call may return; for a call, to ``Bounds.call_cost``. A reference within a message
+#   costs as much as all of it so far, since it can be repeated.
+# * Unexpected answers end the connection. Gifts (references to third parties, to which a tub would
+#   connect), copies of objects other than failures, our own objects coming back, and methods are rejected.
+# * After ``Bounds.turn_tokens`` tokens or ``TURN_CALLS`` calls other connections are served. Until then
+#   nothing is read from the socket; nor while ``MAX_CALLS`` calls are running.
+# * A peer that exceeds a limit gets the reason and is disconnected ``GRACE_S`` later. All times are
+#   monotonic.
 #
-# * **A message has an allowance**, counted as what it becomes in memory (``TOKEN_COST`` a token, and its
-#   bodies) before any of it is there. It begins with a few KiB, and grows when it is known what the message
-#   is: an answer to a call of ours, as much as that call may bring; a call of an object of ours,
-#   ``Bounds.call_cost``. A reference to something in the same message costs as much as all before it: it can
-#   be used as often.
-# * **Answers to nothing** end the connection. Objects that nobody needs are refused: gifts (references to
-#   third parties, for which a tub would connect to where it is told), copies of objects other than failures,
-#   our own objects coming back, methods.
-# * **Turns.** After ``Bounds.turn_tokens`` tokens or ``TURN_CALLS`` calls the others have their turn.
-#   Meanwhile nothing is read from the socket; neither is it while ``MAX_CALLS`` calls are under way.
-# * **References** are given back when there is time, see ``givingback``.
-# * **Ends.** Whoever breaks a bound is told so, and is gone ``GRACE_S`` later, whether it listens or not. All
-#   time is monotonic.
-#
-# Not all methods of Foolscap's that are overridden here are documented; ``tests/wire/test_broker.py`` would
-# say if they were gone, and the fuzz target ``banana`` compares what both make of the same bytes.
+# ``tests/wire/test_broker.py`` fails if an overridden method of Foolscap no longer exists, and the fuzz
+# target ``banana`` compares both implementations.
 
 # mypy: disable-error-code="misc"
 
 
 MAX_REFERENCES = 16_384
-"""To objects at the other end: some 16 MB."""
+"""Limit of references to objects at the other end: some 16 MB."""
 
 _VALUES = ("none", "boolean", "unicode", "list", "tuple", "dict", "set", "immutable-set")
 _OPEN_TYPES = (*_VALUES, "reference", "arguments", "my-reference")
@@ -201,10 +198,10 @@ _OPEN_TYPES = (*_VALUES, "reference", "arguments", "my-reference")
 
 class WholeTuple(TupleUnslicer):
     """
-    Takes a tuple that has all the parts that are declared.
+    Accepts only a tuple that has all declared parts.
 
-    Foolscap's own takes one that ends early. Where it is an argument Foolscap looks at it once more before
-    the call; nobody looks at an answer again.
+    Foolscap's own accepts one that ends early. It checks arguments once more before a call, but not
+    answers.
     """
 
     def receiveClose(self) -> Any:
@@ -219,12 +216,12 @@ _KNOWN: dict[tuple[str, ...], Any] = {**UnslicerRegistry, **PBOpenRegistry, ("tu
 
 
 class BoundedRoot(PBRootUnslicer):
-    """Knows the objects that storage and introducers speak of, and no others."""
+    """Accepts the object types that storage and introducers use, and no others."""
 
     openRegistries = [{(name,): _KNOWN[name,] for name in _OPEN_TYPES}]
 
     def open(self, opentype: tuple[str, ...]) -> Any:
-        """Return what takes such an object's tokens; of copies only a failure's."""
+        """Return the decoder for such an object; of copies only a failure's."""
         if opentype[0] == "copyable" and opentype[1:] not in ((), (FailureSlicer.classname,)):
             raise Violation("copies of objects are not taken")
         return super().open(opentype)
@@ -232,13 +229,13 @@ class BoundedRoot(PBRootUnslicer):
 
 class BoundedBroker(BoundedReceiver):
     """
-    One connection, after its negotiation; see above.
+    One connection after its negotiation; a comment above lists its limits.
 
     Args:
-        bounds: what differs between connections; the other arguments are Foolscap's.
+        bounds: limits that differ between connections; the other arguments are Foolscap's.
 
     Attributes:
-        stalls: what is to be stopped at its end, if the connection is watched.
+        stalls: stopped at the end of the connection, if the connection is watched.
     """
 
     unslicerClass = BoundedRoot
@@ -251,15 +248,15 @@ class BoundedBroker(BoundedReceiver):
             super().freeYourReference, lambda: bool(self.waitingForAnswers)
         )
 
-    # What Foolscap asks its broker for.
+    # Methods that Foolscap calls on its broker.
 
     def getObject(self, count: int) -> Any:
-        """Return something in the same message; all of it is there once more."""
+        """Return an earlier part of the same message; charge for all of the message once more."""
         self.charge(self.held_cost)
         return super().getObject(count)
 
     def getRequest(self, reqID: int) -> Any:
-        """Return the call of ours that an answer is for."""
+        """Return our call that an answer is for."""
         request = self.waitingForAnswers.get(reqID)
         if request is None:
             raise LimitExceeded("it answered a call that was not made")
@@ -267,15 +264,15 @@ class BoundedBroker(BoundedReceiver):
         return request
 
     def getMyReferenceByCLID(self, clid: int) -> Any:
-        """Return the object of ours that a call is for; KeyError if there is none."""
+        """Return our object that a call is for; KeyError if it does not exist."""
         found = super().getMyReferenceByCLID(clid)
         if clid:
             self._allowance.allow(self.bounds.call_cost)
         return found
 
     def getTrackerForYourReference(self, clid: int, *args: Any, **kwargs: Any) -> Any:
-        """Return what stands for an object of the other end's."""
-        # Foolscap's way to say so; what is called by a name would be an assertion of its own.
+        """Return the tracker of an object at the other end."""
+        # Foolscap raises Violation, too; a call of a method by name would fail an assertion in it.
         if clid < 0:
             raise LimitExceeded("it gave a method in the place of an object")
         if len(self.yourReferenceByCLID) >= MAX_REFERENCES and clid not in self.yourReferenceByCLID:
@@ -283,17 +280,17 @@ class BoundedBroker(BoundedReceiver):
         return super().getTrackerForYourReference(clid, *args, **kwargs)
 
     def freeYourReference(self, tracker: Any, count: int) -> None:
-        """An object of the other end's is not needed any more; it learns so when there is time."""
+        """Release an object at the other end when the connection is idle."""
         if not self.disconnected:
             self._unneeded.later(tracker, count)
 
     def is_idle(self) -> bool:
-        """Whether what is written to the transport now comes behind all that was asked to be sent."""
+        """Whether bytes written to the transport now follow everything that was sent before."""
         root = self.rootSlicer
         return root.producingDeferred is not None and not root.sendQueue and not self.paused
 
     def send(self, obj: Any) -> Any:
-        """Send a call or an answer; of a call, remember how large its answer may be."""
+        """Send a call or an answer; for a call, remember how large its answer may be."""
         if isinstance(obj, CallSlicer) and obj.reqID:
             request = self.waitingForAnswers.get(obj.reqID)
             if request is not None:
@@ -301,7 +298,7 @@ class BoundedBroker(BoundedReceiver):
         return super().send(obj)
 
     def scheduleCall(self, delivery: Any, ready_deferred: Any) -> None:
-        """Have a call of the other end carried out, in its turn."""
+        """Queue a call of the other end."""
         self._turn_calls += 1
         super().scheduleCall(delivery, ready_deferred)
 
@@ -315,22 +312,22 @@ class BoundedBroker(BoundedReceiver):
         self.call_ended(delivery)
 
     def callFailed(self, f: Any, reqID: int, delivery: Any = None) -> None:
-        """Tell the other end that a call failed."""
+        """Send the other end the failure of its call."""
         super().callFailed(f, reqID, delivery)
-        f.value.__traceback__ = None  # its frames hold what the call was given
+        f.value.__traceback__ = None  # its frames hold the arguments of the call
         f.cleanFailure()
         if delivery is not None:
             self.call_ended(delivery)
 
     def call_ended(self, delivery: Any) -> None:
-        """A call was carried out."""
+        """Drop the arguments of a finished call, and continue reading."""
         delivery.allargs.args, delivery.allargs.kwargs = [], {}
         self.wake()
 
-    # Time, and the end.
+    # Timeouts, and the end.
 
     def keepaliveTimerFired(self) -> None:
-        """Ask the other end whether it is there, after a long silence."""
+        """Send a PING after a long silence."""
         self.keepaliveTimer = None
         if self.seconds() - self.dataLastReceivedAt > self.keepaliveTimeout:
             self.sendPING()
@@ -339,7 +336,7 @@ class BoundedBroker(BoundedReceiver):
         )
 
     def disconnectTimerFired(self) -> None:
-        """Give the connection up, after a longer one."""
+        """End the connection after a longer silence."""
         self.disconnectTimer = None
         if self.seconds() - self.dataLastReceivedAt > self.disconnectTimeout:
             self.connectionTimedOut()
@@ -349,7 +346,9 @@ class BoundedBroker(BoundedReceiver):
         )
 
     def refuse(self, reason: str, tell: bool = True) -> None:
-        """End the connection, as the other end broke a bound; what is unanswered fails for that reason."""
+        """
+        End the connection, since the other end exceeded a limit; unanswered calls fail with that reason.
+        """
         if self.connectionAbandoned:
             return
         self.connectionAbandoned = True
@@ -359,19 +358,21 @@ class BoundedBroker(BoundedReceiver):
         self.shutdown(Failure(LimitExceeded(reason)))
 
     def refused(self, reason: str) -> None:
-        """It is known why the connection ends."""
+        """Called with the reason why the connection ends."""
 
     def shutdown(self, why: Failure, fireDisconnectWatchers: bool = True) -> None:
-        """End the connection, soon, and whether or not the other end takes what was sent."""
+        """End the connection soon, whether or not the other end reads what was sent."""
         self._tokens.clear()
-        self._read(not self.connectionAbandoned)  # of those who were refused nothing more is read
+        self._read(
+            not self.connectionAbandoned
+        )  # nothing more is read from a peer that was rejected
         self.connectionAbandoned = True
         if self._aborting is None and not self.disconnected:
             self._aborting = eventual.reactor.callLater(GRACE_S, self._abort)
         super().shutdown(why, fireDisconnectWatchers)
 
     def finish(self, why: Failure) -> None:
-        """Nothing is asked any more, though the connection may not be gone yet."""
+        """Fail all calls; the connection may still be closing."""
         self._unneeded.stop()
         super().finish(why)
 
@@ -382,7 +383,7 @@ class BoundedBroker(BoundedReceiver):
             abort()
 
     def connectionLost(self, why: Failure) -> None:
-        """All is over: keep nothing that was large."""
+        """Release everything when the connection is lost."""
         self.connectionAbandoned = True
         if self._aborting is not None:
             self._aborting.cancel()
@@ -396,33 +397,32 @@ class BoundedBroker(BoundedReceiver):
         self.inboundDeliveryQueue = []
 
 
-# Foolscap tubs that only call others: each of a new identity, which need not be known again.
-#
-# Foolscap keeps at most one connection between two identities. So that two objects of ours do not push each
-# other out of one server, each has its own; and an identity that is in use elsewhere, such as that of a
-# Tahoe-LAFS node whose directory is read, would end the other's connections.
+# Foolscap keeps at most one connection between two identities. So each of our tubs has a new identity: with
+# a shared one, such as that of a Tahoe-LAFS node whose directory is read, two clients would end each
+# other's connections.
 
 KEEPALIVE_S = 60
-"""After so much silence the other side is asked whether it is still there."""
+"""The silence after which the other end is sent a PING."""
 
 PONGS_APART_S = 1.0
-GOODBYE_S = 1.0
-"""So long a stopped tub waits for the kernel to take what was written."""
+FLUSH_S = 1.0
+"""How long a stopped tub waits for the kernel to accept what was written."""
 
 MAX_UNREAD = 1000
-"""Answers to the other side in a row that it has left unread; one that gives references back has few."""
+"""
+Limit of consecutive answers that the other end has not read; one that only releases references has few.
+"""
 MAX_UNSENT_BYTES = 16 << 20
-"""Of which so many wait by then; a window of what we send ourselves is far smaller."""
+"""The limit in bytes of data that waits to be sent then; the window of what we send is far smaller."""
 
 _VALID = timedelta(days=3650)
 
 
 class CallersBroker(BoundedBroker):
     """
-    The connection of somebody who calls, and is seldom called himself.
+    A client's connection, on which the other end seldom calls.
 
-    What the other side has to be answered waits in memory until it reads: a flood of questions must not fill
-    that.
+    Answers to the other end wait in memory until it reads: a flood of calls must not fill memory.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -431,7 +431,7 @@ class CallersBroker(BoundedBroker):
         self._unread = 0
 
     def sendPONG(self, number: int) -> None:
-        """Show that we are there, once in a while: of many who ask at once, one answer says as much."""
+        """Answer a PING, at most once per ``PONGS_APART_S``: one answer is enough for several."""
         now_s = self.seconds()
         if now_s - self._ponged_s >= PONGS_APART_S:
             self._ponged_s = now_s
@@ -439,18 +439,18 @@ class CallersBroker(BoundedBroker):
             self._answered()
 
     def call_ended(self, delivery: Any) -> None:
-        """A call of the other side was carried out, and answered."""
+        """Count an answer to a call of the other end."""
         super().call_ended(delivery)
         self._answered()
 
     def callFailed(self, f: Any, reqID: int, delivery: Any = None) -> None:
-        """Tell the other side that a call failed."""
+        """Send the other end the failure of its call."""
         super().callFailed(f, reqID, delivery)
-        if delivery is None:  # it was no call even; else that was counted as its end
+        if delivery is None:  # it was not even a call; else its end was counted
             self._answered()
 
     def connectionLost(self, why: Failure) -> None:
-        """All is over, and its tub may be waiting for that."""
+        """Report the loss to the tub, which may be waiting for it."""
         super().connectionLost(why)
         if self.tub is not None:
             self.tub.forget(self.transport)
@@ -463,10 +463,10 @@ class CallersBroker(BoundedBroker):
 
 
 class CallersNegotiation(BoundedNegotiation):
-    """One whose tub knows of its connection until that is gone."""
+    """Registers its transport with its tub until the connection is lost."""
 
     def connectionMade(self) -> None:
-        if self.tub is not None:  # it is the side that connects
+        if self.tub is not None:  # on the connecting side
             self.tub.open_transports.add(self.transport)
         super().connectionMade()
 
@@ -478,9 +478,9 @@ class CallersNegotiation(BoundedNegotiation):
 
 class CallersTub(Tub):
     """
-    A tub that leaves the reactor clean: it has stopped when no connection is left, and nothing to be done.
+    A tub that leaves the reactor clean: it has stopped when no connection and no timer is left.
 
-    Foolscap's waits neither for connections that were ended before, nor for those whose negotiation goes on.
+    Foolscap's does not wait for connections that were ended before, or are in negotiation.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -489,7 +489,7 @@ class CallersTub(Tub):
         self._all_gone: Waiters[None] = Waiters()
 
     def forget(self, transport: Any) -> None:
-        """Take note that a connection is gone, and tell who waits for the last."""
+        """Record that a connection is lost; after the last one, ``stopService`` fires."""
         self.open_transports.discard(transport)
         if not self.open_transports:
             self._all_gone.fire(None)
@@ -500,9 +500,10 @@ class CallersTub(Tub):
     async def _stop(self, stopped: Deferred[Any]) -> None:
         if self.open_transports:
             gone = self._all_gone.wait()
-            cut = eventual.reactor.callLater(GOODBYE_S, self._cut)
+            cut = eventual.reactor.callLater(FLUSH_S, self._cut)
             for transport in list(self.open_transports):
-                # What was written goes out, TLS's goodbye included; that of the other side is not waited for.
+                # Written data is flushed, TLS's close_notify included; that of the other end is not
+                # awaited.
                 if isinstance(transport, FileDescriptor):
                     FileDescriptor.loseConnection(transport)
                 else:
@@ -524,8 +525,8 @@ def make_tub(lost_after_s: int, bounds: Bounds | None = None) -> Any:
     Return a tub, not started.
 
     Args:
-        lost_after_s: silence after which the other side is taken to be gone; more than ``KEEPALIVE_S``.
-        bounds: on what it may send.
+        lost_after_s: silence after which the connection counts as lost; more than ``KEEPALIVE_S``.
+        bounds: limits for the other end.
     """
     tub = CallersTub(certData=_make_pem())
     tub.negotiationClass = CallersNegotiation
@@ -540,25 +541,26 @@ def make_tub(lost_after_s: int, bounds: Bounds | None = None) -> Any:
 
 
 def _make_pem() -> bytes:
-    """Return a key and a certificate; on an elliptic curve, since an RSA key takes a tenth of a second."""
+    """
+    Return a key and a certificate; on an elliptic curve, since making an RSA key takes a tenth of a second.
+    """
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    return self_signed_pem(key, "newpb_thingy", _VALID)  # as all tubs call themselves
+    return self_signed_pem(key, "newpb_thingy", _VALID)  # the name that all tubs use
 
 
-# Calls over Foolscap that are put together at once: small ones, of numbers and strings.
+# Calls with numbers and strings, encoded in one piece. Foolscap uses an adapter for each argument and a
+# generator for each token, and writes each byte of a token's number separately: 39 writes for four calls,
+# which store one small share; with the check of our own arguments that is nearly half of a client's CPU
+# time for such a share. A call of the kinds below is encoded as one string, with the same bytes; all
+# others, and any call while Foolscap is sending, are sent by Foolscap, so that the order is kept.
 #
-# Foolscap asks an object's adapter for each argument, a generator for each token, and hands the transport
-# each byte of a token's number: 39 writes for four calls, which are a small share, and with the checking
-# of what we ourselves are about to send nearly half of what such a share costs a client. A call of the
-# kinds of arguments below is one string here, the same bytes; everything else, and whatever comes while
-# Foolscap is sending, goes Foolscap's way, so that the order is that of the calls.
-#
-# Source: Foolscap 24.9's documentation ("specifications/banana" and "specifications/pb"), and what it sends.
+# Source: Foolscap 24.9's documentation ("specifications/banana" and "specifications/pb"), and what it
+# sends.
 
 MAX_CALL_BYTES = 128 * 1024
-"""Of a call's strings; the time that longer ones take is spent on their bytes."""
+"""The limit for a call's strings; for longer ones the encoding does not matter."""
 
 _END_OF_SMALL = 1 << 31
 
@@ -574,11 +576,11 @@ class KnownReference:
 
 def can_pack(arguments: tuple[Any, ...]) -> bool:
     """
-    Return whether a call with these arguments can be packed.
+    Return whether a call with these arguments can be encoded by ``pack_call``.
 
     Args:
-        arguments: ``bytes``, ``int`` from 0, a ``set`` of such, or ``KnownReference``; ``MAX_CALL_BYTES``
-        in all.
+        arguments: ``bytes``, ``int`` from 0, a ``set`` of these, or ``KnownReference``; ``MAX_CALL_BYTES``
+            in all.
     """
     size = 0
     for each in arguments:
@@ -602,14 +604,14 @@ def pack_call(
     arguments: tuple[Any, ...],
 ) -> tuple[bytes, int]:
     """
-    Return a call as it is sent, and how many objects are opened after it.
+    Return an encoded call, and how many objects have been opened after it.
 
     Args:
-        words: what is abbreviated on this connection, and by which number.
+        words: the vocabulary of this connection: words to their numbers.
         opened: how many objects were opened on the connection before.
-        request_id: by which the answer will name it.
-        clid: of the object that is called, at the other end.
-        arguments: such that they ``can_pack``.
+        request_id: the number that the answer will have.
+        clid: the number of the called object, at the other end.
+        arguments: for which ``can_pack`` holds.
     """
     out = bytearray()
     call = opened
@@ -667,14 +669,14 @@ def _open(out: bytearray, words: Mapping[bytes, int], number: int, name: bytes) 
     _string(out, words, name)
 
 
-# How a client calls what is at the other end of a ``BoundedBroker``: with ``calls`` where that can be.
+# Calls by clients on objects at the other end, encoded by ``pack_call`` where possible.
 
 
 def call_remote(reference: Any, method: str, *arguments: Any) -> Deferred[Any]:
     """
-    Call a method of an object at the other end; what fires, or fails, is what its ``callRemote`` gives.
+    Call a method of an object at the other end; the result is that of its ``callRemote``.
 
-    What is sent in one piece was not held to the interface's constraints before: it is ours. Answers are.
+    Calls encoded in one piece are not checked against the interface; answers are.
     """
     answer: Deferred[Any] | None = None
     if type(reference) is RemoteReference and isinstance(reference.tracker.broker, BoundedBroker):
@@ -688,7 +690,7 @@ def _call_at_once(
     if broker.disconnected or not broker.is_idle():
         return None
     method_info = getattr(reference, "_getMethodInfo", None)
-    if method_info is None:  # of another release
+    if method_info is None:  # another version of Foolscap
         return None
     try:
         interface_name, _, schema = method_info(method)
@@ -724,7 +726,7 @@ def _call_at_once(
 
 
 def _tracker_of(broker: BoundedBroker, argument: Any) -> Any:
-    """Return what counts how often the other end was sent an object of ours, if it knows it; or None."""
+    """Return the tracker of our object if the other end knows the object; else None."""
     if not isinstance(argument, Referenceable):
         return None
     return broker.myReferenceByPUID.get(argument.processUniqueID())

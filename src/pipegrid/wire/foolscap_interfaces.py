@@ -1,19 +1,11 @@
 # mypy: ignore-errors
 # ruff: noqa: B008
-# Foolscap's way to declare: no self, and what an argument may be as its default.
+# Foolscap declares methods without self, and types of arguments as their defaults.
 """
-What is said over Foolscap: the remote interfaces of a storage server, of its writers and its readers.
+The remote interfaces of a storage server, of its writers and its readers; importing this imports Foolscap,
+slowly.
 
-Foolscap knows an interface by its name, the same on both ends, and holds every argument and every answer to
-what is declared here: shapes that do not fit never reach our code. Importing this module imports Foolscap,
-which takes its time; import it where Foolscap is really spoken.
-
-``write``s carry as many bytes as the client likes, and so do a slot's: the protocol has no limit. Ours is
-what HTTPS takes: no client writes more than some 2 MB of an immutable share at a time, but Tahoe-LAFS's
-sends a whole mutable share in one message.
-
-Source: the format reference, storage protocols, sections 2.2 and 2.3; the names of writers and readers are
-those that a server of Tahoe-LAFS 1.20.0 gives them.
+Source: the format reference, storage protocols, sections 2.2 and 2.3; names as in Tahoe-LAFS 1.20.0.
 """
 
 from collections.abc import Sequence
@@ -36,22 +28,25 @@ from pipegrid.wire.messages import (
 
 MAX_SHARES = 256
 MAX_READS = 4096
-"""Reads of one message, or tests of one share."""
+"""The limit of reads in one message, or tests of one share."""
 MAX_SHARE_DATA_BYTES = 128 << 20
-"""Of one message; a mutable file of three times as much has such shares at 3-of-10."""
+"""
+The limit in one message, the same as over HTTPS; the protocol has none. Tahoe-LAFS sends a whole mutable
+share in one message; such shares belong to a file of three times the size at 3-of-10.
+"""
 MAX_REASON_BYTES = 32 * 1024
 MAX_READ_BYTES = (1 << 31) - 1
 
 PROTOCOL = gbs_messages.PROTOCOL
 _REFERENCE_COST = 2048  # seven tokens, a name and a fURL
 _OLD_MAX_SHARE_BYTES = (1 << 32) - 1
-"""What servers take that are too old to say it."""
+"""The limit of servers that are too old to report one."""
 
 Hash = ByteStringConstraint(minLength=32, maxLength=32)
 StorageIndex = ByteStringConstraint(maxLength=16)
 ShareNumber = IntegerConstraint(maxBytes=8)
 Offset = IntegerConstraint(maxBytes=8)
-ReadSize = IntegerConstraint(maxBytes=-1)  # Foolscap's way to say: signed, 32 bits
+ReadSize = IntegerConstraint(maxBytes=-1)  # declares a signed 32-bit integer
 ShareData = ByteStringConstraint(maxLength=MAX_SHARE_DATA_BYTES)
 Reason = ByteStringConstraint(maxLength=MAX_REASON_BYTES)
 ReadVector = ListOf(TupleOf(Offset, ReadSize), maxLength=MAX_READS)
@@ -66,7 +61,7 @@ ReadData = DictOf(ShareNumber, ListOf(ShareData, maxLength=MAX_READS), maxKeys=M
 
 
 class RIBucketWriter(RemoteInterface):
-    """One share that is being written. Bytes never written are zeros."""
+    """An incomplete share. Bytes that were never written are zeros."""
 
     def write(offset=Offset, data=ShareData):
         """Write bytes at an offset of the share."""
@@ -77,29 +72,29 @@ class RIBucketWriter(RemoteInterface):
         return
 
     def abort():
-        """Give the upload up; what was written of the share is removed."""
+        """Give up the upload; remove what was written of the share."""
         return
 
 
 class RIBucketReader(RemoteInterface):
-    """One complete share, to be read or to be called corrupt."""
+    """A complete share, for reading."""
 
     def read(offset=Offset, length=ReadSize):
-        """Read bytes; fewer, or none, past the end."""
+        """Read bytes; fewer, or none, beyond the end."""
         return ShareData
 
     def advise_corrupt_share(reason=Reason):
-        """Tell the operator that the share looked corrupt."""
+        """Report to the operator that the share is corrupt."""
         return
 
 
 class RIStorageServer(RemoteInterface):
-    """What a storage server offers its clients: immutable shares, slots of mutable ones, leases."""
+    """A storage server: immutable shares, slots of mutable shares, and leases."""
 
     __remote_name__ = "RIStorageServer.tahoe.allmydata.com"
 
     def get_version():
-        """Say what the server can do."""
+        """Return what the server supports."""
         return DictOf(ByteStringConstraint(maxLength=1000), AnyValue())
 
     def allocate_buckets(
@@ -110,18 +105,18 @@ class RIStorageServer(RemoteInterface):
         allocated_size=Offset,
         canary=Referenceable,
     ):
-        """Answer with the shares that are there, and a writer for each that may be written."""
+        """Return the shares that exist, and a writer for each share that may be written."""
         return TupleOf(
             SetOf(ShareNumber, maxLength=MAX_SHARES),
             DictOf(ShareNumber, RIBucketWriter, maxKeys=MAX_SHARES),
         )
 
     def add_lease(storage_index=StorageIndex, renew_secret=Hash, cancel_secret=Hash):
-        """Add or renew a lease on all shares of an index, of which there may be none."""
+        """Add or renew a lease on all shares of a storage index, which may have none."""
         return
 
     def get_buckets(storage_index=StorageIndex):
-        """Answer with a reader for each complete share."""
+        """Return a reader for each complete share."""
         return DictOf(ShareNumber, RIBucketReader, maxKeys=MAX_SHARES)
 
     def slot_readv(
@@ -129,7 +124,7 @@ class RIStorageServer(RemoteInterface):
         shares=ListOf(ShareNumber, maxLength=MAX_SHARES),
         readv=ReadVector,
     ):
-        """Read from mutable shares; no numbers mean all."""
+        """Read from mutable shares; an empty list of numbers means all."""
         return ReadData
 
     def slot_testv_and_readv_and_writev(
@@ -138,7 +133,7 @@ class RIStorageServer(RemoteInterface):
         tw_vectors=TestAndWriteVectors,
         r_vector=ReadVector,
     ):
-        """Read, test and write mutable shares in one step."""
+        """Read, test and write mutable shares atomically."""
         return TupleOf(bool, ReadData)
 
     def advise_corrupt_share(
@@ -147,14 +142,14 @@ class RIStorageServer(RemoteInterface):
         shnum=ShareNumber,
         reason=Reason,
     ):
-        """Tell the operator that a share looked corrupt."""
+        """Report to the operator that a share is corrupt."""
         return
 
 
 ALLOCATED = AllocatedAnswers(
     RIStorageServer["allocate_buckets"].getResponseConstraint(), RIBucketWriter.__remote_name__
 )
-"""What is recognized as a whole where it comes."""
+"""Answers that are parsed in one piece."""
 
 
 def answer_cost(method: str, arguments: tuple[Any, ...]) -> int:
@@ -197,10 +192,10 @@ def pack_version(version: ServerVersion) -> dict[bytes, Any]:
 
 def unpack_version(answer: dict[bytes, Any]) -> ServerVersion:
     """
-    Return what the answer to ``get_version`` says. Sizes that are missing are as of old.
+    Parse the answer to ``get_version``. Missing sizes get the values of old servers.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is malformed.
     """
     if type(answer) is dict and PROTOCOL not in answer:
         raise ValueError(UNKNOWN_PROTOCOL)

@@ -1,4 +1,8 @@
-"""The receiver of Banana tokens with bounds on what it allocates."""
+"""
+Reads Banana tokens with limits on the memory and the time that a message takes.
+
+Source: Foolscap 24.9's documentation ("specifications/pb"), and what it sends.
+"""
 
 from __future__ import annotations
 
@@ -34,31 +38,27 @@ from pipegrid.wire.banana import (
 )
 from pipegrid.wire.messages import MAX_BLOCK_WRITES
 
-# The answer that says nothing, recognized as a whole.
-#
-# It is what a server answers to each write and each ``close``: seven tokens, for which Foolscap makes,
-# asks and ends two objects, always to the same effect.
-#
-# Source: Foolscap 24.9's documentation ("specifications/pb"), and what it sends.
+# The empty answer, parsed in one piece. A server sends it for each write and each ``close``: seven tokens,
+# for which Foolscap creates two objects.
 
 NOTHING_OPENED = 2
-"""Objects in such an answer, itself included."""
+"""The number of objects in such an answer, including itself."""
 
 NOTHING_TOKENS = 7
 
 NUMBER = rb"[\x00-\x7f]{1,5}"
-"""What matches a number of a token, in base 128."""
+"""Matches the number of a token, in base 128."""
 
 
 def nothing_pattern(words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
     """
-    Return what matches such an answer; its group ``request`` is the number of the call, in base 128.
+    Return a pattern for such an answer; its group ``request`` is the number of the call, in base 128.
 
     Args:
-        words: what numbers abbreviate on this connection.
+        words: the vocabulary of this connection: numbers to words.
 
     Returns:
-        None: it cannot be recognized here.
+        None: it cannot be recognized on this connection.
     """
     numbers = {word: number for number, word in words.items()}
     answer, none = numbers.get(b"answer"), numbers.get(b"none")
@@ -91,7 +91,7 @@ def nothing_pattern(words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
 
 
 def number_of(digits: bytes) -> int:
-    """Return a token's number, given its digits in base 128, the lowest first."""
+    """Return the number that digits in base 128 encode, the lowest first."""
     value = 0
     for digit in reversed(digits):
         value = value << 7 | digit
@@ -99,25 +99,21 @@ def number_of(digits: bytes) -> int:
 
 
 def byte_pattern(value: int) -> bytes:
-    """Return what matches this byte."""
+    """Return a pattern for this byte."""
     return re.escape(bytes((value,)))
 
 
-# The answer that has allocated one share, recognized as a whole.
-#
-# It is what a server answers where a small file has one share for it: no shares that are there, and one
-# writer. For its twenty tokens Foolscap makes, asks and ends five objects, always to the same effect, which
-# took a quarter of the time that a client has for such a share. Answers of any other form are Foolscap's.
-#
-# Source: Foolscap 24.9's documentation ("specifications/pb"), and what it sends.
+# The answer that allocates one share, parsed in one piece: no existing shares, and one writer, as for most
+# small files. For its twenty tokens Foolscap creates five objects, which took a quarter of a client's time
+# for such a share. Answers of any other form are left to Foolscap.
 
 ALLOCATED_OPENED = 5
-"""Objects in such an answer, itself included."""
+"""The number of objects in such an answer, including itself."""
 
 ALLOCATED_TOKENS = 20
 
 MAX_FURL_BYTES = 512
-"""Of the writer's; that of a server with ten addresses."""
+"""The limit for the writer's fURL; enough for a server with ten addresses."""
 
 _SHARE_NUMBER = rb"[\x00-\x7f]{1,2}"
 
@@ -125,10 +121,10 @@ _SHARE_NUMBER = rb"[\x00-\x7f]{1,2}"
 @attrs.frozen(eq=False)
 class AllocatedAnswers:
     """
-    Which answers may be taken for one.
+    Which answers may be parsed as allocations.
 
     Attributes:
-        constraint: of the calls that are answered so; of all others answers are left alone.
+        constraint: of the calls with such answers; answers to other calls are left to Foolscap.
         interface_name: of a writer.
     """
 
@@ -137,13 +133,13 @@ class AllocatedAnswers:
 
     def pattern(self, words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
         """
-        Return what matches such an answer; see ``parsed``, which judges it.
+        Return a pattern for such an answer; ``parsed`` checks its match.
 
         Args:
-            words: what numbers abbreviate on this connection.
+            words: the vocabulary of this connection: numbers to words.
 
         Returns:
-            None: it cannot be recognized here.
+            None: it cannot be recognized on this connection.
         """
         numbers = {word: number for number, word in words.items()}
         name = self.interface_name.encode("ascii")
@@ -170,7 +166,7 @@ class AllocatedAnswers:
 
 class Allocated(NamedTuple):
     """
-    What such an answer says.
+    The content of such an answer.
 
     Attributes:
         request: number of the call.
@@ -186,7 +182,7 @@ class Allocated(NamedTuple):
 
 
 def parsed(found: re.Match[bytes]) -> Allocated | None:
-    """Return what an answer says that a ``pattern`` has matched; None: it is another after all."""
+    """Parse the match of a ``pattern``; None if it is not such an answer."""
     furl = found["furl"]
     if number_of(found["size"]) != len(furl):
         return None
@@ -203,40 +199,44 @@ def _closed(place: int) -> bytes:
     return b"(?P=open%d)" % place + byte_pattern(CLOSE)
 
 
-# What a Foolscap message may become in memory, counted before any of it is there.
-#
-# Every message begins with a few KiB, and is allowed more when it is known what it is. ``broker`` charges for
-# each token, and for its body, what they become.
+# The memory of a message is counted before it is allocated. Every message starts with a few KiB, and is
+# allowed more when its kind is known. Each token and its body are charged.
 
 TOKEN_COST = 128
-"""Bytes of memory that a token becomes, besides its body; a tuple of a number and a string are four."""
+"""Bytes of memory for a token, without its body; a tuple of a number and a string has four tokens."""
 
 FIRST_COST = 4096
-"""Of a message before it is known what it is. Calls of the tub itself, as for a name, become some 2000."""
+"""
+The allowance of a message whose kind is not known. Calls of the tub itself, such as getReference, take some
+2000.
+"""
 
 CALL_COST = 64 * 1024
-"""Of a call of an object of ours, where nothing else is said."""
+"""The allowance of a call of an object of ours, unless it has its own."""
 
 ANSWER_COST = 32 * 1024
-"""Of an answer where its call says nothing else. A failure has up to 5 KB of text, in some 60 tokens."""
+"""
+The allowance of an answer, unless its call has its own. A failure has up to 5 KB of text, in some 60
+tokens.
+"""
 
 MAX_SMALL_TOKENS = 100_000
 """
-Of a message without blocks, a second's work: 256 shares, each with 30 tests of seven tokens, 30 small writes
-of five, and twelve around them, are 95,232; 4096 announcements 25,000.
+The tokens of a message without blocks, a second's work: 256 shares, each with 30 tests of seven tokens and
+30 small writes of five, and twelve more, are 95,232; 4096 announcements 25,000.
 """
 
 TOKEN_BYTES = 100
 """
-A message may have one token more for so many bytes in it: the five of a block of an MDMF share have 531 and
-more.
+A message may have one more token for this many bytes in it: the five of a block of an MDMF share have at
+least 531.
 """
 
 MAX_TOKENS = MAX_SMALL_TOKENS + 5 * MAX_BLOCK_WRITES
 
 
 class LimitExceeded(BananaError):
-    """The other end broke a bound, or the protocol. Why is in the text."""
+    """The other end exceeded a limit, or violated the protocol; the text says how."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -245,13 +245,13 @@ class LimitExceeded(BananaError):
 @attrs.frozen
 class Bounds:
     """
-    What differs between connections.
+    Limits that differ between connections.
 
     Attributes:
         call_cost: allowance of a call that the other end makes of an object of ours.
         answer_cost: the same for an answer, given the method that was called and its arguments.
-        turn_tokens: looked at before others have their turn.
-        allocated: answers that are recognized as a whole, if any are.
+        turn_tokens: how many tokens are read before other connections are served.
+        allocated: answers that are parsed in one piece, if any.
     """
 
     call_cost: int = CALL_COST
@@ -262,10 +262,10 @@ class Bounds:
 
 class Allowance:
     """
-    Of the message that is being received.
+    The allowance of the message that is being received.
 
     Attributes:
-        held_cost: what it is so far.
+        held_cost: the memory that it takes so far.
     """
 
     __slots__ = ("_cost_left", "_tokens_earned", "_tokens_left", "held_cost")
@@ -276,26 +276,26 @@ class Allowance:
         self._tokens_left = self._tokens_earned = 0
 
     def begin(self) -> None:
-        """What comes now belongs to another message."""
+        """Start the allowance of another message."""
         self.held_cost = 0
         self._cost_left = FIRST_COST
         self._tokens_left = MAX_SMALL_TOKENS
         self._tokens_earned = MAX_TOKENS - MAX_SMALL_TOKENS
 
     def count_body(self, size: int) -> None:
-        """A token brings so many bytes, which allow for more tokens."""
+        """Count a body, which allows more tokens."""
         more = min(size // TOKEN_BYTES, self._tokens_earned)
         self._tokens_earned -= more
         self._tokens_left += more
 
     def count_token(self) -> None:
-        """One more token; raises TooMuch if it must not be."""
+        """Count a token; raises LimitExceeded beyond the limit."""
         self._tokens_left -= 1
         if self._tokens_left < 0:
             raise LimitExceeded("a message had more tokens than one of its size may have")
 
     def charge(self, cost: int) -> None:
-        """It becomes larger by so much; raises TooMuch if it must not."""
+        """Charge memory; raises LimitExceeded beyond the allowance."""
         self._cost_left -= cost
         self.held_cost += cost
         if self._cost_left < 0:
@@ -304,13 +304,9 @@ class Allowance:
             )
 
     def allow(self, cost: int) -> None:
-        """It has turned out what it is, and that it may have so much in all."""
+        """Raise the allowance to ``cost`` in all, since the kind of message is known."""
         self._cost_left = max(self._cost_left, cost - self.held_cost)
 
-
-# The tokens of a Foolscap connection, taken out of ``banana``'s hands and held to bounds, in turns.
-#
-# What a message may cost is ``allowance``'s to say; what the bounds are for, ``broker``'s.
 
 # mypy: disable-error-code="misc"
 
@@ -319,10 +315,12 @@ MAX_DEPTH = 10
 """A call, its arguments, a dictionary, a triple, a list, a quadruple: six."""
 
 MAX_INTEGER_BYTES = 9
-"""What Tahoe-LAFS says of unknown free space, 2^64, has nine."""
+"""Tahoe-LAFS sends 2^64 for unknown free space, which has nine."""
 
 MAX_CALLS = 128
-"""Calls from the other end that are under way or wait; Tahoe-LAFS sends a hundred writes at once."""
+"""
+Limit of calls from the other end that are running or queued; Tahoe-LAFS sends a hundred writes at once.
+"""
 
 TURN_CALLS = 8
 _TYPES = {code: bytes((code,)) for code in range(0x81, 0x90)}
@@ -333,10 +331,10 @@ _WITH_BODY = frozenset((STRING, LONGINT, LONGNEG))
 
 class BoundedReceiver(Broker):
     """
-    What receives on one connection.
+    Receives tokens on one connection, in turns with others, and charges them.
 
     Args:
-        bounds: what differs between connections; the other arguments are Foolscap's.
+        bounds: limits that differ between connections; the other arguments are Foolscap's.
     """
 
     logReceiveErrors = False
@@ -354,7 +352,7 @@ class BoundedReceiver(Broker):
         words, answers = self.incomingVocabulary, self.bounds.allocated
         self._nothing = nothing_pattern(words)
         self._allocated = None if answers is None else answers.pattern(words)
-        # Type and size of what is gathered; whether in vain.
+        # Type and size of the body being read, and whether it is dropped.
         self._body: tuple[int, int, bool] | None = None
         self._reading = True
         self._yielded = False
@@ -362,7 +360,7 @@ class BoundedReceiver(Broker):
 
     @staticmethod
     def seconds() -> float:
-        """Return the time by which silence is measured: of no clock that may be set, or runs as we stand."""
+        """Return the time of a clock that cannot be set, for timeouts."""
         return CLOCK.seconds()
 
     def connectionMade(self) -> None:
@@ -377,16 +375,16 @@ class BoundedReceiver(Broker):
             self.arrived()
 
     def arrived(self) -> None:
-        """Look at what has arrived."""
+        """Process the input that has arrived."""
         self.go_on()
 
-    def leave_it(self) -> None:
-        """Have what has arrived, and all behind it, wait for a call of ``go_on``."""
+    def pause(self) -> None:
+        """Process nothing more until ``go_on`` is called."""
         self._yielded = True
         self._read(False)
 
     def go_on(self) -> None:
-        """Look at what has arrived, as far as this turn and others allow."""
+        """Process what has arrived, as far as this turn allows."""
         self._yielded = False
         if self.connectionAbandoned:
             return
@@ -399,47 +397,47 @@ class BoundedReceiver(Broker):
             self.refuse(str(error))
             return
         except Exception as error:
-            # Foolscap asserts, and decodes, what the other end sent.
+            # Foolscap asserts on, and decodes, untrusted input.
             self.refuse(f"what it sent makes no sense ({type(error).__name__})")
             return
         if self.is_over():
             return
         if turn_ended:
-            self.leave_it()
+            self.pause()
             self.turn_ended()
         else:
             self._read(self.may_go_on)
 
     @property
     def may_go_on(self) -> bool:
-        """Whether more can be taken now; when that changes, ``wake`` is to be called."""
+        """Whether more can be processed now; when that changes, call ``wake``."""
         return len(self.activeLocalCalls) + len(self.inboundDeliveryQueue) < MAX_CALLS
 
     def is_over(self) -> bool:
-        """Whether nothing more is taken, for good."""
+        """Whether nothing more is processed, for good."""
         return self.connectionAbandoned
 
     def wake(self) -> None:
-        """There may be room again for what was left."""
+        """Continue processing, if that is possible."""
         if not self._reading and not self._yielded and self.may_go_on:
             self._yielded = True
             eventual.eventually(self.go_on)
 
     def turn_ended(self) -> None:
-        """There is more to look at: see to it that ``go_on`` is called when the others had their turn."""
+        """Schedule ``go_on`` after other connections were served."""
         eventual.eventually(self.go_on)
 
     @property
     def held_cost(self) -> int:
-        """What the message that is being received is so far."""
+        """The memory that the message being received takes so far."""
         return self._allowance.held_cost
 
     def charge(self, cost: int) -> None:
-        """That message becomes larger by so much; raises TooMuch if it must not."""
+        """Charge that message with memory; raises LimitExceeded beyond its allowance."""
         self._allowance.charge(cost)
 
     def message_begins(self) -> None:
-        """What comes now belongs to another message."""
+        """Start the allowance of another message."""
         self._allowance.begin()
 
     def _read(self, reading: bool) -> None:
@@ -447,12 +445,12 @@ class BoundedReceiver(Broker):
             self._reading = reading
             transport = self.transport
             name = "resumeProducing" if reading else "pauseProducing"
-            act = getattr(transport, name, None)  # what joins ends in memory has none
+            act = getattr(transport, name, None)  # in-memory transports of tests have none
             if act is not None:
                 act()
 
     def _take_tokens(self) -> bool:
-        """Take tokens, and return whether the turn ended before they did."""
+        """Process tokens; return whether the turn ended before the tokens did."""
         tokens, left = self._tokens, self.bounds.turn_tokens
         self._turn_calls = 0
         while self.may_go_on and not self.connectionAbandoned:
@@ -477,7 +475,10 @@ class BoundedReceiver(Broker):
         return False
 
     def _took_answer(self) -> int:
-        """Take an answer that is recognized as a whole, if one comes next; returns its tokens, or 0."""
+        """
+        Process an answer that is parsed in one piece, if one comes next; returns its number of tokens, or
+        0.
+        """
         if len(self.receiveStack) > 1 or self.inOpen or self.discardCount:
             return 0
         if self._took_nothing():
@@ -485,21 +486,21 @@ class BoundedReceiver(Broker):
         return ALLOCATED_TOKENS if self._took_allocated() else 0
 
     def _took_nothing(self) -> bool:
-        """Take an answer that says nothing, if that comes next, and is welcome."""
+        """Process an empty answer, if one comes next and is allowed."""
         found = None if self._nothing is None else self._tokens.ahead(self._nothing)
         if found is None:
             return False
         request = self.waitingForAnswers.get(number_of(found["request"]))
         if request is None or type(request.constraint) not in _MAY_BE_NOTHING:
             return False
-        self._tokens.pass_over(found)
+        self._tokens.skip_match(found)
         self.message_begins()
         self.objectCounter += NOTHING_OPENED
         request.complete(None)
         return True
 
     def _took_allocated(self) -> bool:
-        """Take the answer that has allocated one share, if that comes next, and is welcome."""
+        """Process an answer that allocates one share, if one comes next and is allowed."""
         kind = self.bounds.allocated
         found = None if self._allocated is None else self._tokens.ahead(self._allocated)
         said = None if found is None else parsed(found)
@@ -508,7 +509,7 @@ class BoundedReceiver(Broker):
         request = self.waitingForAnswers.get(said.request)
         if request is None or request.constraint is not kind.constraint:
             return False
-        self._tokens.pass_over(found)
+        self._tokens.skip_match(found)
         self.message_begins()
         self.objectCounter += ALLOCATED_OPENED
         tracker = self.getTrackerForYourReference(said.clid, kind.interface_name, said.furl)
@@ -539,7 +540,7 @@ class BoundedReceiver(Broker):
             self.inOpen = True
         elif was_in_open and kind in (CLOSE, ABORT):
             raise LimitExceeded("it ended something before its name")
-        if kind != ERROR:  # which is outside of messages, and has a bound of its own
+        if kind != ERROR:  # which is outside of messages, and has its own limit
             self._allowance.count_token()
             self.charge(TOKEN_COST)
         if not rejected and kind not in _ALWAYS_LEGAL:
@@ -557,7 +558,7 @@ class BoundedReceiver(Broker):
             _HANDLERS[kind](self, number, rejected)
 
     def _is_welcome(self, typebyte: bytes, number: int, was_in_open: bool) -> bool:
-        """Ask what is being made whether it takes such a token; tell it if not."""
+        """Return whether the object being decoded accepts such a token; report a violation to it if not."""
         top = self.receiveStack[-1]
         try:
             if was_in_open:
@@ -575,7 +576,7 @@ class BoundedReceiver(Broker):
         self.inboundOpenCount = number
         if not rejected:
             self.opentype = []
-        elif self.inOpen:  # within something that is discarded; else discarding it has just begun
+        elif self.inOpen:  # within a discarded object; else discarding has just begun
             self.discardCount += 1
             self.inOpen = False
 
@@ -588,7 +589,7 @@ class BoundedReceiver(Broker):
     def _aborted(self, number: int, rejected: bool) -> None:
         if not rejected:
             try:
-                raise Violation("ABORT received")  # the words that Foolscap looks for
+                raise Violation("ABORT received")  # the text that Foolscap expects
             except Violation:
                 self.handleViolation(BananaFailure(), "receive-abort")
 
@@ -630,7 +631,7 @@ class BoundedReceiver(Broker):
             self.handleToken(value)
 
     def refuse(self, reason: str, tell: bool = True) -> None:
-        """End the connection, as the other end broke a bound."""
+        """End the connection, since the other end exceeded a limit."""
         raise NotImplementedError
 
 

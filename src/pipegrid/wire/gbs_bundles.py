@@ -1,17 +1,8 @@
 """
-Bundles: many small shares to one server in one message, PipeGrid's addition to GBS.
+Bundles: many small shares to one server in one message, an extension of GBS
+(``docs/reference-bundles.md``).
 
-A small share costs two requests, allocate and write, with more bytes of head than of share, and a server more
-time to read them than to store it. A bundle is a list of uploads, each what one such pair says: the server
-does for one after the other what it does for an allocation and for writes of whole shares behind it, and
-answers what it would have answered to each.
-
-A server that takes bundles says so with the header ``PipeGrid-Bundles`` in its answers to an allocation and
-to a question for its version; the value is the longest bundle in bytes. Its version message cannot say it:
-other clients refuse one with a key that they do not know.
-
-Messages are CBOR; both ends check all of what the other says, and raise ``ValueError`` (see ``cbor``).
-``docs/reference-bundles.md`` has the format.
+Messages are CBOR; both ends check them, and raise ``ValueError``.
 """
 
 from __future__ import annotations
@@ -33,9 +24,12 @@ HEADER = OFFER.lower()
 MAX_BUNDLE_BYTES = 256 * 1024
 MAX_UPLOADS = 128
 MAX_SHARES = 128
-"""In one bundle, of all uploads together: each is an open file until it is durable."""
+"""The limit of shares in one bundle: each is an open file until it is durable."""
 MAX_NUMBERS = 512
-"""To be allocated in one bundle, of all uploads together: each is a file, made before others are served."""
+"""
+The limit of share numbers to allocate in one bundle: each is a file, created before other clients are
+served.
+"""
 
 _BUNDLE_ITEMS = 1 + 9 * MAX_UPLOADS + MAX_NUMBERS + 2 * MAX_SHARES
 _ANSWER_ITEMS = 1 + MAX_UPLOADS * (4 + 2 * MAX_SHARE_NUMBERS) + 2 * MAX_SHARES
@@ -50,12 +44,13 @@ _MAX_UPLOAD_SECRET_BYTES = 64
 @attrs.frozen
 class BundledUpload:
     """
-    An allocation on one server, with whole shares.
+    An allocation on one server, with whole shares. It replaces two requests, whose heads are longer than a
+    small share.
 
     Attributes:
-        share_numbers: all that are to be allocated.
+        share_numbers: all share numbers to allocate.
         share_bytes: exact length of each share.
-        shares: by number; of those to be allocated any, each of that length.
+        shares: the content of some or all of these shares, by number.
     """
 
     storage_index: bytes
@@ -68,10 +63,10 @@ class BundledUpload:
 @attrs.frozen
 class BundledAnswer:
     """
-    What became of one upload.
+    The outcome of one upload.
 
     Attributes:
-        allocation: or the HTTP status that would have refused it; then nothing was written.
+        allocation: or the HTTP status with which it would have been rejected; then nothing was written.
         statuses: by share number, the HTTP status of its write: 201 if the share is stored.
     """
 
@@ -80,22 +75,22 @@ class BundledAnswer:
 
 
 def upload_bytes(upload: BundledUpload) -> int:
-    """Return about how long an upload is in a bundle; never less than it is."""
+    """Return the approximate length of an upload in a bundle; never less than the exact one."""
     return _upload_bytes(len(upload.share_numbers), len(upload.shares), upload.share_bytes)
 
 
 def whole_upload_bytes(share_numbers: int, share_bytes: int) -> int:
-    """Return the same of one with all of its shares: so many, of such a length."""
+    """Return the same for an upload with all of its shares: their number and length."""
     return _upload_bytes(share_numbers, share_numbers, share_bytes)
 
 
 def _upload_bytes(share_numbers: int, shares: int, share_bytes: int) -> int:
-    # Index, secrets and their lengths are 192 at most, a number 9, the length of a share 5.
+    # Index, secrets and their lengths take at most 192, a number 9, the length of a share 5.
     return 192 + 9 * share_numbers + shares * (14 + share_bytes)
 
 
 def pack_bundle(uploads: Sequence[BundledUpload]) -> bytes:
-    """Return the CBOR of a bundle, which ``unpack_bundle`` understands."""
+    """Return the CBOR of a bundle, for ``unpack_bundle``."""
     return cbor.dumps([_packed(each) for each in uploads])
 
 
@@ -114,7 +109,10 @@ def unpack_bundle(body: Buffer) -> list[BundledUpload]:
 
 
 def unpack_bundle_in_steps(body: Buffer, uploads: list[BundledUpload]) -> Iterator[None]:
-    """Add them to a list, a few in each step; what is wrong with all together is found in the last."""
+    """
+    Append the uploads to a list, a few in each step; errors of the bundle as a whole are raised in the last
+    step.
+    """
     value = cbor.loads(body, MAX_BUNDLE_BYTES, _BUNDLE_ITEMS)
     for item in cbor.expect_list(value, "the bundle", MAX_UPLOADS):
         if not len(uploads) % _UPLOADS_A_STEP:
@@ -129,7 +127,7 @@ def unpack_bundle_in_steps(body: Buffer, uploads: list[BundledUpload]) -> Iterat
 
 
 def _unpack_upload(value: Any) -> BundledUpload:
-    # What nearly all are is looked at here: each call of a function is a hundredth of what one costs.
+    # The usual form is checked inline: each function call takes a hundredth of an upload's time.
     if type(value) is not list or len(value) != 7:
         cbor.expect_fields(value, 7, "an upload")
     index, renew, cancel, upload, size, numbers, shares = value
@@ -183,18 +181,18 @@ def _stored(number: int) -> BundledAnswer:
 
 @lru_cache(maxsize=MAX_SHARE_NUMBERS)
 def _packed_stored(number: int) -> bytes:
-    """Return the answer to one share that is stored, which nearly all are."""
+    """Return the answer for one share that is stored, the usual one."""
     return cbor.dumps([[], [number], {number: _STORED}])
 
 
 def unpack_answers(body: Buffer, uploads: Sequence[BundledUpload]) -> list[BundledAnswer]:
-    """Return what became of the uploads of a bundle, in their order."""
+    """Return the outcomes of the uploads of a bundle, in their order."""
     numbers: list[int] = []
     for upload in uploads:
         if not len(upload.share_numbers) == len(upload.shares) == 1:
             break
         numbers += upload.shares
-    else:  # What nearly all bundles are answered is known beforehand.
+    else:  # the usual answer is known in advance
         if body == _packed_all_stored(numbers):
             return [_stored(number) for number in numbers]
     value = cbor.loads(body, MAX_ANSWER_BYTES, _ANSWER_ITEMS)

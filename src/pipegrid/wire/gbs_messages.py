@@ -1,4 +1,9 @@
-"""GBS messages that both ends share: paths, headers and bodies."""
+"""
+GBS messages that both ends share: paths, headers and CBOR bodies. Every ``unpack_`` and ``parse_`` checks
+all input.
+
+Source: the format reference, storage protocols, sections 1.4 to 1.7.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,8 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
 from pipegrid.wire.messages import UNKNOWN_PROTOCOL, Allocation, ServerVersion, WriteAnswer
 
-# The bodies of GBS requests and answers: CBOR, packed by one end and unpacked by the other.
-#
-# Every ``pack_`` has its ``unpack_``, which checks everything and raises ``ValueError`` (see ``cbor``).
-# Limits are those that servers enforce on requests; for answers they keep a hostile server from filling
-# a client's memory.
-#
-# Source: the format reference, storage protocols, sections 1.5 and 1.7.
+# The limits are those that servers enforce on requests; for answers they keep a malicious server from
+# filling a client's memory. Errors are ``ValueError``.
 
 T = TypeVar("T")
 
@@ -37,13 +37,13 @@ MAX_SHARE_NUMBERS = 256
 MAX_MUTABLE_SHARE_BYTES = 69105 * 10**12
 
 MAX_ANSWER_BYTES = 256 * 1024
-"""Of any CBOR answer: 4096 missing ranges with offsets of 8 bytes each need 135 KiB."""
+"""The limit for any CBOR answer: 4096 missing ranges with offsets of 8 bytes need 135 KiB."""
 MAX_REQUIRED_RANGES = 8192
 
 _ALLOCATE_ITEMS = MAX_SHARE_NUMBERS + 6
 _ALLOCATION_ITEMS = 2 * MAX_SHARE_NUMBERS + 7
 _REQUIRED_ITEMS = 5 * MAX_REQUIRED_RANGES + 3
-_VERSION_ITEMS = 1024  # eight; but servers grow
+_VERSION_ITEMS = 1024  # it has eight now, and may grow
 _CORRUPT_ITEMS = 16  # three, or the pieces of a text
 
 PROTOCOL = b"http://allmydata.org/tahoe/protocols/storage/v1"
@@ -51,7 +51,7 @@ APPLICATION = b"application-version"
 IMMUTABLE_SIZE = b"maximum-immutable-share-size"
 MUTABLE_SIZE = b"maximum-mutable-share-size"
 SPACE = b"available-space"
-UNKNOWN_SPACE = (1 << 64) - 1  # servers of old say 2^64, which takes a bignum
+UNKNOWN_SPACE = (1 << 64) - 1  # old servers report 2^64, which takes a bignum
 
 _NUMBERS = "share-numbers"
 _SIZE = "allocated-size"
@@ -61,13 +61,13 @@ _ALLOCATED = "allocated"
 _REMEMBERED = 256
 _REMEMBERED_BYTES = 128
 """
-Of a hundred small files, a thousand requests to allocate and their answers are a dozen different messages.
-Short ones that were understood are remembered, as are those that were packed; packing one anew costs 15 us.
+A hundred small files need a thousand allocations, which are a dozen different messages. Short messages are
+cached, both packed and unpacked; packing one takes 15 us.
 """
 
 
-def _remembering(unpack: Callable[[Buffer], T]) -> Callable[[Buffer], T]:
-    """Have short messages unpacked once; what comes out must not be changed by anybody."""
+def _cached(unpack: Callable[[Buffer], T]) -> Callable[[Buffer], T]:
+    """Cache the results for short messages; callers must not change them."""
     remembered = lru_cache(_REMEMBERED)(unpack)
 
     @wraps(unpack)
@@ -87,7 +87,7 @@ class AllocateRequest:
     The body of an allocate request.
 
     Attributes:
-        share_numbers: at most 256 numbers, not necessarily below 256: servers refuse such in silence.
+        share_numbers: at most 256 numbers, not necessarily below 256: servers ignore those.
         share_bytes: exact length of each share.
     """
 
@@ -98,7 +98,7 @@ class AllocateRequest:
 def sizes(
     version: ServerVersion, max_mutable_share_bytes: int = MAX_MUTABLE_SHARE_BYTES
 ) -> dict[bytes, int]:
-    """Return the sizes that a server tells of, as both protocols spell them."""
+    """Return the sizes that a server reports, with the keys of both protocols."""
     room = version.available_bytes
     return {
         IMMUTABLE_SIZE: version.max_share_bytes,
@@ -110,13 +110,13 @@ def sizes(
 def pack_version(
     version: ServerVersion, max_mutable_share_bytes: int = MAX_MUTABLE_SHARE_BYTES
 ) -> bytes:
-    """Return the answer that says what a server can do."""
+    """Return the answer that reports what a server supports."""
     known = sizes(version, max_mutable_share_bytes)
     return cbor.dumps({PROTOCOL: known, APPLICATION: version.application.encode("utf-8")})
 
 
 def unpack_version(body: Buffer) -> ServerVersion:
-    """Return what a server says of itself. Keys that we do not know are ignored: servers grow."""
+    """Parse a server's version message. Unknown keys are ignored, for later versions."""
     outer = cbor.loads(body, MAX_ANSWER_BYTES, _VERSION_ITEMS)
     if type(outer) is dict and PROTOCOL not in outer:
         raise ValueError(UNKNOWN_PROTOCOL)
@@ -145,7 +145,7 @@ def _pack_allocate(share_numbers: frozenset[int], share_bytes: int) -> bytes:
 _ALLOCATE_KEYS = frozenset({_NUMBERS, _SIZE})
 
 
-@_remembering
+@_cached
 def unpack_allocate(body: Buffer) -> AllocateRequest:
     """Return what an allocate request asks for."""
     value = cbor.loads(body, MAX_ALLOCATE_BYTES, _ALLOCATE_ITEMS)
@@ -169,7 +169,7 @@ def _pack_allocation(already_have: frozenset[int], allocated: frozenset[int]) ->
 _ALLOCATION_KEYS = frozenset({_HAVE, _ALLOCATED})
 
 
-@_remembering
+@_cached
 def unpack_allocation(body: Buffer) -> Allocation:
     """Return what a server allocated."""
     value = cbor.loads(body, MAX_ANSWER_BYTES, _ALLOCATION_ITEMS)
@@ -181,7 +181,9 @@ def unpack_allocation(body: Buffer) -> Allocation:
 
 
 def pack_required(required: Iterable[tuple[int, int]]) -> bytes:
-    """Return the answer to a write: the half-open ranges that are missing, none if complete."""
+    """
+    Return the answer to a write: the half-open ranges that are missing, none if the share is complete.
+    """
     ranges = [{"begin": begin, "end": end} for begin, end in required]
     return cbor.dumps({"required": ranges}) if ranges else _COMPLETE
 
@@ -192,7 +194,7 @@ _RANGE_KEYS = frozenset({"begin", "end"})
 
 def unpack_required(body: Buffer, complete: bool) -> WriteAnswer:
     """
-    Return what a write's answer says.
+    Parse the answer to a write.
 
     Args:
         complete: whether the status (201) said that the share is complete.
@@ -227,9 +229,9 @@ def unpack_shares(body: Buffer) -> frozenset[int]:
 
 def pack_corrupt(reason: str) -> bytes:
     """
-    Return the body of a complaint.
+    Return the body of an advisory about a corrupt share.
 
-    A reason that the protocol has no room for is cut; an empty one is not allowed and becomes "unknown".
+    A reason that is too long for the protocol is cut; an empty one is not allowed and becomes "unknown".
     """
     room = MAX_CORRUPT_BYTES - 16
     text = reason.encode("utf-8", "replace")[:room].decode("utf-8", "ignore")
@@ -240,30 +242,26 @@ _CORRUPT_KEYS = frozenset({"reason"})
 
 
 def unpack_corrupt(body: Buffer) -> str:
-    """Return the reason of a complaint."""
+    """Return the reason of an advisory."""
     value = cbor.loads(body, MAX_CORRUPT_BYTES, _CORRUPT_ITEMS)
     message = cbor.expect_map(value, _CORRUPT_KEYS, "the request")
     return cbor.expect_text(message["reason"], "reason", min_length=1)
 
 
-# The heads of GBS requests and answers: paths, authorisation, secrets, ranges.
-#
-# Text of headers is ASCII bytes, as a parser gives it and a transport takes it. Parsers raise ``ValueError``;
-# those of addresses return None, since there is nothing to say but 404.
-#
-# Source: the format reference, storage protocols, sections 1.4, 1.6 and 1.7.
+# Header values are ASCII bytes, as parsers return them. Parsers of headers raise ``ValueError``; those of
+# paths return None, since the answer is always 404.
 
-# Addresses.
+# Paths.
 
 _ROOT = "/storage/v1"
 VERSION_PATH = f"{_ROOT}/version"
 BUNDLE_PATH = f"{_ROOT}/bundle"
 SURVEY_PATH = f"{_ROOT}/survey"
-_SHARE_NUMBER_DIGITS = 9  # far more than any share has; absurd numbers are no addresses
+_SHARE_NUMBER_DIGITS = 9  # far more than any share number has
 
 
 class Resource(Enum):
-    """What a path leads to; the value says where the parts stand in it."""
+    """The kind of object that a path names; the value says where its parts are in the path."""
 
     VERSION = "version"
     BUNDLE = "bundle"
@@ -283,12 +281,12 @@ class Resource(Enum):
 @attrs.frozen
 class GbsTarget:
     """
-    What one path leads to.
+    What a path names.
 
     Attributes:
-        resource: the kind of thing.
-        storage_index: 16 bytes, or none where none is named.
-        share_number: 0 or more, also beyond 255, where no share ever is; 0 where none is named.
+        resource: the kind of object.
+        storage_index: 16 bytes; empty if the path has none.
+        share_number: 0 or more, also beyond 255, where no share exists; 0 if the path has none.
     """
 
     resource: Resource
@@ -302,32 +300,32 @@ class GbsTarget:
 
 
 def allocate_path(storage_index: bytes) -> str:
-    """Return where shares are allocated (POST)."""
+    """Return the path to allocate shares (POST)."""
     return f"{_ROOT}/immutable/{base32.encode(storage_index)}"
 
 
 def shares_path(storage_index: bytes) -> str:
-    """Return where shares are listed (GET)."""
+    """Return the path that lists shares (GET)."""
     return f"{_ROOT}/immutable/{base32.encode(storage_index)}/shares"
 
 
 def share_path(storage_index: bytes, share_number: int) -> str:
-    """Return where a share is written (PATCH) and read (GET)."""
+    """Return the path to write (PATCH) and read (GET) a share."""
     return f"{_ROOT}/immutable/{base32.encode(storage_index)}/{share_number:d}"
 
 
 def abort_path(storage_index: bytes, share_number: int) -> str:
-    """Return where an upload is aborted (PUT)."""
+    """Return the path to abort an upload (PUT)."""
     return f"{share_path(storage_index, share_number)}/abort"
 
 
 def corrupt_path(storage_index: bytes, share_number: int) -> str:
-    """Return where complaints about a share go (POST)."""
+    """Return the path for advisories about a share (POST)."""
     return f"{share_path(storage_index, share_number)}/corrupt"
 
 
 def lease_path(storage_index: bytes) -> str:
-    """Return where leases are added (PUT)."""
+    """Return the path to add leases (PUT)."""
     return f"{_ROOT}/lease/{base32.encode(storage_index)}"
 
 
@@ -343,10 +341,9 @@ _RESOURCES = {
 
 def parse_path(path: str) -> GbsTarget | None:
     """
-    Return what a path leads to, or None if to nothing.
+    Return what a path names, or None if it names nothing.
 
-    Nothing is decoded or normalised: a path that is not spelt as above, be it with dots, percent signs or
-    doubled slashes, leads nowhere.
+    Nothing is decoded or normalised: a path with dots, percent signs or doubled slashes names nothing.
     """
     match = _PATH.match(path)
     if match is None:
@@ -376,7 +373,7 @@ def decode_storage_index(text: str) -> bytes | None:
     """
     Return 16 bytes, or None if the text is not their one spelling.
 
-    A server does this for every request, so it takes a shorter way than ``base32`` (1 instead of 10 us).
+    A server does this for every request, so it is optimised (1 instead of 10 us for ``base32``).
     """
     if not _INDEX.match(text):
         return None
@@ -425,11 +422,11 @@ def parse_secrets(lines: Iterable[bytes], required: frozenset[str]) -> dict[str,
 
     Args:
         lines: the values of all X-Tahoe-Authorization headers.
-        required: kinds that must be there, and no others.
+        required: the kinds that must occur, and no others.
 
     Raises:
-        ValueError: a line that is no secret, a kind that is missing, unknown, twice there or not wanted, or a
-            secret of a wrong length. The text repeats no secret.
+        ValueError: a malformed line, a kind that is missing, unknown, repeated or not required, or a secret
+            of a wrong length. The text contains no secret.
     """
     secrets: dict[str, bytes] = {}
     for line in lines:
@@ -456,7 +453,7 @@ def _parse_secret(line: bytes) -> tuple[str, bytes]:
     return kind, secret
 
 
-# Ranges. On the wire the last byte belongs to the range; here, as everywhere, the end does not.
+# Ranges. In headers the end is the last byte; in Python it is the one after that.
 
 _DIGITS = r"([0-9]{1,32})"
 _RANGE = re.compile(rf"\s*bytes\s*=\s*{_DIGITS}\s*-\s*{_DIGITS}\s*\Z".encode("ascii"), re.I)
@@ -484,16 +481,16 @@ def parse_range(value: bytes) -> tuple[int, int]:
 
 
 def format_content_range(begin: int, end: int) -> bytes:
-    """Return the value of a Content-Range header for ``[begin, end)`` of a whole of unsaid length."""
+    """Return the value of a Content-Range header for ``[begin, end)`` of unknown total length."""
     return b"bytes %d-%d/*" % (begin, end - 1)
 
 
 def parse_content_range(value: bytes) -> tuple[int, int]:
     """
-    Return ``(begin, end)``; the whole's length, if given, must exceed the range and is else ignored.
+    Return ``(begin, end)``; the total length, if given, must exceed the range and is otherwise ignored.
 
     Raises:
-        ValueError: anything else, also ``bytes */N``.
+        ValueError: it has another form, including ``bytes */N``.
     """
     match = _CONTENT_RANGE.match(value)
     if match is None:

@@ -1,5 +1,5 @@
 """
-The bodies of read-test-write requests and their answers; see ``gbs`` for those of everything else.
+The bodies of read-test-write requests and their answers over GBS.
 
 Source: the format reference, storage protocols, section 1.7.
 """
@@ -25,22 +25,22 @@ from pipegrid.wire.messages import (
 
 MAX_REQUEST_BYTES = 1 << 48
 """
-What the protocol allows. Tahoe-LAFS's client writes a whole share in one request: of a file of 1 GB that is
-350 MB at k = 3. How much there is room for is the disk's business.
+The limit of the protocol. Tahoe-LAFS's client writes a whole share in one request: for a file of 1 GB that
+is 350 MB at k = 3. The disk may have less space.
 """
 MAX_MEMORY_BYTES = 32 << 20
 """
-So much of a request may be held in memory: what is written are views of it, but for strings below 4 KiB,
-which are copied, and counted. The byte strings of a longer one go to the disk while it comes.
+The longest request that is held in memory: data to write are views of it, except strings below 4 KiB, which
+are copied and counted. The byte strings of a longer one go to the disk as they arrive.
 """
 MAX_READS = 30
 
 _SHARE_ITEMS = 9 + 7 * MAX_SHARE_TESTS + 5 * MAX_SMALL_WRITES
 MAX_SMALL_ITEMS = 10 + _SHARE_ITEMS * MAX_SHARE_NUMBERS + 5 * MAX_READS
-"""Of a request without blocks: all shares, each with as many tests and small writes as it may have."""
+"""For a request without blocks: all shares, each with the maximum of tests and small writes."""
 MAX_REQUEST_ITEMS = MAX_SMALL_ITEMS + 5 * MAX_BLOCK_WRITES
 ITEM_BYTES = 80
-"""What each item becomes in memory, beside its bytes: 51 to 79 were measured."""
+"""The memory that each item takes, without its bytes: 51 to 79 were measured."""
 MAX_ANSWER_ITEMS = 5 + (2 + MAX_READS) * MAX_SHARE_NUMBERS
 
 _COPIED_BYTES = 4096
@@ -71,7 +71,7 @@ class ReadTestWrite:
 
 
 def most_items(length: int) -> int:
-    """Return of how many items a request of so many bytes may be: more need blocks, which take bytes."""
+    """Return how many items a request of this length may have: more need blocks, which take bytes."""
     return min(MAX_REQUEST_ITEMS, MAX_SMALL_ITEMS + 5 * (length // BLOCK_WRITE_BYTES))
 
 
@@ -83,7 +83,7 @@ def pack_request(changes: Mapping[int, ShareChange], reads: Sequence[tuple[int, 
 def pack_request_in_pieces(
     changes: Mapping[int, ShareChange], reads: Sequence[tuple[int, int]]
 ) -> list[Buffer]:
-    """Return the same in pieces, of which long data to be written are the caller's buffers, not copied."""
+    """Return the same in pieces; long data to write are the caller's buffers, not copied."""
     packed: list[Buffer] = []
     small: list[bytes] = [cbor.head(5, 2), cbor.dumps(_CHANGES), cbor.head(5, len(changes))]
     for number, change in changes.items():
@@ -110,10 +110,10 @@ def pack_request_in_pieces(
 
 def unpack_request_in_steps(body: Buffer) -> Generator[int, None, ReadTestWrite]:
     """
-    Return what a request asks for, in steps.
+    Parse a request in steps.
 
-    Each gives the bytes of memory that it takes, the first before any of it is built. All but that and the
-    second take a millisecond or two at most; these take some tens for 100,000 items.
+    Each step yields the bytes of memory that it takes, the first before anything is decoded. The first two
+    take some tens of milliseconds for 100,000 items, the others a millisecond or two.
 
     Args:
         body: must not change as long as the result is used: long specimens and data are views of it.
@@ -126,16 +126,16 @@ def unpack_request_in_steps(body: Buffer) -> Generator[int, None, ReadTestWrite]
 
 def receive_request(keep: Callable[[Buffer], None]) -> cbor.ReceivedMessage:
     """
-    Return what takes a request apart while it comes.
+    Return a parser for a request that arrives in pieces.
 
     Args:
-        keep: takes the bytes of its large strings, one behind the other.
+        keep: called with the bytes of its large strings, consecutively.
     """
     return cbor.ReceivedMessage(keep, most_items)
 
 
 def cost_of(message: cbor.ReceivedMessage) -> int:
-    """Return how much memory a request takes that comes in pieces, as far as it has come."""
+    """Return how much memory the received part of a request takes."""
     return message.items * ITEM_BYTES + message.cost_bytes
 
 
@@ -143,13 +143,14 @@ def unpack_received(
     message: cbor.ReceivedMessage, part: Callable[[int, int], Any]
 ) -> ReadTestWrite:
     """
-    Return what a request asks for that came in pieces. It may take seconds: call it in a thread.
+    Parse a request that arrived in pieces. It may take seconds: call it in a worker thread.
 
     Args:
-        part: given begin and end in what was kept, what takes the place of a large string.
+        part: called with begin and end in the bytes given to ``keep``; returns the value for a large
+            string.
 
     Raises:
-        ValueError: it is no request.
+        ValueError: it is malformed.
     """
     message.finish()
     built = message.build(part)
@@ -189,7 +190,7 @@ def pack_answer(result: SlotResult) -> bytes:
 
 
 def pack_answer_in_pieces(result: SlotResult) -> list[bytes]:
-    """Return the same bytes in pieces, so that what was read from long shares is in memory once."""
+    """Return the same bytes in pieces, so that data read from long shares is in memory once."""
     head = cbor.dumps({"success": result.success})
     pieces = [b"\xa2", head[1:], cbor.dumps("data"), cbor.head(5, len(result.data))]
     for number, read in result.data.items():
@@ -202,10 +203,10 @@ def pack_answer_in_pieces(result: SlotResult) -> list[bytes]:
 
 def unpack_answer(body: Buffer, limit_bytes: int) -> SlotResult:
     """
-    Return what a server answered.
+    Parse the answer to a read-test-write request.
 
     Args:
-        limit_bytes: what may come, given what was asked for.
+        limit_bytes: the longest possible answer to the request.
     """
     message = cbor.expect_map(
         cbor.loads(body, limit_bytes, MAX_ANSWER_ITEMS), _ANSWER_KEYS, "the answer"

@@ -1,16 +1,8 @@
 """
-Surveys: questions about many files to one server in one message, PipeGrid's addition to GBS.
+Surveys: questions about many files to one server in one message, an extension of GBS
+(``docs/reference-surveys.md``).
 
-To know how a file is, each of its servers is asked which shares it has, two of them for some bytes of one,
-and all for a lease if it is to be kept: up to three requests a server and file. A survey asks all that about
-many files at once. The server does for one after the other what it does for those requests, and answers what
-it would have answered to each.
-
-A server that takes bundles (``gbs_bundles``) is tried; one that knows no surveys says 404, as it does to
-every address that it does not know, and is asked by ordinary requests.
-
-Messages are CBOR; both ends check all of what the other says, and raise ``ValueError`` (see ``cbor``).
-``docs/reference-surveys.md`` has the format.
+Messages are CBOR; both ends check them, and raise ``ValueError``.
 """
 
 from __future__ import annotations
@@ -26,11 +18,14 @@ from pipegrid.wire.gbs_messages import MAX_ANSWER_BYTES, MAX_SHARE_NUMBERS
 from pipegrid.wire.messages import LeaseSecrets
 
 MAX_QUESTIONS = 64
-"""In one survey: each with a lease is up to 0.2 ms of a server's time, during which it serves nobody else."""
+"""
+The limit for one survey: with leases, each takes up to 0.2 ms, during which the server serves no other
+client.
+"""
 MAX_SAMPLES = 4
-"""Of one file."""
+"""The limit for one file."""
 MAX_SAMPLE_BYTES = 2048
-"""A UEB has at most 1999 bytes, and 8 before it."""
+"""A UEB has at most 1999 bytes, after a length of 8."""
 MAX_SURVEY_BYTES = 32 * 1024
 
 LEASE_NOT_ASKED = 0
@@ -43,7 +38,7 @@ _MAX_OFFSET = 1 << 62
 @attrs.frozen
 class Sample:
     """
-    Some bytes of a share.
+    A range of a share to read.
 
     Attributes:
         length: 1 to ``MAX_SAMPLE_BYTES``.
@@ -57,11 +52,13 @@ class Sample:
 @attrs.frozen
 class Question:
     """
-    What is asked about one storage index.
+    The questions about one storage index.
+
+    It replaces up to three requests: which shares exist, some bytes of shares, and a lease.
 
     Attributes:
         storage_index: 16 bytes.
-        lease: to be added to every share, or renewed; None: not asked for.
+        lease: to add to every share, or renew; None for no lease.
         samples: at most ``MAX_SAMPLES``.
     """
 
@@ -73,12 +70,12 @@ class Question:
 @attrs.frozen
 class SurveyAnswer:
     """
-    What a server says to one question that it has looked at.
+    A server's answer to one question.
 
     Attributes:
         numbers: of all complete shares.
         lease: the HTTP status of the request for a lease, ``LEASE_NOT_ASKED`` if there was none.
-        samples: bytes, fewer than asked for past the end; or the HTTP status of the refusal to read.
+        samples: the bytes, fewer beyond the end; or the HTTP status with which reading was rejected.
     """
 
     numbers: frozenset[int]
@@ -127,7 +124,7 @@ def _unpack_sample(value: Any) -> Sample:
 
 
 def pack_answers(answers: Sequence[SurveyAnswer | int]) -> bytes:
-    """Return the answer to a survey; a number is the HTTP status that refuses one question."""
+    """Return the answer to a survey; a number is the HTTP status with which one question was rejected."""
     return cbor.dumps([_packed_answer(each) for each in answers])
 
 
@@ -138,7 +135,7 @@ def _packed_answer(answer: SurveyAnswer | int) -> Any:
 
 
 def unpack_answers(body: Buffer, questions: Sequence[Question]) -> list[SurveyAnswer | int]:
-    """Return what was answered to the questions of a survey, in their order."""
+    """Return the answers to the questions of a survey, in their order."""
     value = cbor.loads(body, MAX_ANSWER_BYTES, _ANSWER_ITEMS)
     answers = cbor.expect_answers(value, len(questions), "questions")
     return [_unpack_answer(*pair) for pair in zip(answers, questions, strict=True)]

@@ -1,15 +1,5 @@
 """
-Certificates of grid managers: who may store shares of a grid's clients, signed with Ed25519.
-
-A grid manager certifies servers; a server announces its certificates, under ``grid-manager-certificates``:
-
-    certificate  text: {"expires": "2027-01-31T12:00:00+00:00", "public_key": "pub-v0-...", "version": 1}
-    signature    base32 of the signature over the certificate's text as it stands
-
-A client that trusts managers uploads to servers that have a certificate of one of them which has not expired,
-and is made out to the key that is the server's id. Others are read from all the same.
-
-What others send is wrong or right here, never an error: a wrong certificate certifies nothing.
+Certificates of grid managers: which servers may get shares, signed with Ed25519.
 
 Source: Tahoe-LAFS 1.20, ``docs/managed-grid.rst`` and the behaviour of its ``grid_manager`` module.
 """
@@ -28,12 +18,12 @@ from pipegrid.core import base32
 from pipegrid.errors import UsageError
 
 CERTIFICATES = "grid-manager-certificates"
-"""What announcements call them."""
+"""The key of certificates in announcements."""
 
 MAX_CERTIFICATES = 16
-"""Of one server; those after these are not looked at."""
+"""The limit per server; further ones are ignored."""
 MAX_CERTIFICATE_CHARACTERS = 512
-"""Real ones have 130."""
+"""Usual ones have 130."""
 _SIGNATURE_CHARACTERS = 103
 _KEY = re.compile(r"pub-(v0-[a-z2-7]{52})\Z")
 
@@ -44,7 +34,7 @@ class ManagerKey:
     The public key of a grid manager.
 
     Attributes:
-        name: what the user calls the manager.
+        name: the user's name for the manager.
         public_bytes: 32 bytes.
     """
 
@@ -68,10 +58,10 @@ class ManagerKey:
 
 def parse_manager_key(name: str, text: str) -> ManagerKey:
     """
-    Return the key that a text such as ``pub-v0-...`` spells.
+    Return the key that a text such as ``pub-v0-...`` encodes.
 
     Raises:
-        UsageError: it spells none.
+        UsageError: it is not a key.
     """
     match = _KEY.match(text)
     try:
@@ -87,7 +77,13 @@ def parse_manager_key(name: str, text: str) -> ManagerKey:
 
 @attrs.frozen
 class SignedCertificate:
-    """A certificate as it was announced, whatever it is worth: its text, and the signature in base32."""
+    """
+    A certificate as announced, not verified.
+
+    Attributes:
+        certificate: {"expires": "2027-01-31T12:00:00+00:00", "public_key": "pub-v0-...", "version": 1}
+        signature: base32 of the signature of the certificate's text.
+    """
 
     certificate: str
     signature: str = attrs.field(repr=False)
@@ -96,11 +92,11 @@ class SignedCertificate:
 @attrs.frozen
 class Certified:
     """
-    A certificate of a server, signed by a manager that counts.
+    A certificate of a server, signed by a configured manager.
 
     Attributes:
-        manager: what the user calls it.
-        expires_s: seconds since 1970 from which on it is worth nothing.
+        manager: the user's name for it.
+        expires_s: the time when it expires, in seconds since 1970.
         expires: the same, for people.
     """
 
@@ -111,7 +107,7 @@ class Certified:
 
 
 def read_certificates(announced: object) -> tuple[SignedCertificate, ...]:
-    """Return the certificates of an announcement, whatever somebody sent; what is none is left out."""
+    """Return the certificates of an announcement, which is untrusted; malformed ones are left out."""
     found = []
     for each in announced[:MAX_CERTIFICATES] if isinstance(announced, list) else ():
         text, signature = (
@@ -132,9 +128,11 @@ def certified_by(
     """
     Return the certificate of a server that is valid longest, expired or not; None if it has none.
 
+    A malformed certificate is ignored, and not an error.
+
     Args:
-        server_id: ``v0-`` and its key; whatever else it may be is certified by nobody.
-        managers: whose certificates count.
+        server_id: ``v0-`` and its key; a server with another id has no certificate.
+        managers: the managers that the client trusts.
     """
     found = [_certified(server_id, each, managers) for each in certificates if managers]
     return max(
@@ -148,7 +146,7 @@ def _certified(
     try:
         fields = json.loads(signed.certificate)
         expires = datetime.fromisoformat(fields["expires"])
-        # A time of no zone is neither before nor after now.
+        # A time without a zone cannot be compared with now.
         if fields["public_key"] != f"pub-{server_id}" or expires.tzinfo is None:
             return None
         expires_s = expires.timestamp()
@@ -165,18 +163,18 @@ def _certified(
 @attrs.frozen
 class Certification:
     """
-    Whether a server may be given shares, by what certifies it.
+    Whether a server may get shares, depending on its certificate. Reading from others is allowed.
 
     Args:
-        certified: by which certificate; None: there is none that counts.
-        now: what time it is, in seconds since 1970.
+        certified: its certificate; None if it has none from a configured manager.
+        now: returns the time, in seconds since 1970.
     """
 
     certified: Certified | None
     now: Callable[[], float] = time.time
 
     def __call__(self) -> str | None:
-        """Return why it is given none, at this moment; None: it may be."""
+        """Return why it may not get shares now; None if it may."""
         if self.certified is None:
             return "it has no certificate of a configured grid manager"
         if self.certified.expires_s <= self.now():

@@ -1,4 +1,8 @@
-"""The introducer protocol: subscribe, announcements received, reconnection."""
+"""
+The introducer protocol: remote interfaces, connecting, and reconnecting after a loss.
+
+Source: the format reference, storage protocols, section 4.1.
+"""
 
 from __future__ import annotations
 
@@ -27,58 +31,51 @@ from pipegrid.wire.foolscap_broker import KEEPALIVE_S
 from pipegrid.wire.foolscap_receiver import Bounds, LimitExceeded
 from pipegrid.wire.server_address import Furl
 
-# The introducer's remote interfaces, as Foolscap wants them declared.
-#
-# Source: the format reference, storage protocols, section 4.1.
-
 # mypy: ignore-errors
 # ruff: noqa: B008
-# Foolscap's way to declare: no self, and what an argument may be as its default.
+# Foolscap declares methods without self, and types of arguments as their defaults.
 
 
 class RIIntroducerSubscriberClient(RemoteInterface):
-    """What a listener offers to the introducer."""
+    """The client's object that receives announcements from the introducer."""
 
     __remote_name__ = "RIIntroducerSubscriberClient_v2.tahoe.allmydata.com"
 
-    # One malformed announcement must not make the others fail, so each is looked at by itself, later.
+    # One malformed announcement must not make the others fail, so each is checked separately, later.
     def announce_v2(announcements=SetOf(FoolscapAny())):
-        """Hear announcements: those known, then each new one."""
+        """Receive announcements: those known, then each new one."""
 
 
 class RIIntroducer(RemoteInterface):
-    """What an introducer offers: servers publish their announcements, clients subscribe to them."""
+    """An introducer: servers publish their announcements, clients subscribe to them."""
 
     __remote_name__ = "RIIntroducerPublisherAndSubscriberService_v2.tahoe.allmydata.com"
 
     def get_version():
-        """Tell which versions of the protocol are spoken."""
+        """Return which versions of the protocol are supported."""
         return DictOf(bytes, FoolscapAny())
 
     def publish_v2(announcement=FoolscapAny(), canary=Referenceable):
-        """Tell all subscribers of the service that a signed announcement names."""
+        """Send a signed announcement to all subscribers of its service."""
 
     def subscribe_v2(
         subscriber=RIIntroducerSubscriberClient,
         service_name=bytes,
         subscriber_info=DictOf(bytes, FoolscapAny()),
     ):
-        """Be told of all servers of a service."""
-
-
-# The introducer's protocol, as far as those who listen and those who announce have it in common.
-#
-# Source: the format reference, storage protocols, section 4.1.
+        """Receive the announcements of all servers of a service from now on."""
 
 
 PROTOCOL_KEY = b"http://allmydata.org/tahoe/protocols/introducer/v2"
 SERVICE = b"storage"
 CONNECT_TIMEOUT_S = 15.0
 LOST_AFTER_S = 3 * KEEPALIVE_S
-"""Silence after which an introducer is taken to be gone."""
+"""Silence after which the connection to an introducer counts as lost."""
 
 BOUNDS = Bounds(call_cost=MAX_SERVERS * 4096)
-"""An introducer tells all it knows in one message; an announcement has 1 to 3 KB, and becomes 1 KB more."""
+"""
+An introducer sends all announcements in one message; each has 1 to 3 KB, and takes 1 KB more in memory.
+"""
 
 _NO_INTRODUCER = "the server there is not an introducer"
 _MAX_REASON_CHARACTERS = 200
@@ -88,11 +85,13 @@ Connect = Callable[[str], "Deferred[Any]"]
 
 
 class RemoteFailure(Exception):
-    """The other side failed: Foolscap hands that on as texts, which coroutines cannot raise."""
+    """
+    A call failed at the other end: Foolscap passes failures on as texts, which coroutines cannot raise.
+    """
 
 
 def call(reference: Any, name: str, *arguments: Any) -> Deferred[Any]:
-    """Call a remote method; what fails there fails here with ``RemoteFailure``."""
+    """Call a remote method; a failure at the other end becomes a ``RemoteFailure``."""
     answer: Deferred[Any] = reference.callRemote(name, *arguments)
     return answer.addErrback(_as_exception)
 
@@ -105,7 +104,7 @@ def _as_exception(failure: Any) -> Any:
 
 async def connect_introducer(connect: Connect, furl: Furl, clock: IReactorTime) -> Any:
     """
-    Return a reference to an introducer that speaks the protocol.
+    Return a reference to an introducer that supports the protocol.
 
     Raises:
         Exception: see ``reason_of``.
@@ -116,7 +115,7 @@ async def connect_introducer(connect: Connect, furl: Furl, clock: IReactorTime) 
     if not hasattr(reference, "callRemote"):
         raise ValueError(_NO_INTRODUCER)
     version = await call(reference, "get_version").addTimeout(CONNECT_TIMEOUT_S, clock)
-    if type(version) is not dict:  # an object that names no interface answers what it likes
+    if type(version) is not dict:  # an object without an interface may answer anything
         raise ValueError(_NO_INTRODUCER)
     if PROTOCOL_KEY not in version:
         raise ValueError("it speaks another version of the introducer's protocol")
@@ -124,7 +123,7 @@ async def connect_introducer(connect: Connect, furl: Furl, clock: IReactorTime) 
 
 
 def until_lost(reference: Any) -> Deferred[None]:
-    """Return what fires when the reference's connection is lost."""
+    """Return a Deferred that fires when the reference's connection is lost."""
     lost: Deferred[None] = Deferred(lambda _: reference.dontNotifyOnDisconnect(marker))
 
     def notify() -> None:
@@ -136,7 +135,7 @@ def until_lost(reference: Any) -> Deferred[None]:
 
 
 def reason_of(error: Exception | None) -> str:
-    """Return, for a person, why there is no connection."""
+    """Return, for a person, why the connection failed."""
     if error is None or isinstance(error, (DeadReferenceError, network.ConnectionClosed)):
         return "the connection was lost"
     if isinstance(error, (TimeoutError, network.TimeoutError)):
@@ -159,27 +158,25 @@ def reason_of(error: Exception | None) -> str:
 
 
 def _excerpt(text: str) -> str:
-    """Return the beginning of what may be a stranger's text: it goes to terminals and logs."""
+    """Return the beginning of untrusted text, safe for terminals and logs."""
     return printable((text.splitlines() or [""])[0][:_MAX_REASON_CHARACTERS])
 
-
-# Keeping a connection: make it, use it, and make it again when it is lost, with growing patience.
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 300.0
 _GOOD_S = 60.0
-"""A connection that held for so long was a good one: the next attempt comes soon."""
+"""A connection that lasted this long was good: the first pause is used again."""
 
 
 class Reconnecting:
     """
-    Keeps one connection until it is stopped.
+    Keeps one connection until it is stopped; reconnects after pauses that grow.
 
     Args:
         clock: for the pauses.
         use: connects, uses the connection, and fires or fails when it is lost, or could not be made.
-        lost: told the reason, each time; None if ``use`` just ended.
-        spread: gives a factor for each pause, so that many clients do not come back at once.
+        lost: called with the reason, each time; None if ``use`` ended without an error.
+        spread: gives a factor for each pause, so that many clients do not reconnect at the same time.
     """
 
     def __init__(
@@ -203,7 +200,7 @@ class Reconnecting:
             self._running.addErrback(lambda failure: failure.trap(CancelledError))
 
     def stop(self) -> None:
-        """Let go of the connection, and make no other."""
+        """Close the connection, and make no other."""
         self._stopped = True
         if self._running is not None:
             self._running.cancel()
@@ -220,7 +217,7 @@ class Reconnecting:
             except Exception as error:
                 reason = error
             self._lost(reason)
-            if self._stopped:  # by whom we just told
+            if self._stopped:  # by ``lost``
                 return
             if self._clock.seconds() - began >= _GOOD_S:
                 pause_s = FIRST_PAUSE_S

@@ -1,7 +1,5 @@
 """
-The questions and answers of a storage server as plain values, whatever their form on the wire.
-
-Both ends share them: a server's share store answers with them, and every transport hands them on.
+The requests and answers of a storage server as plain values, shared by the share store and all transports.
 """
 
 from __future__ import annotations
@@ -17,19 +15,19 @@ from pipegrid.errors import ServerError
 UNKNOWN_PROTOCOL = (
     "no version of the storage protocol that is known here, though perhaps to a newer PipeGrid"
 )
-"""What is wrong with a server's version that names others only; "it answered with ..."."""
+"""The error for a server's version message that lists other protocols only; follows "it answered with"."""
 
 
 @attrs.frozen
 class ServerIdentity:
     """
-    Who a server is, before and apart from any connection.
+    The identity of a server, independent of any connection.
 
     Attributes:
-        server_id: stable text, ``v0-`` and 52 characters of base32 on a real grid.
-        nickname: what a person calls it.
-        permutation_seed: bytes that place it on every file's ring.
-        lease_seed: 20 bytes (the tub id) that make its secrets differ from other servers'.
+        server_id: stable text; on a real grid ``v0-`` and 52 characters of base32.
+        nickname: its name for people.
+        permutation_seed: bytes that determine its position on every file's ring.
+        lease_seed: 20 bytes (the tub id) that make its secrets differ from those for other servers.
     """
 
     server_id: str
@@ -41,11 +39,11 @@ class ServerIdentity:
 @attrs.frozen
 class ServerVersion:
     """
-    What a server says of itself.
+    What a server reports about itself.
 
     Attributes:
-        max_share_bytes: the largest immutable share that it takes now; 0 if it is read-only or full.
-        available_bytes: room for shares, or None if unknown.
+        max_share_bytes: the largest immutable share that it accepts now; 0 if it is read-only or full.
+        available_bytes: space for shares, or None if unknown.
         application: name and version of the software.
     """
 
@@ -56,7 +54,7 @@ class ServerVersion:
 
 @attrs.frozen
 class LeaseSecrets:
-    """The two 32-byte secrets that claim a share on one server."""
+    """The two 32-byte secrets of a lease on one server."""
 
     renew: bytes = attrs.field(repr=False)
     cancel: bytes = attrs.field(repr=False)
@@ -64,7 +62,7 @@ class LeaseSecrets:
 
 @attrs.frozen
 class UploadSecrets:
-    """All secrets of one upload to one server; ``upload`` is 1 to 64 bytes, 32 by custom."""
+    """All secrets of one upload to one server; ``upload`` is 1 to 64 bytes, usually 32."""
 
     lease: LeaseSecrets
     upload: bytes = attrs.field(repr=False)
@@ -76,9 +74,9 @@ class Allocation:
     The answer to ``allocate``.
 
     Attributes:
-        already_have: all complete shares of the storage index, also those not asked for.
-        allocated: the shares that may be written now. Whatever was asked for and is in neither
-            set was refused: no room, or an unfinished upload of it exists (perhaps one's own).
+        already_have: all complete shares of the storage index, including those not asked for.
+        allocated: the shares that may be written now. Shares in neither set were rejected: no space, or an
+            unfinished upload exists (perhaps one's own).
     """
 
     already_have: frozenset[int]
@@ -105,8 +103,8 @@ class Stored:
     The answer to ``store_whole``.
 
     Attributes:
-        allocation: as if it had been asked for alone.
-        failed: shares that were sent and are not there now, each with why.
+        allocation: as for a separate allocation.
+        failed: shares that were sent and are not stored, each with its error.
     """
 
     allocation: Allocation
@@ -114,24 +112,24 @@ class Stored:
 
 
 Numbers = AbstractSet[int]
-"""Of shares."""
+"""Share numbers."""
 
 Shares = Mapping[int, bytes]
-"""Whole ones, by number."""
+"""Whole shares, by number."""
 
 Pieces = Sequence[Buffer]
-"""What is written, one piece behind the other."""
+"""Consecutive pieces to write."""
 
 Reads = Sequence[tuple[int, int]]
-"""What is to be read of each share of a slot: offsets and lengths."""
+"""Ranges to read of each share of a slot: offsets and lengths."""
 
 SlotData = dict[int, tuple[bytes, ...]]
-"""What was read, by share number: for each read what there was of it."""
+"""The bytes read, by share number: one string for each range, shorter beyond the end."""
 
 
 @attrs.frozen
 class SlotSecrets:
-    """All secrets of one change to a slot of mutable shares; the write enabler is 32 bytes by custom."""
+    """All secrets of one change to a slot of mutable shares; the write enabler usually has 32 bytes."""
 
     lease: LeaseSecrets
     write_enabler: bytes = attrs.field(repr=False)
@@ -140,11 +138,11 @@ class SlotSecrets:
 @attrs.frozen
 class ShareChange:
     """
-    What read-test-write is to test and to change in one mutable share.
+    The tests and changes of one mutable share in a read-test-write.
 
     Attributes:
         tests: ``(offset, size, specimen)``: the bytes ``[offset, offset + size)``, cut at the share's end,
-            must equal the specimen. A share that is not there reads as empty.
+            must equal the specimen. A missing share counts as empty.
         writes: ``(offset, data)``, applied in this order.
         new_length: 0 deletes the share; less than its length after the writes cuts it; more, or None, does
             nothing.
@@ -156,28 +154,28 @@ class ShareChange:
 
 
 Changes = Mapping[int, ShareChange]
-"""Of a slot, by share number."""
+"""The largest shares of a slot, in bytes."""
 
 MAX_SLOT_SHARES = 256
 MAX_SHARE_TESTS = 30
-"""Of one share in one call: what Tahoe-LAFS's server takes over HTTPS."""
+"""For one share in one call: the limit of Tahoe-LAFS's server over HTTPS."""
 MAX_SMALL_WRITES = 30
 """
-Of one share besides those of blocks. Tahoe-LAFS's client sends eight: keys, signature, hash trees, and three
-parts of the header.
+For one share in addition to those of blocks. Tahoe-LAFS's client sends eight: keys, signature, hash trees,
+and three parts of the header.
 """
 MAX_BLOCK_WRITES = 262_144
 """
-Tahoe-LAFS's client writes all of an MDMF share in one call, a write for each segment of 128 KiB, however
-small the blocks are: that many are a file of 32 GiB, all of whose shares it holds in memory.
+Tahoe-LAFS's client writes all of an MDMF share in one call, with a write for each segment of 128 KiB: this
+number is a file of 32 GiB, all of whose shares it holds in memory.
 """
 BLOCK_WRITE_BYTES = 512
 """
-The smallest such write: with k = 255 a block is 515 bytes, and its salt 16. So what a call costs, beyond what
-small writes cost, is in proportion to its bytes.
+The smallest such write: with k = 255 a block is 515 bytes, and its salt 16. So the cost of a call is
+proportional to its bytes, apart from small writes.
 """
 MAX_CALL_VECTORS = MAX_SLOT_SHARES * (MAX_SHARE_TESTS + MAX_SMALL_WRITES) + MAX_BLOCK_WRITES
-"""Tests and writes of one call."""
+"""Limit of tests and writes in one call."""
 
 
 @attrs.frozen
@@ -187,9 +185,9 @@ class SlotResult:
 
     Attributes:
         success: whether all tests passed, and everything was written.
-        data: for every share that was there before, what the read vector asked for, as it was before.
-        repeated: it was asked for more than once, since connections were lost; what is not written now may
-            have been the first time.
+        data: for every share that existed before, the ranges read, as they were before.
+        repeated: the request was sent more than once, since connections were lost; an unsuccessful last
+            attempt does not mean that no earlier one was.
     """
 
     success: bool

@@ -1,4 +1,8 @@
-"""Addresses of servers: NURLs of GBS and fURLs of Foolscap."""
+"""
+Addresses of servers: NURLs of GBS and fURLs of Foolscap.
+
+Source: the format reference, storage protocols, sections 1.1, 2.1 and 6.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,10 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
 
-# fURLs: where a Foolscap object is, how to know its owner, and the secret that opens it.
-#
 #     pb://<tub id>@tcp:<host>:<port>,<another hint>/<swissnum>
 #
-# The introducer has one; so has every storage server of Tahoe-LAFS, over HTTPS as well: secrets are derived
-# from its tub id.
-#
-# Source: the format reference, storage protocols, sections 2.1 and 6.
+# Introducers have one, and all Tahoe-LAFS storage servers, over HTTPS as well: secrets are derived from the
+# tub id.
 
 _MAX_TEXT = 2048
 # Readers use 32 characters of the tub id, whatever follows.
@@ -35,8 +35,8 @@ class Furl:
 
     Attributes:
         tub_id: 20 bytes, SHA-1 of the owner's certificate (DER).
-        hints: where it may be, such as ``tcp:example.org:1234``; alternatives.
-        swissnum: whoever knows it may use the object.
+        hints: alternative addresses, such as ``tcp:example.org:1234``.
+        swissnum: the secret that allows using the object.
     """
 
     tub_id: bytes
@@ -48,13 +48,15 @@ class Furl:
 
     @property
     def address(self) -> str:
-        """Where it is, for people, without the secret: it is a stranger's, and goes to terminals and logs."""
+        """
+        The address for people, without the secret; it is untrusted, and made safe for terminals and logs.
+        """
         hint = self.hints[0].removeprefix("tcp:") if self.hints else "nowhere"
         return "".join(char if char.isprintable() else "?" for char in hint)
 
     @property
     def tcp_hints(self) -> tuple[str, ...]:
-        """Those of the hints that are addresses which plain TCP can reach; of old they had no prefix."""
+        """The hints for TCP, with the prefix ``tcp:`` or, in old fURLs, without."""
         return tuple(
             hint
             for hint in self.hints
@@ -63,26 +65,26 @@ class Furl:
 
     @property
     def leads_to_tcp(self) -> bool:
-        """Whether one of the hints is such an address."""
+        """Whether a hint is for TCP."""
         return bool(self.tcp_hints)
 
 
 def is_overlay_name(host: str) -> bool:
-    """Return whether only Tor or I2P resolve a name: to ask for it would tell where one goes (RFC 7686)."""
+    """Return whether only Tor or I2P resolve a name: a DNS query would reveal it (RFC 7686)."""
     return host.lower().rstrip(".").endswith((".onion", ".i2p"))
 
 
 def is_furl(text: str) -> bool:
-    """Return whether a text is a fURL (a NURL is none)."""
+    """Return whether a text is a fURL, not a NURL."""
     return len(text) <= _MAX_TEXT and _FURL.match(text) is not None
 
 
 def parse_furl(text: str) -> Furl:
     """
-    Return what a fURL says.
+    Parse a fURL.
 
     Raises:
-        UsageError: it is none. The text does not repeat the secret.
+        UsageError: it is not one. The text does not repeat the secret.
     """
     if "#v=" in text:
         raise UsageError("that is a storage server's NURL (its end is #v=1), not a fURL")
@@ -97,12 +99,8 @@ def parse_furl(text: str) -> Furl:
     return Furl(tub_id, hints, match[3])
 
 
-# NURLs: where a storage server is, how to know it, and the secret that opens it.
-#
 #     pb://<spki>@<host>:<port>/<swissnum>#v=1
 #     pb+tor://<spki>@<host>.onion:<port>/<swissnum>#v=1
-#
-# Source: the format reference, storage protocols, section 1.1.
 
 SPKI_HASH_BYTES = 32
 
@@ -118,13 +116,13 @@ _OTHER_VERSION = re.compile(r"#v=(?!1\Z)[0-9]+\Z")
 @attrs.frozen
 class Nurl:
     """
-    The address of one server's HTTPS protocol.
+    The address of a server's HTTPS protocol.
 
     Attributes:
         spki_hash: 32 bytes, SHA-256 of the certificate's SubjectPublicKeyInfo (DER).
         host: a name or an address; IPv6 without its brackets.
         port: 1 to 65535.
-        swissnum: ASCII; whoever knows it may use the server.
+        swissnum: ASCII; the secret that allows using the server.
         tor: the server is reached through Tor.
     """
 
@@ -142,7 +140,7 @@ class Nurl:
 
     @property
     def leads_through_tor(self) -> bool:
-        """Whether plain TCP cannot reach it, whatever its scheme says."""
+        """Whether TCP without Tor cannot reach it, whatever its scheme."""
         return self.tor or is_overlay_name(self.host)
 
     def recognises(self, spki_hash: bytes) -> bool:
@@ -152,10 +150,10 @@ class Nurl:
 
 def parse_nurl(text: str) -> Nurl:
     """
-    Return what a NURL says.
+    Parse a NURL.
 
     Raises:
-        UsageError: it is none. The text does not repeat the secret.
+        UsageError: it is not one. The text does not repeat the secret.
     """
     match = _NURL.match(text) if len(text) <= _MAX_TEXT else None
     if match is None and is_furl(text):
@@ -197,7 +195,8 @@ def _spki_hash(text: str) -> bytes:
         digest = base64.b64decode(text + "=", altchars=b"-_", validate=True)
     except binascii.Error:
         digest = b""
-    # 43 characters hold two bits more than 32 bytes: they must be zero, so that texts compare.
+    # 43 characters hold two bits more than 32 bytes: they must be zero, so that equal hashes have equal
+    # texts.
     if base64.urlsafe_b64encode(digest).rstrip(b"=") != text.encode("ascii"):
         raise UsageError("the NURL's SPKI hash is not base64url of 32 bytes; copy it again")
     return digest

@@ -13,7 +13,7 @@ from pipegrid.core.mutable.directory_edits import (
     Rename,
     Unlink,
     apply_edits,
-    made_before,
+    content_if_applied,
     merge_directories,
     pack_entries,
     unpack_entries,
@@ -46,7 +46,7 @@ class MadeBeforeTests(SynchronousTestCase):
         """Return what is there when edits were stored, others came, and the edits are looked for."""
         before = self.before if before is None else before
         after = apply_edits(before, edits, W, 2.0)
-        made = made_before(before, after, apply_edits(after, others, W, 3.0))
+        made = content_if_applied(before, after, apply_edits(after, others, W, 3.0))
         return None if made is None else listing(made)
 
     def test_names_that_pass_a_child_on(self) -> None:
@@ -69,9 +69,9 @@ class MadeBeforeTests(SynchronousTestCase):
     def test_not_there(self) -> None:
         """Nothing says so: they are to be applied."""
         after = apply_edits(self.before, [Rename("a", "z")], W, 2.0)
-        self.assertIsNone(made_before(self.before, after, self.before))
+        self.assertIsNone(content_if_applied(self.before, after, self.before))
         other = directory(5.0, z=A, b=B)  # the same child, linked by somebody else
-        self.assertIsNone(made_before(self.before, after, other))
+        self.assertIsNone(content_if_applied(self.before, after, other))
         self.assertIsNone(self.attempt([Unlink("a")]))
         self.assertIsNone(self.attempt([]))
         self.assertIsNone(self.attempt([Rename("a", "z")], Link("z", D)))
@@ -82,7 +82,7 @@ class MadeBeforeTests(SynchronousTestCase):
         theirs = apply_edits(self.before, [Link("new", D)], W, 2.0)
         merged = merge_directories(after, theirs)
         self.assertIn("a", listing(merged))
-        made = made_before(self.before, after, merged)
+        made = content_if_applied(self.before, after, merged)
         self.assertEqual(listing(made), {"b": C, "new": D, "z": A})
         # Theirs has the later time, since a clock is wrong; it is older all the same.
         late = directory(9.0, a=A, b=B)
@@ -91,11 +91,11 @@ class MadeBeforeTests(SynchronousTestCase):
         # As writers merge it that keep their own clock's time.
         merged = pack_entries({**unpack_entries(late), "z": unpack_entries(after)["z"]})
         self.assertEqual(listing(merged), {"a": A, "b": B, "z": A})
-        self.assertEqual(listing(made_before(late, after, merged)), {"b": C, "z": A})
+        self.assertEqual(listing(content_if_applied(late, after, merged)), {"b": C, "z": A})
 
     def test_no_directory(self) -> None:
         """Of what is stored instead nothing is made."""
-        self.assertRaises(DirectoryError, made_before, self.before, self.before, b"x")
+        self.assertRaises(DirectoryError, content_if_applied, self.before, self.before, b"x")
 
     def test_passed_on_and_gone(self) -> None:
         """A renamed child that a later edit took away is no error when all are applied again."""

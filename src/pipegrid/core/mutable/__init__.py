@@ -1,1 +1,3 @@
-"""Mutable files, SDMF and MDMF: keys, versions, shares, and the directories in them. All of it is pure."""
+"""
+Mutable files, SDMF and MDMF: keys, versions, shares, and the directories in them; all of it without I/O.
+"""

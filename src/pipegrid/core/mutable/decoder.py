@@ -1,19 +1,5 @@
 """
-From the shares of one version to its plaintext, a range of segments at a time.
-
-The caller has mapped the file: it knows which servers have shares of this version, and
-``VerifiedVersions`` has proven the version. Here each share proves its leaf of the share hash tree by its
-chain, each block its place in the share's own tree. What is wrong is named and left out; the caller
-offers another server's copy, or another share.
-
-    reader = VersionReader(version, readkey)
-    reader.add_share(share)                        # MutableShare, header here
-    reader.missing(3, first, end)                  # ranges to ask of share 3 for these segments
-    share.answered(...)                            # as they come
-    job = reader.job(segment)                      # None: not k blocks yet
-    pieces = reader.finish(job.run())              # None: some were wrong; ask for others
-
-Segments are to be taken in ascending order.
+Restores one version of a mutable file from its shares, segment by segment, without I/O.
 
 Source: the format reference for mutable files, section 5, step 4.
 """
@@ -33,7 +19,7 @@ from pipegrid.core.share_parts import BadPart, ShareTree, prove_leaf
 from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import CorruptionError
 
-_SECTION = "block_hashes"  # as ShareTree calls it
+_SECTION = "block_hashes"  # the name that ShareTree uses
 
 
 @attrs.define(eq=False)
@@ -44,16 +30,28 @@ class _InUse:
 
 class VersionReader:
     """
-    The shares of one version, for whoever reads it.
+    The shares of one version, for a reader. Segments are restored in ascending order.
+
+    The caller knows which servers have shares of this version, and ``VerifiedVersions`` has verified it.
+    Each share proves its leaf of the share hash tree by its chain, and each block by the share's own tree.
+    A share with a wrong part is listed in ``corrupt`` and left out; the caller then offers another copy, or
+    another share.
+
+        reader = VersionReader(version, readkey)
+        reader.add_share(share)                        # MutableShare with its header
+        reader.missing(3, first, end)                  # ranges to read of share 3 for these segments
+        share.answered(...)                            # as they arrive
+        job = reader.job(segment)                      # None: fewer than k blocks so far
+        pieces = reader.finish(job.run())              # None: some were wrong; read others
 
     Attributes:
-        version: proven.
-        corrupt: what was found to be wrong so far; a share in it is not used any more.
+        version: the verified version.
+        corrupt: what was found to be wrong so far; the shares in it are not used any more.
     """
 
     def __init__(self, version: Version, readkey: bytes | None) -> None:
         """
-        Know the version only.
+        Start without any share.
 
         Args:
             readkey: 16 bytes, or None for the ciphertext.
@@ -65,19 +63,19 @@ class VersionReader:
 
     @property
     def shares_in_use(self) -> list[int]:
-        """The share numbers that can be asked and have not proven bad."""
+        """The share numbers that can be asked and have not proved bad."""
         return list(self._shares)
 
     @property
     def lacking(self) -> int:
-        """How many more distinct shares are needed; 0 if there are enough."""
+        """How many more distinct shares are needed; 0 if none."""
         return max(0, self.version.required_shares - len(self._shares))
 
     def add_share(self, share: MutableShare) -> None:
         """
-        A share of this version is there to be asked; it takes the place of one with its number.
+        Add a share of this version; it replaces one with the same number.
 
-        Its header must be here, and name this version.
+        Its header must be known, and name this version.
         """
         assert share.header is not None, "what it is a share of is not known"
         assert share.header.version == self.version, "a share of another version"
@@ -86,15 +84,16 @@ class VersionReader:
         self._shares = dict(sorted(self._shares.items()))
 
     def drop_share(self, share_number: int) -> None:
-        """A share can be asked no more, and what has come of it is not used."""
+        """Stop using a share, and drop what has arrived of it."""
         self._shares.pop(share_number, None)
 
     def missing(self, share_number: int, first: int, end: int) -> list[Range]:
         """
-        Return what is lacking of a share to take segments [first, end); none if it has proven bad.
+        Return what is missing of a share to restore segments [first, end); an empty list if it has proved
+        bad.
 
-        Ranges [start, end) of share data in ascending order, disjoint; whoever asks may join what is near.
-        The same is returned until it has come.
+        The ranges [start, end) of share data are ascending and disjoint; the caller may join near ones. The
+        same ranges are returned until their bytes arrive.
         """
         used = self._shares.get(share_number)
         if used is None:
@@ -113,7 +112,8 @@ class VersionReader:
 
     def block(self, share_number: int, segment: int) -> Block | None:
         """
-        Return one share's stored block with the hash that it must have; None if it is bad, or not here yet.
+        Return one share's stored block with the hash that it must have; None if it is bad or has not
+        arrived.
         """
         used = self._shares.get(share_number)
         if used is None:
@@ -136,10 +136,10 @@ class VersionReader:
 
     def job(self, segment: int, start: int = 0, end: int | None = None) -> MutableSegmentJob | None:
         """
-        Return the work that makes a segment, or None while fewer than k blocks are here and proven.
+        Return the job that restores a segment, or None while fewer than k verified blocks have arrived.
 
         Args:
-            start, end: which of the segment's bytes are wanted; by default all.
+            start, end: which of the segment's bytes to return; by default all.
         """
         geometry = self.version.geometry
         k = geometry.required_shares
@@ -159,12 +159,12 @@ class VersionReader:
 
     def finish(self, result: SegmentResult) -> list[Buffer] | None:
         """
-        Take what a job made: return its bytes in pieces, and let go of the segment's blocks.
+        Accept the result of a job: return its bytes in pieces, and release the segment's blocks.
 
-        None if some of its blocks were wrong; their shares are in ``corrupt`` and out of use.
+        None if some of its blocks were wrong; their shares are in ``corrupt`` and are not used any more.
 
         Raises:
-            CorruptionError: the file itself is inconsistent, by its author's doing; no share number.
+            CorruptionError: the file itself is inconsistent, by its author's fault; no share number.
         """
         segment = result.segment
         for number in result.bad_shares:
@@ -180,7 +180,7 @@ class VersionReader:
         return result.plaintext
 
     def condemn_block(self, share_number: int, segment: int) -> None:
-        """A block was found to be wrong: say so, and use its share no more."""
+        """Record that a block was found to be wrong, and stop using its share."""
         used = self._shares.get(share_number)
         if used is not None:
             offset = self._stored(used.share, segment, segment + 1)[0]
@@ -188,13 +188,13 @@ class VersionReader:
             self._condemn(share_number, damaged(share_number, what, offset))
 
     def release(self, segment: int) -> None:
-        """Let go of the blocks of a segment, in all shares."""
+        """Release the blocks of a segment, in all shares."""
         for used in self._shares.values():
             used.share.store.release(*self._stored(used.share, segment, segment + 1))
 
     def whole(self) -> bytes | None:
         """
-        Return all the plaintext at once, for small files of which everything is here; else None.
+        Return all the plaintext if all of it has arrived, else None; for small files.
 
         Shares that prove bad are left out; see ``corrupt``.
 
@@ -213,7 +213,7 @@ class VersionReader:
         return b"".join(made)
 
     def prove_share(self, share_number: int) -> bool:
-        """Say whether a share's root is proven; False while it is not, or if it is bad."""
+        """Return whether a share's root is verified; False while it has not arrived, or if it is bad."""
         used = self._shares.get(share_number)
         if used is None:
             return False
@@ -224,7 +224,7 @@ class VersionReader:
             return False
 
     def _prove(self, used: _InUse) -> list[Range]:
-        """Prove the share's leaf if it can be; return what is lacking for that."""
+        """Verify the share's leaf if possible; return the ranges that are missing for that."""
         if used.tree is not None:
             return []
         share = used.share
@@ -268,9 +268,10 @@ class VersionReader:
 
 def share_leaf(share: MutableShare, version: Version) -> bytes:
     """
-    Return the root of a share's block hash tree, proven by its chain to belong to the version.
+    Return the root of a share's block hash tree, after verifying by its chain that it belongs to the
+    version.
 
-    Chain and root must be here.
+    Chain and root must have arrived.
 
     Raises:
         CorruptionError: they do not lead to the version's root hash.

@@ -1,4 +1,8 @@
-"""Read-write directory: entries, edits, merge."""
+"""
+Read-write directories: entries, encrypted write caps, edits that can be applied again, and merging.
+
+Source: the format reference for mutable files, section 7; that of trees, sections 3 and 7.4.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +31,9 @@ from pipegrid.core.packed_directory import entry_fields, readonly_cap, stored_en
 from pipegrid.core.text import composed
 from pipegrid.errors import CapError, ChildExists, DirectoryError, NoSuchChild, UsageError
 
-# The write caps of a read-write directory's children: encrypted so that only its writers read them.
-#
-# The key follows from the directory's write key and a salt, and the salt from the cap itself, so that the
-# same child gives the same bytes again. There is a checksum, too, which nobody checks: the directory's
-# signature covers it all.
-#
-# Source: the format reference for mutable files, section 7.
+# The write caps of children are encrypted so that only writers of the directory can read them. The key is
+# derived from the directory's write key and a salt, and the salt from the cap itself, so equal caps give
+# equal bytes. The stored checksum is not verified: the directory's signature covers it.
 
 _SALT = Tag(b"allmydata_dirnode_child_rwcap_to_salt_v1")
 _KEY = Tag(b"allmydata_mutable_writekey_and_salt_to_dirnode_child_capkey_v1")
@@ -43,10 +43,10 @@ _LEAST_BYTES = _SALT_BYTES + HASH_BYTES
 
 def encrypt_write_cap(cap_text: str, writekey: bytes) -> bytes:
     """
-    Return what a directory stores for a child's write cap: 48 bytes more than it has, never none.
+    Return the encrypted write cap of a child: 48 bytes longer than the cap, never empty.
 
     Args:
-        cap_text: the write cap, or "" if there is none.
+        cap_text: the write cap, or "" for none.
         writekey: 16 bytes, the directory's own.
     """
     text = cap_text.encode("utf-8")
@@ -58,7 +58,7 @@ def encrypt_write_cap(cap_text: str, writekey: bytes) -> bytes:
 
 
 def decrypt_write_cap(rw_data: bytes, writekey: bytes) -> str | None:
-    """Return a child's write cap, "" if it has none; None if the bytes are not of this directory."""
+    """Return a child's write cap, "" if it has none, or None if it was not encrypted for this directory."""
     if len(rw_data) < _LEAST_BYTES:
         return None if rw_data else ""
     salt, ciphertext = rw_data[:_SALT_BYTES], rw_data[_SALT_BYTES:-HASH_BYTES]
@@ -69,7 +69,7 @@ def decrypt_write_cap(rw_data: bytes, writekey: bytes) -> str | None:
 
 
 def open_write_cap(rw_data: bytes, writekey: bytes) -> Cap | None:
-    """Return a child's write cap; None if it has none, or the bytes are not of this directory."""
+    """Return a child's write cap; None if it has none, or it was not encrypted for this directory."""
     text = decrypt_write_cap(rw_data, writekey)
     if not text:
         return None
@@ -88,39 +88,32 @@ def _xored(key: bytes, value: int) -> bytes:
     return bytes(byte ^ value for byte in key)
 
 
-# Read-write directories: the entries by name, each as it was stored.
-#
-# An entry is not taken apart before somebody asks, and one that nobody changes goes back byte for byte,
-# whatever it holds: caps of kinds to come, caps that break their own promise, metadata that is no JSON. Only
-# what has no name cannot be kept, since then it is no directory.
-#
-# Unpacking costs memory of at most ``MEMORY_MULTIPLE`` times the directory's bytes; reading one entry's
-# metadata that of its own bytes, and metadata that is too long or deep is as none.
-#
-# Source: the format reference, section 8.5; that for mutable files, section 7; that of trees, 3.
+# An entry is parsed only when needed. An unchanged one is written back byte for byte, whatever it contains:
+# caps of unknown kinds, caps that break their own promise, metadata that is not JSON. Only an entry without
+# a name is an error, since then it is no directory.
 
 MAX_DIRECTORY_BYTES = 64 << 20
-"""A directory has to be read, held and written whole: this is one of some 200,000 children."""
+"""A directory is read, held and written as a whole; this is the size of one with some 200,000 children."""
 
 MAX_ENTRIES = 1 << 20
 
 MAX_METADATA_BYTES = 1 << 16
-"""Of one entry."""
+"""The limit for one entry."""
 
 MAX_METADATA_DEPTH = 100
 
 MEMORY_MULTIPLE = 32
-"""What a directory unpacked takes at most, in times its bytes; the worst is one of the shortest entries."""
+"""An unpacked directory takes at most this many times its bytes; the worst case is the shortest entries."""
 
 
 @attrs.frozen
 class LazyEntry:
     """
-    One child, as it stands in the directory; what is in it is read when somebody asks.
+    One child as it is stored in the directory; parsed when an attribute is read.
 
     Attributes:
         name: composed (NFC).
-        stored: its four fields as they stand in the directory.
+        stored: its four stored fields.
     """
 
     name: str
@@ -128,12 +121,12 @@ class LazyEntry:
 
     @property
     def read_cap(self) -> Cap | None:
-        """What reads the child; see ``directory.readonly_cap``."""
+        """The read cap of the child; see ``packed_directory.readonly_cap``."""
         return readonly_cap(entry_fields(self.stored)[1].decode("utf-8"))
 
     def write_cap(self, writekey: bytes) -> Cap | None:
         """
-        Return what changes the child, or None if it is only for reading.
+        Return the write cap of the child, or None if it has none.
 
         Args:
             writekey: 16 bytes, the directory's own.
@@ -142,23 +135,25 @@ class LazyEntry:
 
     @property
     def rw_data(self) -> bytes:
-        """The write cap, encrypted for those with the directory's write key; empty if there is none."""
+        """The encrypted write cap; empty if the child has none."""
         return entry_fields(self.stored)[2]
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """A JSON object, a fresh one each time; None if what is stored is none, or beyond all bounds."""
+        """
+        A JSON object, a new one each time; None if the stored metadata is not one, or exceeds the limits.
+        """
         return parse_metadata(entry_fields(self.stored)[3])
 
 
 @attrs.frozen(eq=False)
 class OpenDirectory:
     """
-    A directory that several edits are applied to, one behind the other, before it is packed again.
+    A parsed directory that several edits are applied to before it is packed again.
 
     Attributes:
-        entries: by name; not to be changed.
-        size: bytes of it when it is packed.
+        entries: by name; must not be changed.
+        size: its length in bytes when packed.
     """
 
     entries: Mapping[str, LazyEntry]
@@ -166,12 +161,14 @@ class OpenDirectory:
 
     @classmethod
     def of(cls, data: bytes) -> OpenDirectory:
-        """Return what is in a directory; raises as ``unpack_entries`` does."""
+        """Parse a directory; raises as ``unpack_entries`` does."""
         entries = unpack_entries(data)
         return cls(entries, sum(map(_packed_bytes, entries.values())))
 
     def changed(self, entries: Mapping[str, LazyEntry], names: Iterable[str]) -> OpenDirectory:
-        """Return it with these entries, which differ in nothing but these names; itself if not even there."""
+        """
+        Return the directory with these entries, which may differ in ``names`` only; itself if none differs.
+        """
         size, is_same = self.size, True
         for name in set(names):
             old, new = self.entries.get(name), entries.get(name)
@@ -209,12 +206,12 @@ def unpack_entries(data: bytes) -> dict[str, LazyEntry]:
 
 
 def pack_entries(entries: Mapping[str, LazyEntry]) -> bytes:
-    """Return the directory's bytes; none for no entries."""
+    """Return the directory's bytes; b"" for no entries."""
     return b"".join(netstring(entries[name].stored) for name in sorted(entries))
 
 
 def parse_metadata(data: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that data is, or None if it is none, too long or too deep."""
+    """Return the JSON object that data contains, or None if it is not one, too long or too deep."""
     if len(data) > MAX_METADATA_BYTES or _is_too_deep(data):
         return None
     try:
@@ -225,7 +222,7 @@ def parse_metadata(data: bytes) -> dict[str, Any] | None:
 
 
 def _is_too_deep(data: bytes) -> bool:
-    """Say whether brackets are nested too deep, those in strings apart."""
+    """Return whether brackets outside strings are nested too deep."""
     if data.count(b"[") + data.count(b"{") <= MAX_METADATA_DEPTH:
         return False
     depth = 0
@@ -245,18 +242,16 @@ def _is_too_deep(data: bytes) -> bool:
     return False
 
 
-# Two contents of one directory, of which neither was made from the other, and edits that may be in one
-# already.
-#
-# Source: the format reference for mutable files, section 7; that of trees, 7.4.
+# Merging of two versions of a directory, neither of which was made from the other.
 
 
 def merge_directories(first: bytes, second: bytes) -> bytes:
     """
-    Return the directory with the entries of both: of two with one name, that which was linked later.
+    Return the directory with the entries of both; of two with the same name, the one linked later.
 
-    For two versions with one sequence number, each of which somebody was told is stored. What only one of
-    them has unlinked is there again: better twice than never. The order does not matter.
+    For two versions with one sequence number, both of which were reported as stored. A child that only one
+    of them has unlinked exists again: an extra entry is better than a lost one. The order of the arguments
+    does not matter.
 
     Raises:
         DirectoryError: one of them is not a directory.
@@ -269,16 +264,16 @@ def merge_directories(first: bytes, second: bytes) -> bytes:
     return pack_entries(merged)
 
 
-def made_before(before: bytes, after: bytes, current: bytes) -> bytes | None:
+def content_if_applied(before: bytes, after: bytes, current: bytes) -> bytes | None:
     """
-    Return what is there now if edits have taken effect in it, all of them; else None: they are to be applied.
+    Return the current content if the edits have taken effect in it, else None: then apply them again.
 
-    They have if an entry is there byte for byte as they made it; it has the time in it. Then what others
-    have made of their names came later, and stays: also what they have linked where a child was taken out.
-    Only what is as it was before the edits has come back when versions were merged, and goes again.
+    They have if an entry is byte for byte as they made it, since it contains the time. Later changes of the
+    same names by others stay, also a link in place of a child that was removed. Only entries that equal
+    those before the edits have come back by a merge, and are removed again.
 
     Args:
-        before, after: the directory that the edits were applied to, and what became of it.
+        before, after: the directory before and after the edits.
 
     Raises:
         DirectoryError: one of them is not a directory.
@@ -297,9 +292,9 @@ def made_before(before: bytes, after: bytes, current: bytes) -> bytes | None:
 
 def later(now: float, replaced: LazyEntry | None) -> float:
     """
-    Return the time of a link that is made now: after that of the one it replaces.
+    Return the time of a new link: later than that of the one it replaces.
 
-    Else one that was linked by a clock that goes wrong, or in the same moment, would come back in a merge.
+    Otherwise a link made in the same moment, or with a wrong clock, would return in a merge.
     """
     return now if replaced is None else max(now, math.nextafter(_linked_at(replaced), math.inf))
 
@@ -315,31 +310,28 @@ def _linked_at(entry: LazyEntry) -> float:
 
 
 def is_time(value: object) -> TypeGuard[float]:
-    """Say whether metadata have a time here: seconds since 1970."""
+    """Return whether ``value`` is a time in metadata: seconds since 1970."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
 
 
-# Changes to a read-write directory, as values that can be applied again.
+# Edits are values, so they can be applied again: after an uncoordinated write, the writer reads the
+# directory again and applies the same edits, and no change is lost. All edits of one call take effect
+# together, or none.
 #
-# A writer who was beaten by another reads the directory anew and applies the same edits to what is there now,
-# so that nobody's change is lost. All edits of one call take effect together, or none does.
-#
-# **What is there now may have them already**: a version that its writer did not know to be stored was, and
-# somebody else has built on it. Edits that take a child from one name to another must not find there what
-# they have made themselves: two names that were exchanged would be exchanged back, a child that was
-# linked in the place of one renamed would take the other's. So it is looked first whether they are there
-# (``merging.made_before``).
-#
-# Source: the format reference for mutable files, section 7; that of trees, 3.1, 3.2 and 7.4.
+# The current content may contain them already, if a version was stored without its writer learning it and
+# another writer built on it. Applying renames twice would exchange two names back, so ``content_if_applied``
+# checks this first.
 
 MAX_NAME_BYTES = 32 << 10
-"""Of a name that is written, in UTF-8; where one is longer, readers leave out the directory (``listing``)."""
+"""For names that are written, in UTF-8; readers reject a directory with a longer one."""
 
 MAX_CHILDREN = 200_000
-"""That a directory may come to have, for the same reason; one that has more may only lose some."""
+"""The limit for writing, for the same reason; a directory with more children can only lose some."""
 
 _READ_ONLY, _IMMUTABLE = "ro.", "imm."
-_DOUBT = ": an earlier attempt of this change may have been stored, and others have written since"
+_PERHAPS_STORED = (
+    ": an earlier attempt of this change may have been stored, and others have written since"
+)
 
 
 @attrs.frozen
@@ -349,12 +341,12 @@ class Link:
 
     Attributes:
         name: any text; composed when it is applied.
-        cap: of the child; a write cap is stored with its read cap. An ``UnknownCap`` needs a prefix, or else
-            it is taken for a write cap, and ``read_cap`` must be given.
-        read_cap: only with a ``cap`` that is unknown.
-        metadata: takes the place of what the child of this name had, but for the times of linking; None to
-            keep that. With ``no-write`` in it the child is stored for reading only.
-        replace: whether a child of this name may be there.
+        cap: of the child; a write cap is stored with its read cap. An ``UnknownCap`` without a prefix
+            counts as a write cap, and then ``read_cap`` must be given.
+        read_cap: only with an unknown ``cap``.
+        metadata: replaces that of an existing child of this name, except the times of linking; None to keep
+            it. With ``no-write`` in it only the read cap is stored.
+        replace: whether a child of this name may exist.
     """
 
     name: str
@@ -367,10 +359,10 @@ class Link:
 @attrs.frozen
 class Unlink:
     """
-    Take a child out of the directory.
+    Remove a child from the directory.
 
     Attributes:
-        must_exist: whether it has to be there.
+        must_exist: whether it is an error if the child does not exist.
     """
 
     name: str
@@ -383,7 +375,7 @@ class Rename:
     Give a child another name; caps and metadata stay, the times of linking are new.
 
     Attributes:
-        replace: whether a child with the new name may be there.
+        replace: whether a child with the new name may exist.
     """
 
     old: str
@@ -401,16 +393,16 @@ def apply_edits(
     Return the directory's bytes after the edits, in their order.
 
     Args:
-        data: the directory as it is; entries that no edit names are copied byte for byte.
+        data: the directory; entries that no edit names are copied byte for byte.
         writekey: 16 bytes, the directory's own.
         now: seconds since 1970.
-        repeated: the same edits may have taken effect before: a child that is to go may be gone, one that
-            is to be linked or renamed may have been.
+        repeated: the same edits may have taken effect before, so a child to unlink may be missing, and one
+            to link or rename may exist.
 
     Raises:
         DirectoryError: data is not a directory.
-        NoSuchChild, ChildExists: an edit asks for what it must not; nothing was changed.
-        UsageError: a child cannot be written so.
+        NoSuchChild, ChildExists: an edit is not possible; nothing was changed.
+        UsageError: a child cannot be stored.
     """
     return pack_entries(edited(OpenDirectory.of(data), edits, writekey, now, repeated).entries)
 
@@ -422,7 +414,7 @@ def edited(
     now: float,
     repeated: bool = False,
 ) -> OpenDirectory:
-    """Return what edits make of a directory, which stays as it is; otherwise as ``apply_edits``."""
+    """Return a changed copy of a directory; otherwise as ``apply_edits``."""
     entries = dict(before.entries)
     most = max(MAX_CHILDREN, len(entries))
     for number, edit in enumerate(edits):
@@ -477,10 +469,10 @@ def new_entry(link: Link, writekey: bytes) -> LazyEntry:
     """
     Return an entry with metadata exactly as given, without times of linking.
 
-    For directories that are made with their children; what ``no-write`` means there is the caller's business.
+    For directories that are created with their children; the caller handles ``no-write``.
 
     Raises:
-        UsageError: the child cannot be written so.
+        UsageError: the child cannot be stored.
     """
     write_text, read_text = _stored_caps(link)
     packed = _metadata_bytes(link.name, link.metadata or {}, strict=True)
@@ -496,7 +488,9 @@ def _entry(
 
 
 def _is_passed_on(entries: dict[str, LazyEntry], edit: Rename, later: Sequence[Edit]) -> bool:
-    """Return whether a child may have been renamed, and be gone from its new name by a later edit."""
+    """
+    Return whether a child may have been renamed before, and removed from its new name by a later edit.
+    """
     old, new = composed(edit.old), composed(edit.new)
     takers = (
         each.old if isinstance(each, Rename) else each.name
@@ -530,7 +524,7 @@ def _rename(entries: dict[str, LazyEntry], edit: Rename, now: float, repeated: b
 
 
 def _stored_caps(edit: Link) -> tuple[str, str]:
-    """Return the write cap ("" for none) and the read cap to be stored."""
+    """Return the write cap ("" for none) and the read cap to store."""
     cap, read_cap = edit.cap, edit.read_cap
     if not isinstance(cap, UnknownCap):
         if read_cap is not None and str(read_cap) != str(cap.readonly()):
@@ -566,7 +560,7 @@ def _unknown_read_text(name: str, text: str) -> str:
 def _linked_metadata(
     old: LazyEntry | None, given: dict[str, Any] | None, now: float
 ) -> dict[str, Any]:
-    """Return the metadata of a child that is linked now in the place of an old one, or none."""
+    """Return the metadata of a child that is linked now, replacing an old one if given."""
     before = old.metadata if old is not None else None
     before = {} if before is None else before
     if given is None:
@@ -576,7 +570,7 @@ def _linked_metadata(
     times = before.get("tahoe")
     created = times.get("linkcrtime") if isinstance(times, dict) else None
     if not is_time(created):
-        created = before.get("ctime")  # what writers before 2009 left
+        created = before.get("ctime")  # written before 2009
     if not is_time(created):
         created = now
     metadata["tahoe"] = _times(times, created, now)
@@ -584,7 +578,7 @@ def _linked_metadata(
 
 
 def _times(old: object, created: Any, modified: float) -> dict[str, Any]:
-    """Return the ``tahoe`` object with these times, and what else is in it."""
+    """Return the ``tahoe`` object with these times; its other fields stay."""
     times = dict(old) if isinstance(old, dict) else {}
     times["linkcrtime"] = created
     times["linkmotime"] = modified
@@ -593,10 +587,10 @@ def _times(old: object, created: Any, modified: float) -> dict[str, Any]:
 
 def name_bytes(name: str) -> bytes:
     """
-    Return a composed name as an entry has it.
+    Return a composed name as an entry stores it.
 
     Raises:
-        UsageError: none can have it.
+        UsageError: it cannot be stored.
     """
     try:
         data = name.encode("utf-8")
@@ -613,7 +607,7 @@ def name_bytes(name: str) -> bytes:
 
 def _metadata_bytes(name: str, metadata: dict[str, Any], strict: bool) -> bytes:
     try:
-        # What others have stored stays as it is, though JSON knows no infinity.
+        # Metadata from other writers is kept, even with infinity, which JSON does not allow.
         data = json.dumps(metadata, allow_nan=not strict).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise _unlinkable(name, f"its metadata cannot be written as JSON ({error})") from None
@@ -630,16 +624,16 @@ def _unlinkable(name: str, why: str) -> UsageError:
 
 
 def _no_such_child(name: str, repeated: bool = False) -> NoSuchChild:
-    doubt = _DOUBT if repeated else ""
+    remark = _PERHAPS_STORED if repeated else ""
     return NoSuchChild(
-        f"the directory has no child {name!r}; list it to see what exists{doubt}", name, repeated
+        f"the directory has no child {name!r}; list it to see what exists{remark}", name, repeated
     )
 
 
 def _child_exists(name: str, repeated: bool) -> ChildExists:
-    doubt = _DOUBT if repeated else ""
+    remark = _PERHAPS_STORED if repeated else ""
     return ChildExists(
-        f"the directory has a child {name!r} already; choose another name, or allow replacing it{doubt}",
+        f"the directory has a child {name!r} already; choose another name, or allow replacing it{remark}",
         name,
         repeated,
     )

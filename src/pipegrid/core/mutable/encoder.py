@@ -1,4 +1,8 @@
-"""Plaintext to the shares of one version."""
+"""
+Encodes a new version of a mutable file into shares, segment by segment or in one call.
+
+Source: the format reference for mutable files, sections 2 to 5.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,8 @@ from pipegrid.core.mutable.layout import Header, new_sections
 from pipegrid.core.mutable.versions import SALT_BYTES, Format, MutableGeometry, Version
 from pipegrid.core.segment_job import Block, SegmentResult, cut, joined
 
-# The heavy work on one segment of a version, as values with one pure method: any thread will do.
-#
-# There is no hash of the whole segment as immutable files have it: k good blocks make what the signature
-# vouches for, as far as it goes. A writer who signs shares that do not belong together is not found out,
-# unless the salts differ.
-#
-# Source: the format reference for mutable files, sections 2 and 5.
+# The segment as a whole has no hash, unlike in immutable files: if its writer signed shares that do not
+# belong together, readers notice that only if the salts differ.
 
 
 @attrs.frozen(eq=False)
@@ -33,7 +32,7 @@ class MutableSegment:
     Attributes:
         index: its number in the file.
         block_hashes: 32 bytes for each of the n blocks (with their salts, for MDMF).
-        blocks: for each share asked for, what is stored: the salt (MDMF) and the block, in pieces.
+        blocks: for each requested share the stored bytes: the salt (MDMF) and the block, in pieces.
     """
 
     index: int
@@ -50,11 +49,11 @@ def code_segment(
     shares: Set[int] | None = None,
 ) -> MutableSegment:
     """
-    Encrypt, erasure-code and hash one segment; pure, any thread, any order.
+    Encrypt, erasure-code and hash one segment; pure, for any thread and in any order.
 
     Args:
         plaintext: exactly ``geometry.segment_length(index)`` bytes, whole or in pieces; not kept.
-        salt: 16 fresh random bytes; the whole version's own for SDMF.
+        salt: 16 new random bytes; for SDMF the salt of the version.
         shares: those whose blocks are kept, by default all; all hashes are computed in any case.
     """
     k, n = geometry.required_shares, geometry.total_shares
@@ -94,13 +93,13 @@ def code_segment(
 @attrs.frozen(eq=False)
 class MutableSegmentJob:
     """
-    Everything that is needed to turn k stored blocks into plaintext.
+    The input to turn k stored blocks into plaintext.
 
     Attributes:
-        readkey: None for the ciphertext as it is.
-        salt: the version's, for SDMF; b"" for MDMF, where the stored blocks begin with it.
-        blocks: exactly k, of different shares, each with its salt if there is one, and its proven hash.
-        start, end: which plaintext bytes of the segment are wanted.
+        readkey: None to return the ciphertext.
+        salt: the version's, for SDMF; b"" for MDMF, where each stored block begins with it.
+        blocks: exactly k, of different shares, each with its salt for MDMF, and its verified hash.
+        start, end: which plaintext bytes of the segment to return.
     """
 
     segment: int
@@ -112,7 +111,7 @@ class MutableSegmentJob:
     end: int
 
     def run(self) -> SegmentResult:
-        """Do the work; any thread will do, and the same job may run more than once."""
+        """Run the job, in any thread; the same job may run more than once."""
         bad = tuple(block.share_number for block in self.blocks if not block.is_good())
         if bad:
             return SegmentResult(self.segment, bad_shares=bad)
@@ -143,14 +142,9 @@ class MutableSegmentJob:
         return joined(pieces, k, geometry.total_shares, length)
 
 
-# From plaintext to the shares of a new version.
-#
-# ``encode`` does all of it in one call, for a worker thread. Whoever has many segments codes them where it
-# likes (``segments.code_segment``) and then calls ``assemble``, which hashes, signs and lays out.
-#
-# Blocks are never joined or copied: a share's write is a list of buffers.
-#
-# Source: the format reference for mutable files, sections 2 to 4.
+# ``encode`` does all of it in one call, for a worker thread. For many segments, call ``code_segment`` in
+# any threads, and then ``assemble``, which hashes, signs and lays out. Blocks are never joined or copied: a
+# share's write is a list of buffers.
 
 
 @attrs.frozen(eq=False)
@@ -160,10 +154,10 @@ class EncodedVersion:
 
     Attributes:
         version: with its root hash.
-        writes: for each share asked for, what to write, in ascending order of offsets, disjoint. Of a whole
-            share (``encode``) this is everything from byte 0 on, but for MDMF's gap in front of the blocks.
-            Of an update only what changes. All belong into one read-test-write.
-        share_bytes: where each share ends; older bytes behind that are of no consequence.
+        writes: for each requested share, what to write, in ascending order of offsets, disjoint, all in one
+            read-test-write. For a whole share (``encode``) this is everything from byte 0 on, except MDMF's
+            gap before the blocks; for an update only what changes.
+        share_bytes: where each share ends; older bytes after that do not matter.
     """
 
     version: Version
@@ -190,13 +184,13 @@ def encode(
     shares: Set[int] | None = None,
 ) -> EncodedVersion:
     """
-    Encrypt, code, hash and sign a whole file; pure but for the signature, which is different each time.
+    Encrypt, code, hash and sign a whole file; pure except for the signature, which is different each time.
 
     Args:
-        content: exactly ``geometry.size`` bytes, whole or in pieces; read, never changed.
+        content: exactly ``geometry.size`` bytes, whole or in pieces; only read.
         sequence_number: 1 for a new file, else ``versions.next_sequence_number(highest seen)``.
-        salts: ``geometry.num_salts`` fresh random values of 16 bytes.
-        shares: those that are to be written, by default all n.
+        salts: ``geometry.num_salts`` new random values of 16 bytes.
+        shares: the share numbers to write, by default all n.
     """
     pieces = [content] if isinstance(content, (bytes, bytearray, memoryview)) else list(content)
     assert sum(map(len, pieces)) == geometry.size, "content of another size"
@@ -219,11 +213,11 @@ def assemble(
     shares: Set[int] | None = None,
 ) -> EncodedVersion:
     """
-    Hash, sign and lay out segments that were coded, all of them and in order.
+    Hash, sign and lay out coded segments, all of them and in order.
 
     Args:
-        salt: the version's own for SDMF, b"" for MDMF.
-        shares: as for ``encode``; blocks of these are in the coded segments.
+        salt: the version's for SDMF, b"" for MDMF.
+        shares: as for ``encode``; the coded segments contain the blocks of these.
     """
     n = geometry.total_shares
     assert [segment.index for segment in coded] == list(range(geometry.num_segments))
@@ -261,8 +255,8 @@ def sign_version(
     salt: bytes,
 ) -> tuple[Version, bytes, list[bytes]]:
     """
-    Return the version whose n shares have these roots of their block hash trees, its signature, and the
-    share hash chain of each share.
+    Return the version, its signature, and the share hash chain of each share, from the root hashes of the n
+    block hash trees.
     """
     n = geometry.total_shares
     share_tree = hash_tree.build(block_roots)
@@ -281,16 +275,16 @@ def sign_version(
 def joined_writes(
     number: int, parts: Sequence[tuple[int, Sequence[Buffer]]]
 ) -> tuple[ShareWrite, ...]:
-    """Return writes of these parts, (offset, pieces), in order, those that touch each other joined."""
+    """Return writes of these parts, (offset, pieces), in order; adjacent parts are joined."""
     joined: list[tuple[int, list[Buffer]]] = []
     end = -1
     for offset, pieces in sorted(parts, key=lambda part: part[0]):
-        kept = [piece for piece in pieces if len(piece)]
-        if not kept:
+        nonempty = [piece for piece in pieces if len(piece)]
+        if not nonempty:
             continue
         if offset == end:
-            joined[-1][1].extend(kept)
+            joined[-1][1].extend(nonempty)
         else:
-            joined.append((offset, kept))
-        end = offset + sum(map(len, kept))
+            joined.append((offset, nonempty))
+        end = offset + sum(map(len, nonempty))
     return tuple(ShareWrite(number, offset, tuple(pieces)) for offset, pieces in joined)

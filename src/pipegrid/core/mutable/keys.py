@@ -1,13 +1,5 @@
 """
-The keys of a mutable file: an RSA key pair, and what is derived from it.
-
-The write key is a hash of the private key; the read key is a hash of the write key, and the storage index
-one of the read key (``MutableCap`` derives these). The fingerprint is a hash of the public key, so the cap
-proves the public key, and that proves every version by its signature.
-
-Nothing from a server is believed before a hash proves it: the public key has the one shape that RSA-2048
-gives it, and matches the fingerprint; the private key, decrypted, gives the write key. ``cryptography``'s
-RSA is imported when it is first used: most commands do without it.
+The keys of a mutable file: an RSA key pair, and the keys and hashes derived from it.
 
 Source: the format reference for mutable files, section 1.
 """
@@ -33,18 +25,20 @@ _SIGNATURE_SALT_BYTES = 32
 _EXPONENT = 65537
 
 PUBLIC_KEY_BYTES = (292, 294)
-"""The two lengths that the DER form of an RSA-2048 public key can have here; writers before 2019 used the
-exponent 17, which takes two bytes less."""
+"""
+The possible lengths of an RSA-2048 public key in DER. Writers before 2019 used the exponent 17, which takes
+two bytes less.
+"""
 
 MAX_PRIVATE_KEY_BYTES = 1280
-"""PKCS#8 takes 1214 to 1220 bytes for RSA-2048; what claims to be longer is not read."""
+"""PKCS#8 takes 1214 to 1220 bytes for RSA-2048; longer ones are not read."""
 
 MIN_PRIVATE_KEY_BYTES = 1024
 
-# How PKCS#8 of any RSA key goes on after its four bytes of tag and length: a version, and the algorithm.
+# PKCS#8 of any RSA key after its four bytes of tag and length: a version, and the algorithm.
 _PKCS8_RSA = bytes.fromhex("020100300d06092a864886f70d0101010500")
 
-# SubjectPublicKeyInfo of RSA-2048: all but the modulus is fixed, so size and exponent are checked as bytes.
+# SubjectPublicKeyInfo of RSA-2048: only the modulus varies, so size and exponent are checked as bytes.
 _RSA = bytes.fromhex("300d06092a864886f70d0101010500")
 _PUBLIC_SHAPES = {
     294: (
@@ -68,14 +62,14 @@ def data_key(salt: bytes, readkey: bytes) -> bytes:
 
 
 def fingerprint(public_der: bytes) -> bytes:
-    """Return the 32-byte hash of a public key that stands in every cap of its file."""
+    """Return the 32-byte hash of a public key; every cap of its file contains it."""
     return _FINGERPRINT.hash(public_der)
 
 
 @attrs.frozen(eq=False)
 class VerifyingKey:
     """
-    The public key of one file, as proven by a cap.
+    The public key of one file, verified by the fingerprint in a cap.
 
     Attributes:
         der: SubjectPublicKeyInfo, 292 or 294 bytes.
@@ -85,7 +79,7 @@ class VerifyingKey:
     _key: RSAPublicKey = attrs.field(repr=False)
 
     def is_signature(self, signature: bytes, signed: bytes) -> bool:
-        """Say whether the owner of the private key signed these bytes."""
+        """Return whether the owner of the private key signed these bytes."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import padding
@@ -101,16 +95,20 @@ class VerifyingKey:
 @attrs.frozen(eq=False)
 class SigningKey:
     """
-    The private key of one file, and all that follows from it.
+    The private key of one file, and all that is derived from it.
+
+    The write key is a hash of the private key, the read key a hash of the write key, and the storage index
+    a hash of the read key (``MutableCap`` derives the last two). The fingerprint is a hash of the public
+    key.
 
     Attributes:
         der: PKCS#8 PrivateKeyInfo, as its author made it.
         public_der: SubjectPublicKeyInfo.
-        writekey: 16 bytes, what a write cap holds.
+        writekey: 16 bytes, the secret of a write cap.
         readkey: 16 bytes.
         storage_index: 16 bytes.
         fingerprint: 32 bytes.
-        encrypted: the private key as every share holds it, as long as ``der``.
+        encrypted: the private key as every share stores it, as long as ``der``.
     """
 
     der: bytes = attrs.field(repr=False)
@@ -128,7 +126,7 @@ class SigningKey:
         public_der = self._key.public_key().public_bytes(
             Encoding.DER, PublicFormat.SubjectPublicKeyInfo
         )
-        derive = object.__setattr__  # attrs: the way to finish a frozen instance
+        derive = object.__setattr__  # attrs' documented means to set fields of a frozen instance
         derive(self, "public_der", public_der)
         derive(self, "writekey", _writekey(self.der))
         derive(self, "fingerprint", fingerprint(public_der))
@@ -150,12 +148,15 @@ class SigningKey:
         return self._key.sign(signed, pss, hashes.SHA256())
 
     def verifying(self) -> VerifyingKey:
-        """Return the public half, which checks signatures."""
+        """Return the public key, which checks signatures."""
         return VerifyingKey(self.public_der, self._key.public_key())
 
 
 def generate() -> SigningKey:
-    """Return the key pair of a new file; takes a tenth of a second or more, without the GIL: use a worker."""
+    """
+    Return the key pair of a new file; takes a tenth of a second or more without the GIL, so run it in a
+    worker thread.
+    """
     from cryptography.hazmat.primitives.asymmetric import rsa
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -170,11 +171,11 @@ def load_signing_key(der: bytes, proven: bool = False) -> SigningKey:
 
     Args:
         der: PKCS#8 PrivateKeyInfo, unencrypted.
-        proven: it is the one that a write cap names. Then its two factors are not tested for being primes,
-            which takes 50 ms, but all the rest is; a signature that is none would be noticed at once.
+        proven: it hashes to a write cap's secret. Then its two factors are not tested for being primes,
+            which takes 50 ms; all the rest is checked.
 
     Raises:
-        UsageError: it is not that of an RSA key of 2048 bits.
+        UsageError: it is not an RSA key of 2048 bits.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
@@ -199,10 +200,10 @@ def load_signing_key(der: bytes, proven: bool = False) -> SigningKey:
 
 def load_verifying_key(public_der: bytes, cap: MutableCap, share_number: int) -> VerifyingKey:
     """
-    Return the public key that a share holds, proven by the cap's fingerprint.
+    Return the public key that a share holds, after comparing it with the cap's fingerprint.
 
     Raises:
-        CorruptionError: it is another one, or none that is used; names the share, no offset.
+        CorruptionError: it is another key, or not a valid one; names the share, no offset.
     """
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
     from cryptography.hazmat.primitives.serialization import load_der_public_key
@@ -236,7 +237,7 @@ def open_signing_key(encrypted: bytes, cap: MutableCap, share_number: int) -> Si
         cap: a write cap.
 
     Raises:
-        CorruptionError: the write key does not follow from it, or the fingerprint; names the share.
+        CorruptionError: the key does not match the cap's write key or fingerprint; names the share.
     """
     assert cap.access == "write", "only a write cap opens the private key"
     der = applied(cap.secret, encrypted)
@@ -264,13 +265,15 @@ def _writekey(der: bytes) -> bytes:
 
 
 def _is_whole(der: bytes) -> bool:
-    """Say whether these bytes begin as a private key, and end where they say; old libraries do not ask."""
+    """Return whether these bytes start and end as a private key must; old libraries do not check this."""
     tag, length, rest = der[:2], int.from_bytes(der[2:4], "big"), der[4:]
     return tag == b"\x30\x82" and length == len(rest) and rest.startswith(_PKCS8_RSA)
 
 
 def _is_coherent(key: RSAPrivateKey) -> bool:
-    """Say whether the numbers of a private key belong together; whether p and q are primes is not asked."""
+    """
+    Return whether the numbers of a private key are consistent, without testing whether p and q are primes.
+    """
     numbers = key.private_numbers()
     p, q, d, public = numbers.p, numbers.q, numbers.d, numbers.public_numbers
     return (
@@ -292,7 +295,7 @@ def _can_sign(key: SigningKey) -> bool:
 
 
 def _has_known_shape(public_der: bytes) -> bool:
-    """Say whether this is the DER of a 2048-bit modulus and one of the two exponents."""
+    """Return whether this is the DER of a 2048-bit modulus with one of the two exponents."""
     shape = _PUBLIC_SHAPES.get(len(public_der))
     if shape is None:
         return False
@@ -300,5 +303,5 @@ def _has_known_shape(public_der: bytes) -> bool:
     return (
         public_der.startswith(start)
         and public_der.endswith(end)
-        and public_der[len(start)] >= 0x80  # the modulus has all its bits
+        and public_der[len(start)] >= 0x80  # the modulus has its highest bit set
     )

@@ -1,9 +1,5 @@
 """
-Where things are in a mutable share: the header's offset table, in both formats.
-
-The table is not signed. But the length of every section follows from the signed version, but for the two
-keys, which have bounds; so a table is either one that holds together, or refused before anything of the share
-is read or memory is spent.
+The layout of a mutable share: the header's offset table, in both formats.
 
 Source: the format reference for mutable files, sections 3 and 4.
 """
@@ -31,7 +27,9 @@ HEADER_BYTES = {Format.SDMF: 107, Format.MDMF: 123}
 MAX_HEADER_BYTES = 123
 
 MDMF_DATA_OFFSET = 2167
-"""Where writers of MDMF put the blocks: room for the largest keys and signature, and for the chain of 255."""
+"""
+Where MDMF blocks start: after space for the largest keys and signature, and for the chain of 255 shares.
+"""
 
 
 @attrs.frozen
@@ -39,8 +37,12 @@ class Sections:
     """
     The ranges [start, end) of the parts of one share, in bytes from the start of the share data.
 
+    The table is not signed. But the signed version determines the length of every section except the two
+    keys, which are bounded. So an inconsistent table is rejected before any part is read or memory is
+    spent.
+
     Attributes:
-        end: the share's end; what lies behind it is left over from a longer version.
+        end: the share's end; bytes after it are left over from a longer version.
     """
 
     public_key: Range
@@ -54,7 +56,7 @@ class Sections:
 
 @attrs.frozen
 class Header:
-    """What a share says it is, and where it says its parts are."""
+    """The version that a share claims, and the offsets of its parts; neither is authenticated."""
 
     version: Version
     sections: Sections
@@ -77,7 +79,7 @@ def parse_header(data: Buffer) -> Header | None:
     Return the header, or None while there are fewer bytes than ``header_bytes(data)``.
 
     Raises:
-        ValueError: it is none, or its sections do not fit the version; the text goes on from "it is".
+        ValueError: it is not a header, or its sections do not fit the version; the text continues "it is".
     """
     version = parse_version(data)
     if version is None or len(data) < HEADER_BYTES[version.format]:
@@ -114,7 +116,7 @@ def parse_header(data: Buffer) -> Header | None:
 
 
 def header_bytes(data: Buffer) -> int:
-    """Return how many bytes the header takes, as far as can be told from what has come of it."""
+    """Return the header's length; the maximum until its first byte is known."""
     return HEADER_BYTES[Format.SDMF] if len(data) and data[0] == 0 else MAX_HEADER_BYTES
 
 

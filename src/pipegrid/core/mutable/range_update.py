@@ -1,20 +1,5 @@
 """
-Changing a range of an MDMF file without moving the rest of it.
-
-Only the segments that the range touches are coded again, with fresh salts; of the first and the last one
-the old bytes that stay are read. Each share's block hash tree gets new leaves there: if the tree stays where
-it is, only the paths from those to the root travel, in both directions; if the file grows the tree moves,
-so that its leaves are read and all of it is written. Root, signature, chains and header are written in any
-case.
-
-Every share's root goes into the new version, so **all n shares must be there**; where some are lost, or where
-the file is to become shorter, write it whole (``encoding.encode``).
-
-    update = RangeUpdate(version, offset, len(data), readkey)
-    update.add_share(share)                       # of all n; update.lacking_shares tells
-    update.missing(number)                        # what to read of each; old blocks only of k of them
-    job = update.next_job()                       # for each of segments_to_read; update.finish(job.run())
-    encoded = update.encode(data, sequence_number, key, salts)
+Updates a range of an MDMF file without transferring the rest of it.
 
 Source: the format reference for mutable files, sections 4 and 6.
 """
@@ -47,23 +32,39 @@ from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import CorruptionError, UsageError
 
 MAX_GROWING_SEGMENTS = 1 << 20
-"""Files with more segments than this are not made longer: all of each share's tree would have to be read."""
+"""Files with more segments than this cannot grow: all of each share's tree would have to be read."""
 
 
 class RangeUpdate:
     """
     One change to one version.
 
+    Only the segments in the range are coded again, with new salts; of the first and the last one the old
+    bytes outside the range are read. Each share's block hash tree gets new leaves: if the tree keeps its
+    place, only the paths from those to the root are read and written; if the file grows, its leaves are
+    read and all of it is written. Root, signature, chains and header are always written.
+
+    Every share's root goes into the new version, so all n shares must be available. If some are lost, or
+    the file shrinks, write the whole file (``encoder.encode``).
+
+        update = RangeUpdate(version, offset, len(data), readkey)
+        update.add_share(share)                       # for all n; update.lacking_shares lists the rest
+        update.missing(number)                        # what to read of each; old blocks only of k of them
+        job = update.next_job()                       # for each of segments_to_read;
+            update.finish(job.run())
+        encoded = update.encode(data, sequence_number, key, salts)
+
     Attributes:
-        version: the one to be changed.
+        version: the version to change.
         geometry: of the new version.
-        touched: the segments that are coded again; ``encode`` takes one fresh salt for each.
-        segments_to_read: those of them of which old bytes stay: two at most, ascending.
-        moves_tree: the trees get another place or shape, and are written whole.
-        corrupt: what was found to be wrong; a share in it is lacking again.
+        touched: the segments that are coded again; ``encode`` takes one new salt for each.
+        segments_to_read: those of them that keep some old bytes: at most two, ascending.
+        moves_tree: the trees get another place or shape, and are written as a whole.
+        corrupt: what was found to be wrong; the shares in it are lacking again.
 
     Raises:
-        UsageError: it is no MDMF file, the range is empty or begins behind its end, or it gets too long.
+        UsageError: it is not an MDMF file, the range is empty or begins after its end, or the file gets too
+            long.
     """
 
     def __init__(self, version: Version, offset: int, length: int, readkey: bytes) -> None:
@@ -101,7 +102,7 @@ class RangeUpdate:
 
     @property
     def lacking_shares(self) -> set[int]:
-        """The share numbers without which the new version cannot be made."""
+        """The share numbers that are still needed to make the new version."""
         return set(range(self.version.total_shares)) - self._shares.keys()
 
     @property
@@ -110,9 +111,9 @@ class RangeUpdate:
 
     def add_share(self, share: MutableShare) -> None:
         """
-        A share of the version is there to be asked; its header must be here.
+        Add a share of the version; its header must be known.
 
-        From now on it keeps all its bytes, until the update is forgotten.
+        It keeps all its bytes as long as the update exists.
         """
         share.store.keeps = True
         self._reader.add_share(share)
@@ -120,10 +121,10 @@ class RangeUpdate:
 
     def missing(self, share_number: int, with_blocks: bool = True) -> list[Range]:
         """
-        Return the ranges to ask of a share, [start, end), ascending; none if all is here or it is bad.
+        Return the ranges [start, end) to read of a share, ascending; none if all have arrived or it is bad.
 
         Args:
-            with_blocks: also the old blocks in ``segments_to_read``; wanted of k shares that are good.
+            with_blocks: also the old blocks in ``segments_to_read``; needed of k good shares.
         """
         wanted = Spans()
         if share_number not in self._shares:
@@ -142,7 +143,8 @@ class RangeUpdate:
 
     def next_job(self) -> MutableSegmentJob | None:
         """
-        Return the work that restores the next of ``segments_to_read``; None if none is left, or can be yet.
+        Return the job that restores the next of ``segments_to_read``; None if none is left, or none is
+        ready.
         """
         for index in self.segments_to_read:
             if index not in self._old:
@@ -153,7 +155,7 @@ class RangeUpdate:
 
     def finish(self, result: SegmentResult) -> bool:
         """
-        Take what a job made; False if some of its blocks were wrong: their shares are lacking now.
+        Accept the result of a job; False if some of its blocks were wrong: their shares are lacking now.
 
         Raises:
             CorruptionError: the file itself is inconsistent.
@@ -167,7 +169,7 @@ class RangeUpdate:
 
     @property
     def is_ready(self) -> bool:
-        """Whether ``encode`` can be called: all shares proven, all old bytes here."""
+        """Return whether ``encode`` can be called: all shares verified, all old bytes known."""
         if self.lacking_shares or set(self.segments_to_read) - self._old.keys():
             return False
         waits = any(self.missing(number, with_blocks=False) for number in list(self._shares))
@@ -175,9 +177,9 @@ class RangeUpdate:
 
     def prove(self) -> None:
         """
-        Prove what has come of the trees; shares that are wrong are in ``corrupt``, and lacking, after it.
+        Verify what has arrived of the trees; bad shares are then in ``corrupt``, and lacking.
 
-        Called by ``encode`` too, which then needs all of them to be good.
+        ``encode`` calls it too, and requires all shares to be good.
         """
         for number, share in list(self._shares.items()):
             self._prove(number, share)
@@ -192,12 +194,12 @@ class RangeUpdate:
         self, data: Plaintext, sequence_number: int, key: SigningKey, salts: Sequence[bytes]
     ) -> EncodedVersion:
         """
-        Return the new version, with only what changes in each share; needs ``is_ready``.
+        Return the new version, with only the changes of each share; requires ``is_ready``.
 
         Args:
             data: the bytes of the range, whole or in pieces.
             sequence_number: above the highest one seen.
-            salts: a fresh random one of 16 bytes for each of ``touched``.
+            salts: a new random one of 16 bytes for each of ``touched``.
 
         Raises:
             CorruptionError: a share's tree is wrong; it is lacking now, like all in ``corrupt``.
@@ -252,7 +254,9 @@ class RangeUpdate:
         return self.touched.start, self.touched.stop - 1
 
     def _new_nodes(self, share: _Share, leaves: list[bytes]) -> list[tuple[int, bytes]]:
-        """Return runs of new tree nodes, (number of the first, nodes); the last one begins with the root."""
+        """
+        Return runs of new tree nodes, (number of the first, nodes); the last run begins with the root.
+        """
         if self.moves_tree:
             all_leaves = share.leaves[: self.touched.start] + leaves
             all_leaves += share.leaves[self.touched.stop :]
@@ -271,13 +275,13 @@ class RangeUpdate:
         self._shares.pop(share_number, None)
 
     def _drop_bad(self) -> None:
-        """What the reader has dropped is dropped here too."""
+        """Drop the shares that the reader has dropped."""
         for number in self._shares.keys() - set(self._reader.shares_in_use):
             del self._shares[number]
 
 
 class _Share:
-    """One share's part in an update: its tree, as far as it is needed."""
+    """One share's hash tree, as far as an update needs it."""
 
     def __init__(self, share: MutableShare, version: Version) -> None:
         assert share.header is not None
@@ -289,14 +293,16 @@ class _Share:
         self.tree: VerifiedTree | None = None
 
     def missing(self, border_leaves: tuple[int, ...] | None) -> list[Range]:
-        """Return the ranges of chain and tree that are not here; raises CorruptionError if they end early."""
+        """
+        Return the ranges of chain and tree that have not arrived; raises CorruptionError if they end early.
+        """
         gaps = self._share.missing(Part.CHAIN, Part.TREE_ROOT)
         for first, end in self._nodes(border_leaves):
             gaps += self._share.missing_range(self._at(first, end), Part.TREE_ROOT.value)
         return gaps
 
     def prove(self, border_leaves: tuple[int, ...] | None) -> None:
-        """Prove the tree, all of which must be here; raises CorruptionError."""
+        """Verify the tree once all needed parts have arrived; raises CorruptionError."""
         if self.tree is not None or self.missing(border_leaves):
             return
         store = self._share.store
@@ -342,11 +348,12 @@ def updated_nodes(
     num_leaves: int, first_leaf: int, leaves: Sequence[bytes], old: VerifiedTree | None
 ) -> list[tuple[int, bytes]]:
     """
-    Return the nodes of a tree that change with a run of leaves, by level: (number of the first, nodes).
+    Return the changed nodes of a tree after a run of leaves changed, by level: (number of the first,
+    nodes).
 
     Args:
         leaves: the new hashes of leaves ``first_leaf`` and on, at least one.
-        old: the tree as it was, with the siblings on the paths of the first and the last one proven.
+        old: the tree before, with the siblings on the paths of the first and the last leaf verified.
     """
     number = hash_tree.leaf_node(num_leaves, first_leaf)
     level = list(leaves)
@@ -354,7 +361,7 @@ def updated_nodes(
     while number:
         assert old is not None
         last = number + len(level) - 1
-        if not number & 1:  # a right child: its left sibling is an old one
+        if not number & 1:  # a right child: its left sibling did not change
             level.insert(0, _proven(old, number - 1))
             number -= 1
         if last & 1:

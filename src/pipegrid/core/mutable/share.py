@@ -1,4 +1,8 @@
-"""One mutable share; verified versions."""
+"""
+One share of a mutable file, and the verification of its version.
+
+Source: the format reference for mutable files, section 5, step 2.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,9 @@ from pipegrid.core.share_parts import ShareBytes
 from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import CorruptionError
 
-# One share of a mutable file, as far as its bytes have come: in any order, any split, from one server.
-#
-# It tells which ranges its parts are in, so that a reader can say "I need these" and the transport gets them.
-# Nothing is believed here but that the header holds together; ``VerifiedVersions`` proves the version and
-# ``reading`` the rest. What is kept is what came, so whoever bounds the reads bounds the memory.
-
 
 class Part(enum.Enum):
-    """The parts of a share that can be asked for by name; the values go on from "the end of its"."""
+    """The parts of a share by name; the values continue "the end of its"."""
 
     HEADER = "header"
     PUBLIC_KEY = "public key"
@@ -38,11 +36,15 @@ class Part(enum.Enum):
 
 class MutableShare:
     """
-    One share.
+    The bytes of one share that have arrived, in any order and split, from one server.
+
+    It says which ranges its parts are in, so that a reader can request them. Only the header is checked,
+    for consistency; ``VerifiedVersions`` verifies the version and ``VersionReader`` the rest. The reader
+    bounds memory by bounding what it requests.
 
     Attributes:
         number: the share number.
-        header: once it has come.
+        header: once it has arrived.
         store: the bytes; kept until released.
     """
 
@@ -56,7 +58,7 @@ class MutableShare:
     @classmethod
     def of(cls, number: int, data: Buffer) -> MutableShare:
         """
-        Return a share of which everything has come.
+        Return a share whose bytes are all known.
 
         Raises:
             CorruptionError: it has no good header.
@@ -67,12 +69,12 @@ class MutableShare:
 
     def answered(self, offset: int, length: int, data: Buffer) -> None:
         """
-        A read of ``length`` bytes has been answered; fewer of them mean that the share ends there.
+        Store the answer to a read of ``length`` bytes; a shorter one means that the share ends there.
 
         The buffer is kept by reference and must not change any more.
 
         Raises:
-            CorruptionError: the header is wrong, or cut off.
+            CorruptionError: the header is wrong or incomplete.
         """
         self.put(offset, data)
         if len(data) < length:
@@ -80,7 +82,7 @@ class MutableShare:
 
     def put(self, offset: int, data: Buffer) -> None:
         """
-        Bytes have come; those that came before are not looked at again.
+        Store bytes; those that arrived before are ignored.
 
         Raises:
             CorruptionError: the header is wrong.
@@ -92,17 +94,17 @@ class MutableShare:
 
     def set_end(self, offset: int) -> None:
         """
-        The share has no bytes from offset on.
+        Record that the share has no bytes from offset on.
 
         Raises:
-            CorruptionError: the header is cut off.
+            CorruptionError: the header is incomplete.
         """
         self.store.set_end(offset)
         if self.header is None:
             self.missing(Part.HEADER)
 
     def range_of(self, part: Part) -> Range:
-        """Return where a part is; all but the header's range need the header."""
+        """Return the range of a part; for all parts but the header itself, the header must be known."""
         if part is Part.HEADER:
             have = self.store.read(0, 1) if self.store.has(0, 1) else b""
             return 0, header_bytes(have)
@@ -114,20 +116,20 @@ class MutableShare:
         return at
 
     def has(self, part: Part) -> bool:
-        """Say whether all of a part is here."""
+        """Return whether all of a part has arrived."""
         if part is not Part.HEADER and self.header is None:
             return False
         return self.store.has(*self.range_of(part))
 
     def read(self, part: Part) -> bytes:
-        """Return a part, which must be here, as a copy."""
+        """Return a copy of a part, which must have arrived."""
         return self.store.read(*self.range_of(part))
 
     def missing(self, *parts: Part) -> list[Range]:
         """
-        Return the ranges [start, end) that are lacking for all these parts; none if they are here.
+        Return the ranges [start, end) that are missing of these parts; none if all have arrived.
 
-        While the header is not here, that alone is asked for.
+        Until the header is known, only its range is returned.
 
         Raises:
             CorruptionError: the share ends before the end of one of them.
@@ -141,7 +143,7 @@ class MutableShare:
 
     def missing_range(self, wanted: Range, what: str) -> list[Range]:
         """
-        Return what of a range is not here.
+        Return which parts of a range have not arrived.
 
         Args:
             what: names the part for the error.
@@ -169,39 +171,34 @@ class MutableShare:
             raise damaged(self.number, f"it is {error}", 0) from None
 
 
-_ELSEWHERE = "; another server may have a good one"
+_ADVICE = "; another server may have a good one"
 
 
 def without_advice(error: CorruptionError) -> str:
-    """Return what an error of ``damaged`` says, for where nobody has a good one."""
-    return str(error).removesuffix(_ELSEWHERE)
+    """
+    Return the text of an error of ``damaged`` without its advice, for when no server has a good share.
+    """
+    return str(error).removesuffix(_ADVICE)
 
 
 def damaged(share_number: int, what: str, offset: int | None) -> CorruptionError:
     """Return the error that says what is wrong with a share."""
     return CorruptionError(
-        f"share {share_number} is damaged: {what}{_ELSEWHERE}",
+        f"share {share_number} is damaged: {what}{_ADVICE}",
         share_number,
         offset,
     )
 
 
-# What the cap proves about shares: whose version each of them is.
-#
-# The fingerprint proves the public key, once; the key proves each version by its signature, once. After that
-# a share needs to show its header and nothing else.
-#
-# Source: the format reference for mutable files, section 5, step 2.
-
-
 class VerifiedVersions:
     """
-    The proven key and versions of one file.
+    The verified key and versions of one file. The fingerprint verifies the public key, once; the key
+    verifies the signature of each version, once. After that only the header of a share is needed.
 
     Attributes:
         cap: of any access.
-        verifying_key: once a share has shown it.
-        signing_key: once a share has shown it and the cap allows, or as it was given.
+        verifying_key: once a share has provided it.
+        signing_key: once a share has provided it and the cap allows, or as it was given.
     """
 
     def __init__(
@@ -210,9 +207,7 @@ class VerifiedVersions:
         verifying_key: VerifyingKey | None = None,
         signing_key: SigningKey | None = None,
     ) -> None:
-        """
-        Know nothing yet, or the keys that were proven before.
-        """
+        """Start with no versions, and the keys that were verified before, if any."""
         self.cap = cap
         self.signing_key = signing_key
         if verifying_key is None and signing_key is not None:
@@ -221,12 +216,12 @@ class VerifiedVersions:
         self._signed: set[Version] = set()
 
     def trust(self, version: Version) -> None:
-        """Take a version as signed: this process wrote it, or has checked it before."""
+        """Accept a version as signed: this process wrote it, or has checked it before."""
         self._signed.add(version)
 
     def missing(self, share: MutableShare) -> list[Range]:
         """
-        Return the ranges that ``check`` still needs of a share; for a known version none but the header's.
+        Return the ranges that ``check`` still needs of a share; for a known version only the header's.
 
         Raises:
             CorruptionError: the share ends too early.
@@ -235,11 +230,11 @@ class VerifiedVersions:
 
     def check(self, share: MutableShare) -> Version | None:
         """
-        Return a share's version, proven, or None while bytes are ``missing``.
+        Return a share's verified version, or None while bytes are ``missing``.
 
         Raises:
-            CorruptionError: the public key is not the cap's, or the version was not signed with it, or has
-                no share of this number.
+            CorruptionError: the public key is not the cap's, the version was not signed with it, or the
+                version has no share of this number.
         """
         if self.missing(share):
             return None
@@ -259,10 +254,11 @@ class VerifiedVersions:
 
     def open_signing_key(self, share: MutableShare) -> SigningKey | None:
         """
-        Return the signing key, from this share if it is not known; None while the private key is not here.
+        Return the signing key, from this share if not known before; None while its private key has not
+        arrived.
 
         Raises:
-            CorruptionError: the share's private key is not the one that the write cap proves.
+            CorruptionError: the share's private key does not match the write cap.
         """
         if self.signing_key is None and share.has(Part.PRIVATE_KEY):
             encrypted = share.read(Part.PRIVATE_KEY)
@@ -280,10 +276,10 @@ class VerifiedVersions:
 
 def check_signed(share: MutableShare, version: Version, key: VerifyingKey) -> None:
     """
-    Prove that a version is what a share's signature says, which is there.
+    Check the signature of a share's version; the signature must have arrived.
 
     Raises:
-        CorruptionError: it is not; names the share, and where in it the signature is.
+        CorruptionError: it is wrong; names the share, and the offset of the signature.
     """
     if not key.is_signature(share.read(Part.SIGNATURE), version.signed_prefix):
         offset = share.range_of(Part.SIGNATURE)[0]

@@ -1,4 +1,8 @@
-"""Versions of a mutable file: their sizes, their order, and which one a reader takes."""
+"""
+Versions of a mutable file: their sizes, their order, and which one a reader chooses.
+
+Source: the format reference for mutable files, sections 2 to 6; that of trees, 7.4.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +21,13 @@ from pipegrid.core.layout import CHAIN_ENTRY_BYTES
 from pipegrid.core.params import round_up
 from pipegrid.errors import UsageError
 
-# The sizes of one version of a mutable file, in either format.
-#
-# SDMF has one segment, MDMF as many as it takes; an empty file has none.
-#
-# Source: the format reference for mutable files, section 2.
-
 MDMF_SEGMENT_BYTES = 1 << 17
-"""What every writer of MDMF uses, rounded up to a multiple of k."""
+"""The segment size of every writer of MDMF, rounded up to a multiple of k."""
 
 SMALL_SEGMENT_BYTES = 1 << 12
 MAX_SMALL_SEGMENTS = 1 << 12
 """
-A file of more segments than these is not read if they are smaller: each costs a third of a millisecond,
+A file with more segments than this is not read if they are smaller: each takes a third of a millisecond,
 however few bytes it has.
 """
 
@@ -37,7 +35,7 @@ MAX_MUTABLE_SHARES = 255
 """k and n have one byte each."""
 
 MAX_MUTABLE_BYTES = 1 << 60
-"""No file is longer; arithmetic with its offsets then stays below 2^63."""
+"""The largest file; offsets in it stay below 2^63."""
 
 SALT_BYTES = 16
 
@@ -60,7 +58,7 @@ class Format(enum.Enum):
 
 
 def usual_segment_bytes(format: Format, size: int, required_shares: int) -> int:
-    """Return the S that every writer uses for a file of this size."""
+    """Return the segment size that every writer uses for a file of this size."""
     if format is Format.MDMF:
         return round_up(MDMF_SEGMENT_BYTES, required_shares)
     return round_up(size, required_shares)
@@ -71,13 +69,16 @@ class MutableGeometry:
     """
     Sizes of one version; all in bytes unless the name says otherwise.
 
+    SDMF has one segment, MDMF as many as needed; an empty file has none.
+
     Attributes:
-        size: of the plaintext, 0 and more.
+        size: of the plaintext, 0 or more.
         segment_bytes: S; by default ``usual_segment_bytes``.
         num_segments: 0 for an empty file.
-        num_salts: what a writer draws: one for SDMF (also of an empty file), one a segment for MDMF.
-        tail_bytes: plaintext in the last segment, 0 if there is none.
-        salt_bytes: stored in front of each block: 16 for MDMF, 0 for SDMF.
+        num_salts: how many salts a writer draws: one for SDMF (also for an empty file), one per segment for
+            MDMF.
+        tail_bytes: plaintext in the last segment, 0 for an empty file.
+        salt_bytes: stored before each block: 16 for MDMF, 0 for SDMF.
         block_bytes: one share's part of a full segment, without the salt.
         tail_block_bytes: one share's part of the last segment, without the salt.
         data_bytes: all blocks of one share, with their salts.
@@ -85,7 +86,7 @@ class MutableGeometry:
         chain_bytes: the stored share hash chain: the sibling path, without the leaf.
 
     Raises:
-        UsageError: there can be no such file.
+        UsageError: no file can have these sizes.
     """
 
     format: Format
@@ -107,7 +108,7 @@ class MutableGeometry:
     @segment_bytes.default
     def _usual(self) -> int:
         if self.required_shares < 1:
-            return 0  # refused below
+            return 0  # rejected below
         return usual_segment_bytes(self.format, self.size, self.required_shares)
 
     def __attrs_post_init__(self) -> None:
@@ -131,7 +132,7 @@ class MutableGeometry:
         tail = self.size - (num_segments - 1) * s if num_segments else 0
         salt = 0 if sdmf else SALT_BYTES
         block, tail_block = s // k, -(-tail // k)
-        derive = object.__setattr__  # attrs: the way to finish a frozen instance
+        derive = object.__setattr__  # attrs' documented means to set fields of a frozen instance
         derive(self, "num_segments", num_segments)
         derive(self, "num_salts", 1 if sdmf else num_segments)
         derive(self, "tail_bytes", tail)
@@ -146,7 +147,7 @@ class MutableGeometry:
 
     @property
     def is_too_fine(self) -> bool:
-        """Whether there are so many small segments that they cost far more than their bytes."""
+        """Whether the file has too many small segments, which cost far more than their bytes."""
         return self.segment_bytes < SMALL_SEGMENT_BYTES and self.num_segments > MAX_SMALL_SEGMENTS
 
     def segment_length(self, segment: int) -> int:
@@ -154,28 +155,20 @@ class MutableGeometry:
         return self.tail_bytes if segment == self.num_segments - 1 else self.segment_bytes
 
     def block_length(self, segment: int) -> int:
-        """Return the bytes that one share holds of a segment, without the salt."""
+        """Return the bytes of a segment that one share holds, without the salt."""
         return self.tail_block_bytes if segment == self.num_segments - 1 else self.block_bytes
 
     def stored_range(self, first: int, end: int) -> tuple[int, int]:
-        """Return where the salts and blocks of segments [first, end) are, from the first one's salt on."""
+        """Return the range of the salts and blocks of segments [first, end)."""
         step = self.salt_bytes + self.block_bytes
         return first * step, self.data_bytes if end == self.num_segments else end * step
 
-
-# Versions of a mutable file: what tells them apart, their order, and which of them to take.
-#
-# A version is what its author signed: everything else in its shares is proven by the root hash in it, or is
-# of no consequence. Servers may hold shares of several; whoever reads takes the highest one of which k shares
-# are there, and whoever writes goes above the highest number seen anywhere, recoverable or not.
-#
-# Source: the format reference for mutable files, sections 3 to 6; that of trees, 7.4.
 
 MAX_SEQUENCE_NUMBER = (1 << 64) - 1
 FIRST_SEQUENCE_NUMBER = 1
 
 MAX_MDMF_SEGMENT_BYTES = 16 << 20
-"""A segment has to be held whole; writers use 128 KiB."""
+"""A segment has to be held as a whole; writers use 128 KiB."""
 
 _SDMF = struct.Struct(">BQ32s16sBBQQ")
 _MDMF = struct.Struct(">BQ32sBBQQ")
@@ -190,14 +183,16 @@ class Version:
     """
     One version, as signed; ordered by sequence number, then root hash.
 
+    The root hash proves everything else in its shares that matters.
+
     Attributes:
-        salt: 16 bytes for SDMF, none for MDMF, which has one in front of each block.
+        salt: 16 bytes for SDMF; empty for MDMF, which has one salt before each block.
         segment_bytes: S.
         size: bytes of plaintext.
         geometry: all sizes that follow.
 
     Raises:
-        UsageError: there can be no such version.
+        UsageError: no version can have these fields.
     """
 
     format: Format
@@ -222,7 +217,7 @@ class Version:
 
     @property
     def signed_prefix(self) -> bytes:
-        """The bytes that every share of the version begins with, and that its author signed."""
+        """The first bytes of every share of the version, which its author signed."""
         counts = (self.required_shares, self.total_shares, self.segment_bytes, self.size)
         number = self.format.value
         if self.format is Format.SDMF:
@@ -236,7 +231,7 @@ class Version:
 
     @property
     def name(self) -> str:
-        """What a person is shown: the sequence number and the beginning of the root hash."""
+        """The version as shown to people: the sequence number and the beginning of the root hash."""
         return f"{self.sequence_number} ({self.root_hash.hex()[:8]})"
 
     def __lt__(self, other: Version) -> bool:
@@ -251,12 +246,12 @@ class Version:
 
 def parse_version(data: Buffer) -> Version | None:
     """
-    Return the version that a share begins with, or None if there are too few bytes to tell.
+    Return the version at the start of a share, or None if there are too few bytes.
 
-    Nothing is proven yet: whether its author signed it is told by ``VerifiedVersions.check``.
+    It is not verified: ``VerifiedVersions.check`` checks the signature.
 
     Raises:
-        ValueError: this is no share, or one of a version that cannot be; the text goes on from "it is".
+        ValueError: this is not a share, or its version is impossible; the text continues "it is".
     """
     if not len(data):
         return None
@@ -293,10 +288,10 @@ def parse_version(data: Buffer) -> Version | None:
 
 def checkstring_order(data: Buffer) -> tuple[int, bytes] | None:
     """
-    Return the sequence number and root hash that a share's first 41 bytes tell, or None if it has fewer.
+    Return the sequence number and root hash in a share's first 41 bytes, or None if it is shorter.
 
-    What a refused writer needs to know of what is there instead; the format's byte is not looked at, so that
-    the versions of formats to come are not overwritten by lower numbers.
+    A rejected writer uses it to learn which version the server has. The format's byte is ignored, so that
+    versions of unknown formats are not overwritten by lower numbers.
     """
     if len(data) < _CHECKSTRING_BYTES[Format.MDMF]:
         return None
@@ -306,7 +301,7 @@ def checkstring_order(data: Buffer) -> tuple[int, bytes] | None:
 
 @attrs.frozen
 class Holding:
-    """The fact that a server holds a share of a version; the version's signature was checked."""
+    """The fact that a server holds a share of a version whose signature was checked."""
 
     server: Hashable
     share_number: int
@@ -316,17 +311,18 @@ class Holding:
 @attrs.frozen
 class Choice:
     """
-    What the holdings amount to.
+    A summary of the holdings.
 
     Attributes:
-        best: the version with the highest number of those of which k distinct shares are there; of several
-            with one number that which most servers hold, since it may have been acknowledged, then the one
-            with the highest root hash; None if there is none.
-        recoverable: all such versions, the highest first.
+        best: the recoverable version (k distinct shares are held) with the highest sequence number; of
+            several with that number the one that most servers hold, since it may have been acknowledged,
+            then the one with the highest root hash; None if no version is recoverable.
+        recoverable: all recoverable versions, the highest first.
         unrecoverable: all others, the highest first.
         rivals: other recoverable versions with the best one's sequence number: two writers did not know of
             each other, and both succeeded.
-        newer_unrecoverable: those above the best: writes that were not completed, or whose servers are away.
+        newer_unrecoverable: those above the best: writes that were not completed, or whose servers are
+            absent.
         highest_sequence_number: of all versions, 0 if there are none.
         shares: version to share number to the servers that hold it, each in the order of the holdings.
     """
@@ -353,17 +349,17 @@ class Choice:
         return max((v.sequence_number for v in self.shares), default=0)
 
     def missing_shares(self, version: Version) -> set[int]:
-        """Return the share numbers of a version that nobody holds."""
+        """Return the share numbers of a version that no server holds."""
         return set(range(version.total_shares)) - self.shares.get(version, {}).keys()
 
     def healthy(self) -> bool:
-        """Say whether there is exactly one version, recoverable, and all its shares are there."""
+        """Return whether there is exactly one version, it is recoverable, and no share of it is missing."""
         best = self.best
         return best is not None and len(self.shares) == 1 and not self.missing_shares(best)
 
 
 def choose(holdings: Iterable[Holding]) -> Choice:
-    """Sort out the versions that were found; the order of the holdings does not matter for which is best."""
+    """Summarize the versions that were found; the order of the holdings does not affect which is best."""
     found: dict[Version, dict[int, dict[Hashable, None]]] = {}
     for holding in holdings:
         by_number = found.setdefault(holding.version, {})
@@ -386,10 +382,10 @@ def choose(holdings: Iterable[Holding]) -> Choice:
 
 def next_sequence_number(highest_seen: int) -> int:
     """
-    Return the number of the version to write, above the highest one seen on any server or remembered.
+    Return the sequence number for the next version, above the highest one seen on any server or remembered.
 
     Raises:
-        UsageError: there is none left, which only happens if somebody with the write cap wants it to.
+        UsageError: none is left, which only a malicious writer can cause.
     """
     if highest_seen >= MAX_SEQUENCE_NUMBER:
         raise UsageError(

@@ -1,1 +1,1 @@
-"""The storage protocol over Foolscap, at the server."""
+"""The storage protocol over Foolscap, on the server's side."""

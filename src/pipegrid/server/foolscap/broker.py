@@ -1,4 +1,4 @@
-"""One client's Foolscap connection within limits."""
+"""A client's Foolscap connection to the server, with limits on memory, time and unauthenticated clients."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pipegrid.wire.foolscap_broker import BoundedBroker, BoundedNegotiation
 from pipegrid.wire.foolscap_interfaces import MAX_SHARE_DATA_BYTES
 from pipegrid.wire.foolscap_receiver import MAX_TOKENS, TOKEN_COST, Bounds, LimitExceeded
 
-# What goes out to a Foolscap client: how large it will be.
+# The size of answers, known before they are sent.
 
 
 def asked_bytes(delivery: Any) -> int:
-    """Return how many bytes a call asks for at most, if it is one that may ask for many."""
+    """Return how many bytes a call asks for at most; 0 for calls with small answers."""
     arguments = delivery.allargs.args
     if delivery.methodname == "read" and len(arguments) == 2:
         return int(arguments[1])
@@ -34,7 +34,7 @@ def asked_bytes(delivery: Any) -> int:
 
 
 def answer_bytes(results: Any) -> int:
-    """Return how many bytes of share data are in an answer."""
+    """Return how many bytes of share data an answer contains."""
     if isinstance(results, bytes):
         return len(results)
     if isinstance(results, (tuple, list)):
@@ -44,26 +44,24 @@ def answer_bytes(results: Any) -> int:
     return 0
 
 
-# Who has to wait: connections that have kept the server busy take turns, and rest while others are at work.
-#
-# How long the server works for a connection is measured (``server.fair_scheduler.CpuUsage``). Up to a
-# burst, and a share of all time for good, it has its turn as soon as something comes. Beyond, it waits in
-# line with its like: one of them has a turn at a time, and behind each all of them rest ``REST`` times as
-# long as the turn took; but only while anybody else asks for something. So floods, however many, get a
-# fifth of the server at most, and bulk work loses nothing while it is alone, or among its like.
+# The time that the server works for a connection is measured (``server.fair_scheduler.CpuUsage``). Up to a
+# burst, and a small share of all time, a connection is served as soon as bytes arrive. Beyond that, it
+# waits in one queue with others like it: one of them is served at a time, and then all of them pause
+# ``REST`` times as long as that took, but only while other clients send requests. So floods, however many,
+# get a fifth of the server at most, and bulk work is not slowed down while there is nothing else.
 
 REST = 4.0
 ACTIVE_S = 0.25
-"""For so long after somebody has asked for something they may ask for more."""
+"""How long other clients count as active after a request."""
 
 
 class Governor:
     """
-    The line, of all connections that have to wait.
+    The queue of all connections that have to wait.
 
     Args:
-        clock: for rests.
-        others: how much was asked for by other ways so far; any number that grows with it.
+        clock: for pauses.
+        others: returns a number that grows with the requests of other protocols.
     """
 
     def __init__(self, clock: IReactorTime, others: Callable[[], int]) -> None:
@@ -81,25 +79,25 @@ class Governor:
 
     @property
     def now_s(self) -> float:
-        """The time that spending is told in."""
+        """The current time, for ``CpuUsage``."""
         return self._clock.seconds()
 
     @property
     def others_ask(self) -> bool:
-        """Whether anybody has asked for something lately who need not wait."""
+        """Whether a client that need not wait has sent a request lately."""
         self._look_for_others()
         return self.now_s - self._active_s < ACTIVE_S
 
     def light_work(self) -> None:
-        """Somebody who need not wait has asked for something."""
+        """Record a request of a connection that need not wait."""
         self._active_s = self.now_s
 
     def heavy_work(self, work_s: float) -> None:
-        """The server has worked for one of those who wait, in its turn or for a call that it brought."""
+        """Record work for a connection that has to wait, in its turn or for a call that it sent."""
         self._spent_s += work_s
 
     def enter(self, turn: Callable[[], None]) -> None:
-        """Have a turn in line."""
+        """Add a turn to the queue."""
         self._line.append(turn)
         self._wait()
 
@@ -121,7 +119,7 @@ class Governor:
         now_s = self._clock.seconds()
         owed_s, self._spent_s = self._spent_s, 0.0
         if self.others_ask and owed_s:
-            # Behind what the last turn brought, its calls included.
+            # After the work of the last turn, including its calls.
             self._rests_until_s = now_s + owed_s * REST
             self._wait()
             return
@@ -130,34 +128,30 @@ class Governor:
             self._wait()
 
 
-# What Foolscap's connections hold in memory, and who goes when it is too much.
-#
-# Messages that are being received or carried out, answers that are being sent, references: a connection that
-# has more than a little of them asks here first. All together have what the server's other protocol has left
-# them. When that is used up, the connection that holds most is cut off, if it holds at least as much as the
-# one that asks would; else the one that asks. So whoever declares much and sends it slowly, or asks for much
-# and does not read it, is the first to go, and a client with one usual message is never in its way.
-#
-# Pure: who is told, and how, is the holders' business.
+# Messages being received or carried out, answers being sent, and references take memory: a connection asks
+# before it takes more than a little. All together may use what the HTTPS protocol leaves. When that is used
+# up, the connection that holds most is closed if it holds at least as much as the asking one would; else
+# the asking one is. So a client that declares large messages and sends them slowly, or asks for much and
+# does not read it, is closed first, and a client with one usual message is not affected.
 
 MAX_HELD_BYTES = 192 << 20
-"""The largest message has 128 MiB, and its tokens become 52 MiB more."""
+"""The largest message has 128 MiB, and its tokens take 52 MiB more."""
 
 
 class Holder(Protocol):
-    """Whoever holds memory that is counted here: a connection."""
+    """A connection whose memory is counted here."""
 
     def crowd_out(self) -> None:
-        """Let go of all, and end: others need the room."""
+        """Release everything, and close: others need the memory."""
 
 
 class HeldMemory:
     """
-    The books.
+    Counts the memory of all Foolscap connections.
 
     Args:
-        ask: takes note that so many bytes more are held, or fewer; returns whether that may be.
-        limit_bytes: for all these connections, whatever there is besides.
+        ask: records that a number of bytes more, or fewer, is held; returns whether that is allowed.
+        limit_bytes: for all these connections.
     """
 
     def __init__(self, ask: Callable[[int], bool], limit_bytes: int = MAX_HELD_BYTES) -> None:
@@ -170,7 +164,9 @@ class HeldMemory:
         return f"<HeldMemory, {self.total_bytes} bytes by {len(self._held)}>"
 
     def hold(self, holder: Holder, more_bytes: int) -> bool:
-        """Have somebody hold more; returns whether that may be: if not, they are the one to go."""
+        """
+        Count more memory for a holder; returns whether that is allowed: if not, the holder must close.
+        """
         would_hold = self._held.get(holder, 0) + more_bytes
         while not self._take(more_bytes):
             victim = max(self._held, key=lambda each: self._held[each], default=holder)
@@ -182,7 +178,7 @@ class HeldMemory:
         return True
 
     def let_go(self, holder: Holder, fewer_bytes: int) -> None:
-        """Somebody holds less; it does not matter if they were cut off before."""
+        """Count less memory for a holder, which may have been closed before."""
         held = self._held.get(holder, 0)
         fewer_bytes = min(fewer_bytes, held)
         if fewer_bytes:
@@ -190,7 +186,7 @@ class HeldMemory:
             self._held[holder] = held - fewer_bytes
 
     def let_go_all(self, holder: Holder) -> None:
-        """Count nothing any more for a holder who is gone."""
+        """Count no memory any more for a closed holder."""
         held = self._held.pop(holder, 0)
         if held:
             self._take(-held)
@@ -204,21 +200,17 @@ class HeldMemory:
         return taken
 
 
-# A client's Foolscap connection, as a server bounds it; what client and server have in common is in
-# ``wire.foolscap_broker``.
+# What client and server have in common is in ``wire.foolscap_broker``. In addition, the server limits:
 #
-# **Strangers.** Until a client has named something that is here (which takes the fURL's secret) it may send
-# ``STRANGER_BYTES`` in all, PINGs and nonsense included, and take ``STRANGER_S``.
-#
-# **Memory** of messages, answers and references is held against one bound for all connections
-# (``memory``), as soon as it is known how large they will be, until they are gone.
-#
-# **Answers are sent as fast as they are read.** Foolscap makes an answer's tokens when the call has
-# ended, and writes them at once: a read of 64 MiB was 192 MiB until it was sent. Here no token is made
-# while the socket is full, large strings are written ``PIECE_BYTES`` at a time, and the next call begins
-# when the answers before it have been made.
-#
-# **Floods** take turns, see ``governor``.
+# * Unauthenticated clients: until a client has named an existing object (which takes the fURL's secret) it
+#   may send ``STRANGER_BYTES`` in all, PINGs and errors included, within ``STRANGER_S``.
+# * Memory: messages, answers and references are counted against one limit for all connections, from when
+#   their sizes are known until they are gone.
+# * Answers: Foolscap encodes an answer as soon as the call has ended, and writes all of it: a read of 64
+#   MiB took 192 MiB until it was sent. Here no token is encoded while the socket is full, large strings are
+#   written ``PIECE_BYTES`` at a time, and the next call begins when the answers before it have been
+#   encoded.
+# * Floods take turns, by ``Governor``.
 
 # mypy: disable-error-code="misc"
 
@@ -226,32 +218,32 @@ class HeldMemory:
 STRANGER_BYTES = 8 * 1024
 RECEIVE_BYTE_S = 2.5e-9
 """
-What receiving a byte costs, decrypting included: 64 KiB took 0.16 ms. It happens below, where nobody
-measures it.
+The time to receive a byte, including decryption: 64 KiB took 0.16 ms. That happens in TLS, where it is not
+measured.
 """
 STRANGER_S = 30.0
 
 FREE_BYTES = 64 * 1024
-"""Of a message, or an answer, that nobody needs to know of."""
+"""Smaller messages and answers are not counted."""
 
 REFERENCE_COST = 2048
-"""Of an object that a client may call, with its name and all that is kept of it."""
+"""The memory of an object that a client may call, with its name and tracker."""
 
 PIECE_BYTES = 256 * 1024
-_LONGEST_WORD_BYTES = 1024  # none that is abbreviated is nearly as long
+_LONGEST_WORD_BYTES = 1024  # longer than any abbreviated word
 
 BOUNDS = Bounds(call_cost=MAX_SHARE_DATA_BYTES + MAX_TOKENS * TOKEN_COST, turn_tokens=256)
-"""A read-test-write with as many bytes, in as many tests and writes, as HTTPS takes."""
+"""Allows a read-test-write with as many bytes, tests and writes as over HTTPS."""
 
 
 class ServerBroker(BoundedBroker):
     """
-    One connection; see above.
+    One connection.
 
     Args:
-        memory, governor: of all connections.
-        refused: told why, when the connection ends for what it did.
-        known: called when the client has named something that is here.
+        memory, governor: shared by all connections.
+        refused: called with the reason when the connection is closed for a violation.
+        known: called when the client has named an existing object.
     """
 
     slicerStack: list[Any]
@@ -271,7 +263,7 @@ class ServerBroker(BoundedBroker):
         self._tell_refused = refused
         self._tell_known = known
         self._spending = CpuUsage(governor.now_s)
-        self._strange_bytes: int | None = 0  # None: no stranger
+        self._strange_bytes: int | None = 0  # None: the client is authenticated
         self._strange_timer: IDelayedCall | None = None
         self._message_held = 0
         self._full = False
@@ -286,7 +278,7 @@ class ServerBroker(BoundedBroker):
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    # Strangers.
+    # Unauthenticated clients.
 
     def connectionMade(self) -> None:
         super().connectionMade()
@@ -297,7 +289,7 @@ class ServerBroker(BoundedBroker):
             register(Backpressure(self), True)
 
     def remote_getReferenceByName(self, name: bytes) -> Any:
-        """Give what has a name; whoever knows one is no stranger."""
+        """Return the object with a name; a client that knows a name is authenticated."""
         found = super().remote_getReferenceByName(name)
         if self._strange_bytes is not None:
             self._strange_bytes = None
@@ -318,10 +310,10 @@ class ServerBroker(BoundedBroker):
 
     def _pay_for(self, received_bytes: int) -> None:
         """
-        Take note of what receiving has cost, and let others have their turn before there is more.
+        Charge for the time that receiving has cost, and let others have their turn before reading more.
 
-        A long body is only gathered, and nobody looks at it before its end; but it has been received and
-        decrypted. While nobody else asks for anything, that needs no turns.
+        A long body is only collected until its end, but it has been received and decrypted. While no other
+        client is active, that needs no turns.
         """
         governor = self._governor
         cost_s, now_s = received_bytes * RECEIVE_BYTE_S, governor.now_s
@@ -330,7 +322,7 @@ class ServerBroker(BoundedBroker):
             return
         if governor.others_ask and self._spending.is_heavy(now_s):
             governor.heavy_work(cost_s)
-            self.leave_it()
+            self.pause()
             governor.enter(self.go_on)
 
     def _stayed_strange(self) -> None:
@@ -346,26 +338,26 @@ class ServerBroker(BoundedBroker):
 
     @property
     def may_go_on(self) -> bool:
-        """Whether more can be taken now."""
+        """Whether more can be processed now."""
         return not self.paused and super().may_go_on
 
     def arrived(self) -> None:
-        """Look at what has arrived, at once or in line."""
+        """Process what has arrived, at once or after waiting in the queue."""
         if self._spending.is_heavy(self._governor.now_s):
-            self.leave_it()
+            self.pause()
             self._governor.enter(self.go_on)
         else:
             self.go_on()
 
     def turn_ended(self) -> None:
-        """There is more to look at: let the others have their turn."""
+        """Let others have their turn before processing the rest."""
         if self._spending.is_heavy(self._governor.now_s):
             self._governor.enter(self.go_on)
         else:
             eventual.eventually(self.go_on)
 
     def go_on(self) -> None:
-        """Look at what has arrived, and take note of how long that takes."""
+        """Process what has arrived, and measure the time."""
         with self._working():
             super().go_on()
 
@@ -385,14 +377,14 @@ class ServerBroker(BoundedBroker):
     # Memory.
 
     def crowd_out(self) -> None:
-        """Others need the room, now."""
+        """Close now, since others need the memory."""
         self.refuse("it held the most memory when others needed some", tell=False)
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:
             abort()
 
     def charge(self, cost: int) -> None:
-        """A message becomes larger; raises TooMuch if it must not."""
+        """Charge a message with memory; raises LimitExceeded beyond its allowance."""
         super().charge(cost)
         more = self.held_cost - self._message_held
         if more > FREE_BYTES:
@@ -403,29 +395,29 @@ class ServerBroker(BoundedBroker):
             self._message_held += more
 
     def message_begins(self) -> None:
-        """What comes now belongs to another message; of the one before nothing is left."""
+        """Start with another message, and release the memory of the last one."""
         super().message_begins()
         self._memory.let_go(self, self._message_held)
         self._message_held = 0
 
     def scheduleCall(self, delivery: Any, ready_deferred: Any) -> None:
-        """Have a call carried out; its arguments are held until then."""
+        """Queue a call; its arguments are counted until it has been carried out."""
         delivery.held_bytes, self._message_held = self._message_held, 0
         super().scheduleCall(delivery, ready_deferred)
 
     def call_ended(self, delivery: Any) -> None:
-        """A call was carried out."""
+        """Release the memory of a call that was carried out."""
         super().call_ended(delivery)
         self._memory.let_go(self, delivery.held_bytes)
 
     def getTrackerForMyReference(self, puid: int, obj: Any) -> Any:
-        """Note that the client has a reference to an object of ours."""
+        """Count a new reference of the client to an object of ours."""
         if puid not in self.myReferenceByPUID:
             self._hold_answer(REFERENCE_COST)
         return super().getTrackerForMyReference(puid, obj)
 
     def remote_decref(self, clid: int, count: int) -> None:
-        """Note that it has one less."""
+        """Count one reference of the client less."""
         before = len(self.myReferenceByCLID)
         super().remote_decref(clid, count)
         self._memory.let_go(self, (before - len(self.myReferenceByCLID)) * REFERENCE_COST)
@@ -433,14 +425,14 @@ class ServerBroker(BoundedBroker):
     def _hold_answer(self, size: int) -> bool:
         if self._memory.hold(self, size):
             return True
-        # Tokens are being made, which must not be disturbed.
+        # Tokens are being encoded, which must not be interrupted.
         eventual.eventually(self.refuse, "the server has no memory for more answers now; try again")
         return False
 
     # Answers.
 
     def send(self, obj: Any) -> Any:
-        """Send an answer, or a call."""
+        """Send an answer or a call, and count the memory of a large answer."""
         size = answer_bytes(obj.results) if isinstance(obj, AnswerSlicer) else 0
         if size > FREE_BYTES and self._hold_answer(size):
             return super().send(obj).addBoth(self._sent, size)
@@ -451,7 +443,7 @@ class ServerBroker(BoundedBroker):
         return result
 
     def sendToken(self, obj: Any) -> None:
-        """Write a token; or its beginning, if it is large."""
+        """Write a token, or only the beginning of a large one."""
         if type(obj) is not bytes or len(obj) <= _LONGEST_WORD_BYTES:
             super().sendToken(obj)
             return
@@ -476,7 +468,7 @@ class ServerBroker(BoundedBroker):
             eventual.eventually(self._output_flows)
 
     def output_full(self) -> None:
-        """The socket takes no more."""
+        """Stop encoding, since the socket is full."""
         self._full = self.paused = True
 
     def output_free(self) -> None:
@@ -493,7 +485,7 @@ class ServerBroker(BoundedBroker):
             self.wake()
 
     def doNextCall(self) -> None:
-        """Carry out the next call, if the answers before it are on their way; a long one in its turn."""
+        """Carry out the next call when the answers before it have been encoded; a long one takes turns."""
         if self.paused or self._in_line or not self.inboundDeliveryQueue:
             return
         if asked_bytes(self.inboundDeliveryQueue[0][0]) <= PIECE_BYTES:
@@ -510,22 +502,22 @@ class ServerBroker(BoundedBroker):
                 super().doNextCall()
 
     def produce(self, dummy: Any = None) -> None:
-        """Make tokens to be sent, unless the connection is gone; called by Foolscap."""
+        """Encode tokens to send, unless the connection is lost; called by Foolscap."""
         if not self.disconnected:
             super().produce(dummy)
 
     def sendPING(self, number: int = 0) -> None:
-        """Ask whether the client is there, unless it is reading."""
+        """Send a PING, unless a large string is being written."""
         if self._unsent is None:
             super().sendPING(number)
 
     def sendPONG(self, number: int) -> None:
-        """Answer such a question, unless it would be in the middle of another answer, which says as much."""
+        """Answer a PING, unless a large string is being written, which proves the same."""
         if self._unsent is None:
             super().sendPONG(number)
 
     def sendError(self, msg: str) -> None:
-        """Tell the client why the connection ends, if there is a place for it."""
+        """Send the client the reason why the connection ends, unless a large string is being written."""
         self._unregister()
         if self._unsent is None:
             super().sendError(msg)
@@ -533,9 +525,9 @@ class ServerBroker(BoundedBroker):
     # The end.
 
     def disconnectTimerFired(self) -> None:
-        """Give up a client that neither sends nor reads anything."""
+        """Close the connection of a client that neither sends nor reads anything."""
         unsent = unsent_bytes(self.transport) + len(self._unsent or b"")
-        if unsent != self._was_unsent:  # it reads
+        if unsent != self._was_unsent:  # the client is reading
             self._was_unsent = unsent
             self.dataLastReceivedAt = self.seconds()
         super().disconnectTimerFired()
@@ -557,32 +549,29 @@ class ServerBroker(BoundedBroker):
         self._stop_waiting()
         self._unregister()
         self._unsent = None
-        # Answers that were not sent; they hold what was read.
+        # Answers that were not sent hold the data that was read.
         self.slicerStack, self.rootSlicer.sendQueue = [], []
         self._message_held = 0
         self._memory.let_go_all(self)
 
     def _unregister(self) -> None:
-        # TLS does not end while somebody may still write.
+        # TLS does not close while a producer is registered.
         if self._registered:
             self._registered = False
             self.transport.unregisterProducer()
 
 
-# What a client's Foolscap connection is before both sides have agreed on what they speak.
-
-
 class ServerNegotiation(BoundedNegotiation):
     """
-    What comes before.
+    Negotiation before the broker exists.
 
     Attributes:
-        make_broker: called with what Foolscap gives a broker, makes one.
+        make_broker: makes the broker, with Foolscap's arguments.
     """
 
     make_broker: Callable[..., ServerBroker]
 
     def switchToBanana(self, params: dict[str, Any]) -> None:
-        """Go over to a broker of ``make_broker``: both sides have agreed on ``params``."""
+        """Switch to a broker of ``make_broker``: both sides have agreed on ``params``."""
         self.brokerClass = self.make_broker
         super().switchToBanana(params)

@@ -1,9 +1,4 @@
-"""
-Foolscap's part of a storage server's port: a tub with the server's own certificate.
-
-All of it is loaded, and the tub made, before anybody asks: the program's files may be replaced by another
-version's while the server runs, and what is imported then fits nothing.
-"""
+"""Foolscap on a storage server's port: a tub with the server's own certificate."""
 
 from __future__ import annotations
 
@@ -24,22 +19,26 @@ from pipegrid.server.identity import Identity
 from pipegrid.wire.server_address import Furl
 
 KEEPALIVE_S = 120
-"""After so much silence a client is asked whether it is still there; after twice as much it is not."""
+"""A client that is silent for this long gets a PING; after twice as long its connection is closed."""
 
 MAX_REMEMBERED = 4096
 """
-Clients of which it is remembered how often they have connected: it tells an old connection from a new one.
+Limit of tubs whose number of connections is remembered, which distinguishes an old connection from a new
+one.
 """
 
 
 class FoolscapPort:
     """
-    Speaks Foolscap on connections that others accept.
+    Speaks Foolscap on connections that the listener accepts.
+
+    All modules are imported, and the tub is created, before the first client connects: while the server
+    runs, the program's files may be replaced by those of another version.
 
     Args:
         service: the storage.
-        who: whose certificate and secret it has.
-        note_hostile: told the address of a client that was turned away, and why.
+        who: the certificate and the secret.
+        note_hostile: called with the address of a rejected client and the reason.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class FoolscapPort:
         self._stopped = False
 
     def located(self, hints: Sequence[str]) -> Furl:
-        """Begin to speak Foolscap where clients find the port, and return the fURL to give to them."""
+        """Start with the given addresses, and return the fURL for clients."""
         self._open(hints)
         return self._who.furl(hints)
 
@@ -66,7 +65,7 @@ class FoolscapPort:
         self, addr: IAddress | None, on_known: Callable[[], None] = lambda: None
     ) -> Any:
         """
-        Return what negotiates with a client, or None: before ``located``, and after ``stop``.
+        Return a negotiation, or None before ``located`` and after ``stop``.
 
         Args:
             on_known: called when the client has shown the secret.
@@ -81,7 +80,7 @@ class FoolscapPort:
         return negotiation
 
     def stop(self) -> Deferred[Any]:
-        """Cut all connections, and forget what was not closed; fires when they are gone."""
+        """Close all connections, and drop unfinished uploads; fires when the connections are closed."""
         self._stopped = True
         if self._storage is not None:
             self._storage.stop()
@@ -91,7 +90,7 @@ class FoolscapPort:
 
     def _open(self, hints: Sequence[str]) -> None:
         tub = Tub(certData=self._who.key_pem + self._who.certificate_pem)
-        tub.unsafeTracebacks = False  # clients need not know what our stack looks like
+        tub.unsafeTracebacks = False  # clients must not see our stack
         tub.setOption("accept-gifts", False)
         tub.setOption("keepaliveTimeout", KEEPALIVE_S)
         tub.setOption("disconnectTimeout", 2 * KEEPALIVE_S)
@@ -113,7 +112,7 @@ class FoolscapPort:
 
 
 class _Recent(dict[str, Any]):
-    """What Foolscap remembers of every tub that ever connected; of the latest only."""
+    """Foolscap's record of every tub that ever connected, reduced to the latest."""
 
     def __setitem__(self, tub_id: str, value: Any) -> None:
         self.pop(tub_id, None)
@@ -124,7 +123,10 @@ class _Recent(dict[str, Any]):
 
 @implementer(IStreamServerEndpoint)
 class _AcceptedElsewhere:
-    """An endpoint on which nothing listens: it only keeps the factory, for connections that are there."""
+    """
+    An endpoint on which nothing listens: it only keeps the factory, for connections that the listener
+    accepts.
+    """
 
     def __init__(self) -> None:
         self.factory: Any = None
@@ -134,7 +136,7 @@ class _AcceptedElsewhere:
         return succeed(self)
 
     def getHost(self) -> str:
-        """Say where it is; shown by Foolscap only."""
+        """Return a name for Foolscap's log."""
         return "the storage port"
 
     def stopListening(self) -> Deferred[None]:

@@ -1,4 +1,7 @@
-"""The share store as Foolscap's remote objects, and errors that its clients understand."""
+"""
+The share store as Foolscap's remote objects, with errors for clients; every remote call becomes a call of
+the store.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from pipegrid.wire.foolscap_interfaces import (
 )
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 
-# What a Foolscap client is told of an error; paths and causes are in the log.
+# Clients get the error's text; paths and causes are only logged.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +53,7 @@ _TELLABLE: dict[type[PipegridError], str] = {
 
 
 def answers(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make what a method raises an error that is fit for a client."""
+    """Convert the exceptions of a method to those for clients."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
         @wraps(method)
@@ -66,7 +69,7 @@ def answers(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def answers_later(operation: str) -> Callable[[Callable[P, Any]], Callable[P, Deferred[Any]]]:
-    """The same for one that may take its time."""
+    """The same for a method that returns a Deferred."""
 
     def failed(failure: Failure) -> Failure:
         assert isinstance(failure.value, Exception)
@@ -91,7 +94,7 @@ def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
         told: PipegridError = kind(text)
         return told
     if isinstance(error, (UsageError, WrongSecret)):
-        return error  # what they say is about the request
+        return error  # their text is about the request
     if isinstance(error, PipegridError):
         log.error("{operation}: {error}", operation=operation, error=str(error))
     else:
@@ -99,16 +102,11 @@ def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
     return ServerRefused(f"{operation} failed; the server's operator can see why")
 
 
-# What the Foolscap server does with its share store: every remote call becomes a call of the store.
-#
-# **Uploads.** An upload belongs to the connection that began it: its secret is made here and told to nobody,
-# and when the connection is lost whatever was not closed is forgotten. ``close`` makes a share visible, and
-# is answered when it is durable; bytes never written are zeros then. A share of which a write failed
-# cannot be closed: clients send ``close`` right behind their writes, without waiting to hear how those went.
-#
-# **Errors.** What a client may know is in the text; paths and causes are in the log.
-#
-# **Mutable slots** are read and changed through the queue that HTTPS's face uses, too.
+# An upload belongs to the connection that began it: its secret is made here and sent to no client, and when
+# the connection is lost, what was not closed is dropped. ``close`` makes a share visible, and is answered
+# when it is durable; bytes never written are then zeros. A share of which a write failed cannot be closed:
+# clients send ``close`` right after their writes, without waiting for their results. Mutable slots use the
+# same queue as HTTPS.
 #
 # Source: the format reference, storage protocols, sections 2.3 and 8.
 
@@ -118,7 +116,7 @@ Vectors = tuple[list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]], in
 
 UPLOAD_SECRET_BYTES = 32
 MAX_READ_BYTES = 64 << 20
-"""Of one answer, which is in memory as a whole; clients ask for a block at a time."""
+"""The limit of one answer, which is in memory as a whole; clients ask for one block at a time."""
 
 UNKNOWN = Client("unknown")
 
@@ -126,10 +124,10 @@ UNKNOWN = Client("unknown")
 @implementer(RIStorageServer)  # type: ignore[misc]
 class FoolscapStorage(Referenceable):  # type: ignore[misc]
     """
-    What a server's fURL leads to.
+    The object of a server's fURL.
 
     Args:
-        service: whose store and durability these are, and the bound on what waits for the disk.
+        service: provides the store, the durability and the limit of shares that wait for the disk.
     """
 
     def __init__(self, service: GbsService) -> None:
@@ -138,7 +136,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         self._batches: set[_Batch] = set()
 
     def stop(self) -> None:
-        """Forget all unfinished uploads, as their clients will when the connections are gone."""
+        """Drop all unfinished uploads, since their connections end."""
         for batch in list(self._batches):
             batch.lost()
 
@@ -146,7 +144,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
     @answers("version")
     def remote_get_version(self) -> dict[bytes, Any]:
-        """Say what the server can do."""
+        """Return what the server supports."""
         return pack_version(self._store.version())
 
     @answers("allocate")
@@ -159,7 +157,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         allocated_size: int,
         canary: Any,
     ) -> tuple[set[int], dict[int, BucketWriter]]:
-        """Make room for shares, for as long as the client's ``canary`` can be reached."""
+        """Allocate shares, for as long as the client's ``canary`` is connected."""
         secret = os.urandom(UPLOAD_SECRET_BYTES)
         numbers = possible_numbers(sharenums)
         secrets = UploadSecrets(LeaseSecrets(renew_secret, cancel_secret), secret)
@@ -171,7 +169,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
                 for number in answer.allocated
             }
         except PipegridError:
-            for number in numbers:  # with those that were begun nobody could go on
+            for number in numbers:  # those begun so far could not be resumed
                 with suppress(PipegridError):
                     self._store.abort(storage_index, number, secret)
             raise
@@ -182,7 +180,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     def remote_add_lease(
         self, storage_index: bytes, renew_secret: bytes, cancel_secret: bytes
     ) -> Deferred[None]:
-        """Add or renew a lease on every share of the index, of which there may be none."""
+        """Add or renew a lease on every share of the storage index, which may have none."""
 
         def add() -> None:
             with suppress(NoSuchShare):
@@ -192,7 +190,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
     @answers("list")
     def remote_get_buckets(self, storage_index: bytes) -> dict[int, BucketReader]:
-        """Give a reader for each complete share."""
+        """Return a reader for each complete share."""
         return {
             number: BucketReader(self._service, storage_index, number)
             for number in self._store.list_shares(storage_index)
@@ -202,7 +200,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     def remote_slot_readv(
         self, storage_index: bytes, shares: list[int], readv: list[tuple[int, int]]
     ) -> Deferred[dict[int, list[bytes]]]:
-        """Read from mutable shares, of which there may be none."""
+        """Read from mutable shares, if any."""
         read = self._store.slots.readv
         data = self._service.slots.read(storage_index, read, storage_index, shares, readv)
         return data.addCallback(_as_lists)
@@ -215,7 +213,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         tw_vectors: dict[int, Vectors],
         r_vector: list[tuple[int, int]],
     ) -> Deferred[tuple[bool, dict[int, list[bytes]]]]:
-        """Read, test and write mutable shares in one step."""
+        """Read, test and write mutable shares atomically."""
         write_enabler, renew, cancel = secrets
         slots = self._service.slots
         run = slots.write if tw_vectors else slots.read
@@ -232,12 +230,12 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     def remote_advise_corrupt_share(
         self, share_type: bytes, storage_index: bytes, shnum: int, reason: bytes
     ) -> None:
-        """Keep a complaint for the operator, if there is such a share."""
+        """Keep an advisory for the operator, if the share exists."""
         _advise(self._service, storage_index, shnum, reason, share_type == b"mutable")
 
 
 def client_of(canary: Any) -> Client:
-    """Return whose connection a reference came by; without one, somebody of whom nothing is known."""
+    """Return the client at whose connection a reference arrived; ``UNKNOWN`` without a reference."""
     broker = getattr(getattr(canary, "tracker", None), "broker", None)
     if broker is None:
         return UNKNOWN
@@ -246,7 +244,7 @@ def client_of(canary: Any) -> Client:
 
 
 class _Batch:
-    """The uploads of one allocation, and their common end if the connection is lost."""
+    """The uploads of one allocation, which are dropped together if the connection is lost."""
 
     def __init__(
         self, service: GbsService, batches: set[_Batch], uploads: dict[int, IncomingShare]
@@ -259,7 +257,7 @@ class _Batch:
         self._marker: Any = None
 
     def begin(self, canary: Any) -> dict[int, BucketWriter]:
-        """Return the writers, which live as long as the canary can be reached."""
+        """Return the writers, which exist as long as the canary is connected."""
         writers = {number: BucketWriter(self, upload) for number, upload in self._uploads.items()}
         self._open.update(writers.values())
         if writers:
@@ -269,14 +267,14 @@ class _Batch:
         return writers
 
     def ended(self, writer: BucketWriter) -> None:
-        """One writer has come to its end; with the last one nothing is left to watch."""
+        """Remove a writer that has ended; after the last one the connection is not watched any more."""
         self._open.discard(writer)
         if not self._open and self in self._batches:
             self._batches.discard(self)
             self._canary.dontNotifyOnDisconnect(self._marker)
 
     def lost(self) -> None:
-        """Forget what was not closed."""
+        """Drop what was not closed."""
         for writer in list(self._open):
             writer.forget()
 
@@ -298,7 +296,9 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
 
     @answers("write")
     def remote_write(self, offset: int, data: bytes) -> None:
-        """Write bytes; other bytes than those that are there are refused, and the upload goes on."""
+        """
+        Write bytes; if other bytes were written there before, they are rejected, and the upload continues.
+        """
         self._require_open()
         if offset + len(data) > self._upload.share_bytes:
             raise UsageError("these bytes lie outside of the share; write within it")
@@ -348,8 +348,8 @@ class BucketWriter(Referenceable):  # type: ignore[misc]
 @implementer(RIBucketReader)  # type: ignore[misc]
 class BucketReader(Referenceable):  # type: ignore[misc]
     """
-    One complete share. No file is kept open for it: clients hold on to many readers, and to open a
-    file costs little beside a remote call.
+    One complete share. No file is kept open for it: clients keep many readers, and opening a file takes
+    little time compared with a remote call.
     """
 
     def __init__(self, service: GbsService, storage_index: bytes, share_number: int) -> None:
@@ -359,7 +359,7 @@ class BucketReader(Referenceable):  # type: ignore[misc]
 
     @answers("read")
     def remote_read(self, offset: int, length: int) -> bytes:
-        """Read; fewer bytes, or none, past the end."""
+        """Read; fewer bytes, or none, beyond the end."""
         if length > MAX_READ_BYTES:
             raise UsageError(f"{length} bytes are too many for one answer; read in parts")
         store = self._service.store
@@ -369,7 +369,7 @@ class BucketReader(Referenceable):  # type: ignore[misc]
         return data
 
     def remote_advise_corrupt_share(self, reason: bytes) -> None:
-        """Keep a complaint for the operator."""
+        """Keep an advisory for the operator."""
         _advise(self._service, self._storage_index, self._share_number, reason)
 
 
@@ -381,7 +381,7 @@ async def _commit(service: GbsService, upload: IncomingShare) -> None:
     try:
         await service.commit(upload)
     except PipegridError:
-        upload.discard()  # nobody could go on with it
+        upload.discard()  # it could not be resumed
         raise
 
 

@@ -1,1 +1,1 @@
-"""The storage protocol over HTTPS (GBS), at the server."""
+"""The storage protocol over HTTPS (GBS), on the server's side."""

@@ -1,9 +1,6 @@
 """
-Bundles: many small uploads in one request, each carried out as its own requests would be (see
-``wire.gbs_bundles``).
-
-One upload's refusal is its own: the others go on. The answer waits until every share that came is durable,
-so that a bundle is one group for the disk, as many requests in a row are.
+Carries out bundles: many small uploads in one request, each as its own requests would be
+(``wire.gbs_bundles``).
 """
 
 from __future__ import annotations
@@ -34,28 +31,33 @@ _JUST = {number: frozenset({number}) for number in range(MAX_SHARE_NUMBER + 1)}
 
 
 class BundleService(Service, Protocol):
-    """What bundles ask of the service beside that."""
+    """What bundles need of the service in addition."""
 
     store: ShareStore
 
     @property
     def takes_whole(self) -> bool:
-        """Whether shares that come whole may do without a name until they are durable."""
+        """Whether shares that arrive as a whole may be stored without a name until they are durable."""
 
     def reserve(self, shares: int) -> None:
-        """Count so many as waiting to become durable, or so many less."""
+        """Count shares that wait to become durable, before they do; a negative number releases them."""
 
     def has_room_for(self, shares: int) -> bool:
-        """Whether so many may have to become durable more than do now."""
+        """Return whether this many more shares may wait to become durable."""
 
     def commit_each(
         self, uploads: Sequence[IncomingShare], ended: Callable[[IncomingShare, Ending], None]
     ) -> None:
-        """Make shares durable and visible; ``ended`` is told of each, perhaps before this returns."""
+        """Make shares durable and visible; ``ended`` is called for each, perhaps before this returns."""
 
 
 class Bundle(InSteps):
-    """Receives a bundle, and carries it out."""
+    """
+    Receives a bundle, and carries it out.
+
+    If one upload is rejected, the others continue. The answer waits until every received share is durable,
+    so that a bundle is one group for the disk, as many consecutive requests are.
+    """
 
     def __init__(self, service: BundleService, rule: Rule, client: Client = NOBODY) -> None:
         super().__init__(service, rule, (), self._carry_out, self._commit)
@@ -65,17 +67,17 @@ class Bundle(InSteps):
         self._unpacking: Iterator[None] | None = None
         self._answers: list[BundledAnswer] = []
         self._done: Deferred[Answer] = Deferred()
-        self._committing: dict[IncomingShare, dict[int, int]] = {}  # with where its status belongs
+        self._committing: dict[IncomingShare, dict[int, int]] = {}  # with the place for its status
         self._reserved = 0
-        self._takes_whole = False  # not looked at yet
+        self._takes_whole = False  # not determined yet
 
     def may_begin(self, committing: Container[bytes]) -> bool:
         """
         Return whether it may be carried out now, or has been begun; its body is complete.
 
         Args:
-            committing: storage indexes of which a share is becoming durable on this connection. A bundle that
-                names one of them waits, as an allocation does, or it would not see that share.
+            committing: storage indexes of which a share is becoming durable on this connection. A bundle
+                that names one of them waits, as an allocation does, or it would not see that share.
         """
         if self._steps is not None:
             return True
@@ -86,7 +88,7 @@ class Bundle(InSteps):
         )
 
     def unpack(self, turn: Turn) -> bool:
-        """Look at the body, which is complete; returns whether that is done, and the turn is not over."""
+        """Parse the complete body in steps; returns whether that is finished, and the turn is not over."""
         if self._unpacking is None:
             self._unpacking = iter(())
             if self.refusal is None:
@@ -100,11 +102,11 @@ class Bundle(InSteps):
             self.refuse(responses.text(400, str(error)))
         if not self.body:
             return True
-        self.body.clear()  # it is in memory once
+        self.body.clear()  # its content is in memory once
         return not turn.over
 
     def abandon(self) -> None:
-        """The client is gone. What has come is stored; what was not begun is not."""
+        """Stop, since the client is gone. Shares that were begun are stored; the rest is not."""
         super().abandon()
         if self._steps is not None:
             self._uploads = []
@@ -149,7 +151,7 @@ class Bundle(InSteps):
     def _take_whole(
         self, wanted: BundledUpload, statuses: dict[int, int]
     ) -> Generator[None, None, frozenset[int]]:
-        """Take shares in one move each, as nearly all can be taken; returns which were."""
+        """Store shares in one call each, if possible, as for most bundles; returns their numbers."""
         taken = _NONE
         if not (self._takes_whole and _is_whole(wanted)):
             return taken
@@ -159,8 +161,10 @@ class Bundle(InSteps):
                     wanted.storage_index, number, data, wanted.secrets
                 )
             except Exception as error:
-                self.service.answer_error(Operation.ALLOCATE, error)  # a defect of ours is logged
-                return taken  # the long way says what it was
+                self.service.answer_error(
+                    Operation.ALLOCATE, error
+                )  # an error of our own is logged
+                return taken  # the usual allocation reports the reason
             if share is None:
                 return taken
             self._service.received(share, len(data))
@@ -172,7 +176,10 @@ class Bundle(InSteps):
     def _allocate(
         self, wanted: BundledUpload, taken: frozenset[int]
     ) -> Generator[None, None, Allocation | int]:
-        """Allocate the others; what was taken counts as allocated, whatever becomes of those."""
+        """
+        Allocate the others; shares that were stored already count as allocated, whatever happens to the
+        others.
+        """
         if taken and len(taken) == len(wanted.share_numbers):
             return Allocation(_NONE, taken)
         try:
@@ -207,7 +214,7 @@ class Bundle(InSteps):
                 service.received(upload, len(data))
             if upload.complete:
                 return upload
-            upload.checkpoint()  # more was allocated before, under the same secret
+            upload.checkpoint()  # more was allocated before, with the same secret
             statuses[number] = responses.OK.status
         except Exception as error:
             statuses[number] = service.answer_error(Operation.WRITE, error).status
@@ -229,7 +236,7 @@ class Bundle(InSteps):
 
 
 def _is_whole(wanted: BundledUpload) -> bool:
-    """Whether all that is asked for has come, each share as long as it is to be."""
+    """Return whether all requested shares are included, each with the right length."""
     shares = wanted.shares
     return (
         len(shares) == len(wanted.share_numbers)

@@ -1,4 +1,4 @@
-"""One client's HTTP connection; connection factory."""
+"""Clients' HTTP connections to the GBS server: input, turns, timeouts, and the factory."""
 
 from __future__ import annotations
 
@@ -34,35 +34,36 @@ if TYPE_CHECKING:
     from pipegrid.server.gbs.service import GbsService
 
 
-# What was read and not parsed yet, and how much is read, and parsed, at a time.
-#
-# httptools cannot be stopped in the middle of what it was fed. So it is fed 16 KiB at most, or as much of a
-# body as is sure to come; what it was not fed waits here, at most what the transport had read already.
+# httptools cannot be stopped in the middle of its input. So it gets at most 16 KiB at a time, or as much of
+# a body as was announced; the rest waits here, at most what the transport had read already.
 
 FEED_BYTES = 16384
 STRANGER_FEED_BYTES = 1024
 """
-The same before the secret was shown: a request of 18 bytes becomes a kilobyte of memory, and few are
-answered.
+The same before the secret was shown: a request of 18 bytes takes a kilobyte of memory, and few of these
+requests succeed.
 """
 STRANGER_RECEIVE_BYTES = 4 * 1024
 RECEIVE_BYTES = 64 * 1024
-"""Read from the socket at a time; a thousand clients that take no answers may each have as much waiting."""
+"""
+How much is read from the socket at a time; a thousand clients that do not read answers may each have this
+much waiting.
+"""
 BULK_RECEIVE_BYTES = 128 * 1024
 """
-The same in the middle of a long body, which goes to the disk as it comes. With 512 KiB, which leaves the
-processor's cache between two steps, a megabyte cost half as much time again.
+The same within a long body, which is written to the disk as it arrives. With 512 KiB, which do not stay in
+the processor's cache between two steps, a megabyte took half as much time again.
 """
 
 
 class ReadBuffer:
     """
-    Of one connection.
+    The input buffer of one connection.
 
     Attributes:
         waiting: what was read and not parsed.
-        least_bytes: that may be parsed at once, whatever it is.
-        paused: nothing is read for now.
+        least_bytes: how much may be parsed at once, whatever it is.
+        paused: nothing is read now.
     """
 
     __slots__ = ("_bulk", "_order", "_transport", "least_bytes", "paused", "waiting")
@@ -76,12 +77,12 @@ class ReadBuffer:
         self.paused = False
 
     def attach(self, transport: Any) -> None:
-        """Read from it, which is a stranger's."""
+        """Read from a transport, whose client is unauthenticated."""
         self._transport = transport
         set_bulk_buffers(transport, STRANGER_RECEIVE_BYTES)
 
     def become_known(self) -> bool:
-        """The secret was shown; returns whether that is news."""
+        """Record that the secret was shown; returns whether it was for the first time."""
         if self.least_bytes == FEED_BYTES:
             return False
         self.least_bytes = FEED_BYTES
@@ -89,13 +90,13 @@ class ReadBuffer:
         return True
 
     def body_begins(self) -> None:
-        """Read as much at a time as is good for it."""
+        """Adapt the read size to the length of the body."""
         if (self._order.body_left > RECEIVE_BYTES) != self._bulk:
             self._bulk = not self._bulk
             set_bulk_buffers(self._transport, BULK_RECEIVE_BYTES if self._bulk else RECEIVE_BYTES)
 
     def next_piece(self) -> bytes:
-        """Return what the parser may have next: a body, however long, is one event."""
+        """Return what to parse next: a body, however long, is one event."""
         data, limit = self.waiting.popleft(), self.least_bytes
         if self._order.receiver is not None:
             limit = max(limit, self._order.body_left)
@@ -105,7 +106,7 @@ class ReadBuffer:
         return data
 
     def read_on(self, wanted: bool) -> None:
-        """Read, or read nothing until it is said again."""
+        """Start or stop reading from the transport."""
         if wanted == self.paused:
             self.paused = not wanted
             if wanted:
@@ -114,24 +115,22 @@ class ReadBuffer:
                 self._transport.pauseProducing()
 
 
-# How long a client may take for what: decided from what it has done and what it is owed, without I/O.
-#
-# What has been silent for 60 s without being owed an answer is closed, and so are heads and small bodies that
-# dribble in for longer than that, and clients that for ten minutes took nothing of what they asked for.
-# Who has not shown the secret has 30 s for everything: for TLS's handshake and a first request, for a
-# head, and for the body of a request that is refused already.
+# Closed are: connections that were silent for 60 s and have no unanswered request; clients whose heads and
+# small bodies take longer than that; and clients that have read nothing of their answers for ten minutes.
+# An unauthenticated client has 30 s each for the TLS handshake and a first request, for a head, and for the
+# body of a rejected request.
 
 IDLE_TIMEOUT_S = 60.0
 HEAD_TIMEOUT_S = 30.0
-BODY_TIMEOUT_S = 60.0  # of bodies that are messages; share data only has to keep coming
+BODY_TIMEOUT_S = 60.0  # for bodies that are messages; share data only has to keep arriving
 BODY_BYTES_PER_S = 1000
-"""A message that comes at least that fast may take longer: changes of mutable files have share data in it."""
+"""A message that arrives at this rate may take longer: changes of mutable files contain share data."""
 STUCK_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 30.0
 
 
 class GivenUp(Enum):
-    """Why a connection is given up; its value is a clause for the log, if it is worth a line."""
+    """Why a connection is closed; the value is a clause for the log, or empty."""
 
     STUCK = "it takes nothing of what it asked for"
     REQUEST = "its request makes no progress"
@@ -142,12 +141,12 @@ class GivenUp(Enum):
 @attrs.define
 class ActivityTimes:
     """
-    When what happened last, by the clock of ``turns``.
+    Times of the last events, by the clock of ``turns``.
 
     Attributes:
-        heard_s: anything came.
+        heard_s: bytes arrived.
         began_s: a request, or the connection, began.
-        moved_s: the transport was full, or had room again.
+        moved_s: the transport became full, or writable again.
     """
 
     heard_s: float
@@ -159,11 +158,11 @@ def overdue(
     now_s: float, moments: ActivityTimes, order: RequestOrder, in_head: bool, queued: bool
 ) -> GivenUp | None:
     """
-    Return why a connection that is not closing has had its time, if it has.
+    Return why a connection that is not closing has exceeded a time limit, or None.
 
     Args:
         in_head: a head has begun, and is not complete.
-        queued: what came waits to be carried out.
+        queued: parsed input waits to be carried out.
     """
     if not order.can_write:
         return GivenUp.STUCK if now_s - moments.moved_s > STUCK_TIMEOUT_S else None
@@ -171,7 +170,7 @@ def overdue(
     if in_head and not queued:
         return GivenUp.REQUEST if since_s > HEAD_TIMEOUT_S else None
     if order.unanswered or queued:
-        return None  # we owe it an answer
+        return None  # its client waits for an answer of ours
     if order.receives_message:
         more_s = order.message_bytes / BODY_BYTES_PER_S
         return GivenUp.REQUEST if since_s > BODY_TIMEOUT_S + more_s else None
@@ -181,29 +180,16 @@ def overdue(
     return GivenUp.IDLE if now_s - moments.heard_s > patience_s else None
 
 
-# One client's connection to the GBS server: bytes in, bytes out, and for how long.
+# ``RequestOrder`` carries out and answers the requests; ``request_order`` has the tables of states.
 #
-# Its requests are carried out, and answered, by ``order``. Here is what surrounds that: the transport, the
-# parser, what waits between the two, timeouts, and the end.
-#
-# What it can be, and what it becomes with what happens, are the tables in ``states``; how long a client may
-# take for what stands in ``timeouts``; how much is read at a time, in ``intake``.
-#
-# **Back-pressure.** While a request must wait for its turn, nothing more is read, and what the parser finds
-# behind it is queued (``_events``).
-#
-# **Turns.** What takes long is done in turns with other connections (see ``server.fair_scheduler``).
-# While it waits for its turn, nothing more is read.
-#
-# The connection is its transport's producer for as long as it lives. Registering one for each answer is what
-# goes wrong elsewhere, when a long answer begins while the transport is full.
-#
-# **Time.** ``tick`` is called every few seconds. Who has not shown the secret has less time, and less of what
-# was sent is looked at in advance. How long a connection has been of no use, ``quiet_s``, decides who makes
-# room when there are too many (see ``crowd``).
+# While a request must wait for its turn, nothing more is read, and what the parser finds after it is queued
+# (``_events``). The connection is its transport's producer as long as it lives: registering one for each
+# answer fails when a long answer begins while the transport is full. ``tick`` is called every few seconds
+# for the time limits. How long a connection has been useless, ``quiet_s``, decides which one is closed when
+# there are too many (``ConnectionLimits``).
 
 USEFUL_BYTES = 4096
-"""Of a body: with less since it last was of use, the connection is of none."""
+"""Of a body: with fewer bytes since the last useful event, the connection is useless."""
 log = Logger()
 
 _CONNECTIONS = itertools.count(1)
@@ -212,7 +198,7 @@ _END = b""  # among the events: the request's body is complete
 
 @attrs.frozen
 class _Broken:
-    """Among the events: what follows is not HTTP, or too much of it."""
+    """Among the events: the input after this is not HTTP, or exceeds a limit."""
 
     answer: Answer
     reason: str
@@ -220,10 +206,10 @@ class _Broken:
 
 class Site(Interface):
     """
-    What a connection tells of itself.
+    What a connection uses of its site.
 
     Attributes:
-        turns: whose turn it is.
+        turns: the scheduler.
     """
 
     turns: FairTurns[GbsConnection]
@@ -232,51 +218,51 @@ class Site(Interface):
         """Return the seconds of the clock that all connections share."""
 
     def connected(self, connection: GbsConnection) -> None:
-        """Count a connection that was made, and look at it from time to time."""
+        """Add a connection, and call its ``tick`` from now on."""
 
     def disconnected(self, connection: GbsConnection) -> None:
-        """Count a connection no more, as its transport is gone."""
+        """Remove a connection whose transport is lost."""
 
     def has_ready(self, connection: GbsConnection) -> None:
-        """Have ``send_ready`` called once, soon."""
+        """Call its ``send_ready`` once, soon."""
 
     def note_hostile(self, peer: str, reason: str) -> None:
-        """Write to the log why a client was turned away."""
+        """Log why a client was rejected."""
 
 
 @implementer(IPushProducer)
 class GbsConnection(Protocol):
     """
-    See above. The reactor's thread only.
+    One client's connection; in the reactor's thread only.
 
     Attributes:
         place: its address, as ``turns`` counts them.
-        spending: how long the server has worked for it.
+        spending: the time spent on it.
     """
 
     def __init__(self, site: Site, service: GbsService, now_s: float) -> None:
         self._site = site
         self._turns = turns = site.turns
         self._order = RequestOrder(service, partial(site.has_ready, self), turns)
-        # Whose turn it is.
+        # Scheduling.
         self.spending = CpuUsage(now_s)
         self.place = ""
         self._turn = TurnTaking(turns, self)
-        # What comes in.
+        # Input.
         self._parser = RequestParser(self)
         self._intake = ReadBuffer(self._order)
         self._events: deque[Request | bytes | _Broken] = deque()
-        # When what happened last.
+        # Times of the last events.
         self._closing_since_s = now_s
         self._moments = ActivityTimes(now_s, now_s, now_s)
         self._useful_s = now_s
-        self._useful_left = 0  # of the body, then
+        self._useful_left = 0  # of the body, at that time
         self.on_known: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<GbsConnection, {len(self._events)} queued, {self._order!r}>"
 
-    # Twisted's side.
+    # Called by Twisted.
 
     def connectionMade(self) -> None:
         """Become the transport's producer for good."""
@@ -291,7 +277,7 @@ class GbsConnection(Protocol):
         self._site.connected(self)
 
     def dataReceived(self, data: bytes) -> None:
-        """Take bytes in any split."""
+        """Accept bytes in any split."""
         self._moments.heard_s = self._turns.start()
         if self._order.ended or self._parser.broken:
             return
@@ -300,7 +286,7 @@ class GbsConnection(Protocol):
             intake.waiting or self._events or order.unanswered
         )
         if in_body and not order.attended and len(data) <= max(intake.least_bytes, order.body_left):
-            # In the middle of a body there is nothing to consider, and most bytes come there.
+            # Most bytes arrive in the middle of a body, where nothing needs to be decided.
             self._feed(data)
             if order.receiver is not None and not (self._events or order.unanswered):
                 if self._useful_left - order.body_left >= USEFUL_BYTES:
@@ -312,7 +298,7 @@ class GbsConnection(Protocol):
         self._work()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Keep what was received; forget what was not answered."""
+        """Keep what was received; drop what was not answered."""
         self._order.lose()
         self._events.clear()
         self._intake.waiting.clear()
@@ -329,12 +315,12 @@ class GbsConnection(Protocol):
         self._work()
 
     def stopProducing(self) -> None:
-        """The connection is lost; ``connectionLost`` follows."""
+        """Do nothing: the connection is lost, and ``connectionLost`` follows."""
 
-    # The server's side.
+    # Called by the site.
 
     def tick(self, now_s: float) -> None:
-        """Close the connection if its time is up."""
+        """Close the connection if it has exceeded a time limit."""
         order = self._order
         if order.ended:
             if now_s - self._closing_since_s > CLOSE_TIMEOUT_S and not order.lost:
@@ -351,7 +337,7 @@ class GbsConnection(Protocol):
                 self._close()
 
     def quiet_s(self) -> float:
-        """Return for how long nothing of use has come or gone; 0 while we owe an answer."""
+        """Return how long nothing useful has been received or sent; 0 while a request is unanswered."""
         order = self._order
         if (order.unanswered or self._events) and order.can_write:
             return 0.0
@@ -359,45 +345,46 @@ class GbsConnection(Protocol):
 
     def _note_use(self) -> None:
         """
-        A request has begun, or enough of a body has come.
+        Record that a request has begun, or enough of a body has arrived.
 
-        It is noted when it happens. Found out when somebody had to make room, it made all of a crowd that
-        had never been looked at useful at that very moment, and a newcomer went instead.
+        It is recorded at once. When it was determined only when there were too many connections, all of
+        those that had never been examined counted as useful at that moment, and a new one was rejected
+        instead.
         """
         self._useful_s = self._moments.heard_s
         self._useful_left = self._order.body_left
 
     def drain(self) -> None:
-        """Answer what has been begun, then close."""
+        """Answer the requests that have begun, then close."""
         order = self._order
         order.move(ServerEvent.DRAINS)
         if not order.unanswered and order.receiver is None:
             self._close()
 
     def abort(self) -> None:
-        """Close the connection at once, without what waits to be sent."""
+        """Close the connection at once, without sending the rest."""
         if not self._order.lost:
             self._transport.abortConnection()
 
     def send_ready(self) -> None:
-        """Send the answers that have become ready since; the server calls it once for many."""
+        """Send the answers that have become ready; the site calls it once for many."""
         self._turns.start()
         self._work()
 
     def take_turn(self) -> None:
-        """Go on with what had to wait for others."""
+        """Continue after waiting in the queue."""
         self._turn.is_given()
         self._turns.start()
         self._work()
 
-    # The parser's side.
+    # Called by the parser.
 
     def request_began(self) -> None:
-        """Its head may take so long, from now on."""
+        """Start the time limit of a head."""
         self._moments.began_s = self._moments.heard_s
 
     def head_found(self, request: Request) -> None:
-        """Begin with it, or let it wait."""
+        """Begin with a request, or queue it."""
         if self._events or not self._order.may_begin(request):
             self._events.append(request)
         else:
@@ -414,17 +401,17 @@ class GbsConnection(Protocol):
             self._events.append(_END)
 
     def nonsense_found(self, answer: Answer, reason: str) -> None:
-        """Answer what came before, then this, then close."""
+        """Answer the requests before this, then this, then close."""
         self._intake.waiting.clear()
         self._events.append(_Broken(answer, reason))
 
-    # Keeping it all moving.
+    # Work.
 
     def _work(self) -> None:
         """
-        Do whatever can be done now: send, begin, parse; and read only if nothing is left to do.
+        Do all that can be done now: send, begin, parse; read only if nothing is left.
 
-        Answers that are ready are sent in any case; the rest when it is this connection's turn.
+        Ready answers are sent in any case; the rest happens in the connection's turn.
         """
         order, intake = self._order, self._intake
         if order.attended or order.lost:
@@ -489,7 +476,7 @@ class GbsConnection(Protocol):
 
     def _refuse(self, broken: _Broken) -> None:
         if self._order.life is not Life.OPEN:
-            return  # behind the last request of a connection anything may follow
+            return  # after the last request of a connection anything may follow
         self._site.note_hostile(self._peer(), broken.reason)
         self._order.refuse(broken.answer)
 
@@ -498,7 +485,7 @@ class GbsConnection(Protocol):
         self._transport.abortConnection()
 
     def _feed(self, data: bytes) -> None:
-        """Let the parser have data, at most what ``intake`` says; what it finds is handled, or queued."""
+        """Parse data, at most as much as ``ReadBuffer`` allows; what is found is handled, or queued."""
         try:
             self._parser.feed(data)
         except httptools.HttpParserCallbackError:
@@ -514,7 +501,7 @@ class GbsConnection(Protocol):
         self._intake.waiting.clear()
         self._order.move(ServerEvent.CLOSES)
         self._order.abandon()
-        self._intake.read_on(True)  # TLS has a last word to hear
+        self._intake.read_on(True)  # TLS has to receive close_notify
         self._transport.unregisterProducer()
         self._transport.loseConnection()
 
@@ -526,7 +513,7 @@ class GbsConnection(Protocol):
         return self.transport
 
     def _check_invariants(self) -> None:
-        """For tests, between two calls."""
+        """Check invariants between two calls, in tests."""
         order = self._order
         order._check_invariants()
         assert not order.attended, "it works only while it is called"
@@ -540,15 +527,17 @@ class GbsConnection(Protocol):
             assert self._intake.paused, "it reads on only if nothing is left to do"
 
 
-# The GBS server's connections together: their common clock, what is logged of them, and their end.
-#
-# They come from ``front``, which lets in only so many, and has told TLS from Foolscap by their first bytes.
+# The GBS connections of a server: their common clock, log and end. ``PortListener`` accepts a limited
+# number, and distinguishes TLS from Foolscap by the first bytes.
 
 TICK_S = 5.0
 GRACE_S = 10.0
 _LINES_PER_TICK = 20
 MANY = 128
-"""Connections. Each may hold 128 KiB of share data; what many have let go of is given back to the system."""
+"""
+Number of connections. Each may hold 128 KiB of share data; after many were closed, memory is given back to
+the system.
+"""
 
 
 class GbsSite(Factory):
@@ -561,8 +550,8 @@ class GbsSite(Factory):
     Attributes:
         connections: those that are open.
         accepted: how many there have been.
-        refused: how many, on the whole port, were turned away or had to make room.
-        turns: whose turn it is.
+        refused: how many, on the whole port, were rejected or closed for others.
+        turns: the scheduler.
     """
 
     noisy = False
@@ -573,7 +562,7 @@ class GbsSite(Factory):
         self.accepted = 0
         self.refused = 0
         self.turns: FairTurns[GbsConnection] = FairTurns(clock)
-        self._most = 0  # connections, since memory was given back
+        self._most = 0  # the largest number of connections since memory was given back
         self._clock = clock
         self._ready: list[GbsConnection] = []
         self._timer = Timer(clock, self._tick)
@@ -587,7 +576,7 @@ class GbsSite(Factory):
         return f"<GbsSite with {len(self.connections)} connections>"
 
     def buildProtocol(self, addr: IAddress | None) -> GbsConnection | None:
-        """Return a connection, unless this is the end."""
+        """Return a connection, or None if the server is stopping."""
         if self._stopping is not None:
             return None
         self.accepted += 1
@@ -597,7 +586,9 @@ class GbsSite(Factory):
         return self._clock.seconds()
 
     def stop(self) -> Deferred[None]:
-        """Let every connection finish what it has begun, for 10 s at most; fires when all are gone."""
+        """
+        Let every connection answer the requests it has begun, for 10 s at most; fires when all are closed.
+        """
         if self._stopping is None:
             self._stopping = Waiters()
             for connection in list(self.connections):
@@ -608,7 +599,7 @@ class GbsSite(Factory):
         self._look_stopped()
         return stopped
 
-    # For connections.
+    # Called by connections.
 
     def connected(self, connection: GbsConnection) -> None:
         self.connections.add(connection)
@@ -623,19 +614,19 @@ class GbsSite(Factory):
         self._look_stopped()
 
     def has_ready(self, connection: GbsConnection) -> None:
-        """Have ``send_ready`` called once, soon: shares become durable by the dozen."""
+        """Call its ``send_ready`` once, soon: shares become durable in groups."""
         self._ready.append(connection)
         self._sending.set(0)
 
     def note_hostile(self, peer: str, reason: str) -> None:
-        """Write to the log why a client was turned away, but not without end."""
+        """Log why a client was rejected, with a limit of lines."""
         if self._lines_left:
             self._lines_left -= 1
             log.info("turned {peer} away: {reason}", peer=peer, reason=reason)
         else:
             self._lines_dropped += 1
 
-    # Time.
+    # Timers.
 
     def _send_ready(self) -> None:
         ready, self._ready = self._ready, []

@@ -1,4 +1,4 @@
-"""Request bodies received, shares streamed."""
+"""Receivers of request bodies, and streams of long answers."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from pipegrid.wire import gbs_messages
 from pipegrid.wire.gbs_messages import UPLOAD_SECRET
 from pipegrid.wire.messages import Allocation, UploadSecrets
 
-# Bodies, piece by piece: each request has a receiver of its body, and a long answer a stream.
-#
-# A receiver is fed the body as it comes and asked for the answer at its end. Share data goes from the parser
-# into the incoming file at once, gathered only until a write is worth its system call; other bodies
-# are gathered whole, and bounded. What they all do together is counted, and bounded, by the service.
+# Share data is written to the incoming file as it arrives, collected only until a write is long enough for
+# a system call; other bodies are collected as a whole, with a limit. The service counts and limits the
+# memory of all.
 
 GATHER_BYTES = 128 * 1024
-"""Share data is held until this much has come, or the request ends: one write instead of eight."""
+"""
+How much share data is collected before it is written, unless the request ends: one write instead of eight.
+"""
 
 log = Logger()
 
 
 class Service(Protocol):
-    """What receivers ask of the service that they work for."""
+    """What receivers use of their service."""
 
     large_bytes: int
 
     def hold(self, more_bytes: int, large: bool = False) -> bool:
-        """Take note that so much more of messages is held in memory, or of less; whether that may be."""
+        """Count memory for messages, or release it (negative); returns whether it is allowed."""
 
     def received(self, upload: IncomingShare, length: int) -> None:
-        """So many bytes of share data have been written, or refused."""
+        """Count share data that has been written, or rejected."""
 
     def commit(self, upload: IncomingShare) -> Deferred[None]:
         """Make a complete share durable and visible."""
@@ -53,12 +53,12 @@ class Service(Protocol):
         """Return the answer for an error."""
 
     def count(self, name: str, answer: Answer) -> Answer:
-        """Note an answer for the metrics, and return it."""
+        """Count an answer for the metrics, and return it."""
 
 
 class Receiver(Protocol):
     """
-    Takes the body of one request, and answers it.
+    Accepts the body of one request, and answers it.
 
     Attributes:
         shares: those that its answer waits for, if it is not ready at once.
@@ -67,17 +67,17 @@ class Receiver(Protocol):
     shares: Sequence[ShareKey]
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Accept the next bytes of the body."""
 
     def finish(self) -> Answer | Deferred[Answer]:
         """Return the answer; the body is complete."""
 
     def abandon(self) -> None:
-        """The rest of the body will not come."""
+        """Stop: the rest of the body will not arrive."""
 
 
 class Refusal:
-    """Lets the body pass, and gives the answer that was decided before it came."""
+    """Ignores the body, and returns an answer that was decided before."""
 
     shares: Sequence[ShareKey] = ()
 
@@ -86,22 +86,22 @@ class Refusal:
         self._count = count
 
     def write(self, data: bytes) -> None:
-        """The body does not matter."""
+        """Ignore part of the body."""
 
     def finish(self) -> Answer:
         return self._count(self._answer)
 
     def abandon(self) -> None:
-        """Do nothing: of the body nothing was kept."""
+        """Do nothing: nothing of the body was kept."""
 
 
 class Call:
     """
-    Gathers a small body, and calls.
+    Collects a small body, and calls a function with it.
 
     Attributes:
-        body: what has come of it.
-        refusal: the answer, if it is refused already.
+        body: what has arrived.
+        refusal: the answer, if it is rejected already.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Call:
         self._held_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Hold it, up to the limit; bodies that nobody wants are not held."""
+        """Collect bytes, up to the limit; bodies that are not used are dropped."""
         if not self._limit_bytes or self.refusal is not None:
             return
         if len(self.body) + len(data) > self._limit_bytes:
@@ -132,7 +132,7 @@ class Call:
             self.body += data
 
     def refuse(self, answer: Answer) -> None:
-        """Answer this, whatever else comes."""
+        """Answer this, whatever else arrives."""
         self.refusal = answer
         self._let_go()
 
@@ -154,7 +154,9 @@ class Call:
         self._let_go()
 
     def charge(self, more_bytes: int) -> bool:
-        """Hold so much more until there is an answer: what the body has become; whether that may be."""
+        """
+        Count memory until there is an answer, for what the body has become; returns whether it is allowed.
+        """
         large = self._held_bytes + more_bytes > self.service.large_bytes
         if not self.service.hold(more_bytes, large):
             return False
@@ -178,28 +180,28 @@ class Call:
 
 
 def reason_of(failure: Failure) -> Exception:
-    """Return what a Deferred failed with."""
+    """Return the exception that a Deferred failed with."""
     assert isinstance(failure.value, Exception)
     return failure.value
 
 
 class Turn(Protocol):
-    """Tells when others are to have their turn."""
+    """Says when other connections should have their turn."""
 
     @property
     def over(self) -> bool:
-        """Whether it is so far."""
+        """Whether it is time for others."""
 
 
 class InSteps(Call):
     """
-    A call that is carried out in steps, in as many turns as it takes.
+    A call that is carried out in steps, in as many turns as needed.
 
-    Requests behind it wait, so that all is as if it had been carried out at once.
+    Later requests of the connection wait, so the result is the same as if it were carried out at once.
 
     Args:
-        steps: given the body, does a step for each time that it is resumed; at its end it is done. What it
-            raises is answered.
+        steps: given the body, returns an iterator that does one step at a time. Its exceptions are
+            answered.
     """
 
     def __init__(
@@ -215,7 +217,7 @@ class InSteps(Call):
         self._steps: Iterator[object] | None = None
 
     def advance(self, turn: Turn) -> bool:
-        """Do at least one step; returns whether that was the last, and it may be finished."""
+        """Do at least one step; returns whether that was the last, and ``finish`` may be called."""
         if self._steps is None:
             if self.refusal is not None:
                 return True
@@ -230,7 +232,7 @@ class InSteps(Call):
 
 
 class Write:
-    """Writes share data where it belongs, while it comes."""
+    """Writes share data to the incoming file as it arrives."""
 
     def __init__(self, service: Service, upload: IncomingShare, begin: int, end: int) -> None:
         self.shares: Sequence[ShareKey] = ((upload.storage_index, upload.share_number),)
@@ -244,7 +246,7 @@ class Write:
         self._answer: Answer | None = None
 
     def write(self, data: bytes) -> None:
-        """Hold a little, write the rest."""
+        """Collect a little, and write the rest."""
         if len(data) > self._left:  # the body may be longer than its range
             data = data[: self._left]
         if not data or self._answer is not None:
@@ -256,7 +258,7 @@ class Write:
             self._write_out()
 
     def finish(self) -> Answer | Deferred[Answer]:
-        """Acknowledge it, when the share is durable if it is complete."""
+        """Acknowledge the write; if the share is complete, when it is durable."""
         service = self._service
         if self._pieces:
             self._write_out()
@@ -275,13 +277,13 @@ class Write:
         return service.count("write", answer)
 
     def abandon(self) -> None:
-        """Keep what has come: the client may resume behind it. A share that is complete is stored."""
+        """Keep what has arrived, so that the client may resume. A complete share is stored."""
         if self._pieces:
             self._write_out()
         upload = self._upload
         if self._answer is None and upload.complete and upload.is_open:
-            # It stays open until then, and nobody else may ever come for it.
-            self._service.commit(upload).addErrback(self._answer_to)  # for the log
+            # It stays open until then, and no client may ever ask for it again.
+            self._service.commit(upload).addErrback(self._answer_to)  # logs it
             return
         try:
             upload.checkpoint()
@@ -319,7 +321,7 @@ class ShareStream:
 
     def read(self) -> bytes:
         size = min(STREAM_PIECE_BYTES, self._end - self._at)
-        # All of it, or the next answer would be taken for the rest.
+        # All of it, or the client would take the next answer for the rest.
         data = self._reader.read_exactly(self._at, size)
         self._at += size
         return data
@@ -328,15 +330,12 @@ class ShareStream:
         self._reader.close()
 
 
-# Requests to allocate shares, many of which take several turns.
-
-
 class AllocateCall(InSteps):
     """
-    A request to allocate shares of one file.
+    A request to allocate shares of one file; with many shares it takes several turns.
 
     Args:
-        headers: lines to answer with.
+        headers: whole lines to add to the answer.
     """
 
     def __init__(

@@ -1,9 +1,6 @@
 """
-A request's head, and everything that can be decided from it alone: is there such a place, does it know the
-method, is the client authorised, are the right secrets there, is its body welcome.
-
-The order of these questions is part of the interface: 404 and 405 come before 401, that before 400. Before
-all of them comes the 400 for a request that does not say, or says in two ways, which host it is for.
+A request's head, and the checks that need only the head: path, method, authorisation, secrets, length of
+the body.
 
 Source: the format reference, storage protocols, sections 1.4 to 1.7.
 """
@@ -31,29 +28,29 @@ SECRET_HEADER = b"x-tahoe-authorization"
 _ORIGIN = re.compile(
     rb"https?://(?:\[[0-9a-fv:.]+\]|[^\[\]/?#@:]+)(?::[0-9]*)?(?=[/?]|\Z)", re.IGNORECASE
 )
-"""What stands before the path in the absolute form of a url; no user's name, and not without a host."""
+"""The part before the path in the absolute form of a URL, with a host and without a user name."""
 
 _HOST = re.compile(
     rb"(?:\[[\w:.%~!$&'()*+,;=-]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9a-f]{2})*)(?::[0-9]*)?",
     re.IGNORECASE,
 )
-"""A Host header's value: also an empty one, or one that is only a port (RFC 9110, 7.2; RFC 3986, 3.2)."""
+"""A Host header's value, possibly empty or only a port (RFC 9110, 7.2; RFC 3986, 3.2)."""
 
 
 class Request:
     """
-    One request's head as it came.
+    One request's head.
 
     Attributes:
         method, url: as sent.
         headers: the first of each kind in WANTED_HEADERS, by lower-case name.
         secrets: the values of all secret headers.
-        hosts: those of all Host headers.
-        content_length: or None, if the body comes in chunks.
-        keep_alive: whether the client wants the connection to go on.
-        http10: whether it is of that age, and must be told that it does.
-        target: where the url leads, or None if nowhere.
-        client: who sent it.
+        hosts: the values of all Host headers.
+        content_length: or None, if the body is chunked.
+        keep_alive: whether the client wants to keep the connection.
+        http10: whether it is HTTP/1.0; then the answer has to confirm that the connection is kept.
+        target: what the URL names, or None.
+        client: the sender.
     """
 
     __slots__ = (
@@ -83,10 +80,10 @@ class Request:
 
     def locate(self) -> None:
         """
-        Find out where the url leads. What stands behind a question mark means nothing here.
+        Set ``target`` from the URL. The query is ignored.
 
-        All servers take the absolute form, which proxies are asked in (RFC 9112, 3.2.2). Its host counts
-        then, and not the header's; this server is the same by any name.
+        All servers accept the absolute form, which is sent to proxies (RFC 9112, 3.2.2). Then its host is
+        used instead of the header's; this server accepts any.
         """
         url = self.url
         if not url.startswith(b"/"):
@@ -100,7 +97,7 @@ class Request:
 
     @property
     def names_its_host(self) -> bool:
-        """Whether it has one Host header, which names a host, or in HTTP/1.0 none (RFC 9112, 3.2)."""
+        """Whether it has exactly one valid Host header, or in HTTP/1.0 none (RFC 9112, 3.2)."""
         hosts = self.hosts
         if len(hosts) != 1:
             return not hosts and self.http10
@@ -108,13 +105,13 @@ class Request:
 
     @property
     def expects_continue(self) -> bool:
-        """Whether the client waits to be told to send the body."""
+        """Whether the client waits for 100 (Continue) before it sends the body."""
         expected = self.headers.get(b"expect", b"").lower() == b"100-continue"
         return expected and not self.http10
 
 
 class Operation(Enum):
-    """What is to be done."""
+    """The operation of a request."""
 
     VERSION = "version"
     ALLOCATE = "allocate"
@@ -135,13 +132,13 @@ class Operation(Enum):
 @attrs.frozen
 class Rule:
     """
-    What an operation demands of its request.
+    The requirements of an operation.
 
     Attributes:
         operation: which one.
-        secrets: the kinds that must be there, and no others.
-        body_limit_bytes: of a body that is a message; 0: a body is not looked at; None: share data.
-        answers_cbor: whether an ``Accept`` header must agree to that.
+        secrets: the kinds that are required, and no others are allowed.
+        body_limit_bytes: for a body that is a message; 0: the body is ignored; None: share data.
+        answers_cbor: whether an ``Accept`` header must allow CBOR.
     """
 
     operation: Operation
@@ -209,7 +206,7 @@ _NO_SUCH_METHOD = {
 
 @attrs.frozen
 class Admitted:
-    """A request that may be carried out once its body is there."""
+    """A request that passed all checks of its head."""
 
     rule: Rule
     target: GbsTarget
@@ -218,7 +215,7 @@ class Admitted:
 
     @property
     def lease(self) -> LeaseSecrets:
-        """The secrets of the lease, of a request that has one."""
+        """The secrets of the lease, for a request that has them."""
         return LeaseSecrets(
             self.secrets[gbs_messages.RENEW_SECRET], self.secrets[gbs_messages.CANCEL_SECRET]
         )
@@ -226,7 +223,10 @@ class Admitted:
 
 def admit(request: Request, authorization: bytes) -> Admitted | Answer:
     """
-    Decide what a head asks for, or return the answer that refuses it.
+    Return what a head asks for, or the answer that rejects it.
+
+    The order of the checks is part of the interface: first 400 for a missing or ambiguous host, then 404
+    and 405, then 401, then other 400.
 
     Args:
         authorization: the value that the client must have sent.
@@ -259,12 +259,12 @@ def admit(request: Request, authorization: bytes) -> Admitted | Answer:
 
 
 def is_authorized(request: Request, authorization: bytes) -> bool:
-    """Return whether a request has the value that the client must have sent, in constant time."""
+    """Return whether a request has the required authorisation, compared in constant time."""
     return hmac.compare_digest(request.headers.get(b"authorization", b""), authorization)
 
 
 def accepts_cbor(accept: bytes | None) -> bool:
-    """Return whether the best entry of an Accept header is CBOR; ``*/*`` is not, no header is."""
+    """Return whether the best entry of an Accept header is CBOR; ``*/*`` is not, a missing header is."""
     if accept is None:
         return True
     best, best_quality = b"", 0.0

@@ -1,4 +1,7 @@
-"""Order of requests and responses on a connection."""
+"""
+The order of requests and answers on a connection of the GBS server, with limits; and the states of a
+connection.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +31,18 @@ if TYPE_CHECKING:
     from pipegrid.server.gbs.service import GbsService
 
 
-# What a connection to the GBS server can be, what can happen to it, and what it is then; None: it cannot be.
+# Tables of states; None: the event cannot happen.
 #
-# **Its life**, changed by ``RequestOrder.move`` alone. OPEN, it begins requests. DRAINING, it begins none any
-# more, answers what it has begun, and closes: the server is stopping, or a request was the last, or what came
-# is no HTTP. CLOSING, the transport was told to go, and nothing is carried out any more. GONE, there is
-# nobody left to answer.
+# ``Life``, changed only by ``RequestOrder.move``: OPEN begins requests. DRAINING begins none, answers those
+# that have begun, and closes: the server is stopping, a request was the last, or the input is not HTTP.
+# CLOSING has closed the transport, and carries out nothing. GONE has lost the transport.
 #
-# **Its turn** (see ``server.fair_scheduler``), changed by ``TurnTaking._move`` alone. It is in nobody's
-# line, or WAITS for its turn, or HAS it; who has it and has used it up WAITS_AGAIN, until what it was
-# about to do is over.
+# ``TurnState``, changed only by ``TurnTaking._move``: a connection is not queued, WAITS for its turn, or
+# HAS it; one that has used up its turn WAITS_AGAIN, until its current work ends.
 
 
 class Life(Named):
-    """Where a client's connection is in its life; see the module."""
+    """The life of a client's connection; a comment above describes the states."""
 
     OPEN = "is open"
     DRAINING = "is draining"
@@ -50,7 +51,7 @@ class Life(Named):
 
 
 class ServerEvent(Named):
-    """What moves a client's connection on in its life."""
+    """Events in the life of a client's connection."""
 
     DRAINS = "it begins no more requests"
     CLOSES = "it closes"
@@ -58,7 +59,7 @@ class ServerEvent(Named):
 
 
 class TurnState(Named):
-    """Whether it is a connection's."""
+    """The state of a connection with regard to turns."""
 
     NOT_WANTED = "wants no turn"
     WAITS = "waits for its turn"
@@ -67,7 +68,7 @@ class TurnState(Named):
 
 
 class Taking(Named):
-    """What happens to a connection that may want a turn."""
+    """Events of a connection with regard to turns."""
 
     IS_GIVEN = "it is its turn"
     STANDS_IN_LINE = "it is queued"
@@ -104,31 +105,25 @@ LIFE = _life()
 TURN = _turn()
 
 
-# The requests of one connection, carried out in order and answered in order, all of it bounded.
+# Requests begin in the order of arrival, each after the one before has been carried out, and are answered
+# in that order. Only the durability of a share is not awaited: meanwhile later requests begin, so that many
+# shares of one connection become durable together; but not a request for the same storage index, which
+# might not see the share yet. Writing or aborting another share of that index is allowed, as it does not
+# depend on the first.
 #
-# **Order.** Requests are begun in the order in which they came, each after the one before has been *carried
-# out*, and answered in that order. There is one thing that is not waited for: a share's becoming durable.
-# While that is pending, later requests are begun, so that many shares of one connection become durable
-# together; but not a request for the same storage index, which might see that the share is not there yet.
-# Only writing (or aborting) *another* share of that index goes on: nothing about it depends on the first.
-#
-# **Back-pressure.** A request is not begun while
+# A request does not begin while
 #
 # * the transport is full, that is, the client does not read its answers;
-# * a long answer is being streamed, or waits for its turn: one open share per connection;
-# * 128 requests are unanswered, or 256 KiB of answers wait behind one that is not ready;
+# * a long answer is being streamed, or waits: one open share per connection;
+# * 128 requests are unanswered, or 256 KiB of answers wait for one that is not ready;
 # * the server has too many shares waiting to become durable;
-# * this connection's turn is over (see ``server.fair_scheduler``), and others have not had theirs since.
-# What takes long
-#   by itself, a bundle or an allocation of many shares, is carried out in several turns.
-#
-# What is done with requests that must wait, and when to send, is the business of ``connection``; there is
-# no clock here, and of the transport only what is written to it.
+# * this connection's turn is over (``server.fair_scheduler``). Long work, such as a bundle or an allocation
+#   of many shares, takes several turns.
 
 MAX_UNANSWERED = 128
 MAX_WAITING_ANSWER_BYTES = 256 * 1024
 MAX_STRANGERS_REQUESTS = 32
-"""On a connection that has not shown the secret; behind the last one's answer it ends."""
+"""For a connection that has not shown the secret; it is closed after the answer to the last one."""
 
 log = Logger()
 
@@ -139,11 +134,11 @@ class ResponseSlot:
     The place of one answer in the order of answers.
 
     Attributes:
-        with_body: not after HEAD.
+        with_body: False after HEAD.
         connection: a whole header line to add, or nothing.
-        last: the connection ends behind this answer.
-        shares: those that become durable before there is an answer.
-        data: the answer, or the head of a long one; None as long as there is none.
+        last: the connection is closed after this answer.
+        shares: those that become durable before the answer is ready.
+        data: the answer, or the head of a long one; None until it is ready.
         stream: the body of a long answer.
     """
 
@@ -157,28 +152,28 @@ class ResponseSlot:
 
 class RequestOrder:
     """
-    What one connection is carrying out, and what it owes. The reactor's thread only.
+    The requests and answers of one connection; in the reactor's thread only.
 
     Args:
-        on_ready: called when an answer has become ready, or when there may be room for the next request.
-        turns: tells when others are to have their turn.
+        on_ready: called when an answer has become ready, or when the next request may begin.
+        turns: the scheduler.
 
     Attributes:
-        request, receiver: the request whose body is coming, and what takes that; None between requests.
-        body_left: bytes of that body which have been announced and are still to come.
-        unanswered: the places of the answers that are owed, in order.
+        request, receiver: the request whose body is arriving, and its receiver; None between requests.
+        body_left: how many announced bytes of that body have not arrived.
+        unanswered: the slots of the outstanding answers, in order.
         waiting_bytes: of answers that are ready and not sent.
         streams: long answers among them.
         committing: shares that are becoming durable, as numbers by storage index.
-        can_write: whether the transport has room.
-        attended: whether somebody is about to call ``send`` anyway, and ``on_ready`` need not be called for
+        can_write: whether the transport is writable.
+        attended: whether the caller is about to call ``send``, so that ``on_ready`` need not be called for
             an answer.
-        life: what the connection is; see ``states``.
-        begun: how many requests have been begun.
-        known: whether one of them has shown the server's secret.
-        ended: CLOSING or GONE: nothing is begun any more, although what is owed may still become ready.
-        lost: GONE: there is nobody left to answer.
-        client: who is at the other end.
+        life: the state of the connection.
+        begun: how many requests have begun.
+        known: whether a request has shown the server's secret.
+        ended: CLOSING or GONE: no request begins any more, although answers may still become ready.
+        lost: GONE: the transport is lost.
+        client: the client of this connection.
     """
 
     def __init__(
@@ -188,11 +183,11 @@ class RequestOrder:
         self._on_ready = on_ready
         self._turns = turns
         self._waits_for_room = False
-        # What is being carried out.
+        # The current request.
         self.request: Request | None = None
         self.receiver: Receiver | None = None
         self.body_left = 0
-        # What goes out.
+        # Output.
         self.unanswered: deque[ResponseSlot] = deque()
         self.waiting_bytes = 0
         self.streams = 0
@@ -213,27 +208,27 @@ class RequestOrder:
         )
 
     def move(self, happening: ServerEvent) -> None:
-        """What happens to the connection, and what it is from now on."""
+        """Change the state of the connection because of an event."""
         self.life = life = LIFE.after(self.life, happening)
         self.lost = life is Life.GONE
         self.ended = self.lost or life is Life.CLOSING
 
     @property
     def receives_message(self) -> bool:
-        """Whether a body is coming that is a message; share data is none."""
+        """Whether a body is arriving that is a message, not share data."""
         request = self.request
         return self.receiver is not None and request is not None and request.method != b"PATCH"
 
     @property
     def message_bytes(self) -> int:
-        """What has come of the body that is coming, if its length was announced."""
+        """How many bytes of the current body have arrived, if its length was announced."""
         length = 0 if self.request is None else self.request.content_length or 0
         return max(0, length - self.body_left)
 
     # One request.
 
     def may_begin(self, request: Request) -> bool:
-        """Return whether its turn has come; if not, ask again when something has moved."""
+        """Return whether a request may begin; if not, ask again after a change."""
         if not self.can_write or self.streams or len(self.unanswered) >= MAX_UNANSWERED:
             return False
         if self._turns.over:
@@ -253,7 +248,9 @@ class RequestOrder:
         return changes and target.share_number not in pending
 
     def begin(self, request: Request) -> None:
-        """Begin with it: its body may come. It is judged already, and a refusal waits for its place."""
+        """
+        Begin a request, so that its body may arrive. If its head is rejected, the answer waits in order.
+        """
         self.begun += 1
         if not self.known:
             self.known = self._service.knows_secret(request)
@@ -268,7 +265,7 @@ class RequestOrder:
             self.waiting_bytes += len(responses.CONTINUE)
 
     def receive(self, data: bytes) -> None:
-        """Take part of its body."""
+        """Accept part of its body."""
         if self.receiver is not None:
             self.body_left -= len(data)
             self.receiver.write(data)
@@ -278,8 +275,8 @@ class RequestOrder:
         Carry out the request, whose body is complete.
 
         Returns:
-            whether that could be done now. If not, ask again when something has moved, or in the next
-            turn; only what is carried out in steps waits.
+            whether that was possible now. If not, ask again after a change, or in the next turn; only
+                requests in steps wait.
         """
         receiver = self.receiver
         if isinstance(receiver, InSteps):
@@ -314,7 +311,7 @@ class RequestOrder:
         return True
 
     def refuse(self, answer: Answer) -> None:
-        """Answer what was no request, behind all that came before it, and end there."""
+        """Answer invalid input, after all requests before it, and close."""
         self.abandon()
         place = ResponseSlot(connection=b"Connection: close\r\n", last=True)
         self.unanswered.append(place)
@@ -322,14 +319,14 @@ class RequestOrder:
         self.move(ServerEvent.DRAINS)
 
     def abandon(self) -> None:
-        """Give up the request whose body is not complete; what has come of share data is kept."""
+        """Give up the request whose body is incomplete; share data that has arrived is kept."""
         self.request = None
         receiver, self.receiver = self.receiver, None
         if receiver is not None:
             receiver.abandon()
 
     def lose(self) -> None:
-        """Forget what is not answered: the client has gone."""
+        """Drop what is not answered: the connection is lost."""
         self.move(ServerEvent.LOST)
         self.abandon()
         for place in self.unanswered:
@@ -341,7 +338,7 @@ class RequestOrder:
 
     def send(self, transport: Any) -> bool:
         """
-        Send what is ready, in order, as far as the transport takes it.
+        Send what is ready, in order, until the transport is full.
 
         Returns:
             whether nothing will follow, so that the connection may be closed.
@@ -370,7 +367,7 @@ class RequestOrder:
         return last or (self.life is Life.DRAINING and not places and self.receiver is None)
 
     def _write(self, out: list[bytes], place: ResponseSlot, transport: Any) -> None:
-        """Write what stands before a stream, and its head, once."""
+        """Write what comes before a stream, and its head, once."""
         if place.data:
             out.append(place.data)
             self.waiting_bytes -= len(place.data)
@@ -380,7 +377,7 @@ class RequestOrder:
             out.clear()
 
     def _pump(self, stream: AnswerBody, transport: Any) -> bool:
-        """Send from a stream until the transport is full; returns whether the stream is at its end."""
+        """Send from a stream until the transport is full; returns whether the stream has ended."""
         while self.can_write:
             try:
                 data = stream.read()
@@ -420,7 +417,7 @@ class RequestOrder:
         if not self.attended:
             self._on_ready()
 
-    # Room for what waits for the disk.
+    # Limits of what waits for the disk.
 
     def _wait_for_room(self) -> None:
         if not self._waits_for_room:
@@ -445,15 +442,12 @@ class RequestOrder:
             assert self.streams == streams <= 1, self
 
 
-# One connection's turn: whether it may carry out requests now, or stands in line for that.
-
-
 class TurnTaking(Generic[M]):
     """
-    Of one connection.
+    Whether one connection may carry out requests now, or waits in the queue for that.
 
     Args:
-        turns: whose turn it is, of all connections.
+        turns: the scheduler of all connections.
         member: the connection.
     """
 
@@ -468,7 +462,7 @@ class TurnTaking(Generic[M]):
         self.state = TURN.after(self.state, taking)
 
     def may_go_on(self) -> bool:
-        """Whether it may carry out requests now; else it is in line, and has its turn later."""
+        """Return whether it may carry out requests now; else it is queued, and continues later."""
         if self.state is TurnState.HAS:
             if not self._turns.over:
                 return True
@@ -481,18 +475,18 @@ class TurnTaking(Generic[M]):
         return False
 
     def stand_in_line(self) -> None:
-        """Have a turn later, if it does not wait for one already."""
+        """Queue the connection, unless it is queued already."""
         before = self.state
         self._move(Taking.STANDS_IN_LINE)
         if before is not self.state:
             self._turns.wait(self._member)
 
     def is_given(self) -> None:
-        """It has come to the head of the line."""
+        """Record that it is first in the queue."""
         self._move(Taking.IS_GIVEN)
 
     def is_over(self) -> None:
-        """It does nothing any more for now; of what it did, if it was its turn, account is kept."""
+        """Record that it has nothing to do now; the time it has used in its turn is counted."""
         if self.state is TurnState.HAS or self.state is TurnState.WAITS_AGAIN:
             self._move(Taking.IS_OVER)
             self._turns.end(self._member)

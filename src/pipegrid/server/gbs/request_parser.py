@@ -1,12 +1,6 @@
 """
-Bytes of a client in, requests out: heads, pieces of bodies, ends. Each is told when it is found, and bounded.
-
-No transport and no clock. The work is done by llhttp, through httptools. What that leaves to do is done here:
-to gather the headers that mean something to this server, and to stop clients that send too much of others.
-After the first thing that is no HTTP/1.1 nothing more is looked at.
-
-What is left of a long body of known length does not go through llhttp, which could only copy it. A new one
-begins behind it.
+Parses bytes of a client into requests: heads, pieces of bodies, ends; with llhttp, through httptools, and
+with limits.
 """
 
 from __future__ import annotations
@@ -23,18 +17,21 @@ MAX_HEAD_BYTES = 16384
 MAX_HEADERS = 500
 
 PASSED_ON_BYTES = 32768
-"""That much of a body must be left if it is worth a new llhttp."""
+"""
+When this much of a body is left, it bypasses llhttp, which would only copy it; creating a new llhttp
+afterwards takes some time.
+"""
 
 FEW_CHUNKS = 1000
 LEAST_CHUNK_BYTES = 64
-"""On average, of a body in more chunks than that: each costs a microsecond, however little is in it."""
+"""The least average in a body with more chunks: each takes a microsecond, however small it is."""
 
 
 class Listener(Protocol):
-    """Who is told what is found, from within ``RequestParser.feed``."""
+    """Receives what is found, during ``RequestParser.feed``."""
 
     def request_began(self) -> None:
-        """The first byte of a request is there."""
+        """The first byte of a request has arrived."""
 
     def head_found(self, request: Request) -> None:
         """The head of a request is complete; pieces of its body may follow, and then its end."""
@@ -43,24 +40,24 @@ class Listener(Protocol):
         """A piece of the body of the last head."""
 
     def end_found(self) -> None:
-        """The request is complete, with its body, if it has one."""
+        """The request is complete, including its body."""
 
     def nonsense_found(self, answer: Answer, reason: str) -> None:
-        """What follows is not HTTP, or too much of it; told once, and nothing after it."""
+        """The input after this is not HTTP, or exceeds a limit; reported once, and nothing after it."""
 
 
 class _Enough(Exception):
-    """Nothing that follows is to be looked at."""
+    """No later input is parsed."""
 
 
 class RequestParser:
     """
-    The requests of one connection.
+    The requests of one connection. After the first invalid input nothing is parsed.
 
     Attributes:
-        in_head: whether a request has begun of which the head is not complete.
+        in_head: whether a request has begun whose head is not complete.
         broken: whether it has given up.
-        passed_on_bytes: that much of a body must be left if it is not to go through llhttp.
+        passed_on_bytes: how much of a body must be left to bypass llhttp.
     """
 
     passed_on_bytes = PASSED_ON_BYTES
@@ -72,10 +69,10 @@ class RequestParser:
         self._head: Request | None = None
         self._head_bytes = 0
         self._header_count = 0
-        # A header that does not end is seen by nobody but llhttp, which keeps all of it.
+        # Only llhttp sees a header that does not end, and keeps all of it.
         self._unseen_bytes = 0
-        self._pieces: list[bytes] = []  # of a body, that this feed has brought
-        self._chunks = 0  # of a body that comes in chunks
+        self._pieces: list[bytes] = []  # of a body, from this feed
+        self._chunks = 0  # of a chunked body
         self._chunked_bytes = 0
         self._body_left = 0  # of a body of known length
         self._passes_on = False
@@ -86,10 +83,10 @@ class RequestParser:
 
     def feed(self, data: bytes) -> None:
         """
-        Find what is in the next bytes.
+        Parse the next bytes.
 
         Raises:
-            httptools.HttpParserCallbackError: the listener has raised something; it is the cause.
+            httptools.HttpParserCallbackError: the listener has raised an exception, which is the cause.
         """
         if self._passes_on:
             data = self._pass_on(data)
@@ -102,7 +99,7 @@ class RequestParser:
             self._give_up(responses.text(400, "this server speaks HTTP/1.1"), "it wants to upgrade")
         except httptools.HttpParserCallbackError as error:
             if not isinstance(error.__context__, _Enough):
-                raise  # the error is ours, not the client's
+                raise  # our error, not the client's
         except httptools.HttpParserError as error:
             self._give_up(responses.text(400, "this is not HTTP/1.1"), f"it sends no HTTP: {error}")
         if self._pieces:
@@ -115,8 +112,8 @@ class RequestParser:
         self._passes_on = self._body_left >= self.passed_on_bytes and not self.broken
 
     def _pass_on(self, data: bytes) -> bytes:
-        """Have the listener take its body; returns what stands behind that."""
-        body = data[: self._body_left]  # as a rule it is all, and no copy
+        """Pass the body to the listener; returns what follows it."""
+        body = data[: self._body_left]  # usually all of it, without a copy
         self._body_left -= len(body)
         try:
             self._listener.body_found(body)
@@ -138,7 +135,7 @@ class RequestParser:
             self._head = None
             self._listener.nonsense_found(answer, reason)
 
-    # What httptools calls.
+    # Called by httptools.
 
     def on_message_begin(self) -> None:
         self._head = Request()
@@ -166,7 +163,7 @@ class RequestParser:
             return
         head = self._head
         if head is None:
-            return  # nobody wants trailers
+            return  # trailers are ignored
         name = name.lower()
         if name == SECRET_HEADER:
             head.secrets.append(value)
@@ -175,7 +172,7 @@ class RequestParser:
         elif name == b"host":
             head.hosts.append(value)
         elif name == b"content-length":
-            # llhttp has made sure that it is a number, and its own.
+            # llhttp has checked that it is one number.
             head.content_length = int(value)
         elif name == b"transfer-encoding":
             head.content_length = None
@@ -194,7 +191,8 @@ class RequestParser:
         head.keep_alive = parser.should_keep_alive()
         head.http10 = parser.get_http_version() == "1.0"
         if head.http10 and head.content_length is None:
-            # What does not know chunks, and passed it on, sees its end elsewhere (RFC 9112, 6.1).
+            # A proxy that does not support chunks, and passes them on, would see another end (RFC 9112,
+            # 6.1).
             self._give_up(
                 responses.text(400, "HTTP/1.0 knows no chunks"), "it sends chunks over HTTP/1.0"
             )
@@ -216,20 +214,20 @@ class RequestParser:
             raise _Enough
 
     def on_body(self, data: bytes) -> None:
-        """Part of a body: of a chunk, which may be of a byte, and there may be thousands of them."""
+        """Part of a body; a chunk may have one byte, and there may be thousands."""
         if not self.broken:
             self._chunked_bytes += len(data)
             self._pieces.append(data)
 
     def _hand_over(self) -> None:
-        """Let the listener have what this feed has brought of a body, in one piece."""
+        """Pass the body's pieces of this feed to the listener, joined."""
         pieces = self._pieces
         if not pieces:
             return
         self._pieces = []
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._unseen_bytes = 0
-        self._body_left = max(self._body_left - len(data), 0)  # a chunked one was never counted
+        self._body_left = max(self._body_left - len(data), 0)  # a chunked body was not counted
         if not self.broken:
             self._listener.body_found(data)
 

@@ -1,7 +1,5 @@
 """
-The answers of the GBS server as bytes: small ones ready made, large ones as a head and a stream.
-
-An answer knows nothing of the connection it goes to; ``render`` adds what depends on that.
+The answers of the GBS server as bytes: small ones are constants, large ones a head and a stream.
 
 Source: the format reference, storage protocols, sections 1.3, 1.7 and 1.8.
 """
@@ -52,19 +50,19 @@ class AnswerBody(Protocol):
         """Return the next bytes, or nothing at the end; blocks on the disk only."""
 
     def close(self) -> None:
-        """Give up what it holds; doing so twice is fine."""
+        """Release what it holds; closing twice is allowed."""
 
 
 @attrs.frozen(eq=False)
 class Answer:
     """
-    One answer.
+    One answer, independent of the connection; ``render`` adds what depends on that.
 
     Attributes:
         status: the HTTP status.
         head: status line and headers, without the empty line.
         body: its bytes, if there is no stream.
-        stream: the body of a large answer; whoever takes the answer closes it.
+        stream: the body of a large answer; the receiver of the answer closes it.
     """
 
     status: int
@@ -74,10 +72,10 @@ class Answer:
 
     def render(self, with_body: bool, connection: bytes = b"") -> bytes:
         """
-        Return head and body; of a stream only the head.
+        Return head and body; with a stream only the head.
 
         Args:
-            with_body: not after HEAD.
+            with_body: False after HEAD.
             connection: a whole header line to add, or nothing.
         """
         if with_body:
@@ -108,12 +106,12 @@ def make(
 
 
 def text(status: int, sentence: str) -> Answer:
-    """Return a refusal that says why."""
+    """Return an answer that rejects a request, with the reason."""
     return make(status, sentence.encode("utf-8"), "text/plain; charset=utf-8")
 
 
 def page(status: int, headers: bytes = b"") -> Answer:
-    """Return the page that says a status to whoever looks with a browser."""
+    """Return a page with the status, for browsers."""
     title = b"%d %s" % (status, _REASONS[status])
     body = b"<!doctype html>\n<title>%s</title>\n<h1>%s</h1>\n" % (title, title)
     return make(status, body, "text/html; charset=utf-8", headers)
@@ -126,10 +124,10 @@ def cbor(body: bytes, status: int = 200, headers: bytes = b"") -> Answer:
 
 class AnswerPieces:
     """
-    A long message that is in memory, sent by the piece.
+    A long message in memory, sent in pieces.
 
     Args:
-        held: called once, when it is not any more.
+        held: called once, when it is not in memory any more.
     """
 
     def __init__(self, pieces: Sequence[Buffer], held: Callable[[], None]) -> None:
@@ -151,7 +149,7 @@ class AnswerPieces:
         return b"".join(gathered)
 
     def close(self) -> None:
-        """Forget what was not sent, and call ``held`` if it was not called yet."""
+        """Drop what was not sent, and call ``held`` if it was not called yet."""
         self._pieces.clear()
         held, self._held = self._held, None
         if held is not None:

@@ -1,10 +1,6 @@
 """
-What the GBS server does with its share store: each admitted request becomes a receiver of its body (see
-``bodies``), and that an answer.
-
-Disk work at the speed of the page cache runs here and now: a thread costs more than it (there and back: 35
-microseconds and more; writing 16 KiB: 10). What waits for the disk itself, making shares durable, is
-``durability``'s business, which has its threads.
+The operations of the GBS server on its share store: each checked request gets a receiver of its body, which
+answers it.
 """
 
 from __future__ import annotations
@@ -44,20 +40,20 @@ from pipegrid.wire import gbs_bundles, gbs_messages
 from pipegrid.wire.gbs_messages import UPLOAD_SECRET, GbsTarget
 
 INLINE_READ_BYTES = 64 * 1024
-"""Up to here a read is an answer like any other; beyond, it is streamed."""
+"""Longer reads are streamed."""
 MAX_COMMITS = 512
-"""Complete shares that wait to become durable, each an open file, over all connections."""
+"""Limit of complete shares that wait to become durable, each an open file, over all connections."""
 
 MAX_HELD_BYTES = 192 << 20
 """
-Of messages, over all connections: bodies, what they become, and what was read for long answers. Only those of
-read-test-write can be large.
+Limit of the memory for messages, over all connections: bodies, their parsed form, and data read for long
+answers. Only those of read-test-write can be large.
 """
 LARGE_MESSAGE_BYTES = 1 << 20
 GIVE_BACK_BYTES = 16 << 20
-"""Once so much was held, and almost all is let go of, memory is given back to the system."""
+"""After this much was held, and almost all was released, memory is given back to the system."""
 SMALL_MESSAGES_BYTES = 32 << 20
-"""Of that, room which messages longer than a megabyte leave to the shorter ones."""
+"""The part of it that is reserved for messages of up to a megabyte."""
 
 _TAKES_BUNDLES = b"%s: %d\r\n" % (gbs_bundles.OFFER, gbs_bundles.MAX_BUNDLE_BYTES)
 
@@ -66,18 +62,22 @@ log = Logger()
 
 class GbsService:
     """
-    A share store in terms of HTTP, whatever the connections.
+    A share store in terms of HTTP, independent of connections.
+
+    Disk work at the speed of the page cache runs in the reactor's thread: using a worker thread takes
+    longer (35 microseconds and more; writing 16 KiB: 10). Waiting for the disk itself, to make shares
+    durable, happens in the threads of ``disk.group_commit``.
 
     Args:
         swissnum: the secret that every client must know.
 
     Attributes:
-        requests: answers given, by (operation, status); for metrics.
+        requests: answers by (operation, status); for metrics.
         received_bytes, sent_bytes: of share data.
         commits: shares that wait to become durable.
-        large_bytes: messages beyond that leave room for the others.
-        slots: where calls that concern mutable shares wait for each other; other protocols share it.
-        offer: header lines that say what it can do beside the protocol.
+        large_bytes: longer messages leave some memory for shorter ones.
+        slots: the queue of calls about mutable shares, shared with other protocols.
+        offer: header lines that announce its extensions of the protocol.
     """
 
     offer = _TAKES_BUNDLES
@@ -95,8 +95,8 @@ class GbsService:
         slot_handlers = SlotHandlers(store.slots, self.slots)
         self.large_bytes = LARGE_MESSAGE_BYTES
         self._held_bytes = 0
-        self._held_most = 0  # since memory was given back
-        self._held_lock = threading.Lock()  # what slots read is held in a thread
+        self._held_most = 0  # the maximum since memory was given back
+        self._held_lock = threading.Lock()  # what slots read is counted in a worker thread
         self._handlers: dict[Operation, Callable[[Admitted, Buffer], Answer | Deferred[Answer]]] = {
             Operation.CORRUPT: self._corrupt,
             Operation.VERSION: self._version,
@@ -107,7 +107,7 @@ class GbsService:
             Operation.SLOT_CORRUPT: self._corrupt,
         }
 
-    # Bounding what waits for the disk.
+    # Limits of what waits for the disk.
 
     @property
     def has_room(self) -> bool:
@@ -115,25 +115,25 @@ class GbsService:
         return self.has_room_for(1)
 
     def has_room_for(self, shares: int) -> bool:
-        """Whether so many, at most ``MAX_COMMITS``, may have to become durable more than do now."""
+        """Return whether this many more shares, at most ``MAX_COMMITS``, may wait to become durable."""
         return self.commits + shares <= MAX_COMMITS
 
     def call_when_room(self, call: Callable[[], None]) -> None:
-        """Have a function called, once, when there may be room again."""
+        """Call a function once, when the limit may not be reached any more."""
         self._waiting_for_room.append(call)
 
     @property
     def takes_whole(self) -> bool:
-        """Whether shares that come whole may do without a name until they are durable."""
+        """Whether shares that arrive as a whole may be stored without a name until they are durable."""
         return self._durability.syncs_unnamed
 
     def received(self, upload: IncomingShare, length: int) -> None:
-        """So many bytes of share data have been written, or refused."""
+        """Count share data that has been written, or rejected."""
         self.received_bytes += length
         self._durability.written(upload)
 
     def reserve(self, shares: int) -> None:
-        """Count so many as waiting to become durable, before they do; or so many less."""
+        """Count shares that wait to become durable, before they do; a negative number releases them."""
         self.commits += shares
         if shares < 0:
             self._tell_room()
@@ -146,7 +146,7 @@ class GbsService:
     def commit_each(
         self, uploads: Sequence[IncomingShare], ended: Callable[[IncomingShare, Ending], None]
     ) -> None:
-        """The same for many; ``ended`` is told of each, perhaps before this returns."""
+        """The same for many; ``ended`` is called for each, perhaps before this returns."""
         self.commits += len(uploads)
 
         def one(upload: Storable, outcome: Ending) -> None:
@@ -164,7 +164,7 @@ class GbsService:
         return result
 
     def _tell_room(self) -> None:
-        # All are called, since who is called may have gone, or have no more to write.
+        # All are called, since some may be closed, or have nothing to write.
         if self._waiting_for_room:
             waiting, self._waiting_for_room = self._waiting_for_room, []
             for call in waiting:
@@ -177,7 +177,7 @@ class GbsService:
         return is_authorized(request, self._authorization)
 
     def begin(self, request: Request) -> Receiver:
-        """Return what takes the body of a request and answers it; never raises."""
+        """Return the receiver of a request's body; never raises."""
         admitted = admit(request, self._authorization)
         if isinstance(admitted, Answer):
             return Refusal(admitted, self._counted_as(request.method.decode("ascii")))
@@ -210,7 +210,7 @@ class GbsService:
         return Call(self, rule, (admitted.target.key,), lambda body: handler(admitted, body))
 
     def answer_error(self, operation: Operation, error: Exception) -> Answer:
-        """Return the answer for an error; what the client need not know is in the log."""
+        """Return the answer for an error; details that the client must not know are logged."""
         if isinstance(error, NoSuchShare):
             reads = operation in (Operation.READ, Operation.SLOT_READ)
             return responses.SHARE_MISSING if reads else responses.NOT_FOUND
@@ -230,7 +230,7 @@ class GbsService:
         return responses.FAILED
 
     def count(self, name: str, answer: Answer) -> Answer:
-        """Note an answer for the metrics, and return it."""
+        """Count an answer for the metrics, and return it."""
         self.requests[name, answer.status] += 1
         return answer
 
@@ -329,7 +329,7 @@ class GbsService:
         return responses.OK
 
     def note_corrupt(self, storage_index: bytes, number: int, reason: str, mutable: bool) -> None:
-        """Keep a client's complaint about a share, and write it to the log; no more than there may be."""
+        """Keep a client's advisory about a share, and log it, up to the limit."""
         if self.store.advise_corrupt_share(storage_index, number, reason, mutable):
             log.warn(
                 "a client found share {number} of {index} corrupt: {reason}",
@@ -343,16 +343,14 @@ class GbsService:
         added = self.slots.read(index, self.store.add_lease, index, admitted.lease)
         return added.addCallback(lambda _: responses.LEASE_ADDED)
 
-    # Bounding the memory of large bodies.
+    # Memory of large bodies.
 
     def hold(self, more_bytes: int, large: bool = False) -> bool:
         """
-        Take note that so much more of messages is held in memory, or of less; whether that may be.
-
-        From any thread.
+        Count memory for messages, or release it (negative); returns whether it is allowed. In any thread.
 
         Args:
-            large: it belongs to one of more than ``LARGE_MESSAGE_BYTES``.
+            large: it belongs to a message of more than ``LARGE_MESSAGE_BYTES``.
         """
         with self._held_lock:
             limit = MAX_HELD_BYTES - SMALL_MESSAGES_BYTES if large else MAX_HELD_BYTES
@@ -363,7 +361,7 @@ class GbsService:
         return True
 
     def tidy(self) -> None:
-        """Give memory back to the system that large messages have had; call it now and then."""
+        """Give memory of large messages back to the system; called periodically."""
         if self._held_most > GIVE_BACK_BYTES and self._held_bytes < LARGE_MESSAGE_BYTES:
             self._held_most = 0
             process_settings.trim_heap()

@@ -1,4 +1,8 @@
-"""GBS requests for mutable slots, and the queue in which they wait for one another."""
+"""
+GBS requests for mutable slots, and the queue that orders them.
+
+Source: the format reference, storage protocols, section 1.7.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,9 @@ from pipegrid.wire.gbs_messages import WRITE_ENABLER
 from pipegrid.wire.gbs_mutable import ReadTestWrite
 from pipegrid.wire.messages import SlotResult, SlotSecrets
 
-# Calling ``Slots`` without blocking the reactor, and in order.
-#
-# What syncs is called in a thread, since it waits for the disk. What only reads takes less than the way to a
-# thread and back, and is called here; but it would wait for the slot's lock if a thread had that. So
-# calls that concern one slot wait for each other. That also gives them the order in which they came.
+# Calls that sync run in a worker thread, since they wait for the disk. Calls that only read take less time
+# than using a thread, and run in the reactor's; but they would wait for the slot's lock if a thread held
+# it. So calls for one slot wait for each other, which also keeps their order.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,13 +44,13 @@ _Start = Callable[[], Deferred[Any]]
 
 class SlotQueue:
     """
-    Runs what concerns one slot one after the other, in the order of the calls.
+    Runs the calls for one slot one after the other, in order.
 
-    Both protocols' faces share one, since who writes over one may read over the other. How many calls wait is
-    bounded by whoever calls: a connection has but a few unanswered requests.
+    Both protocols share one queue, since a client that writes over one may read over the other. The callers
+    limit how many calls wait: a connection has only a few unanswered requests.
 
     Attributes:
-        durable: whether the policy wants what was written synced; hand it on to ``Slots``.
+        durable: whether the policy requires syncing what was written; pass it to ``Slots``.
     """
 
     def __init__(self, durability: GroupCommit) -> None:
@@ -62,17 +64,19 @@ class SlotQueue:
     def write(
         self, storage_index: bytes, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[T]:
-        """Call a function that syncs, in a thread if it has to; fires with what it returns."""
+        """Call a function that syncs, in a worker thread if necessary; fires with its result."""
         return self._call(storage_index, lambda: self._durability.run(function, *args, **kwargs))
 
     def read(
         self, storage_index: bytes, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[T]:
-        """Call a function that only reads, here; at once unless writes to this slot are under way."""
+        """
+        Call a function that only reads, in this thread; at once unless a write to this slot is running.
+        """
         return self._call(storage_index, lambda: execute(function, *args, **kwargs))
 
     def _call(self, storage_index: bytes, start: Callable[[], Deferred[T]]) -> Deferred[T]:
-        # Cancelling gives up waiting for the outcome; what was asked for happens all the same.
+        # Cancelling stops the waiting; the call runs nevertheless.
         outcome: Deferred[T] = Deferred()
 
         def start_and_tell() -> Deferred[Any]:
@@ -90,7 +94,7 @@ class SlotQueue:
         return outcome
 
     def _run(self, storage_index: bytes) -> None:
-        """Run what waits, until something takes its time."""
+        """Run waiting calls, until one is not finished at once."""
         waiting = self._busy[storage_index]
         while waiting:
             running = waiting.popleft()()
@@ -100,29 +104,25 @@ class SlotQueue:
         del self._busy[storage_index]
 
 
-# What the GBS server does with its mutable shares, beside reading one.
-#
-# Source: the format reference, storage protocols, section 1.7.
-
 SPOOL_BYTES = 1 << 20
-"""What a request that goes to the disk counts, apart from its parts; half of it is gathered for a write."""
+"""Memory counted for a request on the disk, without its small parts; half of it is collected for a write."""
 INLINE_ANSWER_BYTES = 64 * 1024
-"""Up to here what was read is an answer like any other; beyond, it is held, and sent by the piece."""
+"""Longer answers are counted, and sent in pieces."""
 
 
 class SpooledRequest:
     """
-    A read-test-write that is too long for memory: its large strings are in a file without a name.
+    A read-test-write that is too long for memory: its large strings are in an unnamed file.
 
-    Of one client's requests many may come at once, so each counts ``SPOOL_BYTES`` against the memory for
-    messages, besides what its small parts take.
+    One client may send many such requests at the same time, so each counts ``SPOOL_BYTES`` against the
+    memory for messages, in addition to its small parts.
 
     Args:
-        slots: knows where there is room for the file.
+        slots: provides a directory for the file.
 
     Raises (all methods that write):
         NoSpace: the disk is full.
-        ServerRefused: it failed.
+        ServerRefused: the disk failed.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -134,7 +134,7 @@ class SpooledRequest:
         self._written_bytes = 0
 
     def unpack(self) -> ReadTestWrite:
-        """Return what is asked for; in a thread, since it may take seconds."""
+        """Return the parsed request; in a worker thread, since it may take seconds."""
         self._write_out()
         fd = -1 if self._fd is None else self._fd
         try:
@@ -143,7 +143,7 @@ class SpooledRequest:
             raise UsageError(str(error)) from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file, which removes it."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
@@ -175,15 +175,15 @@ class SpooledRequest:
 
 class SlotChangeCall(InSteps):
     """
-    A read-test-write: gathers its body, which may be large, and carries it out.
+    A read-test-write: collects its body, which may be large, and carries it out.
 
-    Its body is looked at in as many turns as that takes; one that is longer than a server holds in memory, or
-    does not say how long it is, is taken apart while it comes, and its large strings go to the disk. What it
-    became is held until it is carried out, what was read until it is sent. Both count against the server's
-    memory for messages, the latter before a byte of it is read.
+    The body is parsed in as many turns as needed. If it is longer than a server holds in memory, or
+    chunked, it is parsed as it arrives, and its large strings go to the disk. Its parsed form is in memory
+    until it is carried out, and the data read until it is sent. Both are counted, the latter before it is
+    read.
 
     Args:
-        body_bytes: of the body; None: it comes in chunks.
+        body_bytes: length of the body; None if it is chunked.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class SlotChangeCall(InSteps):
 
     def _unpack(self, body: Buffer) -> Generator[object, None, None]:
         if self._spooled is not None:
-            return  # in the thread that carries it out
+            return  # parsed in the thread that carries it out
         try:
             steps = gbs_mutable.unpack_request_in_steps(body)
             if not self.charge(next(steps)):
@@ -251,9 +251,9 @@ class SlotChangeCall(InSteps):
 
     def _carry_out(self, _: Buffer) -> Answer | Deferred[Answer]:
         """
-        Test, read, write. What writes may have to wait for the disk; what does not never does.
+        Test, read, write. Calls that write may have to wait for the disk, and run in a thread.
 
-        But reading much takes as long as waiting would: 20 ms for 56 MiB.
+        So do calls that read much: 20 ms for 56 MiB.
         """
         spooled, self._spooled = self._spooled, None
         storage_index = self._admitted.target.storage_index
@@ -284,7 +284,7 @@ class SlotChangeCall(InSteps):
         )
 
     def _may_read(self, more_bytes: int) -> bool:
-        """Hold what is about to be read; called in a thread, perhaps."""
+        """Count what is about to be read; may be called in a worker thread."""
         if more_bytes <= INLINE_ANSWER_BYTES:
             return True
         if not self.service.hold(more_bytes, more_bytes > self.service.large_bytes):
@@ -308,14 +308,14 @@ class SlotChangeCall(InSteps):
 
 
 class SlotHandlers:
-    """Carries out the other requests, in the order that the queue keeps."""
+    """Carries out the other requests, in the order of the queue."""
 
     def __init__(self, slots: Slots, queue: SlotQueue) -> None:
         self._slots = slots
         self._queue = queue
 
     def list_shares(self, admitted: Admitted, body: Buffer) -> Deferred[Answer]:
-        """Answer with the numbers of all mutable shares at the storage index."""
+        """Answer with the numbers of all mutable shares of the storage index."""
         storage_index = admitted.target.storage_index
         numbers = self._queue.read(storage_index, self._slots.list_shares, storage_index)
         return numbers.addCallback(_answer_numbers)

@@ -1,9 +1,6 @@
 """
-Surveys: questions about many files in one request, each answered as its own requests would be (see
-``wire.gbs_surveys``).
-
-One question's refusal is its own. Nothing waits for the disk: leases are renewed in the page cache, as those
-of single requests are. A slot that is being changed is waited for, and with it the answer.
+Answers surveys: questions about many files in one request, each as its own requests would be
+(``wire.gbs_surveys``).
 """
 
 from __future__ import annotations
@@ -28,11 +25,11 @@ from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED, Question, Sample, SurveyA
 from pipegrid.wire.messages import LeaseSecrets
 
 _NUMBER_BYTES = 64
-"""Of a share's number in a set, and of what is around it."""
+"""The size of a share's number in a set, and of the rest of an answer."""
 
 
 class SurveyService(Service, Protocol):
-    """What surveys ask of the service beside that."""
+    """What surveys need of the service in addition."""
 
     store: ShareStore
     slots: SlotQueue
@@ -40,7 +37,12 @@ class SurveyService(Service, Protocol):
 
 
 class Survey(InSteps):
-    """Receives a survey, and answers one question in a step; the answer waits for slots that are changed."""
+    """
+    Receives a survey, and answers one question in each step.
+
+    If one question is rejected, the others are answered. Leases are renewed in the page cache, without
+    waiting for the disk. The answer waits for slots that are being changed.
+    """
 
     def __init__(self, service: SurveyService, rule: Rule) -> None:
         super().__init__(service, rule, (), self._look_in_steps, self._say)

@@ -1,1 +1,1 @@
-"""Mutable slots and their share files."""
+"""Slots of mutable shares, and their files."""

@@ -1,26 +1,5 @@
 """
-Changing the shares of a slot so that a crash leaves each as it was or as it was to be:
-
-==================================  ==================================================================
-a share that is new, or at most     is written anew beside its slot, synced, and renamed over the
-4 MiB long                          old one
-a longer one                        is changed in place, and synced; copying gigabytes to change one
-                                    segment would be worse
-a deleted one                       is unlinked
-==================================  ==================================================================
-
-All new files are there, and synced, and the room that shares grow by in place is set aside, before the first
-is renamed, so that a full disk changes nothing at all: but for one that cannot set room aside, or takes some
-for what is written over, too. Nor does a failing one while copies are made. Several shares are renamed one
-after the other: a crash in between leaves some of them new, as does the loss of one of several servers. A
-client that finds two versions takes the newest that it can put together, and repairs.
-
-What a crash may leave of a long share: killing the process, a container that can be read, with all its
-leases, and some of the writes in the order in which they were given (see ``containers``); a power
-cut, any of the writes, and if the container was growing, perhaps not the leases beyond the fourth. The
-reader finds out by the share's hashes. Tahoe-LAFS changes all shares in place, and syncs none.
-
-What was acknowledged is on the disk, unless the policy is ``none``.
+Carries out changes of the shares of a slot so that a crash leaves each share in its old or its new state.
 
 Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
 """
@@ -44,18 +23,18 @@ from pipegrid.storage.share_file import HasRoom
 from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets
 
 COPY_LIMIT_BYTES = 4 << 20
-"""Up to here a container is written anew, in some milliseconds; beyond, it is changed in place."""
+"""A container up to this size is written again, in some milliseconds; a longer one is changed in place."""
 COPY_SUFFIX = ".slot"
 
 
 class SlotPlace(Protocol):
     """
-    Where a slot lies.
+    The storage directory of a slot.
 
     Attributes:
-        incoming: the directory in which files are made that are to be renamed.
-        read_only: takes no new shares.
-        node_id: 20 bytes that new shares name as their server.
+        incoming: the directory in which new files are created, to be renamed.
+        read_only: accepts no new shares.
+        node_id: 20 bytes, the server's id in new shares.
     """
 
     incoming: str
@@ -65,14 +44,33 @@ class SlotPlace(Protocol):
 
     @property
     def has_room(self) -> HasRoom:
-        """Asked whether so many more bytes may be stored."""
+        """Returns whether a number of bytes more may be stored."""
 
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> slot_file.MutableLease:
-        """Return the lease to add to a share, or to renew there; None: one that is yet to be made."""
+        """Return the lease to add to a share, or to renew there; None: the share does not exist yet."""
 
 
 class SlotChange:
-    """One read-test-write that has passed its tests; the slot is locked."""
+    """
+    One read-test-write that has passed its tests; the slot is locked.
+
+    * A new share, or one of at most 4 MiB, is written to a new file, synced, and renamed over the old one.
+    * A longer one is changed in place, and synced; copying gigabytes to change one segment would take too
+      long.
+    * A deleted one is unlinked.
+
+    Before the first rename, all new files are written and synced, and space is reserved for shares that
+    grow in place. So a full or failing disk changes nothing at all, unless the file system cannot reserve
+    space, or needs some to overwrite. Shares are renamed one after the other: a crash in between leaves
+    some of them new, as does the loss of one of several servers. A client that finds two versions uses the
+    newest recoverable one, and repairs.
+
+    After a crash, a long share is in an intermediate state: if the process was killed, a readable container
+    with all its leases, and the first of the writes in their order; after a power cut, any of the writes,
+    and if the container was growing, perhaps without the leases after the fourth. Readers detect that by
+    the share's hashes. Tahoe-LAFS changes all shares in place, and syncs none. What was acknowledged is
+    durable, unless the policy is ``none``.
+    """
 
     def __init__(
         self,
@@ -90,7 +88,7 @@ class SlotChange:
         self._copies: dict[int, tuple[int, str]] = {}
 
     def carry_out(self, changes: Mapping[int, ShareChange], durable: bool) -> None:
-        """Change everything, or raise; see the module's text for what stands then."""
+        """Change all shares, or raise; the class describes the state after an error."""
         deleted = sorted(n for n, each in changes.items() if each.new_length == 0)
         written = {n: changes[n] for n in sorted(changes) if n not in deleted}
         self._check_room(written)
@@ -120,7 +118,9 @@ class SlotChange:
                     disk.remove(path)
 
     def _check_room(self, changes: Mapping[int, ShareChange]) -> None:
-        """Count what the files grow by; what copies take until they are renamed shows when they are made."""
+        """
+        Check the space by which the files grow; the space for copies is checked when they are written.
+        """
         more = 0
         for number, change in changes.items():
             share = self._shares.get(number)
@@ -183,14 +183,14 @@ class SlotChange:
             os.fsync(share.fd)
 
     def _sync_names(self) -> None:
-        """The slot's directory, and those above, which may be as new as it is."""
+        """Sync the slot's directory, and its parents if they may be new."""
         outer = os.path.dirname(self._directory)
         top = () if self._shares else (outer, os.path.dirname(outer))
         self._place.disk.sync_directories((self._directory, *top))
 
 
 def _open_new(path: str) -> int:
-    """Make a file, or empty one that somebody left who was killed; the slot is locked."""
+    """Create a file, or empty one that a killed process has left; the slot is locked."""
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, PRIVATE_FILE)

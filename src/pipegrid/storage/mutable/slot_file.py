@@ -1,4 +1,8 @@
-"""File of a mutable share: container, lock, leases."""
+"""
+The file of a mutable share: its container, its leases, and the lock of its slot.
+
+Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +31,18 @@ from pipegrid.storage.share_file import (
 )
 from pipegrid.wire.messages import LeaseSecrets, ShareChange
 
-# The container that a storage server keeps a mutable share in, as bytes.
-#
 #     offset 0    magic (32), of version 2, which is written, or 1, which is read and kept
-#     offset 32   node id of the server that made it (20)
+#     offset 32   node id of the server that created it (20)
 #     offset 52   write enabler (32)
 #     offset 84   length of the share data (8)
 #     offset 92   offset E of the number of extra leases (8)
 #     offset 100  four lease slots of 92 bytes; a free one has owner 0
-#     offset 468  share data; there is room for E - 468 bytes
+#     offset 468  share data; there is space for E - 468 bytes
 #     offset E    number x of extra leases (4)
 #     offset E+4  x extra leases
 #
-# A lease record: owner (4), expiry (4), renew secret (32), cancel secret (32), node id (20). Version 2 holds
-# hashes of the two secrets, version 1 the secrets themselves.
-#
-# ``plan_change`` turns a change into steps that write a file in place such that a process that is killed
-# between two of them leaves a container that can be read. Files, locks and clocks are the business of
-# ``files`` and ``slots``.
-#
-# Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
+# A lease record: owner (4), expiry (4), renew secret (32), cancel secret (32), node id (20). Version 2
+# contains hashes of the two secrets, version 1 the secrets themselves.
 
 NODE_ID_BYTES = 20
 WRITE_ENABLER_BYTES = 32
@@ -60,7 +56,7 @@ COUNT_BYTES = 4
 EMPTY_BYTES = DATA_OFFSET + COUNT_BYTES  # a container without data or extra leases
 WRITTEN_VERSION = 2
 OWNER = 1
-MAX_EXTRA_LEASES = 1 << 16  # far more than anybody has; what claims more is damaged
+MAX_EXTRA_LEASES = 1 << 16  # far more than clients use; a larger number is damage
 
 RECORDS = Records(LEASE_BYTES, 8, 4)
 
@@ -72,7 +68,7 @@ MAGICS = {
 MAGIC_BYTES = 32
 
 Writes = Sequence[tuple[int, Buffer]]
-"""Where bytes go among a share's data, and which."""
+"""Writes to a share's data: offsets and bytes."""
 
 _VERSIONS = {magic: version for version, magic in MAGICS.items()}
 _HEADER = struct.Struct(">32s20s32sQQ")
@@ -93,7 +89,7 @@ class MutableHeader:
         node_id: 20 bytes.
         write_enabler: 32 bytes.
         data_bytes: length of the share data.
-        extra_offset: where in the file the number of extra leases stands.
+        extra_offset: the offset in the file of the number of extra leases.
     """
 
     version: int
@@ -111,13 +107,13 @@ class MutableHeader:
 @attrs.frozen
 class MutableLease:
     """
-    One lease as it is stored.
+    One stored lease.
 
     Attributes:
         owner: 0 if the slot is free.
         expires: seconds since 1970, less than 2^32.
         renew, cancel: 32 bytes each: the secrets in version 1, their hashes in version 2.
-        node_id: 20 bytes, of the server that made it.
+        node_id: 20 bytes, of the server that created it.
     """
 
     owner: int
@@ -127,22 +123,22 @@ class MutableLease:
     node_id: bytes
 
     def pack(self) -> bytes:
-        """Return the 92-byte record; what expires after 2^32 - 1 is stored as expiring then."""
+        """Return the 92-byte record; a later expiry than 2^32 - 1 is stored as that."""
         expires = min(self.expires, NEVER_S)
         return _LEASE.pack(self.owner, expires, self.renew, self.cancel, self.node_id)
 
 
 def is_mutable(data: bytes) -> bool:
-    """Return whether a file that begins so holds a mutable share."""
+    """Return whether a file that begins with ``data`` holds a mutable share."""
     return data[:MAGIC_BYTES] in _VERSIONS
 
 
 def parse_header(data: bytes) -> MutableHeader:
     """
-    Return what the first 100 bytes of a mutable share file say.
+    Parse the first 100 bytes of a mutable share file.
 
     Raises:
-        ValueError: too few bytes, no mutable container, or numbers that contradict each other.
+        ValueError: too few bytes, not a mutable container, or numbers that contradict each other.
     """
     if len(data) < _HEADER.size:
         raise ValueError("a share file that ends within its header")
@@ -173,7 +169,7 @@ def parse_count(data: bytes) -> int:
     Return the number of extra leases; 0 if the file ends before it.
 
     Raises:
-        ValueError: more than anybody has.
+        ValueError: more than the limit.
     """
     if len(data) < COUNT_BYTES:
         return 0
@@ -184,7 +180,7 @@ def parse_count(data: bytes) -> int:
 
 
 def parse_leases(data: bytes) -> tuple[MutableLease, ...]:
-    """Return the lease records in ``data``, free slots too; what is left behind the last is ignored."""
+    """Return the lease records in ``data``, including free slots; an incomplete last record is ignored."""
     whole = len(data) - len(data) % LEASE_BYTES
     return tuple(MutableLease(*fields) for fields in _LEASE.iter_unpack(data[:whole]))
 
@@ -196,7 +192,7 @@ def make_lease(version: int, secrets: LeaseSecrets, node_id: bytes, now: float) 
 
 
 def lease_position(extra_offset: int, index: int) -> int:
-    """Return where in the file the lease of this index stands: 0 to 3 are the slots."""
+    """Return the offset in the file of the lease of this index: 0 to 3 are the slots."""
     if index < LEASE_SLOTS:
         return LEASES_OFFSET + index * LEASE_BYTES
     return extra_offset + COUNT_BYTES + (index - LEASE_SLOTS) * LEASE_BYTES
@@ -206,19 +202,20 @@ def plan_lease(
     extra_offset: int, records: bytes, fresh: MutableLease, version: int, has_room: HasRoom
 ) -> list[tuple[int, bytes]] | None:
     """
-    Return the writes, ``(file offset, bytes)`` in order, that add or renew a lease; None: it has no place.
+    Return the writes, ``(file offset, bytes)`` in order, that add or renew a lease; None if it cannot be
+    added.
 
     Args:
-        records: all that are there, free slots too: the four slots, then the extra ones.
-        fresh: the lease as it is to be. An expiry is only ever moved to a later time.
+        records: all existing ones, including free slots: the four slots, then the extra ones.
+        fresh: the new lease. An expiry is only ever changed to a later time.
         version: of the container.
-        has_room: see ``leaserecords``; only one more extra lease needs any.
+        has_room: see ``HasRoom``; called only for one more extra lease.
     """
     index = RECORDS.find(records, fresh.renew, version > 1)
     if index is not None and _owner(records, index):
         if RECORDS.expiry(records, index) >= fresh.expires:
             return []
-        # The record with its expiry alone changed.
+        # The record with only its expiry changed.
         at = lease_position(extra_offset, index) + RECORDS.expiry_at
         return [(at, fresh.pack()[RECORDS.expiry_at : RECORDS.expiry_at + 4])]
     count = len(records) // LEASE_BYTES
@@ -230,7 +227,7 @@ def plan_lease(
         return None if index is None else [(lease_position(extra_offset, index), fresh.pack())]
     if not has_room(LEASE_BYTES):
         return None
-    # Counted only when it is there.
+    # Counted only after it is written.
     extra = _UINT32.pack(count - LEASE_SLOTS + 1)
     return [(lease_position(extra_offset, count), fresh.pack()), (extra_offset, extra)]
 
@@ -243,12 +240,12 @@ def _owner(records: bytes, index: int) -> bool:
 @attrs.frozen
 class Growth:
     """
-    What a change does to the sizes of a container.
+    The sizes of a container after a change.
 
     Attributes:
-        data_bytes: length of the data in the end.
+        data_bytes: final length of the data.
         written_bytes: length of the data before it is cut.
-        extra_offset: of the number of extra leases in the end.
+        extra_offset: final offset of the number of extra leases.
     """
 
     data_bytes: int
@@ -257,7 +254,7 @@ class Growth:
 
 
 def measure(header: MutableHeader, writes: Writes, new_length: int | None) -> Growth:
-    """Return the sizes after writes and a cut. An empty write, too, makes a share reach its offset."""
+    """Return the sizes after writes and a cut. An empty write also extends a share to its offset."""
     written = max([header.data_bytes, *(offset + len(data) for offset, data in writes)])
     cut = written if new_length is None else min(written, new_length)
     return Growth(cut, written, max(header.extra_offset, DATA_OFFSET + written))
@@ -267,16 +264,16 @@ def plan_change(
     header: MutableHeader, extra: bytes, file_bytes: int, writes: Writes, new_length: int | None
 ) -> Iterator[tuple[int, Buffer]]:
     """
-    Yield the writes, ``(file offset, bytes)``, that carry out a change; the file is then to be cut, or
-    extended, to end behind its extra leases.
+    Yield the writes, ``(file offset, bytes)``, of a change; afterwards the file is cut, or extended, to end
+    after its extra leases.
 
-    They are in an order such that the container can be read after each, and has all its leases: data is there
-    before the length that counts it, and leases are at their new place before the header leads there. Where
-    the old place and the new one overlap, they go by way of a third, behind both.
+    After each write the container is readable and has all its leases: data is written before the length
+    that includes it, and leases are at their new place before the header points there. Where the old and
+    the new place overlap, the leases are first copied to a third one, after both.
 
     Args:
-        extra: number and records of the extra leases, as they stand in the file.
-        file_bytes: length of the file, which may go on behind those if somebody was killed.
+        extra: number and records of the extra leases, as stored.
+        file_bytes: length of the file, which may be longer after a process was killed.
     """
     growth = measure(header, writes, new_length)
     at = header.extra_offset
@@ -287,8 +284,8 @@ def plan_change(
             yield EXTRA_OFFSET, _UINT64.pack(hop)
         yield growth.extra_offset, extra
         yield EXTRA_OFFSET, _UINT64.pack(growth.extra_offset)
-    # What is new and not written is zero, whatever stood there: old data that was cut, or old leases.
-    # Behind the file's old end there is nothing but zeros.
+    # New bytes that are not written are zeros: old data that was cut, or old leases, are overwritten. After
+    # the file's old end there are only zeros.
     stale = min(growth.written_bytes, file_bytes - DATA_OFFSET)
     yield from _zeros(header.data_bytes, stale)
     for offset, data in writes:
@@ -305,12 +302,8 @@ def _zeros(begin: int, end: int) -> Iterator[tuple[int, bytes]]:
         begin += len(piece)
 
 
-# One mutable share as a file: opening, reading, changing it, and the lock of its slot.
-#
-# **The lock** of a slot is that of its directory. It works between threads as between processes, and
-# holds for shares that are yet to be made, too.
-#
-# Source: the format reference, storage protocols, sections 7.2 and 7.3.
+# The lock of a slot is that of its directory. It excludes both threads and processes, also for shares that
+# do not exist yet.
 
 
 @attrs.frozen(eq=False)
@@ -321,7 +314,7 @@ class SlotFile:
     Attributes:
         fd: closed by ``close``.
         path: its name.
-        header: as it is in the file.
+        header: as stored.
         file_bytes: length of the file.
     """
 
@@ -336,25 +329,25 @@ class SlotFile:
         return max(0, min(self.header.data_bytes, self.file_bytes - DATA_OFFSET))
 
     def close(self) -> None:
-        """Close ``fd``; to be called once, as the number may be another file's after that."""
+        """Close ``fd``; call it once, as the number may then belong to another file."""
         os.close(self.fd)
 
     def cut(self, offset: int, size: int) -> int:
-        """Return how many bytes a read of so many bytes gives."""
+        """Return how many bytes a read of ``size`` bytes returns."""
         return max(0, min(size, self.data_bytes - offset))
 
     def read(self, offset: int, size: int) -> bytes:
         """
-        Return at most size bytes; fewer, or none, past the end.
+        Return at most size bytes; fewer, or none, beyond the end.
 
         Raises:
-            OSError: the disk would not.
+            OSError: the disk failed.
         """
         length = self.cut(offset, size)
         return disk.read_all(self.fd, length, DATA_OFFSET + offset) if length else b""
 
     def equals(self, offset: int, size: int, specimen: bytes | disk.FilePart) -> bool:
-        """Return whether a read gives exactly the specimen; no more is read than that takes."""
+        """Return whether a read returns exactly the specimen; no more is read than needed."""
         if self.cut(offset, size) != len(specimen):
             return False
         if not isinstance(specimen, disk.FilePart):
@@ -369,8 +362,8 @@ class SlotFile:
         """
         Return number and records of the extra leases.
 
-        Nothing is synced when a lease is added: a power cut may leave more counted than the file holds. What
-        is there counts, and the next lease that is added puts the number right.
+        Adding a lease syncs nothing: after a power cut more may be counted than the file holds. The
+        existing ones are returned, and the next lease that is added corrects the number.
 
         Raises:
             ValueError: the container is damaged.
@@ -384,8 +377,8 @@ class SlotFile:
 
     def lacks_leases(self, extra: bytes) -> bool:
         """
-        Return whether a power cut took extra leases, given what ``extra`` returned: the last one that is
-        counted is not there, or zeros are. Nobody knows how long it lasts until another takes its place.
+        Return whether a power cut took extra leases, given the result of ``extra``: the last counted one is
+        missing, or is zeros. Then the share's expiry is unknown until a lease is added.
         """
         at = self.header.extra_offset
         counted = parse_count(disk.read_all(self.fd, COUNT_BYTES, at))
@@ -394,7 +387,7 @@ class SlotFile:
         return counted * LEASE_BYTES > len(records) or (counted > 0 and not any(last))
 
     def leases(self, extra: bytes) -> bytes:
-        """Return all lease records, free slots too, given what ``extra`` returned."""
+        """Return all lease records, including free slots, given the result of ``extra``."""
         slots = LEASE_SLOTS * LEASE_BYTES
         head = disk.read_all(self.fd, slots, LEASES_OFFSET).ljust(slots, b"\0")
         return head + extra[COUNT_BYTES:]
@@ -402,10 +395,10 @@ class SlotFile:
 
 def open_file(path: str, flags: int = os.O_RDONLY) -> SlotFile | None:
     """
-    Open a mutable share, or return None if there is none: no file, or one of another kind.
+    Open a mutable share, or return None if it does not exist or is of another kind.
 
     Raises:
-        ServerRefused: there is one, but it is damaged, or the disk failed.
+        ServerRefused: it is damaged, or the disk failed.
     """
     return open_container(path, flags, LEASES_OFFSET, _slot_file)
 
@@ -432,7 +425,7 @@ def is_mutable_file(path: str) -> bool:
 
 @contextmanager
 def reported(what: str, path: str) -> Iterator[None]:
-    """Turn errors of the disk and of containers into ours."""
+    """Convert errors of the disk and of containers to PipeGrid's."""
     try:
         yield
     except OSError as error:
@@ -443,13 +436,14 @@ def reported(what: str, path: str) -> Iterator[None]:
 
 def set_aside(changes: Sequence[tuple[SlotFile, ShareChange]]) -> None:
     """
-    Have the disk set aside what changes in place make shares longer by, since one that is full halfway,
-    which neither quotas nor other writers let anybody know before, would leave them neither old nor new.
+    Reserve disk space for shares that grow in place: a disk that is full in the middle of a change, which a
+    quota or other writers can cause, would leave them in neither state.
 
-    Gaps between writes stay holes: else a byte far behind the end would cost all that lies before it.
+    Gaps between writes stay holes: otherwise a byte far beyond the end would take the space of all before
+    it.
 
     Raises:
-        OSError: there is no room; all is as it was.
+        OSError: there is not enough space; nothing was changed.
     """
     try:
         for share, change in changes:
@@ -462,7 +456,7 @@ def set_aside(changes: Sequence[tuple[SlotFile, ShareChange]]) -> None:
                 if offset + len(data) > begin:
                     size = offset + len(data) - begin
                     disk.allocate(share.fd, DATA_OFFSET + begin, size)
-            # Leases go by way of a third place, and there may be one more.
+            # Leases are copied to a third place, and there may be one more.
             leases_bytes = 3 * len(share.extra()) + LEASE_BYTES
             disk.allocate(share.fd, growth.extra_offset, leases_bytes)
     except OSError:
@@ -479,10 +473,10 @@ def change_file(
     has_room: HasRoom,
 ) -> None:
     """
-    Carry out a change, and add or renew a lease, if that has a place.
+    Carry out a change, and add or renew a lease, if possible.
 
     Args:
-        share: the container as it is; the slot is locked.
+        share: the container before; the slot is locked.
 
     Raises:
         OSError, ValueError: the disk failed; the container is damaged.
@@ -506,7 +500,7 @@ def renew(share: SlotFile, fresh: MutableLease, has_room: HasRoom) -> None:
     Add or renew a lease in place; the slot is locked.
 
     Raises:
-        NoSpace: there is no room for one more, on the disk or on this share.
+        NoSpace: there is no space for one more, on the disk or on this share.
         OSError, ValueError: the disk failed; the container is damaged.
     """
     leases = share.leases(share.extra())
@@ -520,11 +514,11 @@ def renew(share: SlotFile, fresh: MutableLease, has_room: HasRoom) -> None:
 
 def remove_if_expired(path: str, now: float) -> bool:
     """
-    Remove a mutable share if it has leases, and all of them have run out.
+    Remove a mutable share if it has leases, and all of them have expired.
 
     Returns:
-        whether it was removed. A share without any lease, or of which a power cut took one, or in a
-        container that is not understood, stays.
+        whether it was removed. A share without any lease, or of which a power cut took one, or in an
+            unknown container, is kept.
     """
     try:
         lock = lock_slot(os.path.dirname(path), create=False)
@@ -557,17 +551,18 @@ def remove_if_expired(path: str, now: float) -> bool:
 
 def lock_slot(directory: str, create: bool) -> int | None:
     """
-    Wait for the lock of a slot; return what to close to let it go, or None if there is no such directory.
+    Wait for the lock of a slot; return the descriptor to close to release it, or None if the directory does
+    not exist.
 
-    It is held while files are written and synced: milliseconds, unless the disk is sick.
+    It is held while files are written and synced: milliseconds, unless the disk is failing.
 
     Args:
-        create: make the directory if it is missing.
+        create: create the directory if it is missing.
 
     Raises:
-        OSError: the disk would not.
+        OSError: the disk failed.
     """
-    for _ in range(8):  # somebody else may remove the directory while it is empty
+    for _ in range(8):  # another process may remove the directory while it is empty
         with suppress(FileNotFoundError, NotADirectoryError):
             return disk.open_locked(directory, os.O_RDONLY | os.O_DIRECTORY, wait=True)
         if not create:

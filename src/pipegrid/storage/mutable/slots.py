@@ -1,10 +1,6 @@
 """
 Mutable shares of a storage directory: reading, and the atomic read-test-write.
 
-**Atomic** is meant twice. Others that use the slot, be they threads or processes, come before or after, never
-between: the slot is locked. And a crash leaves each share as it was or as it was to be: that is
-``change``'s part.
-
 Source: the format reference, storage protocols, sections 7.2, 7.3 and 8.3.
 """
 
@@ -38,27 +34,29 @@ from pipegrid.wire.messages import (
 )
 
 MAX_READ_BYTES = 64 << 20
-"""Of one answer, which is held in memory, however often a read vector asks for the same bytes."""
+"""The limit of one answer, which is held in memory, even if a read vector repeats the same range."""
 MAX_READS = 4096
-"""In a vector; clients send one or two for each share."""
+"""The limit of one vector; clients send one or two reads for each share."""
 
 
 class Slots:
     """
-    The mutable side of a ``ShareStore``, which has one as ``store.slots``.
+    The mutable shares of a ``ShareStore``, which has this as ``store.slots``.
 
-    All methods block on the disk. Call them through ``SlotQueue``, which keeps the order and the
-    reactor's thread free.
+    All methods block on the disk. Call them through ``SlotQueue``, which keeps the order and runs them
+    outside the reactor's thread. Changes are atomic in two senses: other threads and processes that use the
+    slot see the state before or after, since it is locked; and a crash leaves each share in its old or its
+    new state (``slot_change``).
 
     Args:
-        directory_of: where the shares of a storage index lie; raises UsageError if that is none.
-        incoming: where new files are made, on the same file system.
+        directory_of: returns the directory of a storage index; raises UsageError if that is malformed.
+        incoming: where new files are created, on the same file system.
         clock: seconds since 1970.
-        has_room: whether there is room for so much more.
-        read_only: make no new shares. Those that there are may be changed, and deleted.
+        has_room: returns whether a number of bytes more fits.
+        read_only: create no new shares. Existing ones may be changed and deleted.
 
     Attributes:
-        node_id: 20 bytes, the server's tub id, noted in every container and lease.
+        node_id: 20 bytes, the server's tub id, stored in every container and lease.
         incoming, has_room, read_only: as above.
         disk: syncs directories.
     """
@@ -98,17 +96,17 @@ class Slots:
         Test, read and write the shares of a slot, atomically.
 
         Args:
-            r_vector: ``(offset, size)``, read from every share that there is, before anything is written.
+            r_vector: ``(offset, size)``, read from every existing share before anything is written.
             durable: sync what was written before returning.
-            may_read: asked whether so many bytes may be read into memory, before that is done.
+            may_read: called with the number of bytes before they are read into memory; returns whether to.
 
         Raises:
-            WrongSecret: the write enabler is not that of every share there. The text ends with
-                ``The write enabler was recorded by nodeid '<base32>'.``
-            UsageError: a share number or a vector that cannot be, or a write enabler that is not 32 bytes
-                long where a share would be made.
+            WrongSecret: the write enabler is not that of every existing share. The text ends with ``The
+                write enabler was recorded by nodeid '<base32>'.``
+            UsageError: an impossible share number or vector, or a new share with a write enabler that is
+                not 32 bytes long.
             NoSpace: it would not fit; nothing was changed.
-            Overloaded: too much would be read just now; nothing was changed.
+            Overloaded: too much is being read now; nothing was changed.
             ServerRefused: the disk failed, a container is damaged, or the answer would be too large.
         """
         _check_reads(r_vector)
@@ -141,7 +139,7 @@ class Slots:
         self, storage_index: bytes, share_numbers: Collection[int], r_vector: Reads
     ) -> dict[int, tuple[bytes, ...]]:
         """
-        Read from shares of a slot; no share numbers means all. Shares that are not there are left out.
+        Read from shares of a slot; no share numbers means all. Missing shares are left out.
 
         Raises:
             UsageError, ServerRefused: as above.
@@ -168,8 +166,8 @@ class Slots:
         Open a share for reading. A long one may be changed while it is read.
 
         Raises:
-            NoSuchShare: there is none.
-            ServerRefused: there is one, but it is damaged.
+            NoSuchShare: it does not exist.
+            ServerRefused: it is damaged.
         """
         check_number(share_number)
         share = slotfiles.open_file(f"{self._directory_of(storage_index)}/{share_number:d}")
@@ -189,7 +187,7 @@ class Slots:
             NoSpace: there is no space for one more lease, on the disk or on a share.
             ServerRefused: the disk failed, or a container is damaged.
         """
-        if not self.list_shares(storage_index):  # immutable ones need no lock
+        if not self.list_shares(storage_index):  # immutable shares need no lock
             return False
         found = False
         failed: ServerRefused | None = None
@@ -198,8 +196,8 @@ class Slots:
                 try:
                     found |= self._renew(f"{directory}/{number}", secrets)
                 except NoSpace:  # noqa: PERF203
-                    raise  # see ``ShareStore.add_lease``
-                except ServerRefused as error:  # the others would run out
+                    raise  # as in ``ShareStore.add_lease``
+                except ServerRefused as error:  # the other shares would expire
                     failed = failed or error
         if failed is not None:
             raise failed
@@ -218,13 +216,13 @@ class Slots:
         return True
 
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> slot_file.MutableLease:
-        """Return the lease to add to a share, or to renew there; None: one that is yet to be made."""
+        """Return the lease to add to a share, or to renew there; None: the share does not exist yet."""
         version = slot_file.WRITTEN_VERSION if share is None else share.header.version
         return slot_file.make_lease(version, secrets, self.node_id, self._clock())
 
     @contextmanager
     def _locked(self, storage_index: bytes, create: bool) -> Iterator[str | None]:
-        """Hold the lock of a slot; gives its directory, or None if there is none."""
+        """Hold the lock of a slot; yields its directory, or None if it does not exist."""
         directory = self._directory_of(storage_index)
         try:
             lock = slotfiles.lock_slot(directory, create)
@@ -243,7 +241,7 @@ class Slots:
 def _opened(
     directory: str, flags: int, wanted: frozenset[int] | None = None
 ) -> Iterator[dict[int, SlotFile]]:
-    """Open the mutable shares in a directory, or those that are wanted."""
+    """Open the mutable shares in a directory, or those with a number in ``wanted``."""
     shares: dict[int, SlotFile] = {}
     with ExitStack() as stack:
         for number in sorted(_numbers_in(directory)):

@@ -1,1 +1,1 @@
-"""Immutable shares that are being written."""
+"""Immutable shares that are being uploaded to a server."""

@@ -1,4 +1,4 @@
-"""Eviction policy for unfinished uploads."""
+"""Eviction: which unfinished uploads are given up when a server lacks slots or disk space for another."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from typing import Generic, Protocol, TypeVar
 
 import attrs
 
-# Which unfinished uploads are given up when there is no room for another: places, or bytes on the disk.
+# An interrupted upload is kept for days, so that it can be resumed. An honest client must get space
+# nevertheless, however many of them others hoard: 4096 allocations of a byte, or one of all free space,
+# would otherwise deny space to all others until they expire.
 #
-# **Goal.** An upload that was cut off is kept for days, so that it can go on. An honest client finds room all
-# the same, however many of them others hoard: 4096 allocations of a byte, or one of all free space,
-# denied room to everybody for half an hour, and would now for a week.
+# Uploads are attributed to clients. A new upload secret costs nothing, so it does not identify one. An
+# address costs most; an IPv6 client has 2^64 of them, which count as one. But a whole network, or all of
+# Tor, may share one address. So clients are compared by address, and clients of one address by the
+# connection that began or resumed an upload. Uploads left by an earlier process belong to one client.
 #
-# **Whose.** An upload secret tells nothing, since it costs nothing to have another. An address is what costs
-# most; an IPv6 client has 2^64 of them, which count as one. But behind one address there may be a whole
-# network, or all of Tor. So it is the address first, and between clients of one address the connection by
-# which an upload was begun or taken up. What an earlier process left counts as one client's.
+# For a client that asks for an upload:
 #
-# **Rules**, for a client that asks for an upload:
+# 1. Stale uploads, without a write for 30 minutes, are evicted first, the longest idle first. Tahoe-LAFS's
+# servers
+#    keep none longer. Beyond that they are kept only while there is space.
+# 2. Then idle ones: no byte for five minutes, or less than a kilobyte a second, or a pace that would take
+# more than a
+#    day. Those of the client that holds most are evicted first, and of these the longest idle, if their
+#    client holds
+#    more than the asking client would then: uploads where slots are short, bytes where space is. Between
+#    connections
+#    of one address the same holds. But first, those without a write for ten seconds are evicted, the
+#    longest idle
+#    first and of the client that holds more: connections are cheap.
+# 3. Uploads that are being written, complete ones, and (except by rule 1) the connection's own are never
+# evicted.
 #
-# 1. *Stale* uploads, that nobody has written to for 30 minutes, are given up for anybody, the longest idle
-#    first. That is as long as Tahoe-LAFS's servers keep any. Beyond it they are kept because there is room.
-# 2. Then those that are *merely allocated*: nothing has come for five minutes, or less than a kilobyte a
-#    second, or so little that all of it would take more than a day. They are given up, those of whoever has
-#    most first, and of these the longest idle, if their client has more than the one who asks would have
-# then:
-#    so many uploads where places are short, so many bytes where room is. Between connections of one address
-#    that is so as well. But first those go that have had no write for ten seconds, the longest idle first and
-#    whoever has more: connections are cheap.
-# 3. What is *being written* is never given up for what is yet to be, nor what is complete, nor (but for rule
-#    1) a connection's own.
+# So a client that holds little is never rejected because of one that holds much, and one that holds most
+# can evict no other's. An honest client whose upload was evicted learns it at its next write (404) and
+# starts again.
 #
-# So who holds little is refused nothing because of who holds much, and who holds most can take nothing from
-# anybody. An honest client whose upload is given up is told by its next write (404) and begins anew.
-#
-# **Set aside.** A fixed share for each address: one client alone could not use the disk, and a hundred
-# addresses would still fill it. Refusing whoever has more than is left: it has to be paid by the honest
-# client that stores one large share on an almost full disk.
-#
-# Pure: it is told the time and what there is. Who is next by these rules is found by ``evictionorder``.
+# Rejected alternatives: A fixed share of space for each address: one client alone could not use the disk,
+# and a hundred addresses would still fill it. Rejecting large allocations: an honest client that stores one
+# large share on an almost full disk would suffer.
 
 STALE_S = 30 * 60.0
 WRITTEN_S = 5 * 60.0
 WHOLE_S = 24 * 3600.0
-SLOWEST = 1024  # bytes a second; a modem of old makes five times as much
+SLOWEST = 1024  # bytes a second; an old modem sends five times as much
 SIBLING_S = 10.0
 
 
 @attrs.frozen(cache_hash=True)
 class Client:
     """
-    Who begins uploads.
+    The client that begins an upload.
 
     Attributes:
         address: empty for this process itself.
@@ -72,9 +72,9 @@ LEFT_BEHIND = Client("what an earlier process left")
 
 def address_of(host: str) -> str:
     """
-    Return what counts as one address: an IPv6 address's first half, anything else as it is.
+    Return what counts as one address: an IPv6 address's first half, others unchanged.
 
-    An IPv4 address is one, however a port that listens for both writes it down.
+    An IPv4 address is the same in the IPv6 notation of a port that listens for both.
     """
     if ":" not in host:
         return host
@@ -89,13 +89,13 @@ def address_of(host: str) -> str:
 
 class UploadUsage(Protocol):
     """
-    As much of an unfinished upload as matters here. Times are in seconds of one clock.
+    The fields of an unfinished upload that eviction uses. Times are in seconds of one clock.
 
     Attributes:
-        client: who has it.
-        share_bytes: all that it may take of the disk.
-        began, last_write: when it was begun, or taken up by this process, and last written to.
-        came_bytes: what has been received since it began.
+        client: the owner.
+        share_bytes: the disk space that it may take.
+        began, last_write: when it was begun, or resumed by this process, and last written to.
+        came_bytes: bytes received since it began.
     """
 
     client: Client
@@ -105,11 +105,11 @@ class UploadUsage(Protocol):
 
     @property
     def came_bytes(self) -> int:
-        """Bytes that have been received since it began."""
+        """Bytes received since it began."""
 
     @property
     def remaining_bytes(self) -> int:
-        """What has not been received."""
+        """Bytes that were not received yet."""
 
     @property
     def complete(self) -> bool:
@@ -118,9 +118,9 @@ class UploadUsage(Protocol):
 
 def written_until(upload: UploadUsage) -> float:
     """
-    Return until when it gets on, that is, comes at a pace at which people send things, if no more comes.
+    Return until when it counts as being written if no more bytes arrive.
 
-    Infinite if it is complete, and minus infinite if nothing has come. Whatever comes makes it later.
+    Infinite if it is complete, and minus infinite if nothing has arrived. Each byte makes it later.
     """
     if upload.complete:
         return inf
@@ -132,12 +132,12 @@ def written_until(upload: UploadUsage) -> float:
 
 
 def is_being_written(upload: UploadUsage, now: float) -> bool:
-    """Whether it gets on: it is complete, or comes at such a pace."""
+    """Whether it is complete, or being written at a realistic pace."""
     return now <= written_until(upload)
 
 
 def is_stale(upload: UploadUsage, now: float) -> bool:
-    """Whether it is given up for anybody who needs the room, or its share number."""
+    """Whether it is evicted for any client that needs the space, or its share number."""
     return not upload.complete and now - upload.last_write >= STALE_S
 
 
@@ -147,9 +147,9 @@ class UploadDemand:
     What a client asks for.
 
     Attributes:
-        uploads: how many more; 0 if it is something else that needs the room.
+        uploads: how many more; 0 if something else needs the space.
         share_bytes: of each of them.
-        missing_uploads, missing_bytes: how much there is not for all of them together.
+        missing_uploads, missing_bytes: how much is lacking for all of them together.
     """
 
     uploads: int
@@ -158,34 +158,30 @@ class UploadDemand:
     missing_bytes: int
 
 
-# Unfinished uploads in the order in which they are evicted (see ``standing``), without going through them.
+# Going through 4096 uploads took ten milliseconds, during which no other client was served. With heaps each
+# choice takes a few steps.
 #
-# A request that finds no room asks who has most and what has been idle for longest. Going through 4096
-# uploads took ten milliseconds, in which nobody else was served. Here each answer takes a few steps up
-# and down heaps.
+# A write makes an upload younger, and an eviction makes a client's holdings smaller, so keys of existing
+# entries only rise. Therefore writes do not update heaps: an entry that comes first with an outdated key is
+# moved to its place then. What would lower a key (another upload, a client that stops writing) adds a
+# second entry. A heap is cleaned when it has doubled.
 #
-# **Heaps that are looked after late.** A write only makes an upload younger, and what is given up or finished
-# makes a client's holdings less: keys only rise by themselves. So nobody is told of a write. Whatever comes
-# first with an old key is put where it belongs when it comes first. What would lower a key (another
-# upload, one whose client has stopped writing) adds a second entry. Heaps are swept when they have
-# doubled.
-#
-# **What is being written** is set aside until the moment at which it would count as idle if nothing more came
-# (``standing.written_until``), and looked at again then.
+# Uploads that are being written are in a separate heap until the moment at which they would count as idle
+# (``written_until``), and are examined again then.
 
 T = TypeVar("T")
 Ordered = TypeVar("Ordered", bound=UploadUsage)
 
 _SPARE = 64
-_NUMBERS = count()  # of entries of heaps: what is equal stays in its order
+_NUMBERS = count()  # of entries of heaps: equal keys keep their order
 
 
 class _Heap(Generic[T]):
     """
-    Gives the item that comes first.
+    Returns the item with the lowest key.
 
     Args:
-        key: says where an item belongs now, never before where it was when it was put in; None: nowhere.
+        key: the item's current key, never below its key when it was added; None: the item is gone.
     """
 
     def __init__(self, key: Callable[[T], float | None]) -> None:
@@ -194,7 +190,7 @@ class _Heap(Generic[T]):
         self._sweep_at = _SPARE
 
     def put(self, item: T) -> None:
-        """Put an item in, once more perhaps."""
+        """Add an item, possibly again."""
         key = self._key(item)
         if key is not None:
             heappush(self._entries, (key, next(_NUMBERS), item))
@@ -202,7 +198,7 @@ class _Heap(Generic[T]):
                 self._sweep()
 
     def fill(self, items: Iterable[T]) -> None:
-        """Put many in at once, where there were none."""
+        """Add many items to an empty heap."""
         key = self._key
         keys = [(key(item), next(_NUMBERS), item) for item in items]
         self._entries = [(at, number, item) for at, number, item in keys if at is not None]
@@ -210,7 +206,7 @@ class _Heap(Generic[T]):
         self._sweep_at = 2 * len(self._entries) + _SPARE
 
     def first(self, but: T | None = None) -> T | None:
-        """Return the first item, or the first other than one; None: there is none."""
+        """Return the first item, or the first other than ``but``; None if there is none."""
         entries, aside = self._entries, None
         found: T | None = None
         while entries:
@@ -235,7 +231,7 @@ class _Heap(Generic[T]):
 
 
 class _Entry(Generic[Ordered]):
-    """One upload; ``here`` is whether it may still be given up."""
+    """One upload; ``here`` is whether it may still be evicted."""
 
     __slots__ = ("here", "holder", "size", "upload")
 
@@ -247,7 +243,7 @@ class _Entry(Generic[Ordered]):
 
 
 class _Address(Generic[Ordered]):
-    """What one address has, and its clients: who has most, and whose upload has been idle for longest."""
+    """The uploads of one address, by its clients: which holds most, and whose is idle for longest."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -256,12 +252,12 @@ class _Address(Generic[Ordered]):
         self.idle: _Heap[_Holder[Ordered]] = _Heap(_Holder.by_idle)
 
     def by_held(self) -> float | None:
-        """Return its key among addresses; None if it has nothing that could be given up."""
+        """Return its key among addresses; None if it has nothing to evict."""
         return None if self.most.first() is None else -self.held
 
 
 class _Holder(Generic[Ordered]):
-    """What one client has: how much in all, and which of it is idle."""
+    """The uploads of one client: how much it holds, and the idle ones."""
 
     def __init__(
         self,
@@ -276,21 +272,21 @@ class _Holder(Generic[Ordered]):
         self.idle: _Heap[_Entry[Ordered]] = _Heap(key)
 
     def by_held(self) -> float | None:
-        """Return its key among clients of its address."""
+        """Return its key among the clients of its address."""
         return None if self.idle.first() is None else -self.held
 
     def by_idle(self) -> float | None:
-        """Return another, the time of the longest idle of its uploads."""
+        """Return its other key, the last write of its longest idle upload."""
         first = self.idle.first()
         return None if first is None else first.upload.last_write
 
 
 class EvictionOrder(Generic[Ordered]):
     """
-    All unfinished uploads, for choosing among them.
+    All unfinished uploads in the order of eviction.
 
     Args:
-        uploads: those that there are.
+        uploads: all that exist.
         by_bytes: whether holdings are counted in bytes, or in uploads.
         now: the time, which must not go back.
     """
@@ -325,7 +321,7 @@ class EvictionOrder(Generic[Ordered]):
         return upload in self._entries
 
     def add(self, upload: Ordered) -> None:
-        """One more has begun, or has been taken up by another client; then it has to be removed before."""
+        """Add an upload that has begun, or that another client has resumed, after removing it."""
         self._offer(self._enter(upload))
 
     def _enter(self, upload: Ordered) -> _Entry[Ordered]:
@@ -345,7 +341,7 @@ class EvictionOrder(Generic[Ordered]):
         return entry
 
     def remove(self, upload: Ordered) -> None:
-        """It has ended, or is about to have another client."""
+        """Remove an upload that has ended, or that gets another client."""
         entry = self._entries.pop(upload, None)
         if entry is None:
             return
@@ -360,7 +356,7 @@ class EvictionOrder(Generic[Ordered]):
 
     def choose(self, client: Client, asked: UploadDemand, now: float) -> list[Ordered]:
         """
-        Return which to give up so that nothing is missing any more, or as much as is to be had.
+        Return which uploads to evict so that nothing is missing any more, or as much as possible.
 
         None if it would not be enough for one upload.
         """
@@ -390,7 +386,7 @@ class EvictionOrder(Generic[Ordered]):
         return [entry.upload for entry in chosen] if enough_for_one else []
 
     def _next(self, client: Client, wanted: int) -> _Entry[Ordered] | None:
-        """Return which is the next to go for a client that wants so much; None: there is none."""
+        """Return the next upload to evict for a client that wants this much; None if there is none."""
         stale = self._stale.first()
         if stale is not None and is_stale(stale.upload, self._now):
             return stale
@@ -411,7 +407,7 @@ class EvictionOrder(Generic[Ordered]):
         return None
 
     def _offer(self, entry: _Entry[Ordered]) -> None:
-        """Put it where it may be found."""
+        """Add an entry to the heaps."""
         self._stale.put(entry)
         self._show(entry)
 
@@ -428,7 +424,7 @@ class EvictionOrder(Generic[Ordered]):
         entry.holder.address.held -= entry.size
 
     def _by_idle(self, entry: _Entry[Ordered]) -> float | None:
-        """Return an upload's key among those of its client; what is being written is set aside."""
+        """Return an upload's key among those of its client; None for one that is being written."""
         if not entry.here:
             return None
         until = written_until(entry.upload)
@@ -439,48 +435,46 @@ class EvictionOrder(Generic[Ordered]):
         return entry.upload.last_write
 
     def _look_at_written(self) -> None:
-        """Look again at what was being written, and would not be any more if nothing had come."""
+        """Examine again the uploads whose time of being written has passed."""
         while self._written and self._written[0][0] < self._now:
             entry = heappop(self._written)[2]
             if entry.here:
-                self._show(entry)  # which sets it aside again if something has
+                self._show(entry)  # which moves it to the other heap again if something has arrived
 
 
 def _by_age(entry: _Entry[Ordered]) -> float | None:
     return entry.upload.last_write if entry.here and not entry.upload.complete else None
 
 
-# Which unfinished uploads give way to what others ask for: ``standing``'s rule, kept ready for a full disk.
-#
-# Nothing here waits or takes a lock; the table's is held by whoever calls.
+# The caller holds the registry's lock; no method waits.
 
 
 class Held(UploadUsage, Protocol):
-    """An upload that somebody may take up."""
+    """An upload that a client may resume."""
 
     def take_up(self, client: Client) -> None:
-        """Have it belong to a client."""
+        """Make it belong to a client."""
 
 
 U = TypeVar("U", bound=Held)
 
 
 class Eviction(Generic[U]):
-    """The uploads of a store, in the order in which they would be given up; made when there is no room."""
+    """The uploads of a store in the order of eviction, which is built when space is short."""
 
     def __init__(self) -> None:
-        self._orders: dict[bool, EvictionOrder[U]] = {}  # by what is counted: bytes, or places
-        # Who asked in which second, and nobody had to make room.
+        self._orders: dict[bool, EvictionOrder[U]] = {}  # by what is counted: bytes, or uploads
+        # The clients for which nothing could be evicted, each with the second of that.
         self._in_vain: dict[Client, int] = {}
 
     def choose(
         self, uploads: Collection[U], client: Client, asked: UploadDemand, now: float
     ) -> list[U]:
         """
-        Return which uploads to give up for what is asked; none: it has to be refused.
+        Return which uploads to evict for a demand; an empty list: reject it.
 
         Args:
-            uploads: all that there are.
+            uploads: all that exist.
         """
         second = int(now)
         if self._in_vain.get(client) == second:
@@ -496,7 +490,7 @@ class Eviction(Generic[U]):
         return list(chosen)
 
     def hand_over(self, upload: U, client: Client) -> None:
-        """Have an upload belong to a client from now on."""
+        """Make an upload belong to another client from now on."""
         orders = [each for each in self._orders.values() if upload in each]
         for order in orders:
             order.remove(upload)
@@ -505,15 +499,15 @@ class Eviction(Generic[U]):
             order.add(upload)
 
     def add(self, upload: U) -> None:
-        """Another upload has begun, and may have to give way."""
+        """Add an upload that has begun, and may be evicted."""
         for order in self._orders.values():
             order.add(upload)
 
     def remove(self, upload: U) -> None:
-        """An upload has ended, however that was, and cannot give way any more."""
+        """Remove an upload that has ended, in whatever way."""
         for order in self._orders.values():
             order.remove(upload)
 
     def clear(self) -> None:
-        """Make the order anew when there is no room: that costs little every few minutes."""
+        """Build the order again when space is short: that is cheap every few minutes."""
         self._orders.clear()

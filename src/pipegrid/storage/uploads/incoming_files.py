@@ -1,4 +1,4 @@
-"""Files in `incoming`: create, resume, note, publish."""
+"""The files of unfinished uploads: creating, resuming, notes of what has arrived, and publishing."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from pipegrid.errors import NoSuchShare, WrongSecret
 from pipegrid.storage import share_file
 from pipegrid.storage.storage_paths import SHARE_NUMBERS, ShareKey
 
-# The note that an unfinished upload keeps beside its file, so that it survives its process.
+# A note, ``SI.7.upload`` next to ``incoming/SI.7``, records whose upload it is and which ranges have
+# arrived, so that the upload survives its process. The file alone is not enough: it is sparse, and a hole
+# reads as zeros. The note is written by the first write that is acknowledged without completing the share,
+# so small shares never have one. It is written after the data, so it never claims more than the file holds.
 #
-# Beside ``incoming/SI.7`` stands ``SI.7.upload``, which says whose upload it is and what has arrived. The
-# share alone could not say: it is sparse, and a hole reads as zeros. The note is made by the first
-# write that is acknowledged *without* completing the share, so small shares, which come whole, never
-# have one. It never claims more than the file holds, since it is written after the data.
+# It is used only if
 #
-# It is believed only if all of this holds:
+# * its digest is right: a note may be incomplete after a crash;
+# * the machine has not been started again since (boot id): the kernel keeps what a killed process wrote,
+#   but after a power cut the note may be on the disk and the data not;
+# * it names the inode of the file, and the file has the full size of its container: a file is emptied
+#   before an older note is removed, so an orphaned note never applies to another file.
 #
-# * its digest is right: a note torn by a crash is no note;
-# * the machine has not been started anew since (boot id): the kernel keeps what a killed process wrote, but
-#   the data may never have reached the disk while the note did;
-# * it names the inode that is there, and that has the full size of its container: a file is emptied
-#   before any older note is removed, so an orphan never vouches for a stranger.
-#
-# Source: ours; Tahoe-LAFS has no such file, ignores it, and deletes ``incoming`` when it starts.
+# Tahoe-LAFS has no such file, ignores it, and empties ``incoming`` when it starts.
 
 SUFFIX = ".upload"
 MAX_NOTED_RANGES = 240
-"""The rest would only have to be sent again; and so a note fits in one page, which one write fills."""
+"""
+The rest would only have to be sent again; with this limit a note fits in one page, which one write fills.
+"""
 
 _MAGIC = b"pipegrid upload 1\n"
 _DIGEST_BYTES = 16
@@ -50,21 +50,21 @@ _FIXED = struct.Struct(">16s32sQQL")
 _RANGE = struct.Struct(">QQ")
 
 
-@lru_cache(maxsize=4)  # asked for each share of an upload, when it is begun and when it is written
+@lru_cache(maxsize=4)  # called for each share of an upload, when it begins and when it is written
 def hash_secret(upload_secret: bytes) -> bytes:
-    """Return the 32 bytes by which an upload secret is remembered."""
+    """Return the 32 bytes that are stored for an upload secret."""
     return hashlib.blake2b(upload_secret, digest_size=32, person=b"pipegrid upload").digest()
 
 
 @attrs.frozen
 class Note:
     """
-    What a process may leave to the next one.
+    What a process records for the next one.
 
     Attributes:
         boot_id: 16 bytes, of the machine's last start.
         secret_hash: 32 bytes, of the upload secret.
-        inode: of the file that this is about.
+        inode: of the file.
         share_bytes: length of the whole share data.
         ranges: what has arrived, half-open.
     """
@@ -85,10 +85,10 @@ class Note:
 
 def parse_note(data: bytes) -> Note:
     """
-    Return the note in ``data``; what may follow it, of an older and longer one, is ignored.
+    Parse a note; bytes after it, from an older and longer one, are ignored.
 
     Raises:
-        ValueError: it is no note, or a torn one.
+        ValueError: it is not a note, or incomplete.
     """
     begin = len(_MAGIC) + _DIGEST_BYTES
     if not data.startswith(_MAGIC) or len(data) < begin + _FIXED.size:
@@ -105,22 +105,19 @@ def _digest(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
-# The files of unfinished uploads: made, taken up again, given up, and moved to where complete shares are.
-#
-# What they mean is in ``table`` and ``upload``, how they are filled in ``writer``; here are the races
-# with other processes, each of which may make, lock, rename and remove the same names.
+# Other processes may create, lock, rename and remove the same names at any time.
 
 _NOTED = re.compile(r"([a-z2-7]{26})\.([0-9]+)" + re.escape(SUFFIX))
 
 
 def open_new(path: str) -> int | None:
-    """Open, or make, and lock a file in ``incoming``; None if somebody else has the lock."""
+    """Open, or create, and lock a file in ``incoming``; None if another process has the lock."""
     flags = os.O_RDWR | os.O_CREAT
     return _in_directory(path, lambda: disk.open_locked(path, flags, mode=PRIVATE_FILE))
 
 
 def create(path: str) -> int | None:
-    """Make and lock a file in ``incoming``; None if there is one."""
+    """Create and lock a file in ``incoming``; None if it exists."""
     try:
         return disk.create_locked(path, PRIVATE_FILE)
     except FileNotFoundError:
@@ -128,7 +125,9 @@ def create(path: str) -> int | None:
 
 
 def open_empty(path: str, final_path: str) -> int | None:
-    """Open and lock a file in ``incoming`` that is empty; None: another process has it, or had it."""
+    """
+    Open and lock a file in ``incoming`` that is empty; None if another process uses it, or has used it.
+    """
     fd = open_new(path)
     if fd is not None and (os.fstat(fd).st_size or os.path.lexists(final_path)):
         os.close(fd)
@@ -137,7 +136,7 @@ def open_empty(path: str, final_path: str) -> int | None:
 
 
 def _in_directory(path: str, call: Callable[[], int | None]) -> int | None:
-    """Call, having made the directory if it turns out to be missing."""
+    """Call, after creating the directory if it is missing."""
     for _ in range(8):  # a Tahoe-LAFS server that starts may remove the directory
         with suppress(FileNotFoundError):
             return call()
@@ -146,14 +145,16 @@ def _in_directory(path: str, call: Callable[[], int | None]) -> int | None:
 
 
 def give_up(path: str, fd: int) -> None:
-    """Remove a file that was just made, and close it; what cannot be removed is left to housekeeping."""
+    """
+    Remove a file that was just created, and close it; if it cannot be removed, housekeeping does it later.
+    """
     with suppress(OSError):
         disk.remove(path)
     os.close(fd)
 
 
 def remove_own(path: str, fd: int) -> None:
-    """Remove an unfinished upload and its note, if its file is still the one that is open."""
+    """Remove an unfinished upload and its note, if the name still is that of the open file."""
     if disk.names_file(path, fd):
         disk.remove(path + SUFFIX)
         disk.remove(path)
@@ -163,14 +164,14 @@ def resume(
     incoming_path: str, boot_id: bytes, secret_hash: bytes | None = None
 ) -> tuple[int, Note] | None:
     """
-    Take up an upload that no process has open.
+    Resume an upload that no process has open.
 
     Args:
-        secret_hash: of the upload that it has to be of; None: of any.
+        secret_hash: of the expected upload; None: of any.
 
     Returns:
-        the locked file and what its note says, or None if there is nothing to take up: no file, no
-        note to believe, or somebody else has the lock.
+        the locked file and its note, or None if it cannot be resumed: no file, no valid note, or another
+            process has the lock.
     """
     try:
         fd = disk.open_locked(incoming_path, os.O_RDWR)
@@ -190,7 +191,7 @@ def resume(
 
 
 def write_note(incoming_path: str, note: Note) -> None:
-    """Note what has arrived of an unfinished upload beside its file."""
+    """Record what has arrived of an unfinished upload, next to its file."""
     fd = os.open(
         incoming_path + SUFFIX,
         os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
@@ -203,7 +204,7 @@ def write_note(incoming_path: str, note: Note) -> None:
 
 
 def read_note(incoming_path: str, fd: int, boot_id: bytes) -> Note | None:
-    """Return the note about a file whose lock is held, or None if there is none to believe."""
+    """Return the note about a file whose lock is held, or None if it has no valid one."""
     try:
         note_fd = os.open(
             incoming_path + SUFFIX,
@@ -225,7 +226,10 @@ def read_note(incoming_path: str, fd: int, boot_id: bytes) -> Note | None:
 
 
 def noted(directory: str) -> Iterator[tuple[bytes, int]]:
-    """Yield storage index and number of all unfinished uploads with a note; none if there is no directory."""
+    """
+    Yield storage index and number of all unfinished uploads with a note; none if the directory does not
+    exist.
+    """
     try:
         names = os.listdir(directory)
     except OSError:
@@ -233,32 +237,32 @@ def noted(directory: str) -> Iterator[tuple[bytes, int]]:
     for name in names:
         match = _NOTED.fullmatch(name)
         if match is not None and match[2] in SHARE_NUMBERS:
-            with suppress(ValueError):  # 26 characters that are no 16 bytes
+            with suppress(ValueError):  # 26 characters that do not encode 16 bytes
                 yield base32.decode(match[1]), SHARE_NUMBERS[match[2]]
 
 
 def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
     """
-    Move a complete share to its place, making directories only when they turn out to be missing.
+    Rename a complete share to its place, creating directories only if they are missing.
 
     Args:
-        new_index: expect no directory to be there.
+        new_index: expect the directory not to exist.
 
     Returns:
         the directories that changed.
 
     Raises:
-        FileExistsError: the share itself is there now.
+        FileExistsError: the share exists now.
     """
     return _place(final, new_index, partial(_moved, incoming, final))
 
 
 def name(fd: int, final: str, new_index: bool) -> tuple[str, ...]:
     """
-    Give a complete share that has no name its place, as ``rename`` does with one in ``incoming``.
+    Give an unnamed complete share its place, as ``rename`` does with one in ``incoming``.
 
     Raises:
-        FileExistsError: the share is there now.
+        FileExistsError: the share exists now.
     """
     return _place(final, new_index, partial(_named, fd, final))
 
@@ -267,11 +271,13 @@ def _place(final: str, new_index: bool, move: Callable[[], bool]) -> tuple[str, 
     inner = final.rpartition("/")[0]  # as ``Paths`` makes them
     outer = inner.rpartition("/")[0]
     if not new_index:
-        if os.path.lexists(final):  # of what has no name nobody knows before (see ``whole``)
+        # other processes do not see unnamed files, and may have stored the share
+        if os.path.lexists(final):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
         if move():
             return (inner,)
-    for _ in range(8):  # a collector of garbage may remove the directory before our file is in it
+    # the garbage collector of another process may remove the directory before it contains our file
+    for _ in range(8):
         try:
             os.mkdir(inner, PRIVATE_DIRECTORY)
         except FileExistsError:
@@ -287,7 +293,7 @@ def _place(final: str, new_index: bool, move: Callable[[], bool]) -> tuple[str, 
 
 
 def _make_both(outer: str, inner: str) -> None:
-    """Make two directories, without looking around: as a rule it is just these that lack."""
+    """Create two directories without checking first: usually just these are missing."""
     try:
         with suppress(FileExistsError):
             os.mkdir(outer, PRIVATE_DIRECTORY)
@@ -313,24 +319,22 @@ def _named(fd: int, final: str) -> bool:
     return True
 
 
-# The file that an unfinished upload begins in, or goes on with: see ``table`` for who may.
-
 ONE_CALL_BYTES = 4096
 """
-The file of so small a share stays empty until its first write, which as a rule is its only one: header, data
-and lease go with one call.
+The file of a share up to this size stays empty until its first write, usually the only one: header, data
+and lease are written with one call.
 """
 
 
 @attrs.frozen
 class OpenedUpload:
     """
-    A file that may be written to, and is locked.
+    A file that may be written, and is locked.
 
     Attributes:
-        path, final_path: where it is, and where the complete share will be.
-        note: of what had arrived, if it is gone on with.
-        lease: to be written with the first bytes; None: it is in the file.
+        path, final_path: its path now, and that of the complete share.
+        note: of what had arrived, if it was resumed.
+        lease: to write with the first bytes; None: it is in the file.
     """
 
     fd: int
@@ -350,10 +354,10 @@ def begin(
     new_index: bool,
 ) -> OpenedUpload | None:
     """
-    Open the file of an upload that begins, or goes on with what had arrived; None if it may not.
+    Open the file of a new or resumed upload; None if that is not allowed.
 
     Args:
-        path: in ``incoming``; ``final_path`` is where the complete share will be.
+        path: in ``incoming``; ``final_path`` is that of the complete share.
         new_index: there was no directory for shares of this index.
 
     Raises:
@@ -368,8 +372,8 @@ def begin(
             if fd is None:
                 return None
         if not (new and new_index) and os.path.lexists(final_path):
-            # Another process finished it after we listed the shares. (Where there were none at all, the
-            # directory is expected to be missing when this one is finished, and that is looked at.)
+            # Another process finished it after we listed the shares. (If there was no directory, publishing
+            # expects it to be missing, and notices.)
             give_up(path, fd)
             return None
         note = None if new else read_note(path, fd, boot_id)
@@ -398,11 +402,11 @@ def begin(
 
 def take_up(path: str, key: ShareKey, secret_hash: bytes, boot_id: bytes) -> tuple[int, Note]:
     """
-    Open the file of an upload that an earlier process, or this one, has closed; returns what it had noted.
+    Open the file of an upload that an earlier process, or this one, has closed; returns its note, too.
 
     Raises:
-        NoSuchShare: there is none, or nothing can be said of it.
-        WrongSecret: somebody else has it.
+        NoSuchShare: it does not exist, or has no valid note.
+        WrongSecret: another client has it.
         ServerRefused: the disk failed.
     """
     try:
@@ -424,7 +428,7 @@ def take_up(path: str, key: ShareKey, secret_hash: bytes, boot_id: bytes) -> tup
 
 
 def no_such_upload(storage_index: bytes, share_number: int) -> NoSuchShare:
-    """Return the error for an upload that is not there."""
+    """Return the error for an upload that does not exist."""
     return NoSuchShare(
         f"there is no unfinished upload of share {share_number} of {base32.encode(storage_index)}: "
         "it was never begun, or finished, aborted or given up; list the shares to see which"
@@ -432,7 +436,7 @@ def no_such_upload(storage_index: bytes, share_number: int) -> NoSuchShare:
 
 
 def wrong_secret(storage_index: bytes, share_number: int, how: str) -> WrongSecret:
-    """Return the error for an upload that somebody else has; ``how`` says who."""
+    """Return the error for an upload that another client has; ``how`` says how."""
     return WrongSecret(
         f"share {share_number} of {base32.encode(storage_index)} is being uploaded {how}; "
         "wait until that is finished or given up"

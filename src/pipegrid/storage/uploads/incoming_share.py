@@ -1,4 +1,4 @@
-"""One share while a client uploads it: received ranges, its writer, completion."""
+"""One share while a client uploads it: the bytes received, its file, and its publication."""
 
 from __future__ import annotations
 
@@ -24,16 +24,9 @@ from pipegrid.storage.uploads import incoming_files as sidecar
 from pipegrid.storage.uploads.eviction import NOBODY, WRITTEN_S, Client
 from pipegrid.storage.uploads.incoming_files import OpenedUpload
 
-# The file of a share that is being written, as long as it is open: bytes in any order, straight into what
-# will become the share's container.
-#
-# **What is where.** The file is the whole container from the start: header, a hole of the share's length,
-# first lease. A small share's file is empty until the first write, which as a rule brings all its data at
-# once. A write fills part of the hole, after what was there already has been compared with it. At most
-# 4096 separate ranges are kept account of.
-#
-# Whose the file is, when it is closed, noted, taken up again and published, is the business of
-# ``upload``; the other direction, complete shares, of ``reader``.
+# The file is the share's whole container from the start: header, a hole of the share's length, first lease.
+# The file of a small share is empty until the first write, which usually brings all its data. A write fills
+# a part of the hole, after existing bytes were compared with it. At most 4096 separate ranges are recorded.
 
 MAX_RANGES = 4096
 _COMPARE_BYTES = 256 * 1024
@@ -41,30 +34,30 @@ _COMPARE_BYTES = 256 * 1024
 
 class ShareWriter:
     """
-    What fills a share's file; a ``ShareUpload`` is one, and calls the rest of it under its lock.
+    Writes to a share's file; the base class of ``IncomingShare``, which holds its lock.
 
     Attributes:
         share_number, share_bytes: which share of its index, and the length of its data.
     """
 
-    # Whoever is one sets these: a call to an ``__init__`` is half a per cent of what a small share costs.
+    # Set by the subclass: a call of ``__init__`` takes half a per cent of the time for a small share.
     share_number: int
     share_bytes: int
-    _final: str  # where the share will be; for messages
+    _final: str  # the path of the complete share, for messages
     _fd: int | None
     _received: Spans
-    _fresh_lease: bytes | None  # while the file is empty: what is to stand at its end
-    _file: tuple[int, int] | None  # device and number of the open file, once somebody has asked
+    _fresh_lease: bytes | None  # while the file is empty: the lease to write at its end
+    _file: tuple[int, int] | None  # device and number of the open file, once needed
     _lock: threading.RLock
 
     @property
     def complete(self) -> bool:
-        """Whether every byte has arrived. It becomes visible only by ``publish``."""
+        """Whether every byte has arrived. The share becomes visible only by ``publish``."""
         return self._received.total == self.share_bytes > 0
 
     @property
     def remaining_bytes(self) -> int:
-        """Room that the disk still has to find for it."""
+        """Disk space that it still needs."""
         return self.share_bytes - self._received.total
 
     @property
@@ -75,14 +68,14 @@ class ShareWriter:
 
     @property
     def device(self) -> int:
-        """The number of the file system that a complete share is on."""
+        """The number of the file system of a complete share."""
         with self._lock:
             return (self._file or self._inode())[0]
 
     # Under the lock.
 
     def _compare(self, fd: int, begin: int, views: Iterator[memoryview]) -> None:
-        """Make sure that what was written from ``begin`` on is what these views hold."""
+        """Check that the bytes from ``begin`` on are those of the views."""
         for view in views:
             for at in range(0, len(view), _COMPARE_BYTES):
                 part = view[at : at + _COMPARE_BYTES]
@@ -98,7 +91,7 @@ class ShareWriter:
             begin += len(view)
 
     def _bound_ranges(self, offset: int, end: int) -> None:
-        """Refuse one more separate range where there are too many."""
+        """Raise if this would be one separate range too many."""
         if len(self._received) < MAX_RANGES or offset == end:
             return
         if not self._received.overlap(offset - 1, end + 1):
@@ -110,7 +103,7 @@ class ShareWriter:
     def _fill(
         self, fd: int, begin: int, views: list[memoryview], wanted: Callable[[], bool]
     ) -> None:
-        """Write views into a gap, and keep account of every byte that the disk has taken."""
+        """Write views into a gap, and record every byte that the disk has accepted."""
         while views:
             try:
                 written = disk.write_pieces(fd, views, share_file.HEADER_BYTES + begin)
@@ -129,7 +122,7 @@ class ShareWriter:
         self, lease: bytes, data: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
     ) -> None:
         """
-        Write the whole container into the empty file; if that fails, the file is empty again.
+        Write the whole container into the empty file; if that fails, empty the file again.
 
         Raises:
             ServerRefused: the disk failed, or the data is not wanted any more.
@@ -147,7 +140,7 @@ class ShareWriter:
         self._fresh_lease = None
 
     def _inode(self) -> tuple[int, int]:
-        """Return the open file's device and number; asked for once for each opening."""
+        """Return the open file's device and number; determined once for each opening."""
         if self._file is None:
             if self._fd is None:
                 raise self._no_such_upload()
@@ -166,7 +159,7 @@ class ShareWriter:
 
 
 def _empty(fd: int) -> None:
-    with suppress(OSError):  # what it holds is written over
+    with suppress(OSError):  # its bytes are overwritten later
         os.ftruncate(fd, 0)
 
 
@@ -182,50 +175,44 @@ def slice_pieces(pieces: Sequence[Buffer], begin: int, end: int) -> Iterator[mem
         at += length
 
 
-# One unfinished share: whose it is, and how it becomes the share.
+# An upload holds the lock (``flock``) of its file in ``incoming`` while that file is open. The kernel
+# releases locks with the process, so uploads left by dead processes are recognised reliably.
 #
-# **Whose it is.** An upload holds the lock (``flock``) of its file in ``incoming`` while that file is open.
-# The kernel drops locks with the process, so a dead process's leftovers are told from a living one's
-# uploads without any guessing about time.
-#
-# **Its end.** What is written goes straight into the file that will become the share (see ``writer``). When
-# nothing is missing, ``publish`` renames it to its final place; making the data durable before, and the
-# rename after, is for ``durability`` to arrange.
-#
-# **Between writes** the file may be closed (``suspend``), and then the note beside it (``sidecar``) is all
-# there is to go by: the next write takes the upload up again as another process would.
-#
-# Every method may be called from any thread; each upload has a lock of its own.
+# Bytes are written into the file that becomes the share. When nothing is missing, ``publish`` renames it to
+# its place; ``disk.group_commit`` makes the data durable before that, and the rename after it. Between
+# writes the file may be closed (``suspend``); then the next write resumes it by its note, as another
+# process would.
 
 
 class UploadKeeper(Protocol):
-    """Who knows all uploads of a store."""
+    """The registry of all uploads of a store."""
 
     def used(self, upload: IncomingShare) -> None:
-        """It was written to, or opened."""
+        """Record that it was written to, or opened."""
 
     def forget(self, upload: IncomingShare) -> None:
-        """It has ended, well or not."""
+        """Remove it: it has ended, successfully or not."""
 
 
 class IncomingShare(ShareWriter):
     """
-    A share that is being written; made by ``UnfinishedUploads`` alone, its keeper.
+    A share that is being uploaded; created only by ``UnfinishedUploads``, its keeper. Methods may be called
+    from any thread.
 
     Attributes:
-        storage_index: of its share; the rest of that is ``ShareWriter``'s.
-        secret_hash: see ``note.hash_secret``.
+        storage_index: of its share.
+        secret_hash: see ``hash_secret``.
         last_write: when it was last written to, in seconds since 1970.
-        client, began: who has it, and since when: see ``standing``.
-        left_behind: an earlier process left it, and nobody has taken it up yet.
-        unsent_bytes: written since the disk was last asked to begin with them (``begin_writing``).
+        client, began: its owner, and since when: see ``eviction``.
+        left_behind: an earlier process left it, and no client has resumed it yet.
+        unsent_bytes: written since the disk was last asked to start writing (``begin_writing``).
         opened: rises with every opening of an upload's file in this process.
-        gone: whether it has ended: published, discarded, or let go of.
-        stored: whether its share is there, as durable as was asked for.
-        new_index: whether there was no directory for shares of this index when it began; a hint that saves a
-            vain attempt.
-        resumed: whether some of it was written through an earlier descriptor than the present one.
-        promised_bytes: what the table counts as still to come.
+        gone: whether it has ended: published, discarded, or released.
+        stored: whether its share is stored, as durable as required.
+        new_index: whether there was no directory for shares of this index when it began; a hint that saves
+            a failing call.
+        resumed: whether some of it was written through an earlier descriptor.
+        promised_bytes: what the registry counts as still to arrive.
     """
 
     _openings = itertools.count()
@@ -259,7 +246,7 @@ class IncomingShare(ShareWriter):
         self._received = Spans(received)
         self._noted: tuple[Range, ...] | None = tuple(received) or None
         self._came_before = self._received.total
-        self._beginning = False  # the disk is being asked to begin with it
+        self._beginning = False  # the disk is being asked to start writing it
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -271,15 +258,15 @@ class IncomingShare(ShareWriter):
 
     @property
     def came_bytes(self) -> int:
-        """What has been received since it was begun, or taken up."""
+        """Bytes received since it was begun, or resumed."""
         return self._received.total - self._came_before
 
     def take_up(self, client: Client) -> None:
-        """Have it belong to a client that knows its secret, and go on with it from now."""
+        """Make it belong to a client that knows its secret, from now on."""
         now = self._clock()
         self.client = client
         if self.left_behind or now - self.last_write >= WRITTEN_S:
-            # What had come before says nothing about its pace.
+            # Bytes that had arrived before say nothing about its pace.
             self.left_behind = False
             self.began = now
             self._came_before = self._received.total
@@ -291,7 +278,7 @@ class IncomingShare(ShareWriter):
         return self._fd is not None
 
     def required(self) -> tuple[Range, ...]:
-        """Return what is still missing."""
+        """Return the ranges that are still missing."""
         with self._lock:
             return tuple(self._received.gaps(0, self.share_bytes))
 
@@ -299,21 +286,20 @@ class IncomingShare(ShareWriter):
         self, offset: int, pieces: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
     ) -> None:
         """
-        Write bytes at an offset of the share data; in pieces, so that nobody has to join them.
+        Write bytes at an offset of the share data, in pieces.
 
-        Call ``checkpoint`` before acknowledging it, or have the share made durable if it is
-        ``complete`` now.
+        Before acknowledging it, call ``checkpoint``, or make the share durable if it is ``complete`` now.
 
         Args:
-            wanted: asked after each call to the disk. Once it says no, somebody may have used the buffers for
-                other things, so what was just written is not counted, and ``ServerRefused`` ends the write.
+            wanted: called after each call to the disk. If it returns False, the buffers may have been
+                reused, so what was just written is not counted, and ``ServerRefused`` ends the write.
 
         Raises:
             NoSuchShare: the upload was finished, aborted or given up meanwhile.
-            ServerRefused: the range does not lie in the share, the disk failed, or too many separate
-                ranges have been written.
-            ConflictingWrite: other bytes are there; nothing was written.
-            NoSpace: the disk is full; some of it may have been written, and the upload goes on.
+            ServerRefused: the range does not lie in the share, the disk failed, or there are too many
+                separate ranges.
+            ConflictingWrite: the bytes there differ; nothing was written.
+            NoSpace: the disk is full; some of it may have been written, and the upload continues.
         """
         end = offset + sum(map(len, pieces))
         with self._lock:
@@ -329,7 +315,7 @@ class IncomingShare(ShareWriter):
             if self._fresh_lease is not None and end - offset == self.share_bytes:
                 self._lay_out(self._fresh_lease, pieces, wanted)
                 self._received.add(0, end)
-                self._inode()  # not in the thread that syncs: each call there fights for the interpreter
+                self._inode()  # not in the thread that syncs, where each call competes for the GIL
                 self._keeper.used(self)
                 self.last_write = self._clock()
                 return
@@ -343,14 +329,14 @@ class IncomingShare(ShareWriter):
                     views = list(slice_pieces(pieces, begin - offset, stop - offset))
                     self._fill(fd, begin, views, wanted)
             finally:
-                # Less is to come, and if it is complete it has to stay open now.
+                # Fewer bytes are missing, and a complete share has to stay open.
                 self._keeper.used(self)
             self.unsent_bytes += end - offset
             self.last_write = self._clock()
 
     def fill_rest(self) -> None:
         """
-        Take what never came for zeros, which the hole in the file is made of: the share is complete.
+        Treat what never arrived as zeros, as the holes of the file read: the share is complete.
 
         Raises:
             NoSuchShare: the upload was finished, aborted or given up meanwhile.
@@ -362,10 +348,9 @@ class IncomingShare(ShareWriter):
 
     def checkpoint(self) -> None:
         """
-        Note what has arrived, so that it need not be sent again if this process dies.
+        Record what has arrived, so that it need not be sent again if this process dies.
 
-        Nothing is forced to the disk: that guards against ``kill -9``, not against a power cut,
-        after which the note is not believed.
+        Nothing is synced: this helps after ``kill -9``, not after a power cut, when the note is not used.
         """
         with self._lock:
             if self.gone or self._fd is None:
@@ -384,9 +369,9 @@ class IncomingShare(ShareWriter):
 
     def suspend(self, unpublished: bool = False) -> bool:
         """
-        Close the file, if nobody uses it and it is not about to be published (``unpublished``: was, in vain).
+        Close the file, unless it is in use or waits to be published (``unpublished``: that has failed).
 
-        Another process may then take the upload over, or discard it to upload the share itself.
+        Another process may then resume the upload, or discard it to upload the share itself.
         """
         if not self._lock.acquire(blocking=False):
             return False
@@ -394,9 +379,9 @@ class IncomingShare(ShareWriter):
             if self._fd is None or (self.complete and not unpublished) or self._beginning:
                 return False
             if self._fresh_lease is None:
-                self.checkpoint()  # an empty file is as good without a note
+                self.checkpoint()  # an empty file needs no note
         except ServerRefused:
-            return False  # without a note it could not be taken up again
+            return False  # without a note it could not be resumed
         else:
             self._close()
             return True
@@ -405,11 +390,11 @@ class IncomingShare(ShareWriter):
 
     def begin_writing(self) -> None:
         """
-        Have the disk begin with what was written so far, so that ``sync`` will have less to wait for.
+        Make the disk start to write what has arrived, so that ``sync`` takes less time.
 
-        Not under the lock, which the next write wants meanwhile. But ``suspend`` has to wait: as long as a
-        busy disk makes this take the kernel keeps the file, and its lock, and nobody could take the upload
-        up again, not even we.
+        Not under the lock, which the next write needs meanwhile. But ``suspend`` has to wait: until a busy
+        disk has finished this, the kernel keeps the file and its lock, and not even this process could
+        resume the upload.
         """
         with self._lock:
             fd = self._fd
@@ -422,7 +407,7 @@ class IncomingShare(ShareWriter):
             self._beginning = False
 
     def sync(self) -> None:
-        """Make the file's own bytes durable (``fsync``); its name is another matter."""
+        """Make the file's own bytes durable (``fsync``), without its name."""
         with self._lock:
             if self._fd is not None:
                 os.fsync(self._fd)
@@ -432,45 +417,45 @@ class IncomingShare(ShareWriter):
         Make the complete share visible, by one rename.
 
         Returns:
-            the directories whose entries have changed: to be synced, where durability demands it.
+            the directories that have changed, to be synced where the policy requires it.
 
         Raises:
             NoSuchShare: the upload is gone.
-            ServerRefused: the disk failed; the upload stays, closed with a note, or goes.
+            ServerRefused: the disk failed; the upload is closed with a note, or discarded.
         """
         with self._lock:
             if self.gone:
                 raise self._no_such_upload()
-            if self._fd is None:  # it failed before
+            if self._fd is None:  # a previous attempt failed
                 self._require_open()
             assert self.complete, f"{self!r} is published too early"
             try:
                 changed = self._place()
             except FileExistsError:
-                # Another process has finished it meanwhile; its leases are not to be lost.
+                # Another process has finished it meanwhile; its leases must not be lost.
                 self._leave()
                 raise self._no_such_upload() from None
             except OSError as error:
                 if self.suspend(unpublished=True):
-                    # Until it is taken up, by its note, it makes room as others do.
+                    # Until it is resumed by its note, it may be evicted like others.
                     self._received = Spans()
                 else:
-                    self.discard()  # nobody could come back
+                    self.discard()  # it could not be resumed
                 raise disk.disk_error(error, f"finish {self._name()}") from error
             if self._noted is not None:
-                with suppress(OSError):  # an orphaned note vouches for nothing
+                with suppress(OSError):  # an orphaned note is never used
                     disk.remove(self._incoming + sidecar.SUFFIX)
             self._leave()
             return changed
 
     def discard(self) -> None:
-        """Remove the unfinished share. Its file is removed only if it is still ours."""
+        """Remove the unfinished share. Its file is removed only if the name is still that of ours."""
         with self._lock:
             if self.gone:
                 return
             try:
                 with suppress(PipegridError, OSError):
-                    # An empty file is not laid out to be removed.
+                    # An empty file is removed without writing the container first.
                     self._reopen_empty()
                     fd = self._require_open() if self._fd is None else self._fd
                     self._remove(fd)
@@ -478,7 +463,7 @@ class IncomingShare(ShareWriter):
                 self._leave()
 
     def close(self) -> None:
-        """Let go of it, and leave a note for whoever resumes it."""
+        """Close it, and leave a note for a process that resumes it."""
         with self._lock:
             if not self.gone:
                 with suppress(ServerRefused):
@@ -486,10 +471,10 @@ class IncomingShare(ShareWriter):
                 self.gone = True
                 self._close()
 
-    # The rest runs under the lock.
+    # The methods below run under the lock.
 
     def _place(self) -> tuple[str, ...]:
-        """Give the file its last name; returns the directories that changed."""
+        """Give the file its final name; returns the directories that changed."""
         if not disk.names_inode(self._incoming, self._file or self._inode()):
             self._leave()
             raise self._no_such_upload()
@@ -504,9 +489,9 @@ class IncomingShare(ShareWriter):
         incoming.remove_own(self._incoming, fd)
 
     def _lay_out_empty(self) -> None:
-        """Have a container, without data as yet."""
+        """Write a container without data."""
         if self._fresh_lease is not None:
-            # An old note of that name would vouch for bytes that an earlier file had.
+            # An old note of that name would apply to bytes of an earlier file.
             try:
                 disk.remove(self._incoming + sidecar.SUFFIX)
             except OSError as error:
@@ -514,7 +499,9 @@ class IncomingShare(ShareWriter):
             self._lay_out(self._fresh_lease, [bytes(self.share_bytes)])
 
     def _reopen_empty(self) -> None:
-        """Open the file again that was closed before anything was written to it, if it is still ours."""
+        """
+        Open the file again that was closed before anything was written, if the name is still that of ours.
+        """
         if self._fresh_lease is None or self._fd is not None or self.gone:
             return
         try:
@@ -562,15 +549,13 @@ class IncomingShare(ShareWriter):
             self._fd = self._file = None
 
 
-# A share that came whole, together with the question for room: there is nothing of it to go on with.
+# A share that arrived as a whole, in one request with its allocation: it cannot be resumed. Most small
+# shares arrive so (``wire.gbs_bundles``), and a name in ``incoming``, a lock, and a check of that name
+# would take half of their time. So such a share has no name before it is published (``disk.atomic_write``).
+# If this process dies, nothing of it is left.
 #
-# Most small shares come so (``wire.gbs_bundles``), and what unfinished uploads need would cost them half of
-# their time: a name in ``incoming``, a lock, a look whether the name still is theirs. So such a share has no
-# name before it is published (``disk.atomic_write``). If this process dies, or its client goes and the
-# disk fails, nothing of it is left.
-#
-# Another process may upload the same share meanwhile, as neither sees the other. Whoever is later finds the
-# name taken, leaves the share as it is, leases and all, and tells its client that the upload is gone.
+# Another process may upload the same share meanwhile, unseen. The later one finds that the name exists,
+# leaves the share and its leases unchanged, and reports to its client that the upload is gone.
 
 _FORBIDDEN = frozenset(
     {
@@ -578,22 +563,23 @@ _FORBIDDEN = frozenset(
         *(errno.EPERM, errno.EXDEV),
     }
 )
-"""What is wrong with naming such files at all, and not with the disk at this moment."""
+"""Errors that mean that unnamed files cannot be used at all, not that the disk fails now."""
 
 MAX_LEFT = 4096
-"""Names of unfinished uploads that are kept in mind; if there are more, each share's is looked for."""
+"""How many names of unfinished uploads are kept in memory; with more, each share's name is looked up."""
 
 
 class WholeShare(IncomingShare):
     """
-    A complete share without a name; made by ``UnfinishedUploads`` alone.
+    A complete share without a name; created only by ``UnfinishedUploads``.
 
     Args:
         fd: of its file.
-        maker: is told if its file cannot get a name, for a reason that others' would have as well.
+        maker: notified if its file cannot get a name, for a reason that applies to all others.
     """
 
-    # As an upload has them that nobody has taken up: each assignment costs what thousands a second can feel.
+    # The values of an upload that no client has resumed; class attributes, since assignments would take
+    # measurable time.
     client: Client = NOBODY
     left_behind = False
     unsent_bytes = 0
@@ -633,10 +619,10 @@ class WholeShare(IncomingShare):
         self._lock = threading.RLock()
 
     def checkpoint(self) -> None:
-        """Note nothing: nobody could go on with a file that has no name."""
+        """Record nothing: a file without a name cannot be resumed."""
 
     def suspend(self, unpublished: bool = False) -> bool:
-        """Stay open: closed, it would be gone."""
+        """Stay open: closed, it would be lost."""
         return False
 
     def _place(self) -> tuple[str, ...]:
@@ -651,26 +637,26 @@ class WholeShare(IncomingShare):
             raise
 
     def _remove(self, fd: int) -> None:
-        """Do nothing: it goes when it is closed."""
+        """Do nothing: it disappears when it is closed."""
 
 
 class WholeShares:
     """
-    Makes them, of indexes that have no share yet.
+    Creates them, for indexes that have no share yet.
 
     Args:
         paths: where shares are.
         clock: seconds since 1970.
-        keeper: told what becomes of each share.
+        keeper: the registry, which is notified of each share's end.
     """
 
     def __init__(self, paths: Paths, clock: Callable[[], float], keeper: UploadKeeper) -> None:
         self.clock = clock
         self.keeper = keeper
         self._paths = paths
-        # Whether files can do without names; None: nobody has tried.
+        # Whether unnamed files can be used; None: not tried yet.
         self._possible: bool | None = None
-        # Unfinished uploads of other processes; None: too many to keep in mind.
+        # Unfinished uploads of other processes; None: too many to keep in memory.
         self._left: frozenset[str] | None = frozenset()
 
     def make(
@@ -679,7 +665,8 @@ class WholeShares:
         """
         Write a share to its file; None if it has to be uploaded step by step.
 
-        Its index may have a directory, and perhaps a share; or the disk refuses, which the first step tells.
+        That is the case if its index has a directory, which may contain the share, or if the disk fails;
+        then the first step reports the error.
         """
         paths = self._paths
         if self._possible is False or os.access(paths.directory(key[0]), os.F_OK):
@@ -712,14 +699,15 @@ class WholeShares:
         )
 
     def forbid(self) -> None:
-        """From now on every share is uploaded step by step."""
+        """From now on upload every share step by step."""
         self._possible = False
 
     def _look_around(self) -> None:
         """
-        Find out what is possible, and what is unfinished: that is gone on with, or begun anew in its file.
+        Find out whether unnamed files can be used, and which uploads are unfinished: those continue in
+        their files.
 
-        What other processes leave later stays there for the next one, or for housekeeping.
+        Uploads that other processes leave later stay until the next process, or housekeeping.
         """
         directory = self._paths.incoming
         self._possible = can_name(directory)

@@ -1,4 +1,8 @@
-"""Unfinished uploads: owner, limits, lookup."""
+"""
+The registry of unfinished uploads of a storage directory: owners, limits, open files and promised space.
+
+Source: the format reference, storage protocols, sections 7 and 8.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +27,25 @@ from pipegrid.storage.uploads.incoming_files import OpenedUpload
 from pipegrid.storage.uploads.incoming_share import IncomingShare, WholeShares
 from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
 
-# Which unfinished uploads have their files open: so many at most, the longest unused are closed first.
-
 
 class OpenFiles:
     """
-    The uploads that may be closed.
+    Limits how many uploads have their files open: the longest unused is closed first.
 
-    Complete ones stay open until they are published; how many wait for that is bounded elsewhere.
+    Complete ones stay open until they are published; the caller limits how many wait for that.
 
     Args:
-        most: that may be open.
+        most: how many may be open.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         # The longest unused first.
         self._uploads: OrderedDict[ShareKey, IncomingShare] = OrderedDict()
-        self._lock = threading.Lock()  # nothing is waited for under it
+        self._lock = threading.Lock()  # no call waits while holding it
 
     def used(self, upload: IncomingShare) -> None:
-        """It has been written to, and is open; another one may be closed for it."""
+        """Record that an upload is open and in use; another one may be closed for it."""
         key = (upload.storage_index, upload.share_number)
         if upload.complete:
             self.discard(key)
@@ -63,43 +65,32 @@ class OpenFiles:
                         self._uploads.pop(key, None)
 
     def discard(self, key: ShareKey) -> None:
-        """It has ended, or must not be closed any more."""
+        """Remove an upload that has ended, or must stay open."""
         with self._lock:
             self._uploads.pop(key, None)
 
     def clear(self) -> None:
-        """Forget them all, without closing any."""
+        """Remove all, without closing any."""
         with self._lock:
             self._uploads.clear()
 
 
-# The unfinished uploads of a storage directory: whose they are, how many files are open, what is promised.
+# An unfinished upload belongs to the client that knows its secret, and survives connections and processes.
+# A process that writes one holds its lock. ``allocate`` decides about a number that has a file in
+# ``incoming``:
 #
-# An unfinished upload belongs to whoever knows its secret, and survives connections and processes. A process
-# that works on one holds its lock (see ``upload``). ``allocate`` decides thus about a number that has a
-# file in ``incoming``:
+# * locked by this store, same secret: allocated; the upload continues;
+# * locked by this store, another secret: rejected, until 30 minutes without a write; then as for an
+#   unlocked one;
+# * locked by another process: rejected;
+# * unlocked (its process is dead), same secret, valid note: allocated; the upload is resumed;
+# * unlocked, otherwise: emptied, and allocated.
 #
-# ===========================  =====================  ==========================================
-# the lock is held by          the secret is          then
-# ===========================  =====================  ==========================================
-# this store                   the same               allocated: go on with it
-# this store                   another                refused, until 30 minutes without a write; then as below
-# another process              unknown to us          refused
-# nobody (that one is dead)    the same, note good    allocated: go on with what had arrived
-# nobody                       anything else          emptied, and allocated anew
-# ===========================  =====================  ==========================================
-#
-# The last line means that leftovers never block anybody. Its price: after a restart, whoever allocates first
-# under another secret takes the place of an unfinished upload, whose writer will be told ``NoSuchShare`` or
-# ``WrongSecret`` and may allocate again, as it has to after any restart of a Tahoe-LAFS server. Who serves a
-# directory alone takes leftovers into its account when it starts (``adopt_leftovers``); the table is the
-# same.
-#
-# The bytes still to come of this store's unfinished uploads are promised, and count as taken; those of
-# other processes are not known here. Where places or room are short, some uploads are given up for others:
-# which, is decided by ``standing``.
-#
-# Source: the format reference, storage protocols, sections 7 and 8.
+# So leftovers never block a client. In return, after a restart the first client that allocates under
+# another secret replaces an unfinished upload, whose writer then gets ``NoSuchShare`` or ``WrongSecret``
+# and may allocate again, as after any restart of a Tahoe-LAFS server. A process that serves a directory
+# alone counts leftovers when it starts (``adopt_leftovers``). Bytes still to arrive for this store's
+# uploads count as used space; those of other processes are unknown.
 
 log = Logger()
 
@@ -108,18 +99,18 @@ MANY_UPLOADS = 256
 
 class UnfinishedUploads:
     """
-    The unfinished side of a ``ShareStore``, which has one.
+    The unfinished uploads of a ``ShareStore``.
 
     Args:
         paths: where the files are.
         clock: seconds since 1970.
         date: the same for leases.
-        missing_bytes: how much room is missing to promise so many bytes beside those that are; 0: none.
+        missing_bytes: returns how much space is missing to promise more bytes; 0: none.
         max_open, max_uploads, boot_id: see ``ShareStore``.
 
     Attributes:
         allocated_bytes: their lengths, however much of them has arrived.
-        allocate_lock: held by whoever calls ``allocate``, from before the complete shares are listed.
+        allocate_lock: held by callers of ``allocate``, from before they list the complete shares.
     """
 
     def __init__(
@@ -142,13 +133,13 @@ class UnfinishedUploads:
         self._uploads: dict[ShareKey, IncomingShare] = {}
         self.allocated_bytes = 0
         self._promised_bytes = 0
-        self._kept: tuple[int, int] = (-1, 0)  # in which second, and how much was kept then
-        self._full_minute = -1  # in which it was last told that the disk is full
-        self._given_up = 0  # to make room, since it was last told
+        self._kept: tuple[int, int] = (-1, 0)  # in which second it was computed, and the result
+        self._full_minute = -1  # in which it was last reported that the disk is full
+        self._given_up = 0  # by eviction, since it was last reported
         self._eviction: Eviction[IncomingShare] = Eviction()
         self._open = OpenFiles(max_open)
         self._whole = WholeShares(paths, clock, self)
-        self._table_lock = threading.Lock()  # for what is counted; nothing is waited for under it
+        self._table_lock = threading.Lock()  # for the counts; no call waits while holding it
         self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
 
     def __len__(self) -> int:
@@ -158,11 +149,13 @@ class UnfinishedUploads:
         return f"<UnfinishedUploads in {self._paths.incoming!r}, {len(self)} of them>"
 
     def remaining_bytes(self) -> int:
-        """Return the room that the disk still has to find for all of them."""
+        """Return the disk space that all of them still need."""
         return self._promised_bytes
 
     def kept_bytes(self) -> int:
-        """Return the same of those that no newcomer is given; where there are many, once a second."""
+        """
+        Return the same for uploads that cannot be evicted; where there are many, computed once a second.
+        """
         now = self._clock()
         second, kept = self._kept
         if second == int(now) and len(self._uploads) > MANY_UPLOADS:
@@ -178,10 +171,10 @@ class UnfinishedUploads:
 
     def make_room(self, client: Client, asked: UploadDemand) -> bool:
         """
-        Give up what stands behind what is asked for (see ``standing``); whether nothing is missing now.
+        Evict uploads for a demand; return whether nothing is missing now.
 
-        Who was refused is refused for the rest of the second: so much may be asked for that thousands would
-        have to go, and still be too little.
+        A client that was rejected is rejected for the rest of the second: choosing among thousands of
+        uploads takes time.
         """
         with self._table_lock:
             chosen = self._eviction.choose(self._uploads.values(), client, asked, self._clock())
@@ -202,11 +195,11 @@ class UnfinishedUploads:
         client: Client = NOBODY,
     ) -> bool:
         """
-        Begin an upload, or go on with it; returns whether that may be. See the module's text.
+        Begin an upload, or resume it; returns whether that is allowed. A comment above lists the cases.
 
         Args:
             new_index: there was no directory for shares of this index.
-            client: for whom; others make room for it if there is none.
+            client: the uploader; other clients' uploads may be evicted for it.
         """
         key = (storage_index, number)
         secret_hash = sidecar.hash_secret(secrets.upload)
@@ -247,7 +240,9 @@ class UnfinishedUploads:
     def take_whole(
         self, storage_index: bytes, number: int, data: bytes, secrets: UploadSecrets
     ) -> IncomingShare | None:
-        """Take a share that came whole with the question for room; None if it has to go the long way."""
+        """
+        Store a share that arrived as a whole with its allocation; None if it has to be uploaded in steps.
+        """
         key = (storage_index, number)
         full = len(self._uploads) >= self._max_uploads or self._missing_bytes(len(data))
         if key in self._uploads or full:
@@ -262,14 +257,17 @@ class UnfinishedUploads:
         return share
 
     def _tell_full(self, refusal: NoSpace) -> None:
-        """Say, once a minute, what no client is told: a quota is used up where there seems to be room."""
+        """Log, once a minute, that the disk is full although it reports free space: a quota is used up."""
         minute = int(self._clock() // 60)
         if minute != self._full_minute:
             self._full_minute = minute
             log.warn("{error}", error=str(refusal))
 
     def _yields(self, upload: IncomingShare, secret_hash: bytes, share_bytes: int) -> bool:
-        """Whether it makes room for another upload of the same number: others' that is stale, or was left."""
+        """
+        Whether it gives way to another upload of the same number: a stale one, or one left by an earlier
+        process.
+        """
         if upload.left_behind:
             mine = hmac.compare_digest(upload.secret_hash, secret_hash)
             return not mine or upload.share_bytes != share_bytes
@@ -278,7 +276,7 @@ class UnfinishedUploads:
         return eviction.is_stale(upload, self._clock())
 
     def _has_room(self, share_bytes: int, client: Client) -> bool:
-        """Whether one more may begin, or others are made to give up what it needs."""
+        """Return whether one more may begin, after evicting others if necessary."""
         if share_bytes > share_file.MAX_SHARE_BYTES:
             return False
         missing_bytes = self._missing_bytes(share_bytes)
@@ -290,7 +288,7 @@ class UnfinishedUploads:
     def upload(
         self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY
     ) -> IncomingShare:
-        """Return one to write to; see ``ShareStore.upload``."""
+        """Return an upload to write to; see ``ShareStore.upload``."""
         key = check_key(storage_index, share_number)
         secret_hash = sidecar.hash_secret(upload_secret)
         with self._table_lock:
@@ -307,24 +305,24 @@ class UnfinishedUploads:
         return upload
 
     def _hand_over(self, upload: IncomingShare, client: Client) -> None:
-        """Have an upload belong to a client from now on."""
+        """Make an upload belong to a client from now on."""
         with self._table_lock:
             self._eviction.hand_over(upload, client)
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
-        """Remove one and its file; see ``ShareStore.abort``, which raises the same."""
+        """Remove an upload and its file; see ``ShareStore.abort``, which raises the same."""
         upload = self.upload(storage_index, share_number, upload_secret)
         if upload.complete:
             raise incoming_files.no_such_upload(storage_index, share_number)
         upload.discard()
 
     def expire(self, too_old: float) -> int:
-        """Give up those of this store that nobody has written to since then; returns how many."""
+        """Give up uploads of this store that were last written before ``too_old``; returns how many."""
         given_up, self._given_up = self._given_up, 0
         if given_up:
             log.info("gave up {count} unfinished uploads to free space", count=given_up)
         with self._table_lock:
-            self._eviction.clear()  # made anew when there is no room: it costs little every few minutes
+            self._eviction.clear()  # built again when space is short: that is cheap every few minutes
             idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]
         for upload in idle:
             upload.discard()
@@ -332,10 +330,11 @@ class UnfinishedUploads:
 
     def adopt_leftovers(self) -> int:
         """
-        Take into account what earlier processes left and noted; returns how many those are.
+        Count the uploads that earlier processes left with a note; returns how many.
 
-        For who serves the directory alone. Their files stay closed, so that others may go on with them, and
-        they count as last written to when they were. Those beyond the bound on uploads are housekeeping's.
+        For a process that serves the directory alone. Their files stay closed, so that other processes may
+        resume them, and their last write stays as it was. Housekeeping removes those beyond the limit of
+        uploads.
         """
         names = incoming.noted(self._paths.incoming)
         return sum(
@@ -357,7 +356,7 @@ class UnfinishedUploads:
             except OSError:
                 return False
             if sum(end - begin for begin, end in note.ranges) >= note.share_bytes:
-                os.close(fd)  # nothing is to be kept free for it
+                os.close(fd)  # no space is reserved for it
                 return False
             begun = OpenedUpload(fd, path, self._paths.final(*key), note)
             upload = self._adopt(key, note.share_bytes, note.secret_hash, begun, LEFT_BEHIND)
@@ -367,14 +366,14 @@ class UnfinishedUploads:
         return True
 
     def release(self) -> None:
-        """Close their files, so that other processes may go on with them."""
+        """Close their files, so that other processes may resume them."""
         with self._table_lock:
             open_ones = list(self._uploads.values())
         for upload in open_ones:
             upload.suspend()
 
     def close(self) -> None:
-        """Let go of them all, and leave notes for whoever resumes them."""
+        """Close them all, and leave notes for processes that resume them."""
         with self._table_lock:
             open_ones = list(self._uploads.values())
             self._uploads.clear()
@@ -384,7 +383,7 @@ class UnfinishedUploads:
         for upload in open_ones:
             upload.close()
 
-    # What lies behind allocate and upload; under allocate_lock.
+    # Parts of ``allocate`` and ``upload``; under allocate_lock.
 
     def _make_lease(self, lease: LeaseSecrets) -> bytes:
         version, now = share_file.WRITTEN_VERSION, self._date()
@@ -415,7 +414,7 @@ class UnfinishedUploads:
         return upload
 
     def used(self, upload: IncomingShare) -> None:
-        """Count what is still to come of it, and keep the number of open files bounded."""
+        """Count the bytes that are still to arrive, and limit the number of open files."""
         with self._table_lock:
             remaining = upload.remaining_bytes
             self._promised_bytes += remaining - upload.promised_bytes
@@ -423,7 +422,7 @@ class UnfinishedUploads:
         self._open.used(upload)
 
     def forget(self, upload: IncomingShare) -> None:
-        """Count no more of it: it has ended."""
+        """Remove an upload that has ended from the counts."""
         with self._table_lock:
             key = (upload.storage_index, upload.share_number)
             if self._uploads.get(key) is upload:

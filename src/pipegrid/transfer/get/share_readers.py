@@ -409,7 +409,7 @@ class ShareReaders:
                 self._advise(error, number, peer)
             else:
                 # Perhaps it is the cap that is wrong: whoever has told the same as others is not accused.
-                self._fit.told(peer, foreign)
+                self._fit.record(peer, foreign)
                 self._held_advice.append((error, number, peer))
             if number in self._decoder.bad_shares:
                 self._set_aside(number, peer)
@@ -478,7 +478,7 @@ class ShareReaders:
     def _last_resort(self) -> None:
         """Use damaged shares for their good blocks, once; then give up."""
         self._decoder.raise_failure()
-        if not self._decoder.has_told_ueb and any(each.waiting for each in self.open.values()):
+        if not self._decoder.has_received_ueb and any(each.waiting for each in self.open.values()):
             return  # it may be the cap's k that is wrong; a UEB can tell
         found = self._cap.required_shares - self._decoder.lacking
         damaged, self._damaged = self._damaged, []
