@@ -461,9 +461,9 @@ class ShareStore:
         """
         Add or renew a lease on every share of the storage index, of either kind.
 
-        A damaged share does not prevent leases on the others, which would expire; its error is raised after all
-        others have their lease. A share with the maximum of leases ends it at once: otherwise a client that
-        fills shares with leases would make each further request read all of them.
+        A damaged share does not prevent leases on the others, which would expire; its error is raised after
+        all others have their lease. A share with the maximum of leases ends it at once: otherwise a client
+        that fills shares with leases would make each further request read all of them.
 
         Raises:
             NoSuchShare: the storage index has no shares.
