@@ -20,6 +20,7 @@ MAX_CORPUS_FILES = 30
 TARGETS = {
     "banana": "misc.fuzz.banana",
     "caps": "misc.fuzz.caps",
+    "certificates": "misc.fuzz.certificates",
     "directories": "misc.fuzz.directories",
     "heads": "misc.fuzz.heads",
     "indexes": "misc.fuzz.indexes",
