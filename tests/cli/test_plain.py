@@ -21,11 +21,11 @@ from pipegrid.cli.startup import fast_args
 from pipegrid.mirror.quick_check import QuickCheckResult
 
 URL = ("--from", "http://here/")
-COMMANDS: dict[str, tuple[click.Command, dict[str, Any]]] = {
-    "list": (list_command, fast_args.LIST),
-    "rpm": (rpm_command, fast_args.RPM),
-    "debian": (debian_command, fast_args.DEBIAN),
-    "verify": (verify_command, fast_args.VERIFY),
+COMMANDS: dict[str, click.Command] = {
+    "list": list_command,
+    "rpm": rpm_command,
+    "debian": debian_command,
+    "verify": verify_command,
 }
 
 
@@ -166,14 +166,23 @@ class PlainTests(SynchronousTestCase):
         self.assertEqual(self.made, [(self.dest, False, 0.0, seen)])
 
     def test_defaults(self) -> None:
-        """What is not given is what the commands declare."""
-        for command, known in COMMANDS.values():
+        """What is not given is what click makes of nothing."""
+        for name, (known, _) in fast_args.COMMANDS.items():
+            command = COMMANDS[name.split()[1]]
             declared = {
                 each.name: each.get_default(click.Context(command)) for each in command.params
             }
-            for name, value in known.items():
-                if name not in ("json", "quiet") and value != ():
-                    self.assertEqual(declared[name], value, name)
+            for option in known:
+                if option not in fast_args.COMMON and option.default != ():
+                    self.assertEqual(declared[option.name], option.default, option.name)
+
+    def test_one_declaration(self) -> None:
+        """Click has each option that is read here, in the same spelling."""
+        for name, (known, _) in fast_args.COMMANDS.items():
+            command = COMMANDS[name.split()[1]]
+            flags = {each.name: set(each.opts) for each in command.params}
+            for option in known:
+                self.assertEqual(flags[option.name], set(option.flags), f"{name} {option.name}")
 
     def test_completion(self) -> None:
         """A shell that asks what comes next is answered by click."""

@@ -17,7 +17,8 @@ from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.mirror_archive import DEBIAN_KEYRING, debian_job, rpm_job
 from pipegrid.cli.mirror_job import tell
-from pipegrid.cli.options import F, all_of, as_one, byte_rate, common_options, usage_error
+from pipegrid.cli.options import F, all_of, as_click, as_one, byte_rate, common_options, usage_error
+from pipegrid.cli.startup import fast_args
 from pipegrid.errors import SinkError
 from pipegrid.mirror import debian, decompress, grid_archive, pdiff
 
@@ -30,11 +31,7 @@ if TYPE_CHECKING:
 # The options that the commands of ``pipegrid mirror`` have in common.
 
 check_options = all_of(
-    click.option(
-        "--paranoid",
-        is_flag=True,
-        help="Hash all existing files, even those that were verified before.",
-    ),
+    as_click(fast_args.PARANOID),
     click.option(
         "--sample",
         type=click.FloatRange(0, 100),
@@ -52,33 +49,18 @@ from_grid_option = click.option(
 )
 
 
-keep_going_option = click.option(
-    "--keep-going",
-    is_flag=True,
-    help="Publish the new indexes even if no mirror has some of their files; those are listed, with status "
-    "1.",
-)
+keep_going_option = as_click(fast_args.KEEP_GOING)
 
 
-def keyring_option(help: str) -> Callable[[F], F]:
+def keyring_option(help: str = fast_args.KEYRING.help) -> Callable[[F], F]:
     """Return the option that names keys, which comes as ``keyrings``."""
-    return click.option(
-        "--keyring",
-        "keyrings",
-        multiple=True,
-        type=click.Path(readable=False),
-        metavar="FILE",
-        help=help,
-    )
+    return as_click(fast_args.KEYRING, type=click.Path(readable=False), metavar="FILE", help=help)
 
 
-unsigned_option = click.option(
-    "--allow-unsigned", is_flag=True, help="Check no signature: trust the mirror."
-)
+unsigned_option = as_click(fast_args.UNSIGNED)
 
 
 def _fetching(limit_rate: str | None, **options: Any) -> mirror_job.MirrorOptions:
-
     limit = None if limit_rate is None else byte_rate(limit_rate)
     return mirror_job.MirrorOptions(limit_bytes_per_s=limit, **options)
 
@@ -86,26 +68,13 @@ def _fetching(limit_rate: str | None, **options: Any) -> mirror_job.MirrorOption
 fetch_options = as_one(
     "fetching",
     _fetching,
-    click.option(
-        "--durability",
-        type=click.Choice(["none", "batch", "strict"]),
-        default="batch",
-        show_default=True,
-        help="When a file appears under its name: at once, when its group is on the disk, or when it is "
-        "itself.",
-    ),
+    as_click(fast_args.DURABILITY),
     click.option(
         "--limit-rate",
         metavar="BYTES",
         help="Fetch at most BYTES a second, such as 500K or 10M, from all mirrors together.",
     ),
-    click.option(
-        "--connections",
-        type=click.IntRange(1, 64),
-        default=4,
-        show_default=True,
-        help="Connections to each mirror, at most.",
-    ),
+    as_click(fast_args.CONNECTIONS),
     click.option(
         "--dry-run",
         is_flag=True,
@@ -125,18 +94,8 @@ fetch_options = as_one(
         metavar="[SECONDS]",
         help="Wait for another run to DEST to end, at most SECONDS, or an hour; without it that is an error.",
     ),
-    click.option(
-        "--delete",
-        is_flag=True,
-        help="When all files exist, remove files from DEST that are not wanted.",
-    ),
-    click.option(
-        "--from",
-        "urls",
-        multiple=True,
-        metavar="URL",
-        help="URL of a mirror; may be given several times: mirrors share the work.",
-    ),
+    as_click(fast_args.DELETE),
+    as_click(fast_args.FROM, metavar="URL"),
     click.option(
         "--to-grid",
         is_flag=True,
@@ -213,13 +172,7 @@ def mirror_command() -> None:
 @mirror_command.command(name="list")
 @click.argument("file", type=click.Path(readable=False))
 @click.argument("dest", type=click.Path(readable=False))
-@click.option(
-    "--jobs",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Processes that share the work and the connections, if one processor is too slow.",
-)
+@as_click(fast_args.JOBS)
 @fetch_options
 @common_options
 def list_command(
@@ -241,56 +194,18 @@ def list_command(
 
 @mirror_command.command(name="debian")
 @click.argument("dest", type=click.Path(readable=False))
-@click.option(
-    "--suite",
-    "suites",
-    multiple=True,
-    help="A suite, such as sid; may be given several times. That of a flat archive ends in a slash: / or "
-    "its directory.",
-)
-@click.option(
-    "--component",
-    "components",
-    multiple=True,
-    help="A component, such as main; may be given several times.  [default: all that the release file names]",
-)
-@click.option(
-    "--arch",
-    "architectures",
-    multiple=True,
-    default=("amd64",),
-    show_default="amd64",
-    help="An architecture of binary packages; may be given several times.",
-)
-@click.option("--source", is_flag=True, help="Sources, too.")
+@as_click(fast_args.SUITE)
+@as_click(fast_args.COMPONENT)
+@as_click(fast_args.ARCHITECTURE)
+@as_click(fast_args.SOURCE)
 @keep_going_option
 @keyring_option(f"Keys that may sign the release file.  [default: {DEBIAN_KEYRING}, if it exists]")
 @from_grid_option
 @unsigned_option
-@click.option(
-    "--ignore-dates",
-    is_flag=True,
-    help="Accept release files that have expired, as those of frozen suites, or that have a date in the "
-    "future.",
-)
-@click.option(
-    "--indexes",
-    type=click.Choice(["packed", "unpacked", "zstd"]),
-    default="packed",
-    show_default=True,
-    help="How indexes are kept; unpacked and zstd ones are brought up to date by patches.",
-)
-@click.option(
-    "--diffs",
-    is_flag=True,
-    help="Mirror the patches of the indexes, too, for clients of this mirror.",
-)
-@click.option(
-    "--also",
-    multiple=True,
-    metavar="GLOB",
-    help="Other files that the release file names, such as 'main/i18n/Translation-en.*'.",
-)
+@as_click(fast_args.IGNORE_DATES)
+@as_click(fast_args.INDEXES)
+@as_click(fast_args.DIFFS)
+@as_click(fast_args.ALSO, metavar="GLOB")
 @debian_filters
 @fetch_options
 @common_options
@@ -341,13 +256,9 @@ def debian_command(
 
 @mirror_command.command(name="rpm")
 @click.argument("dest", type=click.Path(readable=False))
-@click.option(
-    "--newest-only",
-    is_flag=True,
-    help="Of packages with the same name and architecture, mirror only the highest version.",
-)
+@as_click(fast_args.NEWEST_ONLY)
 @keep_going_option
-@keyring_option("Keys that may sign the index, binary or as text.")
+@keyring_option()
 @from_grid_option
 @unsigned_option
 @click.option(

@@ -11,6 +11,7 @@ import click
 
 from pipegrid.cli import completion
 from pipegrid.cli.job import Invocation
+from pipegrid.cli.startup.fast_args import JSON, QUIET, Option
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_config, client_paths
@@ -136,6 +137,27 @@ def base32_bytes(text: str) -> bytes:
         ) from None
 
 
+def as_click(option: Option, **more: Any) -> Callable[[F], F]:
+    """
+    Return click's option of a declaration.
+
+    Args:
+        more: of click's own attributes; they come before what is declared.
+    """
+    told: dict[str, Any] = {"help": option.help}
+    if option.is_flag:
+        told["is_flag"] = True
+    elif option.is_repeated:
+        told["multiple"] = True
+        if option.default:
+            told |= {"default": option.default, "show_default": ", ".join(option.default)}
+    else:
+        limits = option.limits
+        kind = click.Choice(option.among) if limits is None else click.IntRange(*limits)
+        told |= {"type": kind, "default": option.default, "show_default": True}
+    return click.option(*option.flags, option.name, **{**told, **more})
+
+
 def all_of(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """Return a decorator that adds several options, of which the last is the first in the help."""
 
@@ -223,21 +245,12 @@ _common_but_local = all_of(
         callback=_noting(lambda invocation, _: _note_verbosity(invocation, 1)),
         help="Print details and tracebacks.",
     ),
-    click.option(
-        "-q",
-        "--quiet",
-        is_flag=True,
+    as_click(
+        QUIET,
         expose_value=False,
         callback=_noting(lambda invocation, _: _note_verbosity(invocation, -1)),
-        help="Print only results and errors.",
     ),
-    click.option(
-        "--json",
-        is_flag=True,
-        expose_value=False,
-        callback=_noting(_note_json),
-        help="Print results as JSON, one object per line.",
-    ),
+    as_click(JSON, expose_value=False, callback=_noting(_note_json)),
     _noted(
         "directory",
         "-d",

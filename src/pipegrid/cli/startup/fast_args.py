@@ -2,9 +2,9 @@
 Command lines that are plainly right, of commands that are often over before click is imported.
 
 Of a clone of a thousand small files, or a look at them, a third was the reading of the command line. What
-is written as most people and all scripts write it is read here, with what ``cmd_mirror``
-declares repeated in two small tables (a test holds them to each other). Anything else, help
-and every mistake included, is click's to understand, which then says what is wrong.
+is written as most people and all scripts write it is read here, by the declarations of options that click is
+given, too (``cmd_mirror``). Anything else, help and every mistake included, is click's to understand, which
+then says what is wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for here
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from pipegrid.cli.console import Console
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pipegrid.mirror.quick_check import QuickCheckResult
 
     Values = dict[str, Any]
-    Take = Callable[[Values, str], bool]
     Read = tuple[str, Values, list[str]]
     """Command, options, and what else there is."""
 
@@ -30,112 +29,166 @@ COMPLETION = "_PIPEGRID_COMPLETE"
 """In the environment: a shell asks what could come next, which is click's to answer."""
 
 
-def _one(name: str, among: Sequence[str]) -> Take:
-    def take(values: Values, text: str) -> bool:
-        values[name] = text
-        return text in among
+class Option:
+    """
+    One option, declared once: what is read here, and what click is told (``options.as_click``).
 
-    return take
+    Args:
+        flags: its spellings.
+        name: under which its value is handed on.
+        help: a sentence.
+        default: its value if it is not given; False: it is a flag, and takes none.
+        among: the texts that it takes, if those are few.
+        limits: the least and the largest number that it takes.
+        unlike: beginnings of texts that click is to look at.
+    """
 
+    def __init__(
+        self,
+        flags: tuple[str, ...],
+        name: str,
+        help: str,
+        default: Any = False,
+        among: tuple[str, ...] = (),
+        limits: tuple[int, int] | None = None,
+        unlike: tuple[str, ...] = (),
+    ) -> None:
+        self.flags = flags
+        self.name = name
+        self.help = help
+        self.default = default
+        self.among = among
+        self.limits = limits
+        self.unlike = unlike
 
-def _number(name: str, least: int, most: int) -> Take:
-    def take(values: Values, text: str) -> bool:
+    @property
+    def is_flag(self) -> bool:
+        """Whether it takes no value."""
+        return self.default is False
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether it may be given several times."""
+        return isinstance(self.default, tuple)
+
+    def take(self, values: Values, text: str) -> bool:
+        """Add its value; returns whether that is one without doubt."""
+        if self.is_repeated:
+            values[self.name] = (*values.get(self.name, ()), text)
+            return bool(text) and not text.startswith(self.unlike)
+        if self.limits is None:
+            values[self.name] = text
+            return text in self.among
         if not text.isascii() or not text.isdigit() or len(text) > 4:
             return False
-        values[name] = int(text)
-        return least <= int(text) <= most
-
-    return take
+        values[self.name] = int(text)
+        return self.limits[0] <= int(text) <= self.limits[1]
 
 
-def _each(name: str) -> Take:
-    def take(values: Values, text: str) -> bool:
-        values[name] = (*values.get(name, ()), text)
-        return bool(text)
+JSON = Option(("--json",), "json", "Print results as JSON, one object per line.")
+QUIET = Option(("-q", "--quiet"), "quiet", "Print only results and errors.")
+PARANOID = Option(
+    ("--paranoid",), "paranoid", "Hash all existing files, even those that were verified before."
+)
+DELETE = Option(
+    ("--delete",), "delete", "When all files exist, remove files from DEST that are not wanted."
+)
+FROM = Option(
+    ("--from",),
+    "urls",
+    "URL of a mirror; may be given several times: mirrors share the work.",
+    (),
+    unlike=("mirror",),  # a list of mirrors is no mirror
+)
+DURABILITY = Option(
+    ("--durability",),
+    "durability",
+    "When a file appears under its name: at once, when its group is on the disk, or when it is itself.",
+    "batch",
+    among=("none", "batch", "strict"),
+)
+CONNECTIONS = Option(
+    ("--connections",), "connections", "Connections to each mirror, at most.", 4, limits=(1, 64)
+)
+JOBS = Option(
+    ("--jobs",),
+    "jobs",
+    "Processes that share the work and the connections, if one processor is too slow.",
+    1,
+    limits=(1, 64),
+)
+NEWEST_ONLY = Option(
+    ("--newest-only",),
+    "newest_only",
+    "Of packages with the same name and architecture, mirror only the highest version.",
+)
+KEEP_GOING = Option(
+    ("--keep-going",),
+    "keep_going",
+    "Publish the new indexes even if no mirror has some of their files; those are listed, with status 1.",
+)
+KEYRING = Option(("--keyring",), "keyrings", "Keys that may sign the index, binary or as text.", ())
+UNSIGNED = Option(("--allow-unsigned",), "allow_unsigned", "Check no signature: trust the mirror.")
+SUITE = Option(
+    ("--suite",),
+    "suites",
+    "A suite, such as sid; may be given several times. That of a flat archive ends in a slash: / or "
+    "its directory.",
+    (),
+)
+COMPONENT = Option(
+    ("--component",),
+    "components",
+    "A component, such as main; may be given several times.  [default: all that the release file names]",
+    (),
+)
+ARCHITECTURE = Option(
+    ("--arch",),
+    "architectures",
+    "An architecture of binary packages; may be given several times.",
+    ("amd64",),
+)
+SOURCE = Option(("--source",), "source", "Sources, too.")
+IGNORE_DATES = Option(
+    ("--ignore-dates",),
+    "ignore_dates",
+    "Accept release files that have expired, as those of frozen suites, or that have a date in the future.",
+)
+INDEXES = Option(
+    ("--indexes",),
+    "indexes",
+    "How indexes are kept; unpacked and zstd ones are brought up to date by patches.",
+    "packed",
+    among=("packed", "unpacked", "zstd"),
+)
+DIFFS = Option(
+    ("--diffs",), "diffs", "Mirror the patches of the indexes, too, for clients of this mirror."
+)
+ALSO = Option(
+    ("--also",),
+    "also",
+    "Other files that the release file names, such as 'main/i18n/Translation-en.*'.",
+    (),
+)
 
-    return take
+COMMON = (JSON, QUIET)
+"""They may stand before the command, too."""
 
+FETCH = (*COMMON, DELETE, PARANOID, FROM, DURABILITY, CONNECTIONS)
 
-def _url(values: Values, text: str) -> bool:
-    values["urls"] = (*values.get("urls", ()), text)
-    return bool(text) and not text.startswith("mirror")  # a list of mirrors is no mirror
-
-
-FLAGS = {
-    "--json": "json",
-    "-q": "quiet",
-    "--quiet": "quiet",
-    "--delete": "delete",
-    "--paranoid": "paranoid",
-    "--newest-only": "newest_only",
-    "--allow-unsigned": "allow_unsigned",
-    "--source": "source",
-    "--diffs": "diffs",
-    "--ignore-dates": "ignore_dates",
-    "--keep-going": "keep_going",
+COMMANDS: dict[str, tuple[tuple[Option, ...], int]] = {
+    "mirror list": ((*FETCH, JOBS), 2),
+    "mirror rpm": ((*FETCH, NEWEST_ONLY, KEEP_GOING, KEYRING, UNSIGNED), 1),
+    "mirror debian": (
+        (
+            *(*FETCH, SUITE, COMPONENT, ARCHITECTURE, SOURCE, KEEP_GOING, KEYRING, UNSIGNED),
+            *(INDEXES, DIFFS, IGNORE_DATES, ALSO),
+        ),
+        1,
+    ),
+    "mirror verify": ((*COMMON, PARANOID), 1),
 }
-COMMON = ("--json", "-q", "--quiet")
-"""Of these; they may stand before the command, too."""
-
-TAKES: dict[str, Take] = {
-    "--from": _url,
-    "--durability": _one("durability", ("none", "batch", "strict")),
-    "--connections": _number("connections", 1, 64),
-    "--jobs": _number("jobs", 1, 64),
-    "--keyring": _each("keyrings"),
-    "--suite": _each("suites"),
-    "--component": _each("components"),
-    "--arch": _each("architectures"),
-    "--also": _each("also"),
-    "--indexes": _one("indexes", ("packed", "unpacked", "zstd")),
-}
-_FETCH: Values = {
-    "json": False,
-    "quiet": False,
-    "delete": False,
-    "paranoid": False,
-    "urls": (),
-    "durability": "batch",
-    "connections": 4,
-}
-LIST: Values = {**_FETCH, "jobs": 1}
-"""What ``mirror list`` takes of these, and what it is if it is not given."""
-
-RPM: Values = {
-    **_FETCH,
-    "newest_only": False,
-    "keep_going": False,
-    "keyrings": (),
-    "allow_unsigned": False,
-}
-"""The same of ``mirror rpm``."""
-
-DEBIAN: Values = {
-    **_FETCH,
-    "suites": (),
-    "components": (),
-    "architectures": ("amd64",),
-    "source": False,
-    "keep_going": False,
-    "keyrings": (),
-    "allow_unsigned": False,
-    "indexes": "packed",
-    "diffs": False,
-    "ignore_dates": False,
-    "also": (),
-}
-"""The same of ``mirror debian``."""
-
-VERIFY: Values = {"json": False, "quiet": False, "paranoid": False}
-"""The same of ``mirror verify``."""
-
-_COMMANDS: dict[str, tuple[Values, int]] = {
-    "mirror list": (LIST, 2),
-    "mirror rpm": (RPM, 1),
-    "mirror debian": (DEBIAN, 1),
-    "mirror verify": (VERIFY, 1),
-}
-"""What each takes, and how many words behind its name."""
+"""The options of each that are read here, and how many words stand behind its name."""
 
 
 def read(arguments: Sequence[str]) -> Read | None:
@@ -144,29 +197,32 @@ def read(arguments: Sequence[str]) -> Read | None:
         return None
     values: Values = {}
     words: list[str] = []
+    known: tuple[Option, ...] = COMMON
+    count = 0
     rest = iter(arguments)
     for each in rest:
         if not each.startswith("-"):
             words.append(each)
+            if len(words) == 2:
+                known, count = COMMANDS.get(" ".join(words), ((), 0))
             continue
-        if len(words) < 2 and each not in COMMON:
+        flag, mark, text = each.partition("=")
+        option = next((one for one in known if flag in one.flags), None)
+        if option is None or (option.is_flag and mark):
             return None
-        if each in FLAGS:
-            values[FLAGS[each]] = True
+        if option.is_flag:
+            values[option.name] = True
             continue
-        name, mark, text = each.partition("=")
-        take = TAKES.get(name)
         text = text if mark else next(rest, "")
-        if take is None or text.startswith("-") or not take(values, text):
+        if text.startswith("-") or not option.take(values, text):
             return None
-    known, count = _COMMANDS.get(" ".join(words[:2]), ({}, 0))
-    if not known or len(words) != 2 + count or not all(words) or not values.keys() <= known.keys():
+    if not count or len(words) != 2 + count or not all(words):
         return None
-    if any(name in known and name not in values for name in ("urls", "suites")):
+    if any(one in known and one.name not in values for one in (FROM, SUITE)):
         return None
     if "allow_unsigned" in values and "keyrings" in values:
         return None
-    return words[1], {**known, **values}, words[2:]
+    return words[1], {**{one.name: one.default for one in known}, **values}, words[2:]
 
 
 def dial(found: Read) -> EarlySockets | None:
