@@ -20,7 +20,7 @@ from pipegrid.cli.mirror_job import tell
 from pipegrid.cli.options import F, all_of, as_click, as_one, byte_rate, common_options, usage_error
 from pipegrid.cli.startup import fast_args
 from pipegrid.errors import SinkError
-from pipegrid.mirror import debian, decompress, grid_archive, pdiff
+from pipegrid.mirror import debian, decompress, grid_archive, mirror_lists, pdiff, redirects
 
 if TYPE_CHECKING:
     from pipegrid.cli.mirror_job import MirrorOptions
@@ -313,9 +313,7 @@ def _check_urls(fetching: MirrorOptions) -> None:
     if not fetching.urls:
         raise usage_error("no mirror is named; give --from URL")
     if any(url.startswith("mirror") for url in fetching.urls):
-        from pipegrid.mirror.mirror_lists import expanded
-
-        found = [each for url in fetching.urls for each in expanded(url)]
+        found = [each for url in fetching.urls for each in mirror_lists.expanded(url)]
         fetching.urls = tuple(dict.fromkeys(found))
 
 
@@ -323,16 +321,18 @@ def _take_list(
     fetching: MirrorOptions, metalink: str | None, mirrorlist: str | None
 ) -> Metalink | None:
     """Add the mirrors of lists to those that were given; returns the metalink."""
-    from pipegrid.mirror.mirror_lists import fetched_list, read_metalink, read_mirror_list
-    from pipegrid.mirror.redirects import shown_url
 
     found = None
     urls = list(fetching.urls)
     if metalink is not None:
-        found = read_metalink(fetched_list(metalink), shown_url(metalink))
+        found = mirror_lists.read_metalink(
+            mirror_lists.fetched_list(metalink), redirects.shown_url(metalink)
+        )
         urls += found.urls
     if mirrorlist is not None:
-        urls += read_mirror_list(fetched_list(mirrorlist), shown_url(mirrorlist))
+        urls += mirror_lists.read_mirror_list(
+            mirror_lists.fetched_list(mirrorlist), redirects.shown_url(mirrorlist)
+        )
     fetching.urls = tuple(dict.fromkeys(urls))
     return found
 

@@ -16,6 +16,7 @@ from pipegrid.mirror import (
     debian,
     destination,
     local_check,
+    package_filter,
     rpm,
     signatures,
     suites,
@@ -66,7 +67,7 @@ def debian_job(
             with_patches=options["diffs"],
             also=options["also"],
             indexes=options["indexes"],
-            filter=package_filter(fetching.filters),
+            filter=filter_of(fetching.filters),
         )
         keys = signatures.Keys(rings, allow_unsigned)
         archive = debian.DebianArchive(
@@ -96,7 +97,7 @@ def rpm_job(
 
     async def update(mirror: ArchiveMirror, _: Console) -> tuple[Any, dict[str, Any]]:
 
-        wanted = package_filter(fetching.filters)
+        wanted = filter_of(fetching.filters)
         keys = signatures.Keys(keyrings, allow_unsigned)
         repository = rpm.RpmRepository(mirror, keys, newest_only, wanted, metalink)
         outcome = await repository.sync(
@@ -107,11 +108,9 @@ def rpm_job(
     return ArchiveRun(dest, fetching, update).job()
 
 
-def package_filter(given: Mapping[str, Any] | None) -> PackageFilter:
+def filter_of(given: Mapping[str, Any] | None) -> PackageFilter:
     """Return the filter of the options that were given; see ``filter_options``."""
-    from pipegrid.mirror.package_filter import ALL, PackageFilter
-
-    return PackageFilter(**given) if given else ALL
+    return package_filter.PackageFilter(**given) if given else package_filter.ALL
 
 
 def _left_out(absent: list[str]) -> str:
@@ -130,9 +129,7 @@ def _tell_unmatched(console: Console, outcome: Any) -> list[str]:
         )
     if not outcome.unmatched:
         return []
-    from pipegrid.mirror.package_filter import unmatched_text
-
-    texts = [unmatched_text(*each) for each in outcome.unmatched]
+    texts = [package_filter.unmatched_text(*each) for each in outcome.unmatched]
     for text in texts:
         console.fault(f"pipegrid: {printable(text)}")
     return texts
