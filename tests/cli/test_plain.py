@@ -155,7 +155,8 @@ class PlainTests(SynchronousTestCase):
         self.assertEqual(self.plainly(*line), ("FILE", "DEST", 1, fetching, True, 0))
         rpm = ("mirror", "rpm", "DEST", *URL, "--keyring", "a.gpg", "--newest-only")
         fetching = fetching.replaced(urls=("http://here/",))
-        self.assertEqual(self.plainly(*rpm), ("DEST", True, ("a.gpg",), False, fetching, False, 0))
+        expected = ("DEST", True, ("a.gpg",), False, fetching, None, False, 0)
+        self.assertEqual(self.plainly(*rpm), expected)
         again = ("--json", "mirror", "verify", self.dest, "--paranoid")
         self.assertEqual(self.plainly(*again), (self.dest, True, 0.0, True, 0))
 

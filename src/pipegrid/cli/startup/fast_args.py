@@ -311,6 +311,6 @@ def _fetching_job(
 
     trust = values["keyrings"], values["allow_unsigned"]
     if command == "rpm":
-        return rpm_job(words[0], values["newest_only"], *trust, fetching)
+        return rpm_job(words[0], values["newest_only"], *trust, fetching, None)
     selecting = {name: values[name] for name in SELECTING}
     return debian_job(words[0], selecting, *trust, fetching)
