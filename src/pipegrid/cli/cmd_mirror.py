@@ -144,6 +144,11 @@ rpm_filters = as_one(
     dict,
     _by_name,
     _repeated("--arch", "architectures", "GLOB", "Only packages of such an architecture."),
+    click.option(
+        "--gpgcheck",
+        is_flag=True,
+        help="Only packages that are signed by a key of --keyring; with --allow-unsigned these alone are.",
+    ),
 )
 """Which packages of an RPM repository are wanted."""
 
@@ -151,6 +156,7 @@ rpm_filters = as_one(
 def _set_filters(fetching: MirrorOptions, filtering: dict[str, Any]) -> None:
     fetching.delete_excluded = filtering.pop("delete_excluded")
     fetching.delete = fetching.delete or fetching.delete_excluded
+    fetching.gpgcheck = filtering.pop("gpgcheck", False)
     fetching.filters = {name: value for name, value in filtering.items() if value} or None
 
 
@@ -293,7 +299,7 @@ def rpm_command(
     """
     if from_grid is not None:
         return bring_back(from_grid, dest, fetching)
-    _check_keys(keyrings, allow_unsigned)
+    _check_keys(keyrings, allow_unsigned, filtering["gpgcheck"])
     found = None
     if metalink is not None or mirrorlist is not None:
         found = _take_list(fetching, metalink, mirrorlist)
@@ -304,8 +310,10 @@ def rpm_command(
     return rpm_job(dest, newest_only, keyrings, allow_unsigned, fetching, found)
 
 
-def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool) -> None:
-    if allow_unsigned and keyrings:
+def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool, gpgcheck: bool = False) -> None:
+    if gpgcheck and not keyrings:
+        raise usage_error("--gpgcheck needs to know whose signatures count; give --keyring FILE")
+    if allow_unsigned and keyrings and not gpgcheck:
         raise usage_error("with --allow-unsigned no --keyring is used; give one of them")
 
 

@@ -99,7 +99,9 @@ def rpm_job(
 
         wanted = filter_of(fetching.filters)
         keys = signatures.Keys(keyrings, allow_unsigned)
-        repository = rpm.RpmRepository(mirror, keys, newest_only, wanted, metalink)
+        repository = rpm.RpmRepository(
+            mirror, keys, newest_only, wanted, metalink, fetching.gpgcheck
+        )
         outcome = await repository.sync(
             fetching.delete, fetching.dry_run, fetching.keep_going, fetching.delete_excluded
         )

@@ -95,6 +95,7 @@ class MirrorOptions(Value):
         keep_going: indexes are shown also if some of what they name is missing.
         filters: which packages of indexes are wanted, as ``PackageFilter``; None: all.
         delete_excluded: with ``delete``, what filters of earlier runs select goes as well.
+        gpgcheck: RPM packages have to be signed.
         begun: connections to the mirrors that were begun before all else, or None.
         wait_s: how long another run to the same destination is waited for; None: not at all.
         exit_unchanged: the exit status says that nothing changed.
@@ -109,6 +110,7 @@ class MirrorOptions(Value):
         "durability",
         "exit_unchanged",
         "filters",
+        "gpgcheck",
         "keep_going",
         "limit_bytes_per_s",
         "paranoid",
@@ -133,6 +135,7 @@ class MirrorOptions(Value):
         keep_going: bool = False,
         filters: dict[str, Any] | None = None,
         delete_excluded: bool = False,
+        gpgcheck: bool = False,
         wait_s: float | None = None,
         exit_unchanged: bool = False,
     ) -> None:
@@ -149,6 +152,7 @@ class MirrorOptions(Value):
         self.keep_going = keep_going
         self.filters = filters
         self.delete_excluded = delete_excluded
+        self.gpgcheck = gpgcheck
         self.wait_s = wait_s
         self.exit_unchanged = exit_unchanged
 

@@ -54,6 +54,7 @@ from pipegrid.mirror.repomd import (
     packages,
     read_repomd,
 )
+from pipegrid.mirror.rpm_signatures import check_packages
 from pipegrid.mirror.scheduler import Report
 from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, Keys, check_signature
 from pipegrid.mirror.suites import remove_in_order
@@ -113,6 +114,7 @@ class RpmRepository:
             ``MODULAR`` ones all. As ``newest`` of a filter.
         wanted: which packages of the index are wanted.
         metalink: says which ``repomd.xml`` may be used; None: any.
+        checks_packages: each package has to be signed by one of the keys; see ``rpm_signatures``.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class RpmRepository:
         newest_only: bool = False,
         wanted: PackageFilter = ALL,
         metalink: Metalink | None = None,
+        checks_packages: bool = False,
     ) -> None:
         if newest_only:
             wanted = wanted._replace(newest=1)
@@ -130,6 +133,7 @@ class RpmRepository:
         self._keys = keys
         self._metalink = metalink
         self._wanted = wanted
+        self._checks_packages = checks_packages
 
     async def sync(
         self,
@@ -169,6 +173,8 @@ class RpmRepository:
         matches.check()
         if not dry_run and not (report.failed_files and report.is_stopped):
             await entries.settle(self._mirror, report)
+            if self._checks_packages:
+                await self._mirror.run(self._check_packages, found, report)
         if report.failed_files and (not keep_going or report.is_stopped):
             return outcome
         outcome.is_new = not await self._mirror.run(self._destination.holds, found.files)
@@ -270,6 +276,26 @@ class RpmRepository:
             return None
 
     # What primary names.
+
+    def _check_packages(self, found: _Found, report: Report) -> None:
+        """In the thread: packages that nobody signed are as good as not there, and go."""
+        wrong: list[ArchiveFile] = []
+
+        def failed(each: ArchiveFile, why: str) -> None:
+            report.fail(each.path, why)
+            wrong.append(each)
+
+        named = self._contents(found.repomd, [self._wanted])
+        check_packages(
+            self._destination, named, self._keys.keyrings, failed, self._mirror.is_stopped
+        )
+        before: set[str] = set()
+        if wrong and found.before is not None:
+            with suppress(BadEntry, MirrorError, OSError):
+                before.update(each.path for each in self._contents(found.before, [ALL]))
+        for each in wrong:
+            if each.path not in before:  # an index that is seen does not name it
+                self._destination.delete(each.path)
 
     def _filters(self, delete_excluded: bool) -> list[PackageFilter]:
         """In the thread: return what packages may stay by: the filters of this run, and of earlier ones."""
