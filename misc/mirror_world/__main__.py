@@ -14,6 +14,7 @@ from misc.mirror_world import debian, rpm
 from misc.mirror_world.case import Case
 from misc.mirror_world.packages import run
 from misc.mirror_world.readers import read, served
+from misc.mirror_world.signing import public_key
 
 
 def all_cases() -> list[Case]:
@@ -48,6 +49,10 @@ def _mirror(case: Case, url: str, dest: Path) -> None:
     kind = "debian" if case.suite else "rpm"
     options = [f"--suite={case.suite}"] if case.suite else []
     options += [f"--component={each}" for each in case.components]
+    if case.is_signed:
+        options += [f"--keyring={public_key()}", *([] if case.suite else ["--gpgcheck"])]
+    else:
+        options.append("--allow-unsigned")
     command = (
         sys.executable,
         "-m",
@@ -55,7 +60,6 @@ def _mirror(case: Case, url: str, dest: Path) -> None:
         "mirror",
         kind,
         str(dest),
-        "--allow-unsigned",
         "--from",
         url,
     )

@@ -15,6 +15,7 @@ class Case(NamedTuple):
         make: makes it in a directory that is not there yet.
         suite: of a Debian archive, such as ``stable`` or ``./``; "": it is an RPM repository.
         components: of a Debian archive that is not flat.
+        is_signed: by the key of ``signing``; mirror and readers look at that.
         is_skipping: an entry cannot be used, so that the status of a mirroring is 1.
     """
 
@@ -23,3 +24,4 @@ class Case(NamedTuple):
     suite: str = ""
     components: tuple[str, ...] = ()
     is_skipping: bool = False
+    is_signed: bool = False

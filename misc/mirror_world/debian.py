@@ -16,6 +16,7 @@ import zstandard
 
 from misc.mirror_world.case import Case
 from misc.mirror_world.packages import make_debs, run
+from misc.mirror_world.signing import sign_release, with_key
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -103,11 +104,12 @@ def reprepro(root: Path, *, components: str = "main", further: str = "") -> None
     (root / "conf" / "distributions").write_text(
         f"Codename: stable\nSuite: stable\nComponents: {components}\nArchitectures: amd64\n{further}"
     )
+    include = with_key if "SignWith" in further else run
     for component in components.split():
         debs = root / "debs"
         make_debs(debs, tuple(f"{name}-{component}" for name in NAMES))
         for path in sorted(debs.glob("*.deb")):
-            run("reprepro", "-b", str(root), "-C", component, "includedeb", "stable", str(path))
+            include("reprepro", "-b", str(root), "-C", component, "includedeb", "stable", str(path))
         shutil.rmtree(debs)
 
 
@@ -146,6 +148,16 @@ def _lower(text: str) -> str:
 
 def _repeated(text: str) -> str:
     return text.replace("Filename: ", "Filename: wrong/\nFilename: ")
+
+
+def signed(make: Callable[[Path], None], directory: str) -> Callable[[Path], None]:
+    """Return what makes an archive, and signs the release file of a directory."""
+
+    def made(root: Path) -> None:
+        make(root)
+        sign_release(root / directory)
+
+    return made
 
 
 NESTED = ("main", "main/extra", "a/b/c")
@@ -203,4 +215,13 @@ def cases() -> list[Case]:
         for name, make in {**_FTPARCHIVE, **_OTHERS}.items()
     ]
     found += [Case(f"debian-{name}", make, suite) for name, (make, suite) in _FLAT.items()]
+    own: dict[str, tuple[Callable[[Path], None], str, tuple[str, ...]]] = {
+        "ftparchive": (signed(ftparchive, "dists/stable"), "stable", ("main",)),
+        "reprepro": (partial(reprepro, further="SignWith: yes\n"), "stable", ("main",)),
+        "flat": (signed(flat, "."), "./", ()),
+    }
+    found += [
+        Case(f"debian-signed-{name}", make, suite, components, is_signed=True)
+        for name, (make, suite, components) in own.items()
+    ]
     return found

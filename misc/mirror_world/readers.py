@@ -13,6 +13,7 @@ from threading import Thread
 
 from misc.mirror_world.case import Case
 from misc.mirror_world.packages import run
+from misc.mirror_world.signing import public_key
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -43,7 +44,7 @@ def read(case: Case, url: str) -> dict[str, str]:
         if case.suite:
             _apt(case, url, Path(home), got)
         else:
-            _dnf(url, Path(home), got)
+            _dnf(case, url, Path(home), got)
         return {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()
             for path in got.rglob("*")
@@ -61,7 +62,8 @@ def _apt(case: Case, url: str, home: Path, got: Path) -> None:
         (home / each).mkdir(parents=True)
     (home / "status").write_text("")
     words = " ".join((case.suite, *case.components))
-    (home / "sources").write_text(f"deb [trusted=yes arch=amd64] {url} {words}\n")
+    trust = f"signed-by={public_key()}" if case.is_signed else "trusted=yes"
+    (home / "sources").write_text(f"deb [{trust} arch=amd64] {url} {words}\n")
     settings = (
         f"Dir::State={home}/state",
         f"Dir::State::status={home}/status",
@@ -86,15 +88,22 @@ def _apt(case: Case, url: str, home: Path, got: Path) -> None:
     run("apt-get", *options, "download", *names, cwd=got)
 
 
-def _dnf(url: str, home: Path, got: Path) -> None:
+def _dnf(case: Case, url: str, home: Path, got: Path) -> None:
     (home / "repos").mkdir()
+    trust = "gpgcheck=0\n"
+    if case.is_signed:
+        trust = f"gpgcheck=1\nrepo_gpgcheck=1\ngpgkey=file://{public_key()}\n"
     (home / "dnf.conf").write_text(
-        f"[main]\ngpgcheck=0\ncachedir={home}/cache\nreposdir={home}/repos\nlogdir={home}\n"
-        f"persistdir={home}/state\n[pg]\nname=pg\nbaseurl={url}\n"
+        f"[main]\nassumeyes=1\ncachedir={home}/cache\nreposdir={home}/repos\nlogdir={home}\n"
+        f"persistdir={home}/state\n[pg]\nname=pg\nbaseurl={url}\n{trust}"
     )
     dnf = ("dnf", "--config", f"{home}/dnf.conf", f"--installroot={home}/root", "--releasever=1")
     further = ("--setopt=module_platform_id=platform:x",)
     run(*dnf, *further, "makecache", home=home)
-    run(*dnf, *further, "reposync", f"--download-path={got}", home=home)
+    checks: tuple[str, ...] = ()
+    if case.is_signed:
+        run("rpmkeys", f"--root={home}/root", "--import", str(public_key()), home=home)
+        checks = ("--gpgcheck",)
+    run(*dnf, *further, "reposync", *checks, f"--download-path={got}", home=home)
     if not any(got.rglob("*.rpm")):
         raise RuntimeError(f"dnf finds no packages at {url}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from misc.mirror_world.case import Case
 from misc.mirror_world.packages import make_rpms, run
+from misc.mirror_world.signing import sign_packages, sign_repomd
 
 NAMES = ("pg-one", "pg-two++", "pg-three")
 UPDATEINFO = """<?xml version="1.0" encoding="UTF-8"?>
@@ -51,6 +52,14 @@ def twice(root: Path) -> None:
     run("createrepo_c", "--quiet", "--update", "--retain-old-md=2", str(root))
 
 
+def signed(root: Path, *options: str) -> None:
+    """Make one that is signed: packages, and ``repomd.xml``."""
+    make_rpms(root / "Packages", NAMES)
+    sign_packages(root / "Packages")
+    run("createrepo_c", "--quiet", *options, str(root))
+    sign_repomd(root)
+
+
 def with_blanks(root: Path) -> None:
     """Make one whose packages are in a directory with a blank in its name."""
     createrepo(root, directory="Some Packages")
@@ -78,4 +87,9 @@ _MADE: dict[str, Callable[[Path], None]] = {
 
 def cases() -> list[Case]:
     """Return all repositories."""
-    return [Case(f"rpm-{name}", make) for name, make in _MADE.items()]
+    found = [Case(f"rpm-{name}", make) for name, make in _MADE.items()]
+    return [
+        *found,
+        Case("rpm-signed", signed, is_signed=True),
+        Case("rpm-signed-sha512", lambda root: signed(root, "--checksum=sha512"), is_signed=True),
+    ]

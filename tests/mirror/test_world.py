@@ -8,7 +8,7 @@ from misc.mirror_world.__main__ import all_cases, check
 from twisted.trial.unittest import SynchronousTestCase
 
 APT = ("apt-ftparchive", "dpkg-scanpackages", "apt-get")
-DNF = ("createrepo_c", "rpmbuild", "dnf")
+DNF = ("createrepo_c", "rpmbuild", "rpmsign", "dnf")
 
 
 def lacking(programs: tuple[str, ...]) -> str:
@@ -34,6 +34,14 @@ class WorldTests(SynchronousTestCase):
         """A repository with what is unusual, as dnf reads it."""
         self.the_same("rpm-blanks")
 
+    def test_signed_for_apt(self) -> None:
+        """apt and the mirror know the key of an archive, and look at its signature."""
+        self.the_same("debian-signed-ftparchive", "debian-signed-flat")
+
+    def test_signed_for_dnf(self) -> None:
+        """dnf and the mirror look at the signatures of ``repomd.xml`` and of packages."""
+        self.the_same("rpm-signed")
+
     def test_how_many(self) -> None:
         """There are forty and more, each with a name of its own."""
         names = {each.name for each in all_cases()}
@@ -41,6 +49,6 @@ class WorldTests(SynchronousTestCase):
         self.assertGreaterEqual(len(names), 40)
 
     if skip_apt := lacking(APT):
-        test_apt.skip = skip_apt  # type: ignore[attr-defined]
+        test_apt.skip = test_signed_for_apt.skip = skip_apt  # type: ignore[attr-defined]
     if skip_dnf := lacking(DNF):
-        test_dnf.skip = skip_dnf  # type: ignore[attr-defined]
+        test_dnf.skip = test_signed_for_dnf.skip = skip_dnf  # type: ignore[attr-defined]
