@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         UsageError,
         WriteLost,
         WrongSecret,
+        WrongSwissnum,
     )
     from pipegrid.flow.pipeline import Pipeline
     from pipegrid.flow.window import AutoWindow
@@ -149,6 +150,7 @@ __all__ = [
     "WriteLost",
     "WriteResult",
     "WrongSecret",
+    "WrongSwissnum",
     "__version__",
     "create_local",
     "parse_cap",
