@@ -17,8 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.reactor import process_settings, server_tls
 from pipegrid.server.fair_scheduler import FairTurns
 from pipegrid.server.listener import (
+    DETECTION_S,
     MANY_ENDED,
-    PATIENCE_S,
     QUIET_S,
     ConnectionLimits,
     PortListener,
@@ -139,7 +139,7 @@ class FrontTests(SynchronousTestCase):
         """Seven bytes in half a minute are too few: the connection is cut, and nobody was bothered."""
         front, transport = self.connect()
         front.dataReceived(b"GET /id")
-        self.clock.advance(PATIENCE_S - 1)
+        self.clock.advance(DETECTION_S - 1)
         self.assertFalse(transport.disconnecting)
         self.clock.advance(1)
         self.assertTrue(transport.disconnected)
@@ -151,7 +151,7 @@ class FrontTests(SynchronousTestCase):
         """Whoever has said who he is may then take his time, as far as the front is concerned."""
         front, transport = self.connect()
         front.dataReceived(b"GET /id/")
-        self.clock.advance(PATIENCE_S * 2)
+        self.clock.advance(DETECTION_S * 2)
         self.assertFalse(transport.disconnected)
 
     def test_too_many(self) -> None:

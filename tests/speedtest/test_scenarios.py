@@ -79,13 +79,13 @@ class LinkTests(SynchronousTestCase):
 
     def test_slow_links_leave_out_what_takes_minutes(self) -> None:
         """100 MB over a DSL line would take more than an hour."""
-        within, beyond = scenarios.split_by_patience(
+        within, beyond = scenarios.split_by_duration(
             scenarios.full(DSL, Params(), 10), DSL, Params()
         )
         self.assertIn("1MB", [each.name for each in within])
         self.assertIn("100MB", [each.name for each in beyond])
         full = scenarios.full(None, Params(), 10)
-        self.assertEqual(scenarios.split_by_patience(full, None, Params()), (full, []))
+        self.assertEqual(scenarios.split_by_duration(full, None, Params()), (full, []))
 
     def test_what_takes_long_has_fewer_rounds(self) -> None:
         """At 100 Mbit/s a round of 100 MB takes 35 s: two, where 10 MB have all that are wanted."""

@@ -257,7 +257,7 @@ def choose(target: FileTarget, given: dict[str, Any], console: Console) -> Seque
         chosen = [each for each in chosen if each.group == run_results.SCENARIO]
     if target.directory is None:
         chosen = [each for each in chosen if each.group != run_results.COLD_START]
-    within, beyond = scenarios.split_by_patience(chosen, target.link, target.params)
+    within, beyond = scenarios.split_by_duration(chosen, target.link, target.params)
     if beyond and given["only"] and not within:
         within, beyond = beyond, []  # asked for by name
     if beyond:

@@ -204,7 +204,7 @@ def _take(groups: dict[str, dict[G, None]], place: str, guest: G) -> None:
 log = Logger()
 
 FOOLSCAP_BEGINS = b"GET /id/"
-PATIENCE_S = 30.0
+DETECTION_S = 30.0
 TICK_S = 5.0
 MANY_ENDED = 256
 """
@@ -389,7 +389,7 @@ class ProtocolDetector(TwistedProtocol):
     def connectionMade(self) -> None:
         """Start to wait for the first bytes."""
         self._front.opened(self)
-        self._timer = self._front.clock.callLater(PATIENCE_S, self._waited_too_long)
+        self._timer = self._front.clock.callLater(DETECTION_S, self._waited_too_long)
 
     def dataReceived(self, data: bytes) -> None:
         """Pass on input, once the protocol is known."""

@@ -1,17 +1,5 @@
 """
-Raw TCP: what plain and encrypted streams carry on the path that the scenarios take, and its round trip.
-
-**A sample.** One stream, or one to each responder at the same time, moves incompressible bytes in one
-direction. The clock starts when the first byte may go and stops when the last stream's receiver has said that
-it has the last byte (up), or when that has come (down). One round trip is taken off that, the least that was
-seen on these connections just before: the way there and the way of the answer are latency, and no matter of
-bytes a second. What counts is what arrived. Connecting, TLS's handshake and the request are not in it.
-
-**Warm-up.** TCP begins slowly, and again after a pause. So before the samples ever larger transfers go the
-same way, until one takes a quarter of ``sample_s``. Its rate says how many bytes make a sample last so long.
-
-The streams are ``rawstream``'s, with as little around the socket as there can be: what is set beside a
-measurement must not be slow itself.
+Measures raw TCP: the throughput of plain and TLS streams on the path of the scenarios, and its round trip.
 """
 
 from __future__ import annotations
@@ -38,7 +26,7 @@ from pipegrid.speedtest.run_results import (
 )
 
 SAMPLE_TRIPS = 10
-"""A sample lasts at least so many round trips."""
+"""The least duration of a sample, in round trips."""
 
 WARM_UP_BYTES = 1 << 15
 WARM_UP_FACTOR = 4
@@ -54,7 +42,7 @@ class Effort:
 
     Attributes:
         rounds: samples of each kind.
-        sample_s: about how long one takes; at least ten round trips are taken.
+        sample_s: about how long one takes; at least ten round trips.
         pings: exchanges for each round trip time.
     """
 
@@ -111,7 +99,7 @@ def join(before: Sequence[Baseline], after: Sequence[Baseline]) -> tuple[Baselin
 async def ping_responders(
     reactor: Any, responders: Sequence[Responder], count: int = 20
 ) -> list[RoundTrip]:
-    """Measure the round trip to each responder by tiny exchanges on a connection that is up."""
+    """Measure the round trip to each responder by tiny exchanges on an open connection."""
     trips = []
     buffers = Buffers()
     for responder in responders:
@@ -134,10 +122,10 @@ async def perfect_pipe(
     tls: bool = False,
 ) -> list[Measurement]:
     """
-    The self-check: raw streams of so many bytes in all, measured as if they were a scenario, up and down.
+    The self-check: raw streams of ``size_bytes`` in all, measured as a scenario is, up and down.
 
-    Set beside ``measure_baselines`` of the same run it must report 100 % of raw TCP, within 3 %. As with a
-    scenario, its round trip counts: choose a size that takes a hundred of them.
+    Compared with ``measure_baselines`` of the same run it must report 100 % of raw TCP, within 3 %. As in a
+    scenario, the round trip counts: choose a size that takes a hundred round trips.
     """
     found = []
     bench = await Bench.open(reactor, responders, tls, effort)
@@ -167,11 +155,19 @@ async def perfect_pipe(
 
 class Bench:
     """
-    Connections to all responders, and what goes over them.
+    Connections to all responders, and measurements over them.
+
+    In a sample, one stream, or one to each responder at the same time, moves incompressible bytes in one
+    direction. The time starts with the first byte and ends when the last receiver has confirmed the last
+    byte (up), or has it (down). The shortest round trip of these connections is subtracted, since it is
+    latency. Connecting, the TLS handshake and the request are not included.
+
+    TCP starts slowly, and again after a pause. So before the samples, increasing transfers are made, until
+    one takes a quarter of ``sample_s``; its rate gives the size of a sample.
 
     Args:
-        rtt_s: the least that was seen on them.
-        now: the clock that their ends are told by.
+        rtt_s: the shortest round trip of these connections.
+        now: the clock that their ends use.
     """
 
     def __init__(
@@ -191,7 +187,7 @@ class Bench:
     async def open(
         cls, reactor: Any, responders: Sequence[Responder], tls: bool, effort: Effort
     ) -> Bench:
-        """Connect to all, one after the other, and measure the round trip."""
+        """Connect to all responders, one after the other, and measure the round trip."""
         if not responders:
             raise UsageError("raw TCP needs a responder at the other end; name one")
         buffers = Buffers()
@@ -214,7 +210,7 @@ class Bench:
             probe.close()
 
     async def warm_up(self, direction: str, streams: int) -> int:
-        """Return how many bytes over so many streams make a sample, which are then warm."""
+        """Warm up that many streams, and return how many bytes make a sample."""
         wanted_s = self._sample_s / 4
         known = self._known_rates.get(direction, 0.0)
         size_bytes = max(WARM_UP_BYTES, int(known * wanted_s))
@@ -233,7 +229,7 @@ class Bench:
         return sum(share_out(size_bytes, streams)) / max(took_s, _SHORTEST_S)
 
     async def move(self, direction: str, streams: int, size_bytes: int) -> float:
-        """Move so many bytes over so many streams; returns the seconds until the last has arrived."""
+        """Move bytes over that many streams; returns the seconds until the last byte has arrived."""
         shares = share_out(size_bytes, streams)
         probes = self._probes[:streams]
         if direction == UP:
@@ -252,7 +248,7 @@ class Bench:
 
 
 def share_out(size_bytes: int, streams: int) -> list[int]:
-    """Return what each stream moves: equal shares, and no stream idle."""
+    """Return what each stream moves: equal shares, at least the minimum."""
     each = max(-(-size_bytes // streams), MIN_STREAM_BYTES)
     return [each] * streams
 

@@ -1,11 +1,6 @@
 """
-What a build step makes of a speed test: figures from its lines, results from its JSON, a verdict on both.
-
-Pure, and without Buildbot: ``pipegrid.buildbot`` does the talking to it. The classic lines are what people
-read while the test runs, and so what the step follows; they give the properties. The JSON gives every
-sample, and so the test results and the comparison.
-
-Source of the lines: the speed test of old, whose words the present one keeps.
+The verdict of a build step on a speed test: figures from its lines, results from its JSON; pure, without
+Buildbot.
 """
 
 from __future__ import annotations
@@ -34,18 +29,20 @@ _ROUND = re.compile(r"round \d+ of \d+: .+")
 _KILOBYTES = {"": 0.001, "k": 1.0, "M": 1e3, "G": 1e6}
 
 REQUIRED = ("upload-per-file", "download-per-file")
-"""Figures without which a test has not come to its end; round trips are not always known."""
+"""Figures without which a test is incomplete; round trips are not always known."""
 
 MAX_PREFIX = 100
 _PREFIX = re.compile(r"[a-zA-Z_-][.a-zA-Z0-9_-]*")
-"""Of names in paths of Buildbot's data API (``buildbot.util.pathmatch``), which finds earlier builds."""
+"""
+Names allowed in paths of Buildbot's data API (``buildbot.util.pathmatch``), which finds earlier builds.
+"""
 
 _LEAST_RATE_BYTES = 100_000
-"""Below this size a file says nothing of the rate at which bytes flow."""
+"""Smaller files do not measure throughput."""
 
 
 def prefix_problem(prefix: object) -> str | None:
-    """Return why something cannot come before the names of a build's data, as a clause; None: it can."""
+    """Return why a text cannot be the prefix of a build's data, as a clause; None if it can."""
     if not isinstance(prefix, str):
         return "must be a string"
     if len(prefix) > MAX_PREFIX:
@@ -61,20 +58,20 @@ def prefix_problem(prefix: object) -> str | None:
 @attrs.define
 class Follower:
     """
-    Reads the lines of a speed test as they come: how the rounds go, and at the end the figures.
+    Reads the lines of a speed test as they arrive: the progress of the rounds, and at the end the figures.
 
     Attributes:
         figures: by the name of the property: ``upload-per-file`` (seconds), ``upload-per-file-RTT`` and
-            ``-total-RTT`` (round trips), ``upload-10MB`` (kB a second) and ``upload-10MB-of-TCP`` (percent);
-            the same for ``download``.
-        last: what was measured last, for people.
+            ``-total-RTT`` (round trips), ``upload-10MB`` (kB a second) and ``upload-10MB-of-TCP``
+            (percent); the same for ``download``.
+        last: the latest measurement, for people.
     """
 
     figures: dict[str, float] = attrs.field(factory=dict)
     last: str = ""
 
     def line(self, text: str) -> bool:
-        """Take the next line of output; returns whether it said something new."""
+        """Process the next line of output; returns whether it contained a figure or progress."""
         text = text.strip()
         if match := _TIME.match(text):
             name, times = match.group(1, 2)
@@ -105,11 +102,11 @@ class Follower:
         self.last = last
 
     def missing(self) -> tuple[str, ...]:
-        """Return which of the figures that no test lacks were not among the lines."""
+        """Return the required figures that were not among the lines."""
         return tuple(name for name in REQUIRED if name not in self.figures)
 
     def summary(self) -> str:
-        """Return the figures that matter most, for one line of a page."""
+        """Return the main figures, for one line of a page."""
         parts = []
         for direction in ("upload", "download"):
             seconds = self.figures.get(f"{direction}-per-file")
@@ -124,7 +121,7 @@ class Follower:
                 for name, value in self.figures.items()
                 if re.fullmatch(rf"{direction}-\d+[kMG]B", name)
             ]
-            if sizes:  # the one that came last is the largest
+            if sizes:  # the last one is the largest
                 value, name = sizes[-1]
                 part += f", {name.partition('-')[2]} at {rate(1000 * value)}"
             parts.append(part)
@@ -133,7 +130,7 @@ class Follower:
 
 @attrs.frozen
 class ResultSet:
-    """Values of one unit, each with the name of what was measured."""
+    """Values of one unit, each with the name of its measurement."""
 
     description: str
     category: str
@@ -183,10 +180,10 @@ def _name(measured: Measurement) -> str:
 
 class EarlierBuilds:
     """
-    Chooses which earlier builds a run is compared with: the last few that were like it, and good.
+    Chooses the earlier builds that a run is compared with: the last few good ones with the same parameters.
 
-    A build that had regressed is left out, else the second slow build in a row would pass. One whose slowness
-    was accepted counts, and hides all builds before it.
+    A build that had regressed is left out, or the second slow build in a row would pass. One whose slowness
+    was accepted is used, and all builds before it are left out.
 
     Attributes:
         runs: the chosen ones, the latest first.
@@ -201,11 +198,11 @@ class EarlierBuilds:
         self.unlike = 0
 
     def is_full(self) -> bool:
-        """Whether no more builds are wanted."""
+        """Whether no more builds are needed."""
         return self._closed
 
     def offer(self, document: bytes, regressed: bool, accepted: bool) -> None:
-        """Look at the JSON of the next earlier build; what this version cannot read is passed over."""
+        """Examine the JSON of the next earlier build; one that this version cannot read is skipped."""
         if self._closed:
             return
         self._closed = accepted
@@ -223,7 +220,7 @@ class EarlierBuilds:
 
 
 def alike(one: Run, other: Run) -> bool:
-    """Return whether two runs were measured in the same way on the same machine."""
+    """Return whether two runs were measured in the same manner on the same machine."""
     ours, theirs = (
         attrs.evolve(run.parameters, seed=0, rounds=0, link=run.parameters.link)
         for run in (one, other)
@@ -235,7 +232,7 @@ def alike(one: Run, other: Run) -> bool:
 @attrs.frozen
 class Verdict:
     """
-    What a build step says.
+    The result of a build step.
 
     Attributes:
         sentence: for the summary.
@@ -250,11 +247,11 @@ class Verdict:
 
 def judge(run: Run, baseline: Sequence[Run], unlike: int = 0) -> Verdict:
     """
-    Compare a run with earlier ones; takes a second or so, so better in a thread.
+    Compare a run with earlier ones; takes about a second, so call it in a worker thread.
 
     Args:
-        baseline: what ``EarlierBuilds`` chose.
-        unlike: and how many it left out.
+        baseline: the runs that ``EarlierBuilds`` chose.
+        unlike: how many it left out.
     """
     if not baseline:
         sentence = "nothing to compare with yet"
@@ -282,17 +279,17 @@ def _percent(ratio: float) -> str:
 
 
 def last_words(lines: Iterable[str]) -> str:
-    """Return the last line that says something, as a program's reason for having failed."""
+    """Return the last line that is not empty, as the reason of a failure."""
     said = [line.strip() for line in lines if line.strip()]
     return said[-1][:500] if said else ""
 
 
 def framed(report: str) -> str:
     """
-    Return a page that shows another page in a frame of its own.
+    Return a page that shows another page in a frame.
 
     A build master shows HTML logs inside its own page. A report comes from a worker and has styles and
-    perhaps scripts: in the frame they reach nothing of the master's.
+    perhaps scripts: in the frame they cannot affect the master's page.
     """
     return (
         '<iframe sandbox="allow-scripts" title="speed test report"'

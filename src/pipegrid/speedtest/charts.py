@@ -1,4 +1,4 @@
-"""Charts of speed-test results: bars, curves, and what both draw with."""
+"""Charts of speed-test results: bars, curves, and their drawing as SVG."""
 
 from __future__ import annotations
 
@@ -19,12 +19,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from pipegrid.speedtest import figures
 from pipegrid.speedtest.run_results import DIRECTIONS, DOWN, UP, Burst, Measurement, Run
 
-# How a figure of matplotlib becomes a picture in a page.
-#
-# Each is drawn twice, wide, and narrow for a phone, because a picture that shrinks has letters that
-# nobody can read. Colours are names of the page's own (CSS variables), so that the page's dark mode
-# reaches them; text stays text. Nothing is told by colour alone: up is solid, down is hatched or hollow,
-# and every series is labelled where it is.
+# Each chart is drawn twice, wide, and narrow for phones, since a picture that shrinks has unreadable
+# letters. Colours are CSS variables of the page, so that its dark mode applies; text stays text. Nothing
+# depends on colour alone: up is solid, down is hatched or hollow, and every series is labelled.
 
 INK = "#000001"
 MUTED = "#000002"
@@ -72,7 +69,7 @@ _SETTINGS: dict[str, Any] = {
 @attrs.frozen
 class Chart:
     """
-    One picture, twice.
+    One picture, drawn twice.
 
     Attributes:
         wide, narrow: SVG elements.
@@ -88,7 +85,7 @@ def draw(name: str, label: str, paint: Callable[[bool], Figure]) -> Chart:
 
     Args:
         name: unique in the page; starts the ids inside the SVG.
-        label: what a reader who sees no picture is told.
+        label: the text for readers who do not see the picture.
         paint: makes the figure; its argument says whether it is the wide one.
     """
     drawn = []
@@ -101,14 +98,14 @@ def draw(name: str, label: str, paint: Callable[[bool], Figure]) -> Chart:
 
 
 def _svg(figure: Figure, name: str, label: str) -> str:
-    """Return a figure as an SVG element that can stand in a page beside others."""
+    """Return a figure as an SVG element that can be in one page with others."""
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # It would reach the whole page; the page says the same for its charts alone.
+    # It would affect the whole page; the page has the same style for its charts alone.
     text = re.sub(r'<style type="text/css">.*?</style>', "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'href="#', f'href="#{name}-', text)
@@ -128,7 +125,7 @@ def _svg(figure: Figure, name: str, label: str) -> str:
 def panel(
     width: float, height: float, left: float, right: float, top: float, bottom: float
 ) -> tuple[Figure, Axes]:
-    """Return a figure of so many pixels, with one set of axes inside these margins."""
+    """Return a figure of this size in pixels, with one set of axes inside these margins."""
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     axes = add_axes(figure, (width, height), left, right, top, bottom)
     return figure, axes
@@ -153,7 +150,7 @@ def add_axes(
     )
 
 
-# Bars of a run: round trips of small files, throughput beside raw TCP, speed by encoding.
+# Bars of a run: round trips of small files, throughput compared with raw TCP, speed by encoding.
 
 
 @attrs.frozen
@@ -182,9 +179,9 @@ def bars(
 
     Args:
         groups: title and bars of each.
-        wide: titles stand beside their bars; otherwise above them.
-        ceiling: where a line is drawn, if any.
-        band: what the ceiling's own samples span.
+        wide: titles are next to their bars; otherwise above them.
+        ceiling: the value of the ceiling's line, if any.
+        band: the range of the ceiling's own samples.
     """
     thickness, gap = 17.0, 14.0
     above = 0.0 if wide else 19.0
@@ -219,7 +216,7 @@ def bars(
 
 
 def _ceiling(axes: Axes, ceiling: float, label: str, *, beyond: bool) -> None:
-    """Draw the line that nothing crosses, with its name on the side where there is room."""
+    """Draw the line of the ceiling, with its name on the side that has space."""
     axes.axvline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
     axes.annotate(
         label,
@@ -234,13 +231,13 @@ def _ceiling(axes: Axes, ceiling: float, label: str, *, beyond: bool) -> None:
 
 
 def _title(axes: Axes, place: float, title: str, wide: bool) -> None:
-    """Write a group's title beside its bars, or above them."""
+    """Write a group's title next to its bars, or above them."""
     if wide:
         axes.annotate(
             title, (0, place), (-12, 0), textcoords="offset points", ha="right", va="center"
         )
     else:
-        # The line of the ceiling makes way for it.
+        # The title covers the line of the ceiling.
         paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
         axes.annotate(title, (0, place), ha="left", va="center", bbox=paper, zorder=5)
 
@@ -260,7 +257,7 @@ def _bar(
     limit: float,
     line: tuple[float, float] | None,
 ) -> None:
-    """Draw a bar, its range, and its label: behind both, and not on the line of the ceiling, if any."""
+    """Draw a bar, its range, and its label, after both, and not on the line of the ceiling, if any."""
     end = min(bar.value, limit)
     solid = bar.direction == UP
     axes.barh(
@@ -336,7 +333,7 @@ def _grouped(
     choose: Callable[[Run, str], Iterable[Measurement]],
     bar: Callable[[str, Measurement], Bar],
 ) -> list[tuple[str, list[Bar]]]:
-    """Return the bars of what is chosen for each direction, by the name of what was measured."""
+    """Return the bars of the chosen measurements of each direction, by the name of the measurement."""
     groups: dict[str, list[Bar]] = {}
     for way in DIRECTIONS:
         for each in choose(run, way):
@@ -347,11 +344,11 @@ def _grouped(
 # Curves of a run: throughput over the window, one upload over time, the main figures over many runs.
 
 MOST_SERVERS = 20
-"""Rows of the timeline; more servers than these are left out, and the caption says so."""
+"""The limit of rows in the timeline; the caption names the number of servers left out."""
 
 
 def window_chart(run: Run, wide: bool) -> Figure:
-    """Return throughput over the window, a panel for each direction that was swept."""
+    """Return throughput over the window, a panel for each measured direction."""
     ways = [way for way in DIRECTIONS if figures.window_curve(run, way)]
     each_px = 240.0
     width = WIDE_PX if wide else NARROW_PX
@@ -377,7 +374,7 @@ def window_chart(run: Run, wide: bool) -> Figure:
 
 def _window_panel(axes: Axes, run: Run, way: str) -> None:
     curve = figures.window_curve(run, way)
-    # Measured windows are equally spaced; the last place is that of the automatic one.
+    # Measured windows are equally spaced; the last position is that of the automatic one.
     places = [float(index) for index in range(len(curve))]
     labels = [_short(each.window_bytes or 0) for each in curve]
     axes.set_title(
@@ -434,7 +431,7 @@ def _fixed_windows(
 
 
 def _automatic_window(axes: Axes, auto: Measurement, place: float) -> float:
-    """Draw the window that sizes itself; returns its rate."""
+    """Draw the automatic window; returns its rate."""
     samples = _rates(auto)
     value = statistics.median(samples)
     axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
@@ -444,7 +441,7 @@ def _automatic_window(axes: Axes, auto: Measurement, place: float) -> float:
 
 
 def _window_ticks(axes: Axes, places: Sequence[float], labels: Sequence[str]) -> None:
-    """Name the places; of many every other one, which leaves each room. The automatic one's stays."""
+    """Label the positions; if there are many, every other one. The automatic one is always labelled."""
     axes.set_xticks(places, labels, fontsize=11)
     has_auto = labels[-1] == "auto"
     for number, tick in enumerate(axes.get_xticklabels()):
@@ -467,7 +464,7 @@ def _short(value: int) -> str:
 
 
 def _plaintext_ceiling(run: Run, way: str, measured: Measurement) -> float | None:
-    """Return raw TCP in bytes of plaintext a second: what the shares cost on top is taken off."""
+    """Return raw TCP in bytes of plaintext a second: without the additional bytes of the shares."""
     ceiling = figures.raw(run, way)
     if not ceiling or not measured.wire_bytes:
         return None
@@ -475,7 +472,7 @@ def _plaintext_ceiling(run: Run, way: str, measured: Measurement) -> float | Non
 
 
 def timeline_chart(run: Run, wide: bool) -> Figure:
-    """Return what passed between us and each server, over time."""
+    """Return what was sent and received by each server, over time."""
     timeline = run.timeline
     assert timeline is not None
     servers = list(dict.fromkeys(burst.server for burst in timeline.bursts))[:MOST_SERVERS]
@@ -537,7 +534,7 @@ def _names(servers: Sequence[str], width: float) -> tuple[list[str], float, floa
     Break names of servers into lines, so that none is cut.
 
     Returns:
-        the names; the room for them on the left, and the height of a row, in pixels.
+        the names, the width of their column, and the height of a row, in pixels.
     """
     room_px = min(max(sum(map(_letter_px, each)) for each in servers), 0.4 * width)
     broken = [_broken(each, room_px) for each in servers]
@@ -546,7 +543,7 @@ def _names(servers: Sequence[str], width: float) -> tuple[list[str], float, floa
 
 
 def _broken(name: str, room_px: float) -> list[str]:
-    """Break a name into lines that have room, behind its hyphens and spaces if that is not too early."""
+    """Break a name into lines that fit, after hyphens and spaces if that is not too early."""
     lines, line, line_px = [], "", 0.0
     for letter in name:
         if line and line_px + _letter_px(letter) > room_px:
@@ -560,7 +557,7 @@ def _broken(name: str, room_px: float) -> list[str]:
 
 
 def _letter_px(letter: str) -> float:
-    """Return room enough for a letter at the size of labels, in whatever font a reader has."""
+    """Return enough width for a letter at the size of labels, in any font."""
     if letter in "WMmw@%—" or ord(letter) > 0x2E80:
         return 11.5
     return 9.0 if letter.isupper() else 7.5
@@ -569,7 +566,7 @@ def _letter_px(letter: str) -> float:
 def _joined(
     bursts: Sequence[Burst], rows: dict[str, int], apart_s: float
 ) -> list[tuple[int, float, int]]:
-    """Join bursts of a server that no eye could tell apart: row, time of the first, bytes."""
+    """Join bursts of a server that look like one: row, time of the first, bytes."""
     found: list[tuple[int, float, int]] = []
     last: dict[int, int] = {}
     for each in sorted(bursts, key=lambda each: each.at_s):
@@ -586,7 +583,7 @@ def _joined(
 
 
 def history_chart(runs: Sequence[Run], wide: bool) -> Figure:
-    """Return how the main figures went, oldest run first; the last one is this."""
+    """Return the main figures over time, oldest run first, this one last."""
     width = WIDE_PX if wide else NARROW_PX
     panels: list[tuple[str, _Reader, float]] = [
         ("round trips for a small file", _trips_of, 1.0),
@@ -662,7 +659,7 @@ def _history_panel(
 def _line(
     axes: Axes, way: str, places: Sequence[float], values: Sequence[float], width: float
 ) -> None:
-    """Draw the line of one direction through its medians."""
+    """Draw the curve of one direction through its medians."""
     axes.plot(
         places,
         values,
@@ -676,7 +673,7 @@ def _line(
 
 
 def _rule(axes: Axes, text: Callable[[float], str]) -> None:
-    """Draw a few lines across, and write beside each what its value is."""
+    """Draw a few horizontal lines, each with its value."""
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     axes.tick_params(length=0, labelsize=11, labelcolor=MUTED)
@@ -687,7 +684,7 @@ def _rule(axes: Axes, text: Callable[[float], str]) -> None:
 def _label_ends(
     axes: Axes, ends: Sequence[tuple[float, str]], place: float, apart: float, percents: bool
 ) -> None:
-    """Write each series' name and last value at its end; names that would meet move apart."""
+    """Write each series' name and last value at its end; names that would overlap move apart."""
     if len(ends) == 2 and abs(ends[0][0] - ends[1][0]) < 1.4 * apart:
         middle = (ends[0][0] + ends[1][0]) / 2
         first = 1 if ends[0][0] >= ends[1][0] else -1

@@ -1,4 +1,6 @@
-"""Regression test between two builds."""
+"""
+Regression test between two builds: which measurements changed beyond noise, by a permutation test; pure.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,7 @@ import attrs
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.run_results import SCENARIO, EmulatedLink, Measurement, Parameters, Run
 
-# What comparing two builds gave, and how it reads.
-#
-# The test itself is in `compare`.
+# The result of a comparison, and its text.
 
 SLOWER = "slower"
 FASTER = "faster"
@@ -28,8 +28,8 @@ LEVEL = 0.01
 
 LEAST_CHANGE = 0.1
 """
-Smaller changes are not told from noise: that much may two runs of one build differ as a whole, because of
-what else the machine did in those minutes. A single run a side holds no trace of it.
+Smaller changes count as noise: two runs of one build may differ by that much as a whole, because of other
+work of the machine in those minutes. A single run per side does not show that.
 """
 
 
@@ -42,9 +42,10 @@ class FigureChange:
         name, group, direction: as in the runs.
         before_s, after_s: median seconds of a round.
         ratio: of the medians, after / before; above 1 is slower.
-        low, high: 95 % of bootstrapped ratios lie between.
-        margin: the ratio that the test calls noise in the direction of the change, above 1.
-        p: chance of such a change somewhere, were all builds the same; None if there are too few samples.
+        low, high: the interval of 95 % of bootstrapped ratios.
+        margin: the ratio, above 1, up to which the test calls a change in this direction noise.
+        p: probability of such a change anywhere if all builds were equal; None if there are too few
+            samples.
         verdict: ``slower``, ``faster``, ``same``, or ``unjudged`` for too few samples.
     """
 
@@ -70,11 +71,11 @@ class FigureChange:
 @attrs.frozen(kw_only=True)
 class Comparison:
     """
-    What the test says.
+    The result of the test.
 
     Attributes:
         changes: every measurement that both sides have, in the order of the first run.
-        warnings: sentences on what makes the comparison weaker.
+        warnings: sentences about what makes the comparison weaker.
         missing, added: names of measurements that only the runs before, or after, have.
     """
 
@@ -94,7 +95,7 @@ class Comparison:
 
     @property
     def faster(self) -> tuple[FigureChange, ...]:
-        """What takes less time now."""
+        """The measurements that take less time now, beyond noise."""
         return self.having(FASTER)
 
     @property
@@ -122,7 +123,7 @@ class Comparison:
         Return lines for a person.
 
         Args:
-            everything: also what did not change.
+            everything: also measurements that did not change.
         """
         shown = [each for each in self.changes if everything or each.verdict in (SLOWER, FASTER)]
         lines = [self.summary]
@@ -144,7 +145,7 @@ class Comparison:
         return "\n".join(lines) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
+        """Return values that JSON can represent."""
         return {
             "regressed": self.regressed,
             "summary": self.summary,
@@ -155,7 +156,7 @@ class Comparison:
 
 
 def title(key: tuple[str, str, str]) -> str:
-    """Return what a measurement is called, by group, direction and name."""
+    """Return the name of a measurement, from group, direction and name."""
     group, direction, name = key
     return f"{name} {direction}" if group == SCENARIO else f"{group} {name} {direction}"
 
@@ -191,29 +192,25 @@ def _table(changes: Sequence[FigureChange]) -> list[str]:
     ]
 
 
-# Which of many measurements lie farther apart than relabelling of their rounds explains.
-#
-# The question: two builds were measured, each in some rounds. Is a measurement longer in the second build by
-# more than a margin, or would labels dealt at random among the same rounds often look like that *somewhere*?
+# The question: two builds were measured, each in some rounds. Is a measurement longer in the second build
+# by more than a margin, or would labels assigned at random to the same rounds often look like that for
+# *some* measurement?
 #
 # The test is a permutation test of the maximum (Westfall and Young, "Resampling-Based Multiple Testing",
-# 1993): the statistic of each measurement is compared with the greatest that any measurement reaches
-# under each relabelling. So its p is already that of the whole family: with no effect at all, the chance
-# that anything falls below alpha is at most alpha, however many measurements there are and however they
-# hang together, and whatever distribution the noise has. Correcting exact rank tests of five rounds
-# against five could never show anything: their least p is 1/252 on one side, and Holm would multiply it
-# by the number of measurements; here it stays 1/252 for the family, because how far apart the samples are
-# counts, not only their order.
+# 1993): the statistic of each measurement is compared with the greatest that any measurement reaches under
+# each relabelling. So its p is already that of the whole family: without any effect, the probability that
+# any p falls below alpha is at most alpha, for any number of measurements, any dependence between them, and
+# any distribution of the noise. Corrected exact rank tests of five rounds against five could never show
+# anything: their least p is 1/252 on one side, and Holm would multiply it by the number of measurements;
+# here it stays 1/252 for the family, because the distances count, not only their order.
 #
-# The statistic is Student's t with a constant added to its denominator, the typical noise of all measurements
-# (as in SAM: Tusher, Tibshirani and Chu, PNAS 98, 2001): among dozens of measurements some have five samples
-# that agree by chance, and their t would drown the rest.
-#
-# Pure: numbers in, numbers out; the random relabellings have a fixed seed, so the same runs always give the
-# same answer.
+# The statistic is Student's t with a constant added to its denominator, the typical noise of all
+# measurements (as in SAM: Tusher, Tibshirani and Chu, PNAS 98, 2001): among dozens of measurements some
+# have five samples that agree by chance, and their t would hide the rest. The random relabellings have a
+# fixed seed, so equal runs give equal results.
 
 RELABELLINGS = 1000
-"""Drawn where there are more; the least p is then 1/1001, a tenth of the level that is used."""
+"""The number drawn if there are more; the least p is then 1/1001, a tenth of the level that is used."""
 
 _SEED = 5
 
@@ -234,7 +231,7 @@ class PairedSamples:
 
 
 def least_p(before: int, after: int) -> float:
-    """Return the least p that so many samples can give."""
+    """Return the least p that this many samples can give."""
     return max(1 / math.comb(before + after, after), 1 / (RELABELLINGS + 1))
 
 
@@ -243,9 +240,9 @@ def greater(pairs: Sequence[PairedSamples]) -> list[float]:
     Test for each pair whether ``after`` is greater than ``before`` by more than the margin.
 
     Returns:
-        For each pair the share of relabellings under which some measurement is as far apart as this one is.
-        Where no pair differs by more than its margin, some p is at most alpha in at most that share of
-        comparisons.
+        For each pair the share of relabellings under which some measurement differs as much as this one
+            does. If no pair differs by more than its margin, some p is at most alpha in at most that share
+            of comparisons.
     """
     if not pairs:
         return []
@@ -259,7 +256,7 @@ def greater(pairs: Sequence[PairedSamples]) -> list[float]:
         values = _statistics(prepared, [labels[each] for each in counts])
         if not observed:
             observed = values
-        greatest = max(values) + 1e-9  # equal up to rounding is equal
+        greatest = max(values) + 1e-9  # values that are equal up to rounding are equal
         total += 1
         for index, value in enumerate(observed):
             reached[index] += greatest >= value
@@ -272,8 +269,8 @@ def _relabellings(
     """
     Yield, for each pair of sample counts, which samples are called ``after``; the true labels first.
 
-    Measurements with equal counts share the labels: their rounds were measured together, and what hangs
-    together stays together.
+    Measurements with equal counts share the labels: their rounds were measured together, so dependent ones
+    stay together.
     """
     kinds = sorted(set(counts))
     if len(kinds) == 1 and math.comb(sum(kinds[0]), kinds[0][1]) <= RELABELLINGS:
@@ -296,7 +293,7 @@ def _relabellings(
 
 @attrs.frozen
 class _Prepared:
-    """A pair with the margin taken off, centred; what no relabelling changes is computed once."""
+    """A centred pair without the margin, with what no relabelling changes."""
 
     values: tuple[float, ...]
     squares: float
@@ -317,7 +314,7 @@ def _statistics(prepared: Sequence[_Prepared], labels: Sequence[tuple[int, ...]]
         count = len(each.values)
         after = len(chosen)
         before = count - after
-        # Centred, so one side's sum tells both means.
+        # Centred, so one side's sum determines both means.
         total = sum([each.values[index] for index in chosen])
         difference = total * (1 / after + 1 / before)
         within = max(each.squares - difference * difference * after * before / count, 0.0)
@@ -330,29 +327,26 @@ def _statistics(prepared: Sequence[_Prepared], labels: Sequence[tuple[int, ...]]
     ]
 
 
-# What changed between two builds, beyond noise, by a stated test.
-#
 # A measurement has changed if it did so
 #
-# * by more than 10 %, than twice what one round of it differs from the next (standard deviation), and than
-#   runs of one side differ among themselves, where a side has several;
-# * both in seconds and beside the ceiling of its own run: round trips and raw TCP were measured in the same
-#   run, and when they got slower, that much is the path's fault and not the build's;
-# * and farther than relabelling of the rounds explains: a permutation test of the maximum over all
-#   measurements (`significance`), at 1 % for the whole comparison, "slower" and "faster" each.
+# * by more than 10 %, than twice the standard deviation of its rounds, and than runs of one side differ
+#   among themselves, if a side has several;
+# * both in seconds and compared with the ceiling of its own run: round trips and raw TCP were measured in
+#   the same run, and if they became slower, the path is responsible for that much;
+# * and more than relabelling of the rounds explains: by the permutation test above, at 1 % for the whole
+#   comparison, "slower" and "faster" each.
 #
-# What that finds and what it misses was simulated: docs/explanation-speedtest-compare.md. This module is
-# pure.
+# Simulations of what that finds and misses: docs/explanation-speedtest-compare.md.
 
 ROUNDS_TO_RUNS = 2.0
 """
-A single run does not tell how far the next will be from it; its rounds do in part, since a machine that is
-busy now and then is so in more runs and fewer. On a shared machine of two cores the medians of eight runs of
-five rounds scattered once to twice as far as the rounds.
+A single run does not show how far the next will be from it; its rounds do in part, since a machine with
+other work has it in several runs. On a shared machine of two cores the medians of eight runs of five rounds
+varied once to twice as much as the rounds.
 """
 
 BUSY = 0.15
-"""Rounds that scatter by more say that the machine did other things; then single runs tell little."""
+"""Rounds that vary more show that the machine had other work; then single runs are unreliable."""
 
 _RESAMPLES = 200
 
@@ -365,12 +359,12 @@ def compare(
     before: Run | Sequence[Run], after: Run | Sequence[Run], anyway: bool = False
 ) -> Comparison:
     """
-    Say what changed beyond noise.
+    Return what changed beyond noise.
 
     Args:
-        before, after: at least one run each, all with the same parameters and on the same machine; more runs
-            of a side tell how far runs differ that should not.
-        anyway: only warn if they are not.
+        before, after: at least one run each, all with the same parameters and on the same machine; more
+            runs of a side show how far equal runs differ.
+        anyway: only warn if they are not comparable.
 
     Raises:
         UsageError: the runs cannot be compared; the sentence says why.
@@ -426,7 +420,7 @@ def _differences(runs: Sequence[Run]) -> list[str]:
         values = {_named(getattr(run.parameters, field.name)) for run in runs}
         if field.name not in ignored and len(values) > 1:
             found.append(f"{field.name} differs ({' and '.join(sorted(values))})")
-    # Keys that only some have say nothing: later versions may write more.
+    # Keys that only some runs have are ignored: later versions may write more.
     shared = set.intersection(*(set(run.machine) for run in runs))
     for name in sorted(shared):
         values = {run.machine[name] for run in runs}
@@ -436,7 +430,7 @@ def _differences(runs: Sequence[Run]) -> list[str]:
 
 
 def _named(value: object) -> str:
-    """Return a parameter as a person calls it."""
+    """Return a parameter as text for people."""
     if isinstance(value, EmulatedLink):
         rates = [value.up_bytes_per_s, value.down_bytes_per_s]
         carries = [f"{rate / 1000:g} kB/s" for rate in rates if rate is not None]
@@ -451,7 +445,7 @@ class _Side:
 
     Attributes:
         samples: of each measurement, logarithms of seconds, one tuple a run.
-        floors: of each measurement, logarithm of the seconds that its run's path needs at the least, or None.
+        floors: of each measurement, logarithm of the least seconds on its run's path, or None.
     """
 
     samples: Mapping[_Key, list[tuple[float, ...]]]
@@ -474,28 +468,28 @@ class _Side:
         return cls(samples, middle)
 
     def pooled(self, key: _Key) -> tuple[float, ...]:
-        """Return all samples of a measurement, each run's hiccups drawn in."""
+        """Return all samples of a measurement, with outliers of each run reduced."""
         return tuple(value for run in self.samples[key] for value in _tamed(run))
 
     def scatter(self, key: _Key) -> float:
-        """Return the standard deviation of a round, in this side's typical run; 0 if that is not known."""
+        """Return the standard deviation of a round, in this side's typical run; 0 if unknown."""
         runs = [statistics.stdev(_tamed(run)) for run in self.samples[key] if len(run) > 1]
         return statistics.median(runs) if runs else 0.0
 
     def reach(self, key: _Key) -> float:
-        """Return how far a run of this side lies from the middle of them; 0 for a single run."""
+        """Return the largest distance of a run of this side from their middle; 0 for a single run."""
         middles = [statistics.median(run) for run in self.samples[key]]
         centre = statistics.median(middles)
         return max(abs(middle - centre) for middle in middles)
 
     def path(self, key: _Key, other: _Side) -> float:
-        """Return how much slower this side's path is than another's, as a logarithm; 0 if not known."""
+        """Return how much slower this side's path is than another's, as a logarithm; 0 if unknown."""
         mine, theirs = self.floors[key], other.floors[key]
         return 0.0 if mine is None or theirs is None else mine - theirs
 
 
 def _floor_s(run: Run, measured: Measurement) -> float | None:
-    """Return what a round costs on this run's path at the least: round trips, and bytes over raw TCP."""
+    """Return the least time of a round on this run's path: round trips, and bytes over raw TCP."""
     floor_s = 0.0
     if run.round_trips:
         trips = [sample for each in run.round_trips for sample in each.samples_s]
@@ -512,10 +506,10 @@ def _floor_s(run: Run, measured: Measurement) -> float | None:
 
 def _tamed(values: tuple[float, ...]) -> tuple[float, ...]:
     """
-    Draw what lies far out nearer to a run's middle, to three robust deviations.
+    Move outliers nearer to a run's middle, to three robust deviations.
 
-    A round in which the machine did something else for a second is a slow round, not the measure of all
-    noise. The margin bounds it from below, so that samples that agree by chance are left alone.
+    A round in which the machine did other work for a second is a slow round, not the measure of all noise.
+    The margin bounds the distance from below, so that samples that agree by chance are not changed.
     """
     middle = statistics.median(values)
     deviation = 1.4826 * statistics.median(abs(value - middle) for value in values)
@@ -526,7 +520,7 @@ def _tamed(values: tuple[float, ...]) -> tuple[float, ...]:
 def _judge(keys: Sequence[_Key], old: _Side, new: _Side) -> list[FigureChange]:
     """Test all measurements together, in both directions."""
     scatter = {key: max(old.scatter(key), new.scatter(key)) for key in keys}
-    # Five rounds may agree by chance where the machine was restless.
+    # Five rounds may agree by chance on a busy machine.
     typical = statistics.median(scatter.values()) / 2
     noise = {
         key: max(
@@ -537,7 +531,7 @@ def _judge(keys: Sequence[_Key], old: _Side, new: _Side) -> list[FigureChange]:
         )
         for key in keys
     }
-    # A path that got slower excuses a slower build, and cannot make one look faster.
+    # A path that became slower explains a slower build, and cannot make one look faster.
     slower = {key: noise[key] + max(new.path(key, old), 0.0) for key in keys}
     faster = {key: noise[key] + max(old.path(key, new), 0.0) for key in keys}
     before = {key: old.pooled(key) for key in keys}
@@ -589,7 +583,9 @@ def _middle(runs: Iterable[Sequence[float]]) -> float:
 def _interval(
     before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], rng: random.Random
 ) -> tuple[float, float]:
-    """Return where 95 % of bootstrapped differences lie; runs are drawn first, then rounds of each."""
+    """
+    Return the interval of 95 % of bootstrapped differences; runs are drawn first, then rounds of each.
+    """
 
     def draw(runs: Sequence[Sequence[float]]) -> float:
         chosen = rng.choices(runs, k=len(runs))

@@ -1,8 +1,5 @@
 """
-What a report says of a run: its figures, each with spread and ceiling, as text.
-
-Pure. The page (`report`) and the charts (`bars`, `curves`) take their numbers here, so that they cannot
-disagree.
+The figures of a report as text, each with spread and ceiling; pure, used by the page and the charts alike.
 """
 
 from __future__ import annotations
@@ -27,13 +24,13 @@ from pipegrid.speedtest.run_results import (
 )
 
 LARGE_BYTES = 500_000
-"""Rounds of fewer bytes are a matter of round trips; of as many, of bandwidth."""
+"""Rounds of fewer bytes measure round trips; larger ones measure bandwidth."""
 
 NEAR_S = 1e-3
-"""Shorter round trips are those of one machine or one room."""
+"""Shorter round trips are those within one machine or one local network."""
 
 MOST_BARS = 10
-"""Groups of bars in a picture."""
+"""The limit of groups of bars in a picture."""
 
 KNEE = 0.95
 """The knee of the window curve is the least window with this share of the best throughput."""
@@ -55,11 +52,11 @@ class Figure:
 
     Attributes:
         direction: ``up`` or ``down``.
-        title: what it is, as ``Store one small file``.
+        title: such as ``Store one small file``.
         value, unit: as ``1.05``, ``round trips``.
-        spread: in words.
-        bound: in words; what the path itself would allow: of a rate the ceiling, of a time the floor.
-        share: how much of what is possible, 0 to 1; None if that is not known.
+        spread: as text.
+        bound: as text; what the path allows: for a rate the ceiling, for a time the floor.
+        share: the share of what is possible, 0 to 1; None if unknown.
     """
 
     direction: str
@@ -101,7 +98,7 @@ def rate(value: float) -> str:
 
 
 def round_rate(value: float) -> str:
-    """Return bytes a second of a round number, as an axis has them: ``50 kB/s``."""
+    """Return bytes a second of a round number, for an axis: ``50 kB/s``."""
     for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= limit:
             return f"{value / limit:g} {unit}/s"
@@ -138,7 +135,7 @@ def percent(share: float) -> str:
 
 
 def trips(run: Run, measured: Measurement) -> tuple[float, ...]:
-    """Return, for each round, round trips a file: time ÷ files ÷ mean round trip; nothing if not known."""
+    """Return, for each round, round trips a file: time ÷ files ÷ mean round trip; empty if unknown."""
     average_s = run.average_rtt_s
     if not average_s:
         return ()
@@ -147,9 +144,9 @@ def trips(run: Run, measured: Measurement) -> tuple[float, ...]:
 
 def raw(run: Run, direction: str) -> tuple[float, ...]:
     """
-    Return the samples of raw TCP that throughput is held against, bytes a second; nothing if not measured.
+    Return the samples of raw TCP that throughput is compared with, bytes a second; empty if not measured.
 
-    Plain, with as many streams as there are servers; one stream if only that was measured.
+    Without TLS, with as many streams as there are servers; one stream if only that was measured.
     """
     for streams in (run.parameters.servers, 1):
         for each in run.baselines:
@@ -159,7 +156,7 @@ def raw(run: Run, direction: str) -> tuple[float, ...]:
 
 
 def shares(run: Run, measured: Measurement) -> tuple[float, ...]:
-    """Return, for each round, bytes of shares a second ÷ raw TCP; nothing if not known."""
+    """Return, for each round, bytes of shares a second ÷ raw TCP; empty if unknown."""
     ceiling = raw(run, measured.direction)
     if not ceiling or not measured.wire_bytes:
         return ()
@@ -173,24 +170,24 @@ def group(run: Run, name: str, direction: str) -> list[Measurement]:
 
 
 def small(run: Run, direction: str) -> list[Measurement]:
-    """Return the scenarios whose round trips count."""
+    """Return the scenarios that measure round trips."""
     found = group(run, SCENARIO, direction)
     return [each for each in found if not _bulky(each) and trips(run, each)][:MOST_BARS]
 
 
 def large(run: Run, direction: str) -> list[Measurement]:
-    """Return the scenarios whose throughput counts."""
+    """Return the scenarios that measure throughput."""
     found = group(run, SCENARIO, direction)
     return [each for each in found if _bulky(each) and shares(run, each)][:MOST_BARS]
 
 
 def _bulky(measured: Measurement) -> bool:
-    """Say whether a round is a matter of bandwidth."""
+    """Return whether a round measures bandwidth."""
     return measured.files * measured.file_bytes >= LARGE_BYTES
 
 
 def one_small(run: Run, direction: str) -> Measurement | None:
-    """Return the scenario of a single small file on connections that are up."""
+    """Return the scenario of a single small file on open connections."""
     found = [each for each in small(run, direction) if each.name != "startup"]
     return min(found, key=lambda each: (each.files, each.file_bytes), default=None)
 
@@ -218,8 +215,8 @@ def knee(curve: Sequence[Measurement]) -> Measurement | None:
 
 
 def headline(run: Run) -> tuple[str, str]:
-    """Return the sentence above everything, and the one below it; one sample makes no sentence."""
-    # Where the network is no obstacle, round trips are not the story.
+    """Return the main sentence, and the one below it; none if there is only one sample."""
+    # On a near network, round trips do not matter.
     near = (run.average_rtt_s or 0.0) < NEAR_S
     costs: list[str] = []
     for way in DIRECTIONS:
@@ -246,7 +243,7 @@ def headline(run: Run) -> tuple[str, str]:
 
 
 def main_figures(run: Run) -> list[Figure]:
-    """Return what a reader looks for first."""
+    """Return the main figures of a run."""
     found = []
     for way in DIRECTIONS:
         measured = one_small(run, way)
@@ -290,7 +287,7 @@ def _range(low: str, high: str, count: int) -> str:
 
 
 def rows(run: Run) -> dict[str, list[Row]]:
-    """Return every measurement as text, by group; up and down of each beside each other."""
+    """Return every measurement as text, by group, with up and down of each in consecutive rows."""
     found: dict[str, list[Row]] = {}
     for name in GROUPS:
         members = [each for each in run.measurements if each.group == name]
@@ -319,7 +316,7 @@ def _row(run: Run, measured: Measurement) -> Row:
 
 
 def baseline_rows(run: Run) -> list[tuple[str, str, str, str]]:
-    """Return what raw streams carried: which, direction, median, spread."""
+    """Return the throughput of raw streams: name, direction, median, spread."""
     found = []
     for each in run.baselines:
         if each.samples:
@@ -337,7 +334,7 @@ def baseline_rows(run: Run) -> list[tuple[str, str, str, str]]:
 
 
 def setting(run: Run) -> str:
-    """Return one line on what was measured."""
+    """Return one line about what was measured."""
     parameters = run.parameters
     said = [
         parameters.target,

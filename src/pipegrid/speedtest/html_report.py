@@ -1,8 +1,5 @@
 """
-The report of a run that people look at: one HTML file that needs nothing else.
-
-What it says is decided in `figures`, what it draws in `bars` and `curves`; here both meet the template. The
-libraries for it come with ``pipegrid[speedtest]`` and are loaded when a report is written.
+The HTML report of a run: one file that needs nothing else. Its libraries come with ``pipegrid[speedtest]``.
 """
 
 from __future__ import annotations
@@ -24,11 +21,11 @@ if TYPE_CHECKING:
     from pipegrid.speedtest.charts import Chart
 
 MOST_HISTORY = 50
-"""Earlier runs that a picture can hold; of more, the latest are shown."""
+"""The limit of earlier runs in a picture; the latest are shown."""
 
 
 LIBRARIES = {"Jinja2": "jinja2", "matplotlib": "matplotlib"}
-"""What a report needs: the packages of ``pipegrid[speedtest]``, and their modules."""
+"""The packages of ``pipegrid[speedtest]`` that a report needs, and their modules."""
 
 
 @attrs.frozen
@@ -53,12 +50,12 @@ def write_report(path: Path | str, run: Run, history: Sequence[Run] = ()) -> Non
     Write one self-contained HTML file about a run.
 
     Args:
-        path: of the file; replaced when all of it is there.
-        run: what it is about.
+        path: of the file; replaced atomically.
+        run: the subject.
         history: earlier runs, oldest first, of the same kind.
 
     Raises:
-        UsageError: the libraries that draw are not installed, or the file cannot be written.
+        UsageError: the libraries for drawing are not installed, or the file cannot be written.
     """
     text = render_report(run, history)
     target = Path(path)
@@ -76,10 +73,10 @@ def write_report(path: Path | str, run: Run, history: Sequence[Run] = ()) -> Non
 
 def check_libraries() -> None:
     """
-    See whether a report could be drawn; it imports nothing.
+    Check whether a report could be drawn, without importing the libraries.
 
     Raises:
-        UsageError: a library that draws is not installed.
+        UsageError: a library for drawing is not installed.
     """
     for name, module in LIBRARIES.items():
         if find_spec(module) is None:
@@ -144,7 +141,7 @@ _HISTORY_WORDS = (
 
 
 def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
-    """Return the pictures that this run has material for; the modules that draw are loaded late."""
+    """Return the pictures for which this run has data; the modules for drawing are loaded late."""
     bars, curves, drawing = modules
     runs = [*history[-MOST_HISTORY:], run]
     found = []
@@ -206,7 +203,7 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
 
 
 def _timeline_words(timeline: Timeline, most_servers: int) -> tuple[str, str]:
-    """Return the title of the picture of one upload, and what it shows."""
+    """Return the title of the picture of one upload, and its text."""
     taken = timeline.took_s / timeline.rtt_s if timeline.rtt_s else 0.0
     servers = len({burst.server for burst in timeline.bursts})
     left_out = servers - most_servers
@@ -220,7 +217,9 @@ def _timeline_words(timeline: Timeline, most_servers: int) -> tuple[str, str]:
 
 
 def _window_title(run: Run) -> str:
-    """Return what the curve says: how the automatic window does beside the best; not by one sample."""
+    """
+    Return the conclusion from the curve: the automatic window compared with the best; not from one sample.
+    """
     said: list[str] = []
     for way in (UP, DOWN):
         curve, auto = figures.window_curve(run, way), figures.auto_window(run, way)

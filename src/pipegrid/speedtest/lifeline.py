@@ -1,10 +1,10 @@
 """
-Run a module as a process that does not outlive the one that started it, however that ended.
+Runs a module as a process that ends with the process that started it, however that ended.
 
     python -m pipegrid.speedtest.lifeline MODULE ARGUMENT...
 
-is ``python -m MODULE ARGUMENT...``, which is told to end (SIGTERM) when its standard input ends, and made to
-``STOP_S`` seconds later. So nobody may write to that, and whoever holds its other end must live.
+runs ``python -m MODULE ARGUMENT...``, which gets SIGTERM when its standard input ends, and is killed
+``STOP_S`` seconds later. So nothing may write to that input, and its other end must stay open.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _PIECE_BYTES = 4096
 
 
 def main() -> None:
-    """Run the module that the first argument names, with those behind it, as ``python -m`` would."""
+    """
+    Run the module that the first argument names, with the following arguments, as ``python -m`` would.
+    """
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,6 @@
-"""Emulated link as a TCP proxy; link profiles."""
+"""
+An emulated link as a TCP proxy, in this process or a child process; link profiles, and their notation.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,17 @@ from pipegrid.speedtest.server_processes import ChildProcess, be_child, start_ch
 from pipegrid.testing.clock import PreciseClock
 from pipegrid.testing.link_relay import LinkShape, RelayFactory, SharedLink
 
-# An emulated link as a TCP proxy: for any program from the shell, and in a process of its own for a speed
-# test.
+#     pipegrid speedtest proxy --rtt 11ms --up 80kB/s --down 520kB/s 8000=example.net:80
+#         8001=example.net:443
 #
-#     pipegrid speedtest proxy --rtt 11ms --up 80kB/s --down 520kB/s 8000=example.net:80 8001=example.net:443
-#
-# All pairs share one link, each direction apart; up is from who connects to the target. How exact it is says
-# ``docs/explanation-links.md``. A speed test runs it in a process of its own, so that delaying what passes
-# costs neither side anything.
+# All pairs share one link, with separate directions; up is from the connecting client to the target.
+# ``docs/explanation-links.md`` describes its exactness. A speed test runs it in a separate process, so that
+# it does not use the CPU time of either side.
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 1024
 NICER = 10
-"""A link does not get slower when the programs at its ends need the processor."""
+"""The niceness, so that a link does not become slower when the programs at its ends are busy."""
 
 _HOST = r"\[[0-9A-Fa-f:.]+\]|[^\s:=\[\]]+"
 _PAIR = re.compile(rf"(?:({_HOST}):)?([0-9]{{1,5}})=({_HOST}):([0-9]{{1,5}})")
@@ -43,7 +43,7 @@ _IPV4 = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){3}")
 
 @attrs.frozen
 class Forwarding:
-    """Where to listen (port 0: any free one), and where to go on to."""
+    """Where to listen (port 0: any free one), and the target."""
 
     listen_host: str
     listen_port: int
@@ -53,10 +53,10 @@ class Forwarding:
 
 def parse_pair(text: str) -> Forwarding:
     """
-    Return what ``8000=example.net:80`` or ``[::1]:0=localhost:80`` says; it listens on 127.0.0.1 by default.
+    Parse ``8000=example.net:80`` or ``[::1]:0=localhost:80``; it listens on 127.0.0.1 by default.
 
     Raises:
-        UsageError: it is no such thing.
+        UsageError: it is malformed.
     """
     match = _PAIR.fullmatch(text)
     if match is None or int(match[2]) > 65535 or not 1 <= int(match[4]) <= 65535:
@@ -75,12 +75,12 @@ async def proxy_main(
     say: Callable[[str], object] = print,
 ) -> None:
     """
-    Relay until cancelled; then stop to listen, and fire.
+    Relay until cancelled; then stop listening, and fire.
 
     Args:
-        say: is told where it listens, a line for each pair.
+        say: called with a line for each pair: where it listens.
 
-    Fails with UsageError: a port cannot be had.
+    Fails with UsageError: a port cannot be opened.
     """
     clock = PreciseClock(reactor)
     ports: list[Port] = []
@@ -92,7 +92,7 @@ async def proxy_main(
         forever: Deferred[None] = Deferred()
         await forever
     except CancelledError:
-        pass  # that is how it ends
+        pass  # the usual end
     finally:
         for port in ports:
             await maybeDeferred(port.stopListening)
@@ -110,10 +110,10 @@ def listen(
     Listen for all pairs, over one link.
 
     Args:
-        ports: are added here as they come, so that they can be closed if one cannot be had.
+        ports: opened ports are appended, so that the caller can close them if one cannot be opened.
 
     Raises:
-        UsageError: a port cannot be had.
+        UsageError: a port cannot be opened.
     """
     link = SharedLink(clock, shape, clock.early_s, clock.behind_s)
     for pair in pairs:
@@ -159,7 +159,7 @@ class RunningProxy:
         return self._child.pid
 
     def stop(self) -> Deferred[None]:
-        """End it; fires when it has ended."""
+        """Stop the process; fires when it has ended."""
         return self._child.stop()
 
 
@@ -167,7 +167,7 @@ class RunningProxy:
 async def start_proxy(
     reactor: Any, shape: LinkShape, targets: Sequence[tuple[str, int]]
 ) -> RunningProxy:
-    """Start a process that relays to each target (host, port) over one link, which all share."""
+    """Start a process that relays to each target (host, port) over one shared link."""
     job = {"shape": attrs.asdict(shape), "targets": list(targets)}
     child = await start_child(reactor, "pipegrid.speedtest.link_proxy", job)
     return RunningProxy([int(port) for port in child.said], child)
@@ -186,11 +186,8 @@ if __name__ == "__main__":
     be_child(_child)
 
 
-# What links are called, and how people write them: ``dsl``; ``11ms``, ``80kB/s``, ``10Mbit/s``.
-#
-# Units are decimal, as network people use them: 1 kB is 1000 bytes, 1 Mbit/s is 125 000 bytes a second. A
-# ``b`` alone would be a bit to some and a byte to others, so a byte is ``B`` and a bit is ``bit``. Times
-# are in ``us``, ``ms`` or ``s``.
+# Units are decimal: 1 kB is 1000 bytes, 1 Mbit/s is 125 000 bytes a second. A ``b`` alone would be
+# ambiguous, so a byte is ``B`` and a bit is ``bit``. Times are in ``us``, ``ms`` or ``s``.
 
 CUSTOM = "custom"
 UNLIMITED = "unlimited"
@@ -198,13 +195,13 @@ UNLIMITED = "unlimited"
 PROFILES = {
     link.name: link
     for link in (
-        # The line on which pipelining was first measured.
+        # The link on which pipelining was first measured.
         EmulatedLink("dsl", 0.011, 80e3, 520e3),
         # Two machines in one rack: latency only.
         EmulatedLink("colo", 0.00012),
-        # A good connection to another country: 100 Mbit/s; half a megabyte is under way.
+        # A good connection to another country: 100 Mbit/s; half a megabyte is in flight.
         EmulatedLink("wan", 0.040, 12.5e6, 12.5e6),
-        # Long and fat, 1 Gbit/s: 25 MB are under way.
+        # Long and fast, 1 Gbit/s: 25 MB are in flight.
         EmulatedLink("lfn", 0.200, 125e6, 125e6),
     )
 }
@@ -225,7 +222,7 @@ def parse_time(text: str) -> float:
     Return seconds: ``11ms``, ``0.12ms``, ``120us``, ``0.2s``.
 
     Raises:
-        UsageError: it is no such time, or more than a minute.
+        UsageError: it is malformed, or more than a minute.
     """
     match = _TIME.fullmatch(text.strip())
     seconds = float(match[1]) * _TIMES[match[2]] if match else -1.0
@@ -241,7 +238,7 @@ def parse_rate(text: str) -> float | None:
     Return bytes a second: ``80kB/s``, ``10Mbit/s``, ``1Gbit/s``; None for ``unlimited``.
 
     Raises:
-        UsageError: it is no such rate, less than a byte a second, or absurdly much.
+        UsageError: it is malformed, less than a byte a second, or too large.
     """
     if text.strip() == UNLIMITED:
         return None
@@ -264,14 +261,14 @@ def make_link(
     down: str | None = None,
 ) -> EmulatedLink | None:
     """
-    Return the link that options ask for; None if they ask for none.
+    Return the link of these options; None if none is given.
 
     Args:
         profile: name of one of ``PROFILES``; the other options change it.
-        rtt, up, down: as ``parse_time`` and ``parse_rate`` take them.
+        rtt, up, down: as for ``parse_time`` and ``parse_rate``.
 
     Raises:
-        UsageError: one of them makes no sense.
+        UsageError: one of them is malformed.
     """
     if profile is None:
         if rtt is None and up is None and down is None:
@@ -294,12 +291,12 @@ def make_link(
 
 
 def shape_of(link: EmulatedLink) -> LinkShape:
-    """Return what the relay is told; its lines count whole bytes a second."""
+    """Return the relay's parameters; rates in whole bytes a second."""
     return LinkShape(link.rtt_s, _whole(link.up_bytes_per_s), _whole(link.down_bytes_per_s))
 
 
 def describe(link: EmulatedLink | None) -> str:
-    """Return a few words for people: ``dsl (11 ms, 80 kB/s up, 520 kB/s down)``."""
+    """Return a short text for people: ``dsl (11 ms, 80 kB/s up, 520 kB/s down)``."""
     if link is None:
         return "the network as it is"
     rates = f"{_rate_text(link.up_bytes_per_s)} up, {_rate_text(link.down_bytes_per_s)} down"

@@ -1,4 +1,4 @@
-"""Text lines and JSON formats."""
+"""A run as text lines for people, and as JSON for other programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipegrid.speedtest.run_results import (
     spread,
 )
 
-# A run as lines for people, the classic ones first and to the letter; beside each, how sure it is.
+# The classic lines come first, unchanged; next to each is its spread.
 #
 #     TIME (10x 200B): 5.152 up, 2.045 down
 #     upload per-file time: 0.515s
@@ -32,16 +32,16 @@ from pipegrid.speedtest.run_results import (
 # Definitions:
 #
 # * *TIME*: the median over the rounds, in seconds, of all files of the scenario.
-# * *per-file time*: of ``10x 200B`` (or of what series of small files there is), the median ÷ the files.
+# * *per-file time*: of ``10x 200B`` (or the existing series of small files), the median ÷ the files.
 # * *times-avg-RTT*: per-file time ÷ the mean round trip over all servers.
-# * *times-total-RTT*: per-file time ÷ the sum of the servers' mean round trips: what a client would need that
-#   asks one server after the other is 1 for each question.
+# * *times-total-RTT*: per-file time ÷ the sum of the servers' mean round trips; 1 for each question of a
+#   client that asks one server after the other.
 # * *speed*: plaintext ÷ median; kB are 1000 bytes.
 # * *of raw TCP*: bytes of shares that had to pass the link ÷ median, as a share of what plain TCP streams
 #   carry, as many as there are servers, on the same path in the same run.
 
 SMALL_BYTES = 10_000
-"""Of files up to this size round trips are what counts; of larger ones, bytes."""
+"""Files up to this size measure round trips; larger ones measure throughput."""
 
 WORDS = {UP: "upload", DOWN: "download"}
 
@@ -55,7 +55,7 @@ class ReportLine:
     One line.
 
     Attributes:
-        text: the figure, as such lines have always been written.
+        text: the figure, in the classic form.
         aside: spread, round trips, and the like.
     """
 
@@ -78,7 +78,7 @@ def render(run: Run) -> list[ReportLine]:
 
 
 def of_raw_tcp(run: Run, measurement: Measurement, tls: bool = False) -> float | None:
-    """Return bytes of shares a second as a share of what raw streams carry; None if nobody measured."""
+    """Return bytes of shares a second as a share of what raw streams carry; None if not measured."""
     streams = max((each.streams for each in run.baselines if each.tls == tls), default=0)
     raw = run.baseline(measurement.direction, streams, tls)
     if not raw or not measurement.wire_bytes:
@@ -87,13 +87,13 @@ def of_raw_tcp(run: Run, measurement: Measurement, tls: bool = False) -> float |
 
 
 def round_trips(run: Run, measurement: Measurement) -> float | None:
-    """Return the median time of all files in mean round trips; None if they are not known."""
+    """Return the median time of all files in mean round trips; None if those are unknown."""
     average_s = run.average_rtt_s
     return measurement.median_s / average_s if average_s else None
 
 
 def rate(bytes_per_s: float) -> str:
-    """Return a rate as the classic lines write it: ``24.02kBps``."""
+    """Return a rate in the classic form: ``24.02kBps``."""
     for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if bytes_per_s >= unit:
             return f"{bytes_per_s / unit:.2f}{letter}Bps"
@@ -126,7 +126,7 @@ def _setting(run: Run) -> Iterator[ReportLine]:
 
 
 def _pairs(run: Run) -> Iterator[tuple[str, str, dict[str, Measurement]]]:
-    """Yield group and name of everything but the window sweep, with both directions."""
+    """Return group and name of everything but the window sweep, with both directions."""
     pairs: dict[tuple[str, str], dict[str, Measurement]] = {}
     for each in run.measurements:
         if each.group != WINDOW:
@@ -200,12 +200,9 @@ def _speed(run: Run, measured: Measurement, name: str) -> ReportLine:
     return ReportLine(figure, text)
 
 
-# A run in the forms that other programs read.
-#
-# ``json`` is ``results.Run.as_json``. ``github-smaller`` and ``github-bigger`` are what
-# github-action-benchmark calls ``customSmallerIsBetter`` (times, round trips) and
-# ``customBiggerIsBetter`` (throughput): a list of ``name``, ``unit``, ``value``, ``range`` (the standard
-# deviation) and ``extra``.
+# ``json`` is ``Run.as_json``. ``github-smaller`` and ``github-bigger`` are github-action-benchmark's
+# ``customSmallerIsBetter`` (times, round trips) and ``customBiggerIsBetter`` (throughput): a list of
+# ``name``, ``unit``, ``value``, ``range`` (the standard deviation) and ``extra``.
 
 TEXT = "text"
 JSON = "json"

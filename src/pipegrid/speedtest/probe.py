@@ -1,8 +1,4 @@
-"""
-The client's end of one connection to a responder: connect, prove the token, ping, send, receive.
-
-Every wait has a limit, and every failure is a sentence that names the address.
-"""
+"""The client's end of one connection to a responder: connect, prove the token, ping, send, receive."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from pipegrid.speedtest.responder_protocol import HELLO, LineReader, nonce_of, p
 from pipegrid.speedtest.server_processes import in_thread
 
 ANSWER_S = 15.0
-"""For an answer to a line; a transfer may pause as long."""
+"""The time limit for an answer to a line, and for a pause of a transfer."""
 
 _TOKEN = re.compile(r"[0-9A-Za-z_-]{8,64}")
 _RESPONDER = re.compile(
@@ -35,17 +31,17 @@ _RESPONDER = re.compile(
 
 
 class ResponderError(PipegridError):
-    """The path could not be measured, as the other end does not play its part; the text says why."""
+    """The path could not be measured, as the other end violates the protocol; the text says how."""
 
 
 @attrs.frozen
 class Responder:
     """
-    Where a responder is, and what opens it.
+    The address of a responder, and its secret.
 
     Attributes:
         token: the shared secret.
-        spki_hash: SHA-256 of its public key, for TLS; None: whoever knows the token is trusted.
+        spki_hash: SHA-256 of its public key, for TLS; None: any server that knows the token is trusted.
     """
 
     host: str
@@ -59,7 +55,7 @@ class Responder:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        """Return what ``parse_responder`` reads; it holds the token."""
+        """Return what ``parse_responder`` reads, including the token."""
         key = ""
         if self.spki_hash is not None:
             key = "#" + urlsafe_b64encode(self.spki_hash).decode().rstrip("=")
@@ -68,10 +64,10 @@ class Responder:
 
 def parse_responder(text: str) -> Responder:
     """
-    Return the responder that ``TOKEN@HOST:PORT#KEY``, as it prints it, describes; ``#KEY`` may be missing.
+    Parse ``TOKEN@HOST:PORT#KEY``, as a responder prints it; ``#KEY`` may be missing.
 
     Raises:
-        UsageError: it is no such thing.
+        UsageError: it is malformed.
     """
     match = _RESPONDER.fullmatch(text.strip())
     if match is None or not 1 <= int(match[3]) <= 65535:
@@ -83,7 +79,7 @@ def parse_responder(text: str) -> Responder:
 
 
 def is_token(text: str) -> bool:
-    """Tell whether this can be a responder's token."""
+    """Return whether a text can be a responder's token."""
     return _TOKEN.fullmatch(text) is not None
 
 
@@ -134,10 +130,10 @@ class Probe:
         Args:
             now: a clock to measure with.
             answer_s: how long to wait for an answer, and for the connection.
-            clock: waits; None: the reactor.
+            clock: for time limits; None: the reactor.
 
         Raises:
-            ResponderError: it could not be reached, is none, is another one, or refuses.
+            ResponderError: it is unreachable, not a responder, another one, or rejects the client.
         """
         probe = cls(reactor, responder, now, answer_s, clock)
         try:
@@ -154,26 +150,26 @@ class Probe:
         return probe
 
     def close(self) -> None:
-        """Close the connection; whoever waits for something of it is not told."""
+        """Close the connection; pending operations never fire."""
         if self._stream is not None:
             self._stream.close()
         self._done_waiting()
         self._waiting = None
 
     async def ping(self) -> float:
-        """Return the seconds that a few bytes took there and back."""
+        """Return the seconds of one round trip of a few bytes."""
         word = secrets.token_hex(4).encode()
         began = self._now()
         await self._expect(b"PING " + word, b"PONG " + word)
         return self._now() - began
 
     async def prepare_send(self, size_bytes: int) -> None:
-        """Announce that so many bytes will be sent."""
+        """Announce that this many bytes will be sent."""
         await self._expect(b"TAKE %d" % size_bytes, b"GO")
         self._send_bytes = size_bytes
 
     async def send(self) -> float:
-        """Send what was announced; returns when the responder said that it has the last byte."""
+        """Send what was announced; returns when the responder has confirmed the last byte."""
         expected = b"TAKEN %d" % self._send_bytes
         assert self._stream is not None
         waiting = self._wait()
@@ -184,7 +180,7 @@ class Probe:
         return moment
 
     async def receive(self, size_bytes: int) -> float:
-        """Ask for so many bytes; returns when the last one has come."""
+        """Request bytes; returns when the last one has arrived."""
         assert self._stream is not None
         go = self._wait()
         self._expected_bytes = size_bytes
@@ -195,7 +191,7 @@ class Probe:
             self._check(line, b"GO")
         return self._now()
 
-    # Talking.
+    # Lines.
 
     async def _ask(self, line: bytes) -> bytes:
         assert self._stream is not None
@@ -261,7 +257,7 @@ class Probe:
             self._deadline.cancel()
         self._deadline = None
 
-    # What the stream calls.
+    # Called by the stream.
 
     def ready(self) -> None:
         self._finish_waiting(None)
@@ -283,7 +279,7 @@ class Probe:
             if self._expected_bytes and line == b"GO":
                 self._giving = True
             elif self._waiting is None:
-                self._give_up(self._error_for(line))  # it speaks out of turn
+                self._give_up(self._error_for(line))  # it was not asked
                 return
             else:
                 self._finish_waiting(line)
@@ -291,11 +287,11 @@ class Probe:
     _giving = False
 
     def bulk_bytes(self) -> int:
-        """What is still to be sent, once it was begun."""
+        """Return what is still to be sent, once it was begun."""
         return self._send_bytes if self._waiting is not None else 0
 
     def bulk_sent(self, size_bytes: int) -> None:
-        """So much of it was."""
+        """Count bytes that were sent."""
         self._send_bytes -= size_bytes
         self._progress()
 
@@ -349,7 +345,7 @@ class Probe:
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         code = sock.connect_ex(address)
-        del code  # whatever it is, the socket says it again when it is asked
+        del code  # the socket reports the error again when asked
         self._stream = RawStream(
             self._reactor,
             sock,
@@ -375,7 +371,7 @@ class Probe:
 
 
 def spki_hash(certificate_der: bytes) -> bytes:
-    """Return the SHA-256 of a certificate's public key, as addresses of storage servers have it."""
+    """Return the SHA-256 of a certificate's public key, as in addresses of storage servers."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -386,7 +382,7 @@ def spki_hash(certificate_der: bytes) -> bytes:
 
 def _client_tls(sock: socket.socket) -> ssl.SSLSocket:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the key or the token tells, not the name
+    context.check_hostname = False  # the key or the token is checked instead of the name
     context.verify_mode = ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context.wrap_socket(sock, do_handshake_on_connect=False)

@@ -1,13 +1,4 @@
-"""
-TCP and TLS streams for measuring: a socket under the reactor with as little around it as there can be.
-
-What is set beside a measurement as "raw TCP" must not be slow itself. Twisted's transports copy what is
-written twice, and what is read once, and its TLS stands on a memory BIO; here bytes are received into one
-buffer and sent from another, and OpenSSL works on the socket. On the loopback interface that is two to three
-times as fast.
-
-A ``RawStream`` calls its ``Talker``; nothing is buffered here but lines to be sent.
-"""
+"""TCP and TLS streams for measuring: a socket in the reactor with as little overhead as possible."""
 
 from __future__ import annotations
 
@@ -19,13 +10,13 @@ from typing import Any, Protocol
 
 PIECE_BYTES = 256 * 1024
 TURN_BYTES = 1 << 20
-"""What a TLS connection may receive before others have their turn."""
+"""How much a TLS connection may receive before other connections are served."""
 
 _again = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Buffers:
-    """What streams share: a place to receive to, and incompressible bytes to send."""
+    """Buffers that streams share: one to receive into, and incompressible bytes to send."""
 
     def __init__(self) -> None:
         self.place = memoryview(bytearray(PIECE_BYTES))
@@ -33,32 +24,40 @@ class Buffers:
 
 
 class Talker(Protocol):
-    """Who decides what is said on a stream."""
+    """The protocol of a stream."""
 
     def ready(self) -> None:
-        """The connection, and TLS on it, is there."""
+        """The connection is ready, including TLS."""
 
     def received(self, data: memoryview) -> None:
-        """So much has come; the bytes are not there any more after the call."""
+        """Bytes have arrived; they are valid only during the call."""
 
     def bulk_bytes(self) -> int:
-        """Return how many bytes of anything are to be sent now, after all lines."""
+        """Return how many arbitrary bytes to send now, after all lines."""
 
     def bulk_sent(self, size_bytes: int) -> None:
-        """So many of them were."""
+        """This many of them were sent."""
 
     def lost(self, error: Exception | None) -> None:
-        """The other side has closed the connection, or it broke. Called once, unless we closed it."""
+        """
+        The other end has closed the connection, or it broke. Called once, unless it was closed on this
+        side.
+        """
 
 
 class RawStream:
     """
     One connection.
 
+    A baseline that results are compared with must not be slow itself. Twisted's transports copy written
+    data twice and read data once, and its TLS uses a memory BIO; here bytes are received into one buffer
+    and sent from another, and OpenSSL uses the socket. On the loopback interface that is two to three times
+    as fast. Only lines to send are buffered.
+
     Args:
         sock: connected, or about to be.
         connecting: whether it is only about to be.
-        secure: wraps the socket in TLS, if that is wanted.
+        secure: wraps the socket in TLS, if given.
 
     Attributes:
         tls: the socket, if it has TLS.
@@ -90,7 +89,7 @@ class RawStream:
         sock.setblocking(False)
 
     def start(self) -> None:
-        """Begin; once, when the talker is ready to be called."""
+        """Start; once, when the talker is ready to be called."""
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._connecting:
             self._write_on(True)
@@ -103,7 +102,7 @@ class RawStream:
             return
         try:
             self._sock = self.tls = self._secure(self._sock)
-        except OSError as error:  # it has gone again
+        except OSError as error:  # it has closed already
             self._fail(error)
         else:
             self._shake_hands()
@@ -115,33 +114,35 @@ class RawStream:
         self._talker.ready()
 
     def send(self, line: bytes) -> None:
-        """Send a short line, before any bulk that is still to be sent; nothing once it is closed."""
+        """
+        Send a short line, before any other bytes that are still to be sent; does nothing after closing.
+        """
         if line and not self.closed:
             self._lines += line
             self._flush()
 
     def go_on(self) -> None:
-        """There may be bulk to be sent, now."""
+        """Ask the talker again for bytes to send."""
         if not self.closed and self._ready:
             self._write_on(bool(self._lines) or self._talker.bulk_bytes() > 0)
 
     def pause(self, paused: bool) -> None:
-        """Read nothing for a while, or read again."""
+        """Stop reading for a while, or read again."""
         if self.closed or not self._ready:
             return
         self._read_on(not paused)
-        if not paused and self._pending():  # which no selector sees
+        if not paused and self._pending():  # which no selector reports
             self._reactor.callLater(0, self._read_pending)
 
     def finish(self) -> None:
-        """Close the connection when the lines are sent; the talker hears of it."""
+        """Close the connection when the lines are sent; the talker is notified."""
         self._finishing = True
         self.pause(True)
         if not self._lines:
             self._fail(None)
 
     def close(self) -> None:
-        """Close the connection, now; the talker hears nothing more."""
+        """Close the connection now; the talker is not notified."""
         if self.closed:
             return
         self._read_on(False)
@@ -149,7 +150,7 @@ class RawStream:
         self.closed = True
         self._sock.close()
 
-    # What the reactor calls.
+    # Called by the reactor.
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -158,11 +159,11 @@ class RawStream:
         return "raw stream"
 
     def connectionLost(self, _reason: object) -> None:
-        """The reactor lets go of it: the other side is gone, or was never there."""
+        """End the stream, since the reactor has removed it: the peer is gone, or was unreachable."""
         self._fail(self._socket_error())
 
     def doRead(self) -> None:
-        """There is something to be read."""
+        """Read, or continue the handshake."""
         if not self._ready:
             self._shake_hands()
             return
@@ -183,7 +184,7 @@ class RawStream:
             self._fail(error)
 
     def doWrite(self) -> None:
-        """There is room to write."""
+        """Write, or continue to connect."""
         if self._connecting:
             self._connecting = False
             error = self._socket_error()
@@ -208,7 +209,7 @@ class RawStream:
             self.doRead()
 
     def _pending(self) -> bool:
-        """Tell whether OpenSSL has bytes that no selector sees."""
+        """Return whether OpenSSL has bytes that no selector reports."""
         return self.tls is not None and not self.closed and self.tls.pending() > 0
 
     def _shake_hands(self) -> None:

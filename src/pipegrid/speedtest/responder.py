@@ -1,4 +1,7 @@
-"""Responder service and its processes."""
+"""
+The responder: a small service that lets the path to a host be measured, and its processes for local
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -27,32 +30,30 @@ from pipegrid.speedtest.responder_protocol import (
 )
 from pipegrid.speedtest.server_processes import ChildProcess, be_child, in_thread, start_child
 
-# A small service that lets the path to a host be measured: it takes and gives bytes, and answers pings.
-#
 #     pipegrid speedtest responder --port 8097 --max-bytes 10GB --max-seconds 3600
 #
-# The protocol is that of ``session``. It works for whoever knows the token, up to a number of bytes and for a
-# time, and for a few connections at once, so that it is no open traffic source. Everybody else gets ten
-# seconds and at most two lines.
+# It accepts and sends bytes, and answers pings, by ``responder_protocol``. It serves clients that know the
+# token, up to a number of bytes, a time and a few connections, so that it cannot be abused as a traffic
+# source. Other clients get ten seconds and at most two lines.
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8097
 PROVE_S = 10.0
-"""How long a stranger may stay."""
+"""The time limit of unauthenticated clients."""
 
 IDLE_S = 60.0
-"""How long who is known may do nothing."""
+"""The idle time limit of authenticated clients."""
 
 ACCEPT_AGAIN_S = 1.0
 
 TOLD_BUSY = 16
-"""Connections beyond the limit that are told so; the others are just closed."""
+"""How many connections beyond the limit get an answer; further ones are just closed."""
 
 BACKLOG = 128
 
 
 def make_token() -> str:
-    """Return a token that nobody guesses."""
+    """Return a token that cannot be guessed."""
     return secrets.token_urlsafe(16)
 
 
@@ -72,11 +73,11 @@ def _at_least_one(_settings: object, attribute: Any, value: float) -> None:
 @attrs.frozen
 class ResponderSettings:
     """
-    What a responder does for whoever has its token.
+    What a responder does for clients with its token.
 
     Attributes:
         host: the address to listen on.
-        max_bytes: that it takes and gives in all, until it ends.
+        max_bytes: the limit for bytes received and sent in all.
         max_seconds: after which it ends.
         max_connections: at a time.
     """
@@ -91,7 +92,7 @@ class ResponderSettings:
 
 @attrs.frozen
 class ResponderKey:
-    """A key and its certificate, in PEM, and the hash by which clients know it."""
+    """A key and its certificate, in PEM, and the hash that identifies it for clients."""
 
     pem: bytes = attrs.field(repr=False)
     spki_hash: bytes
@@ -99,15 +100,15 @@ class ResponderKey:
 
 class ResponderService:
     """
-    The listening port, and who is connected.
+    The listening port, and its connections.
 
     Args:
-        clock: for time-outs; None: the reactor.
-        key: for TLS; None: made for it.
+        clock: for time limits; None: the reactor.
+        key: for TLS; None: a new one.
 
     Attributes:
-        address: what it listens on.
-        spki_hash: by which clients know its certificate.
+        address: where it listens.
+        spki_hash: identifies its certificate for clients.
         ended: fires when its time is over.
     """
 
@@ -134,7 +135,7 @@ class ResponderService:
         self._end = self.clock.callLater(settings.max_seconds, self._time_is_over)
 
     def stop(self) -> None:
-        """Listen no more, and close every connection."""
+        """Stop listening, and close every connection."""
         if self._sock.fileno() < 0:
             return
         for call in (self._end, self._again):
@@ -149,7 +150,7 @@ class ResponderService:
         self.stop()
         self.ended.callback(None)
 
-    # What the reactor calls.
+    # Called by the reactor.
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -158,15 +159,15 @@ class ResponderService:
         return "responder"
 
     def connectionLost(self, _reason: object) -> None:
-        """The reactor lets go of it."""
+        """Do nothing: the reactor has removed the port."""
 
     def doRead(self) -> None:
         try:
             sock, _ = self._sock.accept()
         except (BlockingIOError, InterruptedError, ConnectionError):
-            return  # it has gone again
+            return  # it has closed already
         except OSError:
-            # No descriptors, or no memory: it would be told again at once, and without end.
+            # No descriptors, or no memory: the event would be repeated at once, without end.
             self.reactor.removeReader(self)
             self._again = self.clock.callLater(ACCEPT_AGAIN_S, self.reactor.addReader, self)
             return
@@ -188,17 +189,17 @@ class Visitor:
         self._stream: RawStream | None = None
         self._patience = service.clock.callLater(PROVE_S, self._gone)
         sock.setblocking(False)
-        # The first byte tells whether it is TLS.
+        # The first byte shows whether it is TLS.
         service.reactor.addReader(self)
 
     def leave(self, reason: str) -> None:
-        """Say why, if it understands, and close the connection."""
+        """Send the reason, if the client is authenticated, and close the connection."""
         if self._stream is not None and self._session.proved and not self._session.give_bytes:
             self._session.refuse(reason)
             self._stream.send(self._session.output())
         self._gone()
 
-    # What the reactor calls, until it is known what is spoken.
+    # Called by the reactor, until the protocol is known.
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -207,10 +208,10 @@ class Visitor:
         return "visitor"
 
     def connectionLost(self, _reason: object) -> None:
-        """The reactor lets go of it."""
+        """Do nothing: the reactor has removed the socket."""
 
     def doRead(self) -> None:
-        """There is a first byte."""
+        """Examine the first byte received."""
         try:
             first = self._sock.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -231,10 +232,10 @@ class Visitor:
             sock, server_side=True, do_handshake_on_connect=False
         )
 
-    # What the stream calls.
+    # Called by the stream.
 
     def ready(self) -> None:
-        """Do nothing: it is the client who speaks first."""
+        """Do nothing: the client speaks first."""
 
     def received(self, data: memoryview) -> None:
         if self._busy:
@@ -251,11 +252,11 @@ class Visitor:
             stream.go_on()
 
     def bulk_bytes(self) -> int:
-        """What is to be given."""
+        """Return how many bytes to send."""
         return self._session.give_bytes
 
     def bulk_sent(self, size_bytes: int) -> None:
-        """So much of it was."""
+        """Count bytes that were sent."""
         self._session.gave(size_bytes)
         self._progress()
         if not self._session.give_bytes and self._stream is not None:
@@ -280,16 +281,16 @@ class Visitor:
 
 
 def make_key() -> ResponderKey:
-    """Return a key as storage servers have it."""
+    """Return a key of the same kind as storage servers have."""
     pem = make_pem()
     return ResponderKey(pem, from_pem(pem, "", "the certificate").spki_hash)
 
 
 def make_context(key: ResponderKey) -> ssl.SSLContext:
-    """Return TLS as storage servers have it."""
+    """Return a TLS context with the settings of storage servers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    with tempfile.TemporaryDirectory() as scratch:  # OpenSSL wants a file
+    with tempfile.TemporaryDirectory() as scratch:  # OpenSSL needs a file
         path = Path(scratch) / "key.pem"
         path.touch(0o600)
         path.write_bytes(key.pem)
@@ -322,9 +323,9 @@ async def responder_main(
     Respond until the time is over, or until cancelled; then fire.
 
     Args:
-        say: is told how to reach it, which includes the token.
+        say: called with the address and the token.
 
-    Fails with UsageError: the port cannot be had.
+    Fails with UsageError: the port cannot be opened.
     """
     service = ResponderService(reactor, settings)
     try:
@@ -334,12 +335,12 @@ async def responder_main(
         say(str(Responder(host, port, settings.token, service.spki_hash)))
         await service.ended
     except CancelledError:
-        pass  # that is one way to end
+        pass  # one of the two usual ends
     finally:
         service.stop()
 
 
-# Responders of our own, in processes beside servers of our own: what raw TCP is measured with there.
+# Responders in processes next to local servers, for measuring raw TCP.
 
 _NO_LIMIT_BYTES = 10**17
 _NO_LIMIT_S = 10.0**6
@@ -351,7 +352,7 @@ class RunningResponders:
     Responders in child processes of this machine.
 
     Attributes:
-        responders: where they are; behind a proxy, ``attrs.evolve(responder, port=…)``.
+        responders: their addresses; with a proxy, ``attrs.evolve(responder, port=…)``.
     """
 
     responders: list[Responder]
@@ -359,20 +360,20 @@ class RunningResponders:
 
     @property
     def pids(self) -> list[int]:
-        """The numbers of the processes, in the order of the responders."""
+        """The ids of the processes, in the order of the responders."""
         return [child.pid for child in self._children]
 
     def stop(self) -> Deferred[None]:
-        """End them; fires when they have ended."""
+        """Stop them; fires when they have ended."""
         ending = gatherResults([child.stop() for child in self._children], consumeErrors=True)
         return ending.addCallback(lambda _: None)
 
 
 @as_deferred
 async def start_responders(reactor: Any, count: int) -> RunningResponders:
-    """Start so many, each a process on 127.0.0.1, with a token made for them."""
+    """Start that many, each a process on 127.0.0.1, with a new token."""
     token = make_token()
-    # One key for all: to make one takes longer than all else that they do before they are ready.
+    # One key for all: making one takes longer than the rest of their start.
     key = await in_thread(reactor, make_key)
     job = {"token": token, "pem": key.pem.decode(), "spki_hash": key.spki_hash.hex()}
     starting = [start_child(reactor, "pipegrid.speedtest.responder", job) for _ in range(count)]

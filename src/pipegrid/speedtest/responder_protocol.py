@@ -1,27 +1,7 @@
 """
-The responder's protocol, both ends of it, without any I/O.
+The responder's protocol, both ends of it, without I/O.
 
-Lines are ASCII, end with a line feed and have at most ``LINE_BYTES`` bytes with it. C is the client.
-
-    C  PIPEGRID-RESPONDER 1
-    S  NONCE <64 hexadecimal digits>
-    C  PROOF <HMAC-SHA256 of the nonce's digits, keyed with the token, in hexadecimal>
-    S  READY
-
-Then, as often as it likes, one after the other:
-
-    C  PING <word>          S  PONG <word>
-    C  TAKE <n>             S  GO            C  n bytes          S  TAKEN <n>
-    C  GIVE <n>             S  GO, and n bytes
-
-Instead of any answer the server may send ``REFUSED <reason>`` and close the connection; the reasons are those
-of ``REFUSALS``. The client speaks first, so that one port can take TLS as well: a TLS connection begins with
-the byte 22, and all of the above is inside. The token never crosses the wire, the nonce is fresh for each
-connection, and proofs are compared in constant time. Sizes are decimal, without sign or leading zeros, and at
-least 1.
-
-**No open traffic source.** Nothing but the nonce is sent to who has not proved to know the token. All bytes
-taken and given count against one ``ByteAllowance`` of the whole service, when they are asked for.
+Lines are ASCII, end with a line feed and have at most ``LINE_BYTES`` bytes with it.
 """
 
 from __future__ import annotations
@@ -54,18 +34,20 @@ _REFUSED = re.compile(rb"REFUSED ([a-z]{1,16})")
 
 
 def proof(token: str, nonce: bytes) -> bytes:
-    """Return the hexadecimal digits that show knowledge of the token."""
+    """Return the hexadecimal digits that prove knowledge of the token."""
     return hmac.new(token.encode(), nonce, hashlib.sha256).hexdigest().encode()
 
 
 def nonce_of(line: bytes) -> bytes | None:
-    """Return the nonce's digits, if this line gives one."""
+    """Return the nonce's digits from a line, or None."""
     match = _NONCE.fullmatch(line)
     return match[1] if match else None
 
 
 def refusal_of(line: bytes) -> str | None:
-    """Return why the server refuses, in the words of ``REFUSALS``, if this line says so."""
+    """
+    Return the server's reason from a line that rejects the client, in the words of ``REFUSALS``, or None.
+    """
     match = _REFUSED.fullmatch(line)
     if match is None:
         return None
@@ -73,13 +55,13 @@ def refusal_of(line: bytes) -> str | None:
 
 
 class ByteAllowance:
-    """Bytes that a service may still move, for all of its connections together."""
+    """The bytes that a service may still move, over all of its connections."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.left_bytes = limit_bytes
 
     def take(self, size_bytes: int) -> bool:
-        """Reserve so many, if there are as many left."""
+        """Reserve bytes, if as many are left; returns whether it did."""
         if size_bytes > self.left_bytes:
             return False
         self.left_bytes -= size_bytes
@@ -87,13 +69,13 @@ class ByteAllowance:
 
 
 class LineReader:
-    """Cuts bytes into lines; one that is too long is an empty one, which nobody understands."""
+    """Splits bytes into lines; a line that is too long becomes an empty one, which is invalid."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def next(self, data: memoryview) -> tuple[bytes | None, memoryview]:
-        """Return a line without its end, or None if it is not complete, and what is left of data."""
+        """Return a line without its end, or None if it is incomplete, and the rest of data."""
         room = LINE_BYTES - len(self._buffer)
         head = bytes(data[:room])
         end = head.find(b"\n")
@@ -110,15 +92,33 @@ class LineReader:
 
 class ServerSession:
     """
-    The server's side of one connection.
+    The server's side of one connection. C is the client:
 
-    Whoever does the I/O passes what comes to ``receive``, sends what ``output`` returns and then
-    ``give_bytes`` bytes of anything, telling ``gave``, and closes when ``over`` is set and all is sent. While
-    there is something to give, it reads nothing.
+        C  PIPEGRID-RESPONDER 1
+        S  NONCE <64 hexadecimal digits>
+        C  PROOF <HMAC-SHA256 of the nonce's digits, keyed with the token, in hexadecimal>
+        S  READY
+
+    Then, repeatedly, one after the other:
+
+        C  PING <word>          S  PONG <word>
+        C  TAKE <n>             S  GO            C  n bytes          S  TAKEN <n>
+        C  GIVE <n>             S  GO, and n bytes
+
+    Instead of any answer the server may send ``REFUSED <reason>`` and close the connection; the reasons are
+    those of ``REFUSALS``. The client speaks first, so that one port can accept TLS as well: a TLS
+    connection begins with the byte 22, and all of the above is inside. The token is never sent, the nonce
+    is new for each connection, and proofs are compared in constant time. Sizes are decimal, without sign or
+    leading zeros, and at least 1. An unauthenticated client gets only the nonce. All bytes received and
+    sent count against one ``ByteAllowance`` of the service, when they are requested.
+
+    The code that does the I/O passes input to ``receive``, sends what ``output`` returns and then
+    ``give_bytes`` arbitrary bytes, calling ``gave``, and closes when ``over`` is set and all is sent. It
+    does not read while ``give_bytes`` is not 0.
 
     Attributes:
         give_bytes: still to be sent.
-        over: nothing more is understood.
+        over: no more input is accepted.
         proved: the client knows the token.
     """
 
@@ -141,13 +141,13 @@ class ServerSession:
         self.over = False
 
     def output(self) -> bytes:
-        """Return what is to be sent now, and forget it."""
+        """Return and remove what must be sent now."""
         output = bytes(self._output)
         self._output.clear()
         return output
 
     def receive(self, data: memoryview) -> None:
-        """Take bytes from the client, and do what they say; ``output`` and ``over`` tell what follows."""
+        """Process bytes from the client; ``output`` and ``over`` change accordingly."""
         while len(data) and not self.over:
             if self._take_bytes:
                 size = min(self._take_bytes, len(data))
@@ -160,15 +160,15 @@ class ServerSession:
             if line is not None:
                 self._understand(line)
             if self.give_bytes and len(data):
-                self.refuse(NOT_UNDERSTOOD)  # one after the other
+                self.refuse(NOT_UNDERSTOOD)  # only one at a time
 
     def gave(self, size_bytes: int) -> None:
-        """So many of the bytes to give were sent."""
+        """Count bytes of ``give_bytes`` that were sent."""
         assert 0 <= size_bytes <= self.give_bytes
         self.give_bytes -= size_bytes
 
     def refuse(self, reason: str) -> None:
-        """Say why no more is done."""
+        """Send the reason why the session ends."""
         if not self.over:
             self._say(b"REFUSED " + reason.encode())
             self.give_bytes = self._take_bytes = 0
@@ -177,7 +177,7 @@ class ServerSession:
     def _understand(self, line: bytes) -> None:
         if not self._greeted:
             if line != HELLO:
-                self.over = True  # it is a stranger, and would not understand our words
+                self.over = True  # an unknown client, which would not understand an answer
                 return
             self._greeted = True
             self._say(b"NONCE " + self._nonce)

@@ -1,4 +1,4 @@
-"""Results of a run; provenance."""
+"""The results of a run, their JSON, and where and with what it was measured."""
 
 from __future__ import annotations
 
@@ -19,15 +19,10 @@ import pipegrid
 from pipegrid.core import erasure
 from pipegrid.errors import UsageError
 
-# What a run of the speed test has measured, and its JSON.
-#
-# A run is one object: what was measured, where, with which parameters, and every sample. Medians and spreads
-# are written beside the samples for readers of the file, and computed anew from the samples when it is read,
-# so that they cannot disagree. Everything that prints, compares or draws works from these classes alone.
-#
-# Units: seconds, bytes, bytes a second. ``wire_bytes`` counts bytes of shares that have to pass the link:
-# size * n/k (and hash trees) for an upload, what a get needs of k shares for a download; not what races
-# waste.
+# Every sample is stored. Medians and spreads are written for readers of the file, and computed again from
+# the samples when it is read. Units: seconds, bytes, bytes a second. ``wire_bytes`` counts bytes of shares
+# that have to pass the link: size * n/k (and hash trees) for an upload, k shares for a download; without
+# the bytes that hedged requests waste.
 
 FORMAT = "pipegrid-speedtest"
 VERSION = 1
@@ -52,7 +47,7 @@ def _floats(values: Sequence[float]) -> tuple[float, ...]:
 @attrs.frozen
 class Spread:
     """
-    The middle of some samples, and how far they lie apart.
+    The median of some samples, and their spread.
 
     Attributes:
         median, minimum, maximum: of the samples.
@@ -105,7 +100,7 @@ class Parameters:
         transport: ``gbs``, ``foolscap``, ``gateway`` or ``tcp``.
         servers: how many.
         window: of the pipelines: ``auto``, or bytes as a decimal number.
-        link: None if the network is as it is.
+        link: None for the unchanged network.
         seed: of the random contents.
     """
 
@@ -131,24 +126,24 @@ class RoundTrip:
 
     @property
     def minimum_s(self) -> float:
-        """The least that was seen."""
+        """The shortest round trip measured."""
         return min(self.samples_s)
 
     @property
     def average_s(self) -> float:
-        """The mean of what was seen."""
+        """The mean of the samples."""
         return statistics.fmean(self.samples_s)
 
 
 @attrs.frozen
 class Baseline:
     """
-    What raw streams carry on the path that the scenarios take.
+    What raw streams carry on the path of the scenarios.
 
     Attributes:
         streams: how many at a time.
         tls: whether they were encrypted.
-        direction: ``up`` is away from us.
+        direction: ``up`` is away from the client.
         before, after: bytes a second, of all streams together, before and after the scenarios.
     """
 
@@ -173,9 +168,9 @@ class Measurement:
         name: ``startup``, ``10x 200B``, ``1MB``, ...; unique within group, direction and parameters.
         group: ``scenario``, ``window`` (sweep), ``encoding`` (sweep of k/n) or ``cold start``.
         direction: ``up`` or ``down``.
-        files, file_bytes: how many of which size; ``file_bytes`` is the mean if sizes are mixed.
-        wire_bytes: see the module; 0 where it does not apply.
-        at_once: whether the files went together, not one after the other.
+        files, file_bytes: number and size; ``file_bytes`` is the mean if sizes are mixed.
+        wire_bytes: bytes of shares that have to pass the link; 0 where it does not apply.
+        at_once: whether the files were transferred at the same time, not one after the other.
         samples_s: seconds for all files of a round.
         window_bytes: of this measurement, in the window sweep; None is ``auto``.
         required_shares, total_shares: of this measurement, in the encoding sweep.
@@ -195,7 +190,7 @@ class Measurement:
 
     @property
     def median_s(self) -> float:
-        """The middle of the samples."""
+        """The median of the samples."""
         return statistics.median(self.samples_s)
 
     @property
@@ -216,7 +211,7 @@ class Measurement:
 
 @attrs.frozen
 class Burst:
-    """Bytes that passed between us and one server, at one moment of the timeline."""
+    """Bytes exchanged with one server, at one moment of the timeline."""
 
     server: str
     at_s: float
@@ -230,11 +225,11 @@ class Timeline:
     One upload, as seen on the wire.
 
     Attributes:
-        name: of the file that was stored, as ``1x 200B``.
+        name: of the stored file, as ``1x 200B``.
         rtt_s: round trip at that time.
         took_s: from the call to the acknowledgement.
         bursts: in the order of time; at most some thousands.
-        samples: of how many uploads it is the one with the median time.
+        samples: the number of uploads of which it has the median time.
     """
 
     name: str
@@ -252,7 +247,7 @@ class Run:
     Attributes:
         when: UTC, ``2026-11-21T10:00:00Z``.
         took_s: of all of it.
-        commit: of the working copy that was measured, or None if it is none.
+        commit: of the working copy that was measured, or None if it is not one.
         versions: of pipegrid, python, and libraries that matter.
         machine: system, architecture, cores, memory; strings.
     """
@@ -270,14 +265,14 @@ class Run:
 
     @property
     def average_rtt_s(self) -> float | None:
-        """Mean round trip over all servers; None if it is not known."""
+        """Mean round trip over all servers; None if unknown."""
         if not self.round_trips:
             return None
         return statistics.fmean(each.average_s for each in self.round_trips)
 
     @property
     def total_rtt_s(self) -> float | None:
-        """Sum of the servers' round trips; None if it is not known."""
+        """Sum of the servers' round trips; None if unknown."""
         if not self.round_trips:
             return None
         return sum(each.average_s for each in self.round_trips)
@@ -290,14 +285,14 @@ class Run:
         return None
 
     def find(self, name: str, direction: str, group: str = SCENARIO) -> Measurement | None:
-        """Return a measurement by name, or None if there is none."""
+        """Return a measurement by name, or None if it does not exist."""
         for each in self.measurements:
             if (each.name, each.direction, each.group) == (name, direction, group):
                 return each
         return None
 
     def as_json(self) -> str:
-        """Return one JSON object, with medians and spreads beside the samples."""
+        """Return one JSON object, with the samples and their medians and spreads."""
         document: dict[str, Any] = {"format": FORMAT, "version": VERSION, **attrs.asdict(self)}
         for measured, each in zip(document["measurements"], self.measurements, strict=True):
             measured["seconds"] = attrs.asdict(spread(each.samples_s))
@@ -311,13 +306,13 @@ class Run:
 
 def parse_run(text: str | bytes, name: str) -> Run:
     """
-    Return the run that a JSON text describes.
+    Parse the JSON of a run.
 
     Args:
         name: of the file, for messages.
 
     Raises:
-        UsageError: it is no JSON, of something else, of another version, or damaged.
+        UsageError: it is not JSON, not a run, of another version, or damaged.
     """
     try:
         document = json.loads(text)
@@ -366,7 +361,7 @@ def _run(document: dict[str, Any]) -> Run:
 
 
 def _of(kind: type[T], values: dict[str, Any]) -> T:
-    """Make an object of the values that its class knows; later versions may write more."""
+    """Make an object from the known values; later versions may write more."""
     known = {field.name for field in attrs.fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in values.items() if name in known})
 
@@ -377,7 +372,7 @@ _LIBRARIES = ("Twisted", "cryptography", "pycryptodome", "zfec", "httptools", "f
 
 
 def commit() -> str | None:
-    """Return the commit of the working copy that this package is in, ``+`` behind it if it was changed."""
+    """Return the commit of the working copy of this package, followed by ``+`` if it was changed."""
     here = Path(pipegrid.__file__).resolve().parent
     root = here.parent.parent
     if not (root / ".git").exists():
@@ -407,7 +402,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, str]:
-    """Return what figures depend on besides."""
+    """Return the properties of the machine that affect figures."""
     found = {
         "system": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),

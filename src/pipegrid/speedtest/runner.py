@@ -1,12 +1,4 @@
-"""
-A run of the speed test: what is measured, in which order, so that the figures mean something.
-
-Every round goes through all scenarios, so that whatever disturbs the machine for a while disturbs all of them
-(A B A B, not A A B B), and each in an order of its own, so that none always pays for what the same other one
-left behind. Files are fresh in every round, and compared when they come back. Connections are up,
-except where connecting is what is measured: a small file goes and comes before the clock starts. Raw
-TCP is measured on the same path before and after, round trips in every round.
-"""
+"""Runs the speed test: rounds of scenarios in random order, with raw TCP before and after."""
 
 from __future__ import annotations
 
@@ -56,17 +48,17 @@ DEFAULT_ROUNDS = 5
 COMMAND_TIMEOUT_S = 120.0
 _WARM_BYTES = 200
 TIMELINES = 5
-"""Uploads that are recorded, one of which is shown."""
+"""How many uploads are recorded; one of them is shown."""
 _TIMELINE_NAME = "1x 200B"
 
 
 @attrs.frozen
 class Settings:
     """
-    How a run is done.
+    The settings of a run.
 
     Attributes:
-        rounds: samples of each scenario that has no limit of its own.
+        rounds: samples of each scenario without its own limit.
         seed: of the files' contents, and of the order in each round.
         window_bytes: of the pipelines; None is ``auto``.
         pings: of each server, in each round.
@@ -92,12 +84,12 @@ async def run(
     Measure a target, which is started and stopped here.
 
     Args:
-        choose: what to measure, now that the target is up and says what it is like.
-        say: is told how it goes, a line at a time.
+        choose: returns the scenarios, given the target after its start.
+        say: called with the progress, a line at a time.
 
     Raises (through the Deferred):
-        UsageError: too little room, or nothing to measure.
-        PipegridError: the target cannot be reached, refuses, or gives other bytes back.
+        UsageError: too little space, or nothing to measure.
+        PipegridError: the target is unreachable, rejects a request, or returns other bytes.
     """
     began, when = time.monotonic(), datetime.now(timezone.utc)
     try:
@@ -150,7 +142,13 @@ async def _baselines(reactor: Any, target: FileTarget, effort: Effort, say: Say)
 
 class Rounds:
     """
-    The rounds, and what they have measured so far.
+    The rounds, and their measurements so far.
+
+    Every round includes all scenarios, so that a disturbance of the machine affects all of them (A B A B,
+    not A A B B), in a random order, so that none always follows the same other one. Files are new in every
+    round, and compared when they are read back. Connections are open, except where connecting is measured:
+    a small file is stored and read before. Raw TCP is measured on the same path before and after, round
+    trips in every round.
 
     Attributes:
         round_trips: of each server, over all rounds.
@@ -189,7 +187,7 @@ class Rounds:
 
     @property
     def measurements(self) -> list[Measurement]:
-        """What was measured, in the order of the scenarios."""
+        """The measurements, in the order of the scenarios."""
         return [
             self._measurement(scenario, direction, self._samples[scenario, direction])
             for scenario in self._scenarios
@@ -250,7 +248,7 @@ class Rounds:
         self._say(f"round {number + 1} of {self._settings.rounds}: {scenario.title}: {told}")
 
     async def _warm(self, session: Session) -> None:
-        """Have connections to all servers up, which end when they are idle for a minute."""
+        """Open connections to all servers, which end when they are idle for a minute."""
         target = self._target
         count = 1 if target.servers <= target.params.total_shares else 3 * target.servers
         files = self._contents.files([_WARM_BYTES] * min(count, 100))
@@ -261,7 +259,7 @@ class Rounds:
     async def _series(
         self, session: Session, scenario: Scenario, files: Sequence[bytes]
     ) -> dict[str, float]:
-        """Store the files and fetch them; returns the seconds of each direction."""
+        """Store the files and read them back; returns the seconds of each direction."""
         params: Params | None = None
         if scenario.encoding is not None or scenario.segment_bytes is not None:
             params = scenario.params(self._target.params)
@@ -290,7 +288,7 @@ class Rounds:
         return times
 
     def _command(self, content: bytes) -> dict[str, float]:
-        """Time the command itself, from the start of its process to the end."""
+        """Measure the command itself, from the start of its process to the end."""
         with tempfile.TemporaryDirectory() as scratch:
             source, copy = Path(scratch, "file"), Path(scratch, "copy")
             source.write_bytes(content)
@@ -327,9 +325,9 @@ async def record(
     reactor: Any, target: FileTarget, round_trips: Sequence[RoundTrip]
 ) -> Timeline | None:
     """
-    Record uploads of a small file, and return the one that took the median time.
+    Record uploads of a small file, and return the one with the median time.
 
-    None if the target hides its servers, or they are in process.
+    None if the target hides its servers, or they are in this process.
     """
     if not target.adjustable or not round_trips:
         return None
@@ -363,7 +361,7 @@ async def record(
 
 @attrs.frozen
 class _Upload:
-    """One that was recorded; its place in the trace, if that is what has its bursts."""
+    """A recorded upload, and where it begins in the trace, if its bursts come from there."""
 
     took_s: float
     bursts: tuple[Burst, ...]
@@ -371,4 +369,4 @@ class _Upload:
     until_us: float
 
 
-# What a run says about itself.
+# Provenance of a run.

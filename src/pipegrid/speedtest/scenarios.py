@@ -1,8 +1,4 @@
-"""
-What the speed test measures: how many files of which sizes, in which order, with which settings.
-
-Pure numbers; ``runner`` does it. A scenario is stored and then fetched, and both are timed apart.
-"""
+"""The scenarios of the speed test: numbers and sizes of files, their order and settings; pure."""
 
 from __future__ import annotations
 
@@ -32,49 +28,49 @@ COMMAND = "command 200B"
 AUTO = "auto"
 
 WINDOWS = (10 * KB, 30 * KB, 50 * KB, 100 * KB, 300 * KB, MB, 4 * MB, 16 * MB)
-"""Bytes. 50 KB is the default of old; 16 MB is more than any server needs on these links."""
+"""Bytes. 50 KB is the former default; 16 MB is more than any server needs on these links."""
 
 ENCODINGS = ((1, 1), (1, 10), (3, 5), (3, 10), (7, 10), (10, 10))
-"""Shares needed, shares made."""
+"""Required and total shares."""
 
 MIXED_FILES = 1000
 MIXED_SMALLEST, MIXED_LARGEST = 100, 100 * KB
-_MIXED_SEED = 1000  # the same sizes in all runs, or they could not be compared
+_MIXED_SEED = 1000  # the same sizes in all runs, so that they can be compared
 
 SWEEP_S = 0.5
-"""How long a transfer of the window sweep should take at the link's rate, round trips aside."""
+"""How long a transfer of the window sweep should take at the link's rate, without round trips."""
 SWEEP_SEGMENT_BYTES = 192 << 10
 """
-Of the window sweep's file: blocks of 64 KiB at 3 of n, which is the least that a lane makes a message of. A
-block leaves in one piece, so that with segments of 1 MiB a small window would let 350 KB out at a time.
+The segment size of the window sweep's file: blocks of 64 KiB at 3 of n, the smallest message of a share
+upload. A block is sent as a whole, so with segments of 1 MiB a small window would send 350 KB at a time.
 """
 SWEEP_LEAST, SWEEP_MOST = 100 * KB, 30 * MB
 _SWEEP_UNLIMITED = 10 * MB
 
 ALL_ROUNDS_S = 75.0
-"""What all rounds of one scenario may take, by the link alone: a full run is to end in five minutes."""
+"""The limit for all rounds of one scenario, by the link alone: a full run should take five minutes."""
 
-PATIENCE_S = 60.0
-"""A scenario of which one transfer would take longer than this, by the link's rate alone, is left out."""
+MAX_TRANSFER_S = 60.0
+"""A scenario with a transfer that takes longer than this, by the link's rate alone, is left out."""
 
 
 @attrs.frozen
 class Scenario:
     """
-    Some files, stored and fetched again.
+    Some files, stored and read back; both are measured separately.
 
     Attributes:
         name: unique in its group.
         group: see ``run_results.GROUPS``.
-        sizes: of the files, in bytes, each more than fits in a cap.
-        at_once: whether they go together, not one after the other.
-        fresh: the first thing that a client does: connecting is a part of what is measured.
+        sizes: of the files, in bytes, each too large for a literal cap.
+        at_once: whether they are transferred at the same time, not one after the other.
+        fresh: with a new client, so that connecting is included.
         window_bytes: of the pipelines; None is the run's own.
-        fixed_window: whether ``window_bytes`` counts; a sweep's ``auto`` says None and True.
-        encoding: shares needed and made, if other than the run's own.
-        segment_bytes: coded together, if other than the run's own.
-        fetches: whether getting the files back is measured, too.
-        most_rounds: rounds beyond so many leave it out, since it takes long; None for no limit.
+        fixed_window: whether ``window_bytes`` applies; a sweep's ``auto`` is None and True.
+        encoding: required and total shares, if other than the run's own.
+        segment_bytes: the segment size, if other than the run's own.
+        fetches: whether reading the files back is measured, too.
+        most_rounds: the limit of rounds, since it takes long; None for no limit.
     """
 
     name: str
@@ -110,7 +106,7 @@ class Scenario:
         return round(self.total_bytes / self.files)
 
     def params(self, default: Params) -> Params:
-        """Return how its files are encoded."""
+        """Return the encoding parameters of its files."""
         if self.segment_bytes is not None:
             default = attrs.evolve(default, max_segment_bytes=self.segment_bytes)
         if self.encoding is None:
@@ -125,18 +121,18 @@ class Scenario:
         return shares * sum(share_bytes(size, params) for size in self.sizes)
 
     def stored_bytes(self, default: Params, rounds: int) -> int:
-        """Return what all rounds leave on the servers' disks, the first, uncounted one included."""
+        """Return what all rounds store on the servers' disks, including the first, uncounted one."""
         if self.most_rounds is not None:
             rounds = min(rounds, self.most_rounds)
         return (rounds + 1) * self.wire_bytes(UP, default)
 
     def counts_in(self, round_number: int) -> bool:
-        """Return whether a round, counted from 0, has it."""
+        """Return whether a round, counted from 0, includes it."""
         return self.most_rounds is None or round_number < self.most_rounds
 
 
 def share_bytes(size: int, params: Params) -> int:
-    """Return the length of each share of a file; 0 if the cap holds it."""
+    """Return the length of each share of a file; 0 for a literal cap."""
     if size <= MAX_LITERAL_BYTES:
         return 0
     geometry = params.geometry(size)
@@ -144,7 +140,7 @@ def share_bytes(size: int, params: Params) -> int:
 
 
 def size_name(size: int) -> str:
-    """Return a size as it is called here: ``200B``, ``10KB``, ``100MB``."""
+    """Return a size in the notation of scenarios: ``200B``, ``10KB``, ``100MB``."""
     for unit, letters in ((MB, "MB"), (KB, "KB")):
         if size >= unit:
             return f"{size / unit:g}{letters}"
@@ -152,7 +148,7 @@ def size_name(size: int) -> str:
 
 
 def series(count: int, size: int, most_rounds: int | None = None) -> Scenario:
-    """Return the classic scenario: so many files, one after the other."""
+    """Return the classic scenario of small files, one after the other."""
     return Scenario(
         f"{count}x {size_name(size)}", SCENARIO, (size,) * count, most_rounds=most_rounds
     )
@@ -164,7 +160,10 @@ def large(size: int, most_rounds: int | None = None) -> Scenario:
 
 
 def mixed(files: int = MIXED_FILES) -> Scenario:
-    """Return files of sizes spread evenly over the orders of magnitude, at once; always the same ones."""
+    """
+    Return files of sizes spread evenly over the orders of magnitude, at the same time; always the same
+    sizes.
+    """
     rng = random.Random(_MIXED_SEED)
     ratio = MIXED_LARGEST / MIXED_SMALLEST
     sizes = tuple(round(MIXED_SMALLEST * ratio ** rng.random()) for _ in range(files))
@@ -174,7 +173,7 @@ def mixed(files: int = MIXED_FILES) -> Scenario:
 def window_sweep(
     size: int, windows: Iterable[int] = WINDOWS, most_rounds: int | None = None
 ) -> list[Scenario]:
-    """Return the window sweep: one file, through each fixed window, and ``auto``."""
+    """Return the window sweep: one file, with each fixed window, and ``auto``."""
     points: list[int | None] = [*windows, None]
     return [
         Scenario(
@@ -184,7 +183,7 @@ def window_sweep(
             window_bytes=window,
             fixed_window=True,
             segment_bytes=SWEEP_SEGMENT_BYTES,
-            fetches=False,  # a window bounds what is sent
+            fetches=False,  # a window limits what is sent
             most_rounds=most_rounds,
         )
         for window in points
@@ -192,7 +191,7 @@ def window_sweep(
 
 
 def encoding_sweep(size: int, servers: int, most_rounds: int | None = None) -> list[Scenario]:
-    """Return the sweep of k of n, as far as so many servers allow."""
+    """Return the sweep of k of n, as far as the number of servers allows."""
     return [
         Scenario(f"{k} of {n}", ENCODING, (size,), encoding=(k, n), most_rounds=most_rounds)
         for k, n in ENCODINGS
@@ -201,7 +200,7 @@ def encoding_sweep(size: int, servers: int, most_rounds: int | None = None) -> l
 
 
 def sweep_bytes(link: EmulatedLink | None, params: Params) -> int:
-    """Return the size of the window sweep's file: long enough on this link, and no longer."""
+    """Return the size of the window sweep's file: just long enough on this link."""
     if link is None or link.up_bytes_per_s is None:
         return _SWEEP_UNLIMITED
     seconds = max(SWEEP_S, 10 * link.rtt_s)
@@ -213,7 +212,7 @@ def sweep_bytes(link: EmulatedLink | None, params: Params) -> int:
 def transfers_s(
     scenario: Scenario, link: EmulatedLink | None, params: Params
 ) -> tuple[float, float]:
-    """Return the least that storing and fetching can take, by the link alone."""
+    """Return the least times for storing and reading, by the link alone."""
     if link is None:
         return 0.0, 0.0
     trips_s = link.rtt_s * (1 if scenario.at_once else scenario.files)
@@ -226,7 +225,7 @@ def transfers_s(
 
 
 def in_time(scenario: Scenario, link: EmulatedLink | None, params: Params) -> Scenario:
-    """Return a scenario with as few rounds as keep it within ``ALL_ROUNDS_S``, and at least two."""
+    """Return a scenario with few enough rounds for ``ALL_ROUNDS_S``, but at least two."""
     round_s = sum(transfers_s(scenario, link, params))
     if not round_s:
         return scenario
@@ -256,7 +255,7 @@ def full(link: EmulatedLink | None, params: Params, servers: int) -> list[Scenar
 
 
 def quick(params: Params, servers: int) -> list[Scenario]:
-    """Return something of each kind, small: it shows that all works, and little else."""
+    """Return a small scenario of each kind, which shows that all works, and little else."""
     return [
         Scenario(STARTUP, SCENARIO, (200,), fresh=True),
         series(1, 200),
@@ -271,14 +270,13 @@ def quick(params: Params, servers: int) -> list[Scenario]:
 
 def choose(scenarios: Sequence[Scenario], wanted: Sequence[str]) -> list[Scenario]:
     """
-    Return those whose name or group is wanted; all if nothing is.
+    Return the scenarios with a wanted name or group; all if none is given.
 
     Args:
-        wanted: titles or groups; case does not matter. A text that is neither chooses the titles that have it
-            in them.
+        wanted: titles or groups; case does not matter. Another text chooses the titles that contain it.
 
     Raises:
-        UsageError: one of them is no scenario.
+        UsageError: one of them matches no scenario.
     """
     if not wanted:
         return list(scenarios)
@@ -296,13 +294,13 @@ def choose(scenarios: Sequence[Scenario], wanted: Sequence[str]) -> list[Scenari
     return [each for each in scenarios if each in chosen]
 
 
-def split_by_patience(
+def split_by_duration(
     scenarios: Iterable[Scenario], link: EmulatedLink | None, params: Params
 ) -> tuple[list[Scenario], list[Scenario]]:
-    """Return those that the link lets through in reasonable time, and those that it does not."""
+    """Return the scenarios that the link allows in reasonable time, and the others."""
     within: list[Scenario] = []
     beyond: list[Scenario] = []
     for each in scenarios:
         longest_s = max(transfers_s(each, link, params))
-        (within if longest_s <= PATIENCE_S else beyond).append(each)
+        (within if longest_s <= MAX_TRANSFER_S else beyond).append(each)
     return within, beyond

@@ -1,11 +1,4 @@
-"""
-The speed test measures what is known beforehand, so that its other figures can be believed.
-
-* A "perfect" client, raw streams, measured as a scenario is, beside the raw streams that it is compared with:
-  100 % of raw TCP.
-* An emulated link of 100 ms: 100 ms, by the least that was seen, since whatever else a machine does only
-  makes it longer. One of 10 Mbit/s: 10 Mbit/s, by the median.
-"""
+"""The self-check of the speed test: it measures known values, to show that its other figures are right."""
 
 from __future__ import annotations
 
@@ -40,12 +33,12 @@ PINGS = 15
 @attrs.frozen
 class KnownFigure:
     """
-    One figure whose value was known.
+    One figure with a known value.
 
     Attributes:
         name: what was measured.
-        measured, expected: what was found, and what it should be, in ``unit``.
-        tolerance: how far they may lie apart.
+        measured, expected: the result, and the known value, in ``unit``.
+        tolerance: the largest allowed difference.
         low, high: of the samples.
     """
 
@@ -59,7 +52,7 @@ class KnownFigure:
 
     @property
     def passed(self) -> bool:
-        """Whether it is near enough."""
+        """Whether the difference is within the tolerance."""
         return abs(self.measured - self.expected) <= self.tolerance
 
     def __str__(self) -> str:
@@ -78,13 +71,20 @@ def check(
     unit: str,
     take: Callable[[Sequence[float]], float] = statistics.median,
 ) -> KnownFigure:
-    """Judge some samples, by their median or what else is taken of them."""
+    """Compare some samples, by their median or ``take``, with the expected value."""
     return KnownFigure(name, take(samples), expected, tolerance, unit, min(samples), max(samples))
 
 
 @as_deferred
 async def self_check(reactor: Any, say: Callable[[str], object]) -> list[KnownFigure]:
-    """Measure; fires with what came of it."""
+    """
+    Measure; fires with the figures.
+
+    * A "perfect" client, raw streams measured as a scenario is, compared with the raw streams of the
+      baseline: 100 % of raw TCP.
+    * An emulated link of 100 ms: 100 ms, by the shortest, since other work of the machine only makes it
+      longer. One of 10 Mbit/s: 10 Mbit/s, by the median.
+    """
     running = await start_responders(reactor, STREAMS)
     try:
         say("an emulated round trip of 100 ms")

@@ -1,4 +1,7 @@
-"""Child processes, storage servers among them."""
+"""
+Child processes of the speed test: responders, proxies, and storage servers, with an emulated link if
+required.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,9 @@ from pipegrid.wire import server_address
 from pipegrid.wire.announcements import FURL, NURLS
 from pipegrid.wire.server_address import Furl, Nurl
 
-# Processes that a speed test starts: each says first, in one line of JSON, where it is, and ends with us.
-#
-# They end when their standard input does, so that none outlives the process that started it, however that
-# ended. ``Popen`` and the reactor's threads do the work here: Twisted's own processes need a signal handler
-# that the command line does not install.
+# Each process first prints one line of JSON, and ends when its standard input ends, so that none outlives
+# its parent, however that ended. ``Popen`` and the reactor's threads are used, since Twisted's own
+# processes need a signal handler that the command line does not install.
 
 _JOB = "PIPEGRID_SPEEDTEST_JOB"
 
@@ -67,8 +68,8 @@ class ChildProcess:
 
     @as_deferred
     async def stop(self) -> None:
-        """End it; fires when it has ended."""
-        # From here on it ends, whatever becomes of us.
+        """Stop it; fires when it has ended."""
+        # From here on it ends, even if this process is killed.
         self._process.terminate()
         await in_thread(self._reactor, reap, self._process, CHILD_STOP_S)
 
@@ -78,12 +79,12 @@ async def start_child(
     reactor: Any, module: str, job: Any, timeout_s: float = CHILD_START_S
 ) -> ChildProcess:
     """
-    Start ``python -m module``; fires when it has said its line. Cancelling ends it.
+    Start ``python -m module``; fires with its first line. Cancelling stops it.
 
     Args:
-        job: what it is to do, as JSON can hold it; nobody else on the machine can read it.
+        job: its input, as JSON; no other user of the machine can read it.
 
-    Fails with ChildError: it ended, or said something else, or nothing for so long.
+    Fails with ChildError: it ended, printed something else, or nothing within ``timeout_s``.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", module],
@@ -94,7 +95,7 @@ async def start_child(
     )
     child = ChildProcess(reactor, process)
     assert process.stdout is not None
-    # Killing it ends the read, so no thread is left behind.
+    # Killing it ends the read, so no thread is left.
     limit = reactor.callLater(timeout_s, process.kill)
     try:
         line = await in_thread(reactor, process.stdout.readline)
@@ -115,16 +116,16 @@ async def start_child(
 
 
 def in_thread(reactor: Any, work: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
-    """Do in a thread of the reactor's pool what waits."""
+    """Call a function that may wait, in a thread of the reactor's pool."""
     return deferToThreadPool(reactor, reactor.getThreadPool(), work, *arguments)
 
 
 def reap(process: subprocess.Popen[str], within_s: float) -> None:
-    """Wait until a process has ended that was told to, and end it if it has not after so long."""
+    """Wait until a process that was stopped has ended, and kill it after ``within_s``."""
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(OSError):
-        process.stdin.close()  # some end with it, and have a thread that waits for it
+        process.stdin.close()  # some end by that, and have a thread that waits for it
     try:
         process.wait(within_s)
     except subprocess.TimeoutExpired:
@@ -134,13 +135,13 @@ def reap(process: subprocess.Popen[str], within_s: float) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Let the process find the same package."""
+    """Return an environment in which the process finds the same package."""
     found = os.environ.get("PYTHONPATH")
     here = str(Path(pipegrid.__file__).parent.parent)
     return {**os.environ, "PYTHONPATH": os.pathsep.join([here, found] if found else [here])}
 
 
-# In the child.
+# In the child process.
 
 
 def be_child(start: Callable[[Any, Any], Any]) -> None:
@@ -148,32 +149,28 @@ def be_child(start: Callable[[Any, Any], Any]) -> None:
     Run a reactor until standard input ends.
 
     Args:
-        start: given the reactor and the job, begins the work and returns what to say, as JSON can hold it.
+        start: called with the reactor and the job; starts the work and returns the line to print, as JSON.
     """
     from twisted.internet import reactor as installed_reactor
 
     reactor: Any = installed_reactor
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for our parent, which then ends us
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the parent, which then stops this process
     said = start(reactor, json.loads(os.environ[_JOB]))
     print(json.dumps(said), flush=True)
     tune_gc()
     reactor.callInThread(lambda: (sys.stdin.read(), reactor.callFromThread(reactor.stop)))
-    reactor.run(installSignalHandlers=False)  # SIGTERM needs no ceremony here
+    reactor.run(installSignalHandlers=False)  # SIGTERM needs no handler
 
 
-# Ten real storage servers for a speed test: ``pipegrid serve`` processes on loopback, and a client's
-# directory that names them, if wanted behind a relay that adds a round trip.
-#
-#     with Servers(10, rtt_s=0.1) as servers:
-#         grid = await Grid.open(reactor, servers.client)
-#
-# All of it blocks while servers start and end. The relay (``pipegrid.testing.link_relay``) runs in a
-# process of its own, so that delaying what passes costs neither side anything:
+# The relay (``pipegrid.testing.link_relay``) runs in a separate process, so that it does not use the CPU
+# time of either side:
 #
 #     python -m pipegrid.speedtest.server_processes --relay RTT_S HOST:PORT...
 #
-# prints a JSON list of ports, one for each target and one more behind which an echo stands, and runs until
-# its standard input ends. Nothing outlives the ``with``, nor the process that it was in.
+# prints a JSON list of ports, one for each target and one more for an echo, and runs until its standard
+# input ends.
 
 LOOPBACK = "127.0.0.1"
 START_S = 60.0
@@ -200,31 +197,35 @@ class FileEncoding:
     def for_servers(
         cls, count: int, params: Params | None = None, happy: int | None = None
     ) -> FileEncoding:
-        """Return the usual one, as far as so many servers allow."""
+        """Return the usual encoding, as far as the number of servers allows."""
         params = params or Params()
         return cls(params, min(7, count, params.total_shares) if happy is None else happy)
 
 
 class Servers:
     """
-    Storage servers that run while this is entered.
+    Real storage servers, ``pipegrid serve`` processes on loopback, as a context manager; and a client's
+    directory that names them, with a relay that adds a round trip if required. Starting and stopping block.
+
+        with Servers(10, rtt_s=0.1) as servers:
+            grid = await Grid.open(reactor, servers.client)
 
     Args:
         count: how many.
-        rtt_s: round trip of the link before them; None for no relay.
+        rtt_s: round trip of the link to them; None for no relay.
         durability: of the servers.
-        scratch: where directories are made; None for the usual place. What matters is whose disk it is.
-        encoding: of the client's directory; None for the usual one, as far as so many servers allow.
-        yielding: how far the servers stand back behind the client where both want a processor (``nice``, 0 to
-            19). On a grid each has its own; here ten of them would leave the client a tenth of one.
+        scratch: where directories are created; None for the usual place. Its disk is what matters.
+        encoding: of the client's directory; None for the usual one, as far as the number of servers allows.
+        yielding: the niceness of the servers (0 to 19). On a grid each has its own CPU; here ten of them
+            would leave the client a tenth of one.
 
     Attributes:
         client: the client's directory.
-        addresses: where the client finds the servers.
-        furls: where they speak Foolscap, without the relay.
+        addresses: the servers' addresses for the client.
+        furls: their Foolscap addresses, without the relay.
         directories: of the servers.
         processes: of the servers.
-        echo_port: answers with what it hears, over the same link; None without one.
+        echo_port: echoes its input, over the same link; None without one.
     """
 
     def __init__(
@@ -262,7 +263,7 @@ class Servers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.processes:  # together: each takes a moment to end in good order
+        for process in self.processes:  # at the same time: each takes a moment to stop
             process.terminate()
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -278,7 +279,7 @@ class Servers:
         return max(peak_bytes(process.pid) for process in self.processes)
 
     def _start(self, scratch: Path) -> None:
-        # The name decides where ext4 puts it, so it is another one in each run.
+        # ext4 places a directory by its name, so it differs in each run.
         self.directories = [
             scratch / f"{scratch.name}-{server_name(number)}" for number in range(self._count)
         ]
@@ -304,18 +305,18 @@ class Servers:
         if self._profile is not None:
             python += ["-m", "cProfile", "-o", str(self._profile / directory.name)]
         arguments = ["--port", f"tcp:0:interface={LOOPBACK}", "--durability", self._durability]
-        # However this process ends, its servers do not stay.
+        # The servers end with this process, however it ends.
         program = ["-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"]
         return [*python, *program, "-q", "-d", str(directory), "serve", *arguments]
 
 
 def spread_out(directory: str) -> None:
     """
-    Have the file system lay what is made in a directory far apart, if it is one that can (ext4).
+    Make the file system spread what is created in a directory, if it can (ext4).
 
-    So each server has a part of the disk to itself, and hardly one where an earlier run has just removed its
-    files: ext4 without a journal takes no inode anew for five minutes after its removal, and passes over each
-    of them whenever it looks for one. Servers of small files took three times as long in a second run.
+    So each server has a separate part of the disk, and hardly one where an earlier run has just removed its
+    files: ext4 without a journal does not reuse an inode for five minutes after its removal, and skips each
+    of them whenever it searches. Servers of small files took three times as long in a second run.
     """
     with contextlib.suppress(OSError):
         subprocess.run(["chattr", "+T", directory], stderr=subprocess.DEVNULL, timeout=START_S)
@@ -326,10 +327,10 @@ def running(
     command: Sequence[str], surroundings: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """
-    Run a process as long as the context lasts; it is told to end, and made to.
+    Run a process as long as the context lasts; it is stopped afterwards, and killed if necessary.
 
     Args:
-        surroundings: its environment; None for one that has this very package.
+        surroundings: its environment; None for one with this very package.
     """
     process = subprocess.Popen(
         command,
@@ -352,7 +353,7 @@ def environment() -> dict[str, str]:
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """Return what a process says first: that it is ready."""
+    """Return the first line of a process: that it is ready."""
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     if not line:
@@ -363,7 +364,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 def make_client(
     directory: Path, addresses: Sequence[Nurl | Furl], params: Params, happy: int
 ) -> None:
-    """Make a client's directory that names servers, each by the protocol of its address."""
+    """Create a client's directory that names servers, each by the protocol of its address."""
     names = {}
     for number, address in enumerate(addresses):
         fields: dict[str, object] = {"nickname": server_name(number)}
@@ -379,14 +380,14 @@ def make_client(
 
 
 def at_ports(places: Sequence[A], ports: Sequence[int]) -> list[A]:
-    """Return the same places behind a relay: on these ports of this machine."""
+    """Return the same addresses with the ports of a relay on this machine."""
     pairs = zip(places, ports, strict=True)
     evolve: Any = attrs.evolve
     return [evolve(place, host=LOOPBACK, port=port) for place, port in pairs]
 
 
 def server_name(number: int) -> str:
-    """Return what one of the servers is called."""
+    """Return the name of one of the servers."""
     return f"server{number:02}"
 
 
@@ -397,7 +398,7 @@ def cpu_s(pid: int) -> float:
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most memory that a process has had resident."""
+    """Return the peak of a process's resident memory."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -405,7 +406,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def ping_s(port: int, count: int) -> list[float]:
-    """Return how long each of so many bytes took to the echo and back, one after the other."""
+    """Return the times of ``count`` single bytes to the echo and back, one after the other."""
     times = []
     with socket.create_connection((LOOPBACK, port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -442,11 +443,11 @@ def relay(rtt_s: float, targets: Sequence[str]) -> None:
         ports.append(listening.getHost().port)
     print(json.dumps(ports), flush=True)
     reactor.callInThread(lambda: (sys.stdin.read(), reactor.callFromThread(reactor.stop)))
-    reactor.run(installSignalHandlers=False)  # SIGTERM needs no ceremony here
+    reactor.run(installSignalHandlers=False)  # SIGTERM needs no handler
 
 
 def main() -> None:
-    """Be the relay before the servers, in a process of its own: ``relay`` with what the arguments say."""
+    """Run the relay to the servers in this process, with ``relay`` and the arguments."""
     parser = argparse.ArgumentParser(description="The link in front of a speed test's servers.")
     parser.add_argument("--relay", type=float, metavar="RTT_S", required=True)
     parser.add_argument("targets", nargs="+", metavar="HOST:PORT")

@@ -1,4 +1,4 @@
-"""Targets: private grid, configured grid, gateway."""
+"""The targets of the speed test: a private grid, a configured grid, or a gateway; and their sessions."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ from pipegrid.speedtest.server_processes import (
 )
 from pipegrid.speedtest.timeline import HostPort
 
-# What the speed test stores: fresh random bytes, so that nothing is stored already, and nothing compresses.
-#
-# What comes back is compared with it, to the last byte.
+# Files have new random bytes, so that none is stored already, and none can be compressed.
 
 
 class Contents:
@@ -57,20 +55,20 @@ class Contents:
         self._rng = random.Random(seed)
 
     def files(self, sizes: Iterable[int]) -> list[bytes]:
-        """Return fresh files of these sizes."""
+        """Return new files of these sizes."""
         return [self._rng.randbytes(size) for size in sizes]
 
 
 class Comparing:
     """
-    A file to write to, in memory that is there already, to be compared with what should be in it.
+    A sink in preallocated memory, whose content is compared with the expected bytes.
 
-    So while the clock runs a byte is copied once, as a file would do, and no page is touched for the first
+    So while time is measured each byte is copied once, as to a file, and no page is touched for the first
     time.
     """
 
     name = "the comparison"
-    written_in_reactor = True  # it waits for nobody
+    written_in_reactor = True  # it never waits
 
     def __init__(self, expected: bytes) -> None:
         self._expected = expected
@@ -82,7 +80,7 @@ class Comparing:
         Keep the next bytes.
 
         Raises:
-            CorruptionError: they are more than there should be.
+            CorruptionError: there are more than expected.
         """
         size = len(data)
         if self._at + size > len(self._expected):
@@ -92,14 +90,14 @@ class Comparing:
         return size
 
     def flush(self) -> None:
-        """There is nothing to flush."""
+        """Do nothing, since nothing is buffered."""
 
     def check(self) -> None:
         """
-        Compare.
+        Compare the bytes.
 
         Raises:
-            CorruptionError: what came is not what should have come.
+            CorruptionError: they are not the expected ones.
         """
         if self._at != len(self._expected):
             raise CorruptionError(
@@ -109,10 +107,8 @@ class Comparing:
             raise CorruptionError("other bytes came back than were stored; report this")
 
 
-# One client of whatever is measured: it puts and gets files. A grid's, or that of a gateway over HTTP.
-#
-# A gateway is any HTTP server that stores what is ``PUT`` to ``/uri``, answers with a cap, and gives it back
-# to ``GET /uri/CAP``: Tahoe-LAFS's nodes do, and so they are measured by the code that measures PipeGrid.
+# A gateway is any HTTP server that stores what is ``PUT`` to ``/uri``, answers with a cap, and returns it
+# for ``GET /uri/CAP``. Tahoe-LAFS's nodes do, so the same code measures them.
 
 MAX_CAP_BYTES = 4096
 MAX_TROUBLE_CHARACTERS = 200
@@ -121,13 +117,13 @@ GATEWAY_CONNECT_TIMEOUT_S = 30.0
 
 
 class Session(Protocol):
-    """A client; its connections stay up between calls."""
+    """A client; its connections stay open between calls."""
 
     async def put(self, data: bytes, params: Params | None = None) -> str:
         """Store a file; returns its cap."""
 
     async def get(self, cap: str, sink: Comparing) -> None:
-        """Fetch a file into ``sink``, which compares it with what was put."""
+        """Read a file into ``sink``, which compares it with the expected bytes."""
 
     async def close(self) -> None:
         """End the session, with all its connections."""
@@ -138,8 +134,8 @@ class GridSession:
     ``pipegrid.Grid``, as an application uses it.
 
     Args:
-        every_share: fail if a put does not wait for some server: on servers that are all alike its time would
-            be set against bytes that were not sent.
+        every_share: fail if a put does not wait for some server: with equal servers its time would be
+            compared with bytes that were not sent.
     """
 
     def __init__(self, grid: Grid, every_share: bool = False) -> None:
@@ -147,7 +143,7 @@ class GridSession:
         self._every_share = every_share
 
     async def put(self, data: bytes, params: Params | None = None) -> str:
-        """Store a file; fewer servers than shares of a sweep are no reason to fail."""
+        """Store a file; fewer servers than shares of a sweep are not an error."""
         happy = None
         if params is not None:
             happy = min(self._grid.config.happy, params.total_shares)
@@ -168,7 +164,7 @@ class GridSession:
 
 class GatewaySession:
     """
-    An HTTP client with connections of its own.
+    An HTTP client with its own connections.
 
     Args:
         url: of the gateway, without ``/uri``.
@@ -181,12 +177,12 @@ class GatewaySession:
         self._url = url
         self._pool = HTTPConnectionPool(reactor)
         self._pool.maxPersistentPerHost = GATEWAY_CONNECTIONS
-        self._pool.retryAutomatically = False  # a put that is sent twice would be timed twice
+        self._pool.retryAutomatically = False  # a put that is sent twice would be measured twice
         agent = Agent(reactor, connectTimeout=GATEWAY_CONNECT_TIMEOUT_S, pool=self._pool)
         self._client = treq.client.HTTPClient(agent)
 
     async def put(self, data: bytes, params: Params | None = None) -> str:
-        """Store a file as the gateway is configured to."""
+        """Store a file with the gateway's own parameters."""
         import treq
 
         response = await self._ask("PUT", f"{self._url}/uri", data=data)
@@ -230,7 +226,7 @@ class GatewaySession:
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong, without the nesting that HTTP clients wrap it in."""
+    """Return the reason of a failure, without the nesting of HTTP clients."""
     reasons = getattr(error, "reasons", None)
     if reasons:
         error = reasons[0].value
@@ -238,38 +234,38 @@ def _reason(error: Exception) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return the first line of a stranger's text, as far as it can be shown."""
+    """Return the first line of untrusted text, made safe to show."""
     lines = text.strip().splitlines() or ["nothing"]
     line = lines[0][:MAX_TROUBLE_CHARACTERS]
     return "".join(char if char.isprintable() else "?" for char in line)
 
 
-# What every target of the speed test has, and what is asked of each before it is measured.
+# What every target of the speed test has, and the checks before it is measured.
 
 GBS = "gbs"
 FOOLSCAP = "foolscap"
 GATEWAY = "gateway"
 CONNECT_TIMEOUT_S = 10.0
 SPARE_BYTES = 100 * 10**6
-"""What a disk should have left when all is stored."""
+"""How much space a disk should have left when all is stored."""
 
 
 class FileTarget:
     """
-    Something to put files on.
+    A target that stores files.
 
     Attributes:
-        kind: as ``results.Parameters.target``.
-        transport: as ``results.Parameters.transport``.
+        kind: as ``Parameters.target``.
+        transport: as ``Parameters.transport``.
         servers: how many.
-        params, happy: how files are encoded unless a scenario says otherwise.
-        link: that is emulated before the servers; None for none.
-        durability: of the servers, if they are ours.
-        responders: what raw TCP is measured with, on the same path; none if there are none.
+        params, happy: the encoding, unless a scenario has its own.
+        link: the emulated link to the servers; None for none.
+        durability: of the servers, if they are local.
+        responders: for measuring raw TCP on the same path; may be empty.
         directory: of a client, for the command itself; None if the command cannot use it.
-        names: of the servers, by their addresses, where their connections can be looked at.
+        names: of the servers, by their addresses, if their connections can be recorded.
         adjustable: whether windows and encodings can be chosen.
-        alike: whether all servers are, so that none should be too slow to wait for.
+        alike: whether all servers are equal, so that none should be too slow to wait for.
     """
 
     kind = ""
@@ -289,7 +285,7 @@ class FileTarget:
         self.names: dict[HostPort, str] = {}
 
     async def start(self) -> None:
-        """Start what has to be started, and see whether it is there."""
+        """Start what is needed, and check that it works."""
         raise NotImplementedError
 
     async def open(
@@ -299,7 +295,7 @@ class FileTarget:
         reactor: Any = None,
         tracer: Tracing | None = None,
     ) -> Session:
-        """Return a client with no connections yet."""
+        """Return a client without connections."""
         assert self.directory is not None, "not started"
         grid = await Grid.open(
             reactor or self._reactor, self.directory, window_bytes=window_bytes, tracer=tracer
@@ -307,21 +303,21 @@ class FileTarget:
         return GridSession(grid, self.alike)
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
-        """Measure each server's round trip so many times."""
+        """Measure each server's round trip ``count`` times."""
         raise NotImplementedError
 
     async def free_bytes(self) -> int | None:
-        """Return how much the servers can store, all shares together; None if nobody knows."""
+        """Return how much the servers can store, all shares together; None if unknown."""
         return None
 
     async def stop(self) -> None:
-        """End all that was started."""
+        """Stop all that was started."""
 
 
 async def check_room(target: FileTarget, needed_bytes: int) -> None:
     """
     Raises:
-        UsageError: there is less room than all shares need.
+        UsageError: there is less space than all shares need.
     """
     free = await target.free_bytes()
     if free is not None and free < needed_bytes + SPARE_BYTES:
@@ -336,7 +332,7 @@ async def connect_s(reactor: Any, host: str, port: int) -> float:
     Return how long it takes to open a TCP connection, which the other end's kernel answers.
 
     Raises:
-        ServerUnreachable: nobody listens there.
+        ServerUnreachable: no server listens there.
     """
     endpoint = HostnameEndpoint(reactor, host, port, CONNECT_TIMEOUT_S)
     began = time.perf_counter()
@@ -353,10 +349,7 @@ async def connect_s(reactor: Any, host: str, port: int) -> float:
     return took_s
 
 
-# What is measured: a private grid that is started for it, the grid of a client's directory, or a gateway.
-#
-# A target is started, opened as often as clients are wanted, and stopped; nothing that it started
-# outlives it.
+# A target is started, opened once for each client, and stopped; nothing that it started outlives it.
 
 _TRANSPORT_NAMES = {"https": GBS}
 
@@ -366,12 +359,12 @@ MAX_SERVERS = 100
 
 class PrivateGrid(FileTarget):
     """
-    Storage servers of its own, each a process on this machine, perhaps behind an emulated link.
+    Storage servers of its own, each a process on this machine, with an emulated link if required.
 
     Args:
         count: of servers.
-        encoding: of the client; None for the usual one, as far as so many servers allow.
-        scratch: where the servers keep their shares; None for the usual place.
+        encoding: of the client; None for the usual one, as far as the number of servers allows.
+        scratch: where the servers store their shares; None for the usual place.
     """
 
     alike = True
@@ -409,7 +402,7 @@ class PrivateGrid(FileTarget):
         )
 
     async def start(self) -> None:
-        """Start servers, responders, and the link before them."""
+        """Start servers, responders, and the link to them."""
         client_config.check_happy(self.happy, self.params)
         assert self.durability is not None
         self._left = False
@@ -447,16 +440,16 @@ class PrivateGrid(FileTarget):
             self.names = {(LOOPBACK, port): server_name(at) for at, port in enumerate(ports)}
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
-        """Measure the way to each server, over the same link."""
+        """Measure the round trip to each server, over the same link."""
         trips = await ping_responders(self._reactor, self.responders, count)
         return [attrs.evolve(trip, server=server_name(number)) for number, trip in enumerate(trips)]
 
     async def free_bytes(self) -> int | None:
-        """Return what is free where the servers' directories are."""
+        """Return the free space at the servers' directories."""
         return shutil.disk_usage(self._scratch or tempfile.gettempdir()).free
 
     async def stop(self) -> None:
-        """End all processes, and remove what they stored."""
+        """Stop all processes, and remove what they stored."""
         try:
             for child in (self._proxy, self._responding):
                 if child is not None:
@@ -465,9 +458,9 @@ class PrivateGrid(FileTarget):
             await in_thread(self._reactor, self._leave)
 
     def _enter(self, running: Servers) -> None:
-        """Start servers, in a thread: whoever is cancelled meanwhile waits for it in ``_leave``."""
+        """Start servers, in a thread; after a cancellation, ``_leave`` waits for it."""
         with self._lock:
-            if not self._left:  # a busy pool of threads may get to leaving first
+            if not self._left:  # with a busy thread pool, _leave may run first
                 self._stack.enter_context(running)
 
     def _leave(self) -> None:
@@ -482,7 +475,7 @@ class ConfiguredGrid(FileTarget):
 
     Args:
         directory: None for the user's own.
-        responders: on the servers' side, if there are any.
+        responders: near the servers, if any.
     """
 
     kind = "grid"
@@ -503,7 +496,7 @@ class ConfiguredGrid(FileTarget):
         )
 
     async def start(self) -> None:
-        """See which servers are there."""
+        """Find out which servers can be reached."""
         assert self.directory is not None
         if not is_configured(self.directory):
             raise UsageError(
@@ -535,11 +528,11 @@ class ConfiguredGrid(FileTarget):
                     self.names[host, int(port)] = each.nickname
         rooms = [each.available_bytes for each in there if each.available_bytes is not None]
         if rooms:
-            # Shares are spread evenly, so that the fullest server is the first to refuse.
+            # Shares are spread evenly, so the fullest server is the first to reject one.
             self._free = min(rooms) * self.servers
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
-        """Measure how long connections to each server take to be there: one round trip of TCP."""
+        """Measure how long connecting to each server takes: one round trip of TCP."""
         measured = []
         for name, place in self._places.items():
             times_s = [await connect_s(self._reactor, *place) for _ in range(count)]
@@ -547,7 +540,7 @@ class ConfiguredGrid(FileTarget):
         return measured
 
     async def free_bytes(self) -> int | None:
-        """Return what the servers say they have room for."""
+        """Return the space that the servers report."""
         return self._free
 
 
@@ -561,7 +554,7 @@ class Gateway(FileTarget):
     def __init__(self, reactor: Any, url: str, responders: Sequence[Responder] = ()) -> None:
         """
         Raises:
-            UsageError: that is no URL of a gateway.
+            UsageError: that is not the URL of a gateway.
         """
         parts = urlsplit(url)
         try:
@@ -581,7 +574,7 @@ class Gateway(FileTarget):
         return f"the gateway {self._url}"
 
     async def start(self) -> None:
-        """Store a file, and see from its cap how the gateway encodes."""
+        """Store a file, and read from its cap how the gateway encodes."""
         session = await self.open()
         try:
             cap = parse_cap(await session.put(time.time_ns().to_bytes(64, "big")))
@@ -597,18 +590,21 @@ class Gateway(FileTarget):
         reactor: Any = None,
         tracer: Tracing | None = None,
     ) -> Session:
-        """Return a client with no connections yet."""
+        """Return a client without connections."""
         return GatewaySession(self._reactor, self._url)
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
-        """Measure how long connections to the gateway take to be there; its servers are out of sight."""
+        """Measure how long connecting to the gateway takes; its servers are not visible."""
         name = f"{self._place[0]}:{self._place[1]}"
         samples = [await connect_s(self._reactor, *self._place) for _ in range(count)]
         return [RoundTrip(name, samples)]
 
 
 def fitting_params(servers: int) -> Params:
-    """Return 3 of 10, or for fewer servers as many shares as there are, and about as many needed."""
+    """
+    Return 3 of 10, or for fewer servers as many shares as there are servers, and about a third of them
+    required.
+    """
     if servers >= Params().total_shares:
         return Params()
     return Params(max(1, servers * 3 // 10), servers)

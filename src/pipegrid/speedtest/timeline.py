@@ -1,10 +1,4 @@
-"""
-One upload as the wire sees it: which bytes passed between us and which server, when.
-
-Over HTTPS every connection of a client of its own is looked at from below TLS, so that nothing is missed and
-measured clients are not slowed down. Foolscap makes its connections by itself; there, requests stand for
-the bytes: those of a request when it is handed over, those of an answer when it is there.
-"""
+"""Records one upload as seen on the wire: which bytes passed to and from which server, when."""
 
 from __future__ import annotations
 
@@ -18,17 +12,17 @@ from zope.interface import directlyProvides, providedBy
 from pipegrid.speedtest.run_results import DOWN, UP, Burst
 
 MERGED_S = 0.0005
-"""What passes a server in one direction within so long is one burst."""
+"""Bytes of a server in one direction within this time are one burst."""
 MAX_BURSTS = 4000
 
 ANSWER_BYTES = 100
-"""Of a Foolscap answer, roughly; how large it was nobody tells."""
+"""The assumed size of a Foolscap answer, which is not reported."""
 
 HostPort = tuple[str, int]
 
 
 class Recorder:
-    """Notes bursts while it is started; times count from the start."""
+    """Records bursts while it is started; times count from the start."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -36,16 +30,16 @@ class Recorder:
         self._bursts: list[Burst] = []
 
     def start(self) -> None:
-        """Forget what was, and note from now on."""
+        """Drop earlier bursts, and record from now on."""
         self._began, self._bursts = self._clock(), []
 
     def stop(self) -> tuple[Burst, ...]:
-        """Note no more; returns what was noted, in the order of time."""
+        """Stop recording; returns the bursts, in the order of time."""
         self._began = None
         return tuple(self._bursts)
 
     def note(self, server: str, direction: str, size_bytes: int) -> None:
-        """Note bytes that pass now; those of a server and direction within ``MERGED_S`` are one burst."""
+        """Record bytes that pass now; those of a server and direction within ``MERGED_S`` are one burst."""
         if self._began is None or not size_bytes:
             return
         at_s = self._clock() - self._began
@@ -64,10 +58,13 @@ class Recorder:
 
 class RecordingReactor:
     """
-    A reactor whose TCP connections are noted; everything else is the real one's.
+    A reactor whose TCP connections are recorded; everything else is the real one's.
+
+    They are recorded below TLS, so that nothing is missed and measured clients are not slowed down.
+    Foolscap makes its own connections; there, requests represent the bytes (``from_spans``).
 
     Args:
-        names: of servers, by the host and port where they are connected to; others are not noted.
+        names: of servers, by the host and port of their connections; others are not recorded.
     """
 
     def __init__(self, reactor: Any, recorder: Recorder, names: Mapping[HostPort, str]) -> None:
@@ -80,7 +77,7 @@ class RecordingReactor:
         return getattr(self._reactor, name)
 
     def connectTCP(self, host: str, port: int, factory: Any, *more: Any, **named: Any) -> Any:
-        """Connect, and note what passes."""
+        """Connect, and record the bytes."""
         server = self._names.get((host, port))
         if server is not None:
             factory = _NotingFactory(factory, self._recorder, server)
@@ -88,7 +85,7 @@ class RecordingReactor:
 
 
 class _NotingFactory(WrappingFactory):
-    """Puts a protocol that notes sizes between a connection and its protocol."""
+    """Puts a recording protocol between a connection and its protocol."""
 
     noisy = False
 
@@ -98,14 +95,14 @@ class _NotingFactory(WrappingFactory):
         self.server = server
 
     def buildProtocol(self, addr: Any) -> Any:
-        """Wrap the protocol, unless none is wanted."""
+        """Wrap the protocol, unless there is none."""
         inner = self.wrappedFactory.buildProtocol(addr)
         wrapper: Any = _Noting
         return None if inner is None else wrapper(self, inner)
 
 
 class _Noting(ProtocolWrapper):
-    """One connection, with all that passes noted."""
+    """One connection, with all its bytes recorded."""
 
     factory: _NotingFactory
 
@@ -118,7 +115,7 @@ class _Noting(ProtocolWrapper):
         super().write(data)
 
     def writeSequence(self, data: Iterable[bytes]) -> None:
-        """Note what goes, in pieces."""
+        """Record the sizes of the pieces."""
         pieces = list(data)
         self.factory.recorder.note(self.factory.server, UP, sum(map(len, pieces)))
         super().writeSequence(pieces)
@@ -128,11 +125,11 @@ def from_spans(
     events: Iterable[Mapping[str, Any]], since_us: float, until_us: float = math.inf
 ) -> tuple[Burst, ...]:
     """
-    Return the bursts that a trace's requests stand for.
+    Return bursts from the requests in a trace.
 
     Args:
-        events: as ``Tracer.events`` gives them.
-        since_us, until_us: what began before or behind is left out; times count from the first.
+        events: as from ``Tracer.events``.
+        since_us, until_us: spans that began before or after are left out; times count from the first.
     """
     rows: dict[int, str] = {}
     bursts: list[Burst] = []
