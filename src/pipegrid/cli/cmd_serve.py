@@ -16,6 +16,7 @@ from pipegrid.cli.options import byte_room, common_options, kept_duration
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_paths, server_config
+from pipegrid.reactor.process_settings import SHORTAGE
 from pipegrid.server import serve, systemd
 from pipegrid.storage import share_file
 from pipegrid.wire import server_address
@@ -50,6 +51,7 @@ class ServeJob(GridJob):
         )  # sees all that is logged, before what may fail itself
         try:
             with log_file.logging_to(console, self._log_file, reactor):
+                SHORTAGE.tell = None  # the log has it
                 await serve.serve(
                     reactor, self._full_settings(invocation), lambda node: announce(console, node)
                 )

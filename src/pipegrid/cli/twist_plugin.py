@@ -32,7 +32,7 @@ from pipegrid.cli.exit_status import ExitStatus, sentence, status_of
 from pipegrid.cli.options import byte_room
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import parse_kept
-from pipegrid.reactor.process_settings import make_monotonic
+from pipegrid.reactor.process_settings import make_monotonic, need_no_threads
 from pipegrid.server.serve import DURABILITIES, ServeSettings, StorageNode
 from pipegrid.server.systemd import end_without_memory
 from pipegrid.storage.share_file import Expiry
@@ -155,6 +155,7 @@ class StorageService(Service):
             SystemExit: it failed at once.
         """
         super().startService()
+        need_no_threads(self._reactor)
         self.node.start().addCallbacks(self._started, self._failed)
         if self._exits.status is not ExitStatus.DONE:
             raise SystemExit(int(self._exits.status))

@@ -18,6 +18,7 @@ from pipegrid.mirror.archive_file import BadEntry
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.mirror_http import PAGE_BYTES, Page
 from pipegrid.mirror.scheduler import FetchJob
+from pipegrid.reactor.process_settings import start_thread
 
 # Files of a sprint that become durable, and get their names, together.
 
@@ -110,7 +111,7 @@ class SyncBatch:
 
 
 class WorkerThread:
-    """A thread that does jobs in their order, and tells the caller's of their ends."""
+    """A thread that does jobs in order, and tells the caller's of their ends; or the caller, without one."""
 
     def __init__(self, done: SimpleQueue[Callable[[], None]], wake: Callable[[], None]) -> None:
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None], bool] | None]
@@ -127,17 +128,23 @@ class WorkerThread:
             wakes: the caller shall learn of it at once, and not only when it looks anyhow.
         """
         if self._thread is None:
-            self._thread = Thread(target=self._work, name="mirror", daemon=True)
-            self._thread.start()
+            thread = Thread(target=self._work, name="mirror", daemon=True)
+            if not start_thread(thread):
+                self._do(job, ended, wakes)
+                return
+            self._thread = thread
         self._jobs.put((job, ended, wakes))
 
     def _work(self) -> None:
         while (entry := self._jobs.get()) is not None:
-            job, ended, wakes = entry
-            self._done.put(_Ended(ended, _outcome(job)))
-            del entry, job, ended
-            if wakes:
-                self._wake()
+            self._do(*entry)
+            del entry
+
+    def _do(self, job: Callable[[], Any], ended: Callable[[Any], None], wakes: bool) -> None:
+        self._done.put(_Ended(ended, _outcome(job)))
+        del job, ended
+        if wakes:
+            self._wake()
 
     def stop(self) -> None:
         """Wait until all jobs are done."""

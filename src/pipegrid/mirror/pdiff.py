@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pipegrid.mirror.archive_file import quoted
 from pipegrid.mirror.decompress import CHUNK_BYTES, PatchError, Unpacking, unpacked
+from pipegrid.reactor.process_settings import start_thread
 
 # Patches of indexes: ed scripts, read, checked and merged, without a file or a clock.
 #
@@ -483,7 +484,7 @@ class _Work(NamedTuple):
 
 
 class _Writer:
-    """Hashes and writes in a thread, in order; what is read goes through ``PAGES`` pages."""
+    """Hashes and writes in a thread if there is one, in order; what is read goes through ``PAGES`` pages."""
 
     def __init__(self, fd: int, most_bytes: int | None, index: str) -> None:
         self._fd = fd
@@ -498,8 +499,9 @@ class _Writer:
         self._gathered: list[bytes | memoryview] = []
         self._gathered_bytes = 0
         self._error: BaseException | None = None
-        self._thread: Thread | None = Thread(target=self._work, name="pipegrid-patch")
-        self._thread.start()
+        thread = Thread(target=self._work, name="pipegrid-patch")
+        self._thread = thread if start_thread(thread) else None
+        self._has_none = self._thread is None
 
     def write(self, data: bytes | memoryview) -> None:
         """Write some more; it must not change until its page comes back."""
@@ -541,18 +543,25 @@ class _Writer:
             )
         if self._gathered or page is not None:
             self._room.acquire()
-            self._queue.put(_Work(self._gathered, page))
+            work = _Work(self._gathered, page)
             self._gathered, self._gathered_bytes = [], 0
+            if self._has_none:
+                self._do(work)
+            else:
+                self._queue.put(work)
 
     def _work(self) -> None:
         """Hash and write what is queued, until None comes; in the thread."""
         while (work := self._queue.get()) is not None:
-            if self._error is None and work.pieces:
-                self._hash_and_write(work.pieces)
-            work.pieces.clear()
-            self._room.release()
-            if work.page is not None:
-                self._free.put(work.page)
+            self._do(work)
+
+    def _do(self, work: _Work) -> None:
+        if self._error is None and work.pieces:
+            self._hash_and_write(work.pieces)
+        work.pieces.clear()
+        self._room.release()
+        if work.page is not None:
+            self._free.put(work.page)
 
     def _hash_and_write(self, pieces: Sequence[bytes | memoryview]) -> None:
         try:

@@ -308,6 +308,11 @@ def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str, stopped: Sto
             raise MirrorError(
                 f"{name} cannot be checked, since there is no gpgv; install it, or give --allow-unsigned"
             ) from None
+        except OSError as error:  # no more processes, or no memory for one
+            raise MirrorError(
+                f"{name} cannot be checked, since gpgv could not be started ({error.strerror}); end other "
+                "programs, or see 'ulimit -u'"
+            ) from error
         except subprocess.TimeoutExpired:
             raise NotSigned(
                 f"{name} could not be checked: gpgv took more than {TIMEOUT_S} s"

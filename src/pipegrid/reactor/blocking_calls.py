@@ -22,6 +22,8 @@ from twisted.python.failure import Failure
 P = ParamSpec("P")
 T = TypeVar("T")
 
+NO_THREAD = "it takes a thread, and the system gives no more; see 'ulimit -u'"
+
 LIMIT = 256
 """Limit of calls at a time; each takes a thread and up to four descriptors."""
 
@@ -149,7 +151,7 @@ class BlockingCalls:
                 self._start(entry)
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread
                 if isinstance(error, RuntimeError):
-                    error = OSError(errno.EAGAIN, f"it takes a thread, and {error}")
+                    error = OSError(errno.EAGAIN, NO_THREAD)
                 entry.deferred.errback(Failure(error))
 
     def _start(self, entry: _Entry) -> None:

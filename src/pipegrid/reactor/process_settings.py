@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import time
-from functools import lru_cache
+from functools import lru_cache, partial
 
 TYPE_CHECKING = False  # defined as in ``typing``, which is slow to import
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import Thread
     from typing import Any
 
 
@@ -124,6 +127,94 @@ def tune_gc() -> None:
     gc.enable()  # it may have been disabled while modules were imported
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
+
+
+# Threads that the system does not give: a user may have so many processes and threads (``ulimit -u``), and a
+# control group, too. All that starts one here goes on without it, in the thread that wanted it.
+
+FEW_THREADS = (
+    "the system gives no more threads (see 'ulimit -u'); work goes on with fewer, and is slower"
+)
+
+
+class ThreadShortage:
+    """
+    Reports once that threads have run out.
+
+    Attributes:
+        tell: shows a sentence to the user of a command; a program's log has it in any case.
+    """
+
+    def __init__(self) -> None:
+        self.tell: Callable[[str], object] | None = None
+        self._told = False
+
+    def report(self) -> None:
+        """Report it, unless it was reported before."""
+        if self._told:
+            return
+        self._told = True
+        if self.tell is not None:
+            self.tell(FEW_THREADS)
+        if "twisted.logger" in sys.modules:
+            sys.modules["twisted.logger"].Logger(__name__).warn("{sentence}", sentence=FEW_THREADS)
+
+
+SHORTAGE = ThreadShortage()
+
+
+def start_thread(thread: Thread) -> bool:
+    """Start a thread; False: the system gives none, which has been reported."""
+    try:
+        thread.start()
+    except RuntimeError:
+        SHORTAGE.report()
+        return False
+    return True
+
+
+class ThreadlessResolver:
+    """
+    Looks up names as a reactor does, in its pool of threads, and in the reactor's where it gets none.
+
+    Twisted's own waits for ever then.
+    """
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+        self._resolver = reactor.nameResolver
+        self._in_thread: Any = None
+
+    def resolveHostName(self, *arguments: Any, **options: Any) -> Any:
+        """As ``IHostnameResolver`` has it."""
+        if self._in_thread is None:
+            pool = self._reactor.getThreadPool()
+            self._in_thread = pool.callInThreadWithCallback
+            pool.callInThreadWithCallback = self._call
+        return self._resolver.resolveHostName(*arguments, **options)
+
+    def _call(self, ended: Any, function: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            self._in_thread(ended, function, *arguments, **options)
+        except RuntimeError:
+            SHORTAGE.report()
+            self._call_here(ended, partial(function, *arguments, **options))
+
+    def _call_here(self, ended: Any, call: Callable[[], Any]) -> None:
+        from twisted.python.failure import Failure
+
+        try:
+            result, is_good = call(), True
+        except Exception:
+            result, is_good = Failure(), False
+        if ended is not None:
+            ended(is_good, result)
+
+
+def need_no_threads(reactor: Any) -> None:
+    """Have a reactor look up names also where the system gives no threads."""
+    if hasattr(reactor, "installNameResolver"):  # not all that tests use can look up names
+        reactor.installNameResolver(ThreadlessResolver(reactor))
 
 
 # glibc keeps up to 64 MiB of freed memory after a program has used large blocks. A server would stay large

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -17,6 +16,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import UsageError
 from pipegrid.reactor.blocking_calls import BlockingCall, BlockingCalls
 from pipegrid.reactor.deferreds import Waiters
+from pipegrid.reactor.process_settings import start_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -182,10 +182,7 @@ class Workers:
     def _hand_over(self) -> None:
         while self._waiting and len(self._handed_over) < 2 * self._threads:
             if len(self._started) < min(self._threads, len(self._handed_over) + 1):
-                with suppress(
-                    RuntimeError
-                ):  # the system has no more threads: the existing ones do it
-                    self._start_thread()
+                self._start_thread()  # if the system has no more, the existing ones do it
             job = self._waiting.popleft()
             self._handed_over.add(job)
             if self._started:
@@ -195,7 +192,8 @@ class Workers:
 
     def _start_thread(self) -> None:
         thread = Thread(target=self._serve, name=f"pipegrid-{len(self._started)}")
-        thread.start()
+        if not start_thread(thread):
+            return
         if not self._started and IReactorCore.providedBy(self._reactor):
             # Idle threads would keep the process alive for ever.
             self._shutdown_trigger = self._reactor.addSystemEventTrigger(

@@ -19,7 +19,13 @@ from pipegrid.cli.startup.fast_args import plain_job
 from pipegrid.cli.startup.lazy_modules import install_lazy_modules, tls_put_off
 from pipegrid.disk.private_output import end_waiting
 from pipegrid.errors import SinkError
-from pipegrid.reactor.process_settings import ignore_suspended_time, make_monotonic, tune_gc
+from pipegrid.reactor.process_settings import (
+    SHORTAGE,
+    ignore_suspended_time,
+    make_monotonic,
+    need_no_threads,
+    tune_gc,
+)
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -85,6 +91,7 @@ def run_process(
     console = Console(
         getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
     )
+    SHORTAGE.tell = lambda sentence: console.say(f"pipegrid: {sentence}")
     try:
         invocation, job = _parse(arguments, console, begun, glimpse)
     except BrokenPipeError:  # the reader of --help left
@@ -196,6 +203,7 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     reactor: Any = global_reactor
     make_monotonic(reactor)
     ignore_suspended_time(reactor)
+    need_no_threads(reactor)
     _log_to(invocation.console)
     outcome = _Outcome(reactor)
     reactor.callWhenRunning(outcome.begin, start)
