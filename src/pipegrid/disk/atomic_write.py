@@ -54,7 +54,7 @@ def part_path(target: str, inside: int | None = None) -> str:
 # hidden file; the old file is unchanged, and the next writer reuses the hidden one. If that is in use or
 # cannot be locked, the writer creates ``.NAME.something`` instead.
 
-_CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
@@ -67,12 +67,12 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
             be lost.
 
     Raises:
-        OSError: it cannot be written; an existing file is unchanged.
+        OSError: it cannot be written, and what was there is as it was; or its name could not be synced.
     """
     with _hidden_file(path, data, mode, durable) as name:
         os.replace(name, path)
     if durable:
-        _sync_name(path)
+        sync_name(path)
 
 
 def create_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
@@ -88,17 +88,20 @@ def create_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             os.link(name, path)
         with suppress(OSError):  # the file exists, and a second name does no harm
             os.unlink(name)
-    _sync_name(path)
+    sync_name(path)
 
 
-def _sync_name(path: Path) -> None:
+def sync_name(path: Path | str) -> None:
     """
     Sync a name, since the file may contain the only cap of a directory, or a key that others know.
 
-    The file exists by now, so a directory that cannot be synced is not an error.
+    A directory that may be written to and not read cannot be synced: that is no error, either.
+
+    Raises:
+        OSError: the disk fails.
     """
-    with suppress(OSError):
-        sync_path(path.parent)
+    with suppress(PermissionError):
+        sync_path(os.path.dirname(path) or ".")
 
 
 def sync_directory(fd: int) -> bool:
@@ -114,22 +117,36 @@ def sync_directory(fd: int) -> bool:
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno not in _CANNOT_SYNC:
+        if error.errno not in CANNOT_SYNC:
             raise
         return False
     return True
 
 
+def syncs_names(directory: Path | str) -> bool:
+    """Return whether the names in a directory can be synced, as far as that can be told."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        return sync_directory(fd)
+    except OSError:  # which whoever stores something will be told
+        return True
+    finally:
+        os.close(fd)
+
+
 def sync_path(path: Path | str) -> None:
     """
-    Sync the bytes of a file, or the names in a directory.
+    Have what is in a file on the disk, or the names in a directory, where the file system can do that.
 
     Raises:
-        OSError: it may not be read, or the system cannot sync it.
+        OSError: it may not be read, or the disk fails.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        sync_directory(fd)
     finally:
         os.close(fd)
 

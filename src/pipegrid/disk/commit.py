@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from pipegrid.disk import files as disk
-from pipegrid.disk.atomic_write import sync_directory
+from pipegrid.disk.atomic_write import CANNOT_SYNC, sync_directory
 from pipegrid.errors import NoSuchShare, PipegridError
 
 Policy = Literal["none", "batch", "strict"]
@@ -69,10 +69,13 @@ class Disk:
         for share in sorted(shares, key=lambda share: share.opened):
             with suppress(NoSuchShare):  # given up just now
                 first_opened.setdefault(share.device, share)
-        for share in first_opened.values():
-            self._syncfs(share.descriptor)
+        rejected = {
+            device
+            for device, share in first_opened.items()
+            if not self._sync_all_of(share.descriptor)
+        }
         for share in shares:
-            if share.resumed:
+            if share.resumed or (not share.gone and share.device in rejected):
                 share.sync()
 
     def sync_names(self, directories: Mapping[str, int]) -> None:
@@ -83,10 +86,24 @@ class Disk:
         Args:
             directories: each with its device.
         """
-        if self._syncfs is None:
+        if self.has_one_call:
+            one_of_each = {device: name for name, device in directories.items()}
+            _on_each(one_of_each.values(), self._sync_all_of)
+        if not self.has_one_call:  # as may have turned out just now
             self.sync_directories(directories)
-            return
-        _on_each({device: name for name, device in directories.items()}.values(), self._syncfs)
+
+    def _sync_all_of(self, fd: int) -> bool:
+        """Sync a file system; if it, or a sandbox, has no such call, that is not tried again."""
+        if self._syncfs is None:
+            return False
+        try:
+            self._syncfs(fd)
+        except OSError as error:
+            if error.errno not in CANNOT_SYNC:
+                raise
+            self._syncfs = None
+            return False
+        return True
 
     def sync_directories(self, directories: Iterable[str]) -> None:
         """Make the names in each of these directories durable, one by one."""
@@ -196,6 +213,8 @@ class Commit:
                     share.sync()
             else:
                 self._disk.sync_data(shares)
+                if before is not None and not self._disk.has_one_call:
+                    before.sync_names()
         except OSError as error:
             for share in shares:
                 share.discard()

@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from pipegrid.disk.atomic_write import part_path, remove_stale_link, sync_path
+from pipegrid.disk.atomic_write import (
+    CANNOT_SYNC,
+    part_path,
+    remove_stale_link,
+    sync_directory,
+    sync_name,
+)
 from pipegrid.disk.private_output import change_mode, current_umask, interruptible
 from pipegrid.disk.safe_open import names_file, open_to_write, own_descriptor
 from pipegrid.errors import SinkError, naming
@@ -382,17 +388,15 @@ class PartFile:
         try:
             os.fsync(self._fd)
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-                # it may be readable, and another sync succeed, although bytes are lost
-                self._resume = False
+            if error.errno not in CANNOT_SYNC:
+                self._resume = False  # it may read well, and another sync succeed, with bytes lost
                 raise
 
     def _sync_directory(self) -> None:
-        with suppress(OSError):  # a directory that may not be read, or a system that cannot sync it
-            if self._directory is not None:
-                os.fsync(self._directory)
-            else:
-                sync_path(os.path.dirname(self._target))
+        if self._directory is not None:
+            sync_directory(self._directory)
+        else:
+            sync_name(self._target)
 
     def _exists(self) -> TargetExists:
         text = f"{self.path} exists already; choose another name, or add replace=True"

@@ -186,7 +186,7 @@ class ThreadlessResolver:
         self._in_thread: Any = None
 
     def resolveHostName(self, *arguments: Any, **options: Any) -> Any:
-        """As ``IHostnameResolver`` has it."""
+        """Look up a name, as ``IHostnameResolver`` has it, and give its addresses to the receiver."""
         if self._in_thread is None:
             pool = self._reactor.getThreadPool()
             self._in_thread = pool.callInThreadWithCallback

@@ -20,6 +20,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from pipegrid.disk import files as disk
+from pipegrid.disk.atomic_write import syncs_names
 from pipegrid.disk.commit import Policy
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.disk.private_output import make_directory
@@ -369,10 +370,20 @@ class StorageNode:
             storage=str(self.storage),
             durability=self.settings.durability,
         )
+        self._warn_of_surroundings()
+        return self
+
+    def _warn_of_surroundings(self) -> None:
+        """Log what is wrong with the file system and the clock."""
+        if not syncs_names(self.storage):
+            log.warn(
+                "the file system of {storage} cannot sync directories: after a power cut shares may be"
+                " missing that were acknowledged",
+                storage=str(self.storage),
+            )
         wrong = why_wrong(time.time())
         if wrong is not None:
             log.warn("{wrong}", wrong=wrong)
-        return self
 
     async def _listen(self, text: str, factory: Any) -> Any:
         try:
