@@ -38,7 +38,6 @@ SMALL = {
     "disk/databases.py": "brings SQLite, which only backups and some mirrors need",
     "http11/limits.py": _CONTRACT,
     "http11/pinned_endpoints.py": "brings twisted.web, which storage clients do not need",
-    "reactor/process_settings.py": _EARLY,
     "speedtest/lifeline.py": "run with python -m",
     "storage/storage_paths.py": _CONTRACT,
     "transfer/capacity.py": "loaded only when shares could be spread over more servers",

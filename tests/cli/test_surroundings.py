@@ -96,6 +96,47 @@ class SurroundingsTests(ProcessTestCase):
             out, _ = self.run_so(partial(limit_files, limit, limit), "--version", status=0)
             self.assertTrue(out.startswith("pipegrid "))
 
+    def test_a_command_that_fails_before_it_begins(self) -> None:
+        """It ends with its status: where files ran out a reactor went on for ever, deaf to signals."""
+        run = "import sys, pipegrid.cli as c; c._may_open_enough = lambda: True; c.main()"
+        for limit in (8, 9, 12):
+            done = subprocess.run(
+                [sys.executable, "-c", run, "status"],
+                cwd=self.home,
+                env=self.environment,
+                preexec_fn=partial(limit_files, limit, limit),
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+            self.assertIn(done.returncode, (1, 2), done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
+    def test_twist_and_the_library(self) -> None:
+        """They say what the command says."""
+        why = "too few file descriptors: the limit is 20; raise it"
+        grid = (
+            "from twisted.internet import reactor, task; from pipegrid import Grid\n"
+            "task.react(lambda r: Grid.open(r), ())"
+        )
+        for words in (
+            ("-m", "twisted", "pipegrid", "-d", "node", "--port", "tcp:0:interface=127.0.0.1"),
+            ("-c", grid),
+        ):
+            done = subprocess.run(
+                [sys.executable, *words],
+                cwd=self.home,
+                env=self.environment,
+                preexec_fn=partial(limit_files, 20, 20),
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+            self.assertIn(why, done.stdout + done.stderr)
+            self.assertNotEqual(done.returncode, 0)
+
     def test_just_enough_file_descriptors(self) -> None:
         """The least number does for a put, and a limit that may be raised is."""
         for soft, hard in ((LEAST_FILES, LEAST_FILES), (9, LEAST_FILES)):

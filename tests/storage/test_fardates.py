@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -29,30 +30,47 @@ SECRETS = LeaseSecrets(b"r" * 32, b"c" * 32)
 
 # As Python's clock is there: it counts nanoseconds in 64 bits, which end in 2262.
 SERVE = """
-import sys, time
-far, real = float(sys.argv[2]), time.clock_gettime
+import os, sys, time
+_, directory, far, jumped, how = sys.argv
+far, real, real_time = float(far), time.clock_gettime, time.time
+
+def date():
+    return far if os.path.exists(jumped) else real_time()
 
 def wall():
-    if far * 1e9 >= 1 << 63:
+    if date() * 1e9 >= 1 << 63:
         raise OverflowError("timestamp too large to convert to C _PyTime_t")
-    return far
+    return date()
 
 time.time = wall
 time.time_ns = lambda: int(wall() * 1e9)
-time.clock_gettime = lambda clock: far if clock == time.CLOCK_REALTIME else real(clock)
-from pipegrid.cli import main
-sys.argv = ["pipegrid", "-d", sys.argv[1], "serve", "--port", "tcp:0:interface=127.0.0.1"]
-main()
+time.clock_gettime = lambda clock: date() if clock == time.CLOCK_REALTIME else real(clock)
+options = ["--port", "tcp:0:interface=127.0.0.1"]
+if how == "twist":
+    from twisted.application.twist._twist import Twist
+    Twist.main(["twist", "--log-format=text", "pipegrid", "-d", directory, *options])
+else:
+    from pipegrid.cli import main
+    sys.argv = ["pipegrid", "-d", directory, "serve", *options]
+    main()
 """
 
 
 class ServerTests(SynchronousTestCase):
-    """``pipegrid serve`` with such a clock, on one directory."""
+    """``pipegrid serve``, and ``twist pipegrid``, with such a clock, on one directory."""
 
-    def serve(self, directory: str, now: float) -> str:
-        """Serve, store and read a share, end; returns what the server has logged."""
+    def serve(self, directory: str, now: float, how: str = "serve", jumps: bool = False) -> str:
+        """
+        Serve, store and read a share, end; returns what the server has logged.
+
+        Args:
+            jumps: the clock is set when the server has been running for a while.
+        """
+        flag = Path(self.mktemp())
+        if not jumps:
+            flag.touch()
         with subprocess.Popen(
-            [sys.executable, "-c", SERVE, directory, str(now)],
+            [sys.executable, "-c", SERVE, directory, str(now), str(flag), how],
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -60,13 +78,19 @@ class ServerTests(SynchronousTestCase):
         ) as process:
             try:
                 assert process.stdout is not None
-                address = process.stdout.readline().strip()
-                self.assertIn("#v=1", address)
+                said = ""
+                while "#v=1" not in said:
+                    said = process.stdout.readline()
+                    self.assertTrue(said, "it ended")
+                (address,) = [word for word in said.split() if "#v=1" in word]
                 self.store(Server("far", address, 0))
+                if jumps:
+                    flag.touch()
+                    self.store(Server("far", address, 0))
             finally:
                 process.terminate()
-                _, said = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 0, said)
+                said = "".join(process.communicate(timeout=60))
+        self.assertIn(process.returncode, (0, -signal.SIGTERM) if how == "twist" else (0,), said)
         self.assertNotIn("Traceback", said)
         return said
 
@@ -76,6 +100,16 @@ class ServerTests(SynchronousTestCase):
         for now in (86400.0, *FAR.values()):
             said = self.serve(directory, now)
             self.assertEqual(said.count("the clock of this machine is wrong"), 1, said)
+
+    def test_a_clock_that_jumps(self) -> None:
+        """One that is set to such a date while a server runs stops nothing."""
+        directory = self.mktemp()
+        for year in (2326, 11533):
+            self.serve(directory, FAR[year], jumps=True)
+
+    def test_twist(self) -> None:
+        """The plugin goes on when the clock is set; ``twist`` itself does not start with such a clock."""
+        self.serve(self.mktemp(), FAR[2326], "twist", jumps=True)
 
     def store(self, server: Server) -> None:
         """Store a share, and read it."""

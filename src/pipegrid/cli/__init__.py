@@ -15,14 +15,14 @@ _LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mi
 """Modules of commands that end without ceremony."""
 
 LEAST_FILES = 64
-"""Fewer file descriptors than that are not enough: the interpreter would abort, or a command never end."""
+"""As ``disk.files`` has it, which a shell need not wait for."""
 
 
 def main() -> None:
     """Run the command line that this process was started with, and exit with its status."""
     _end_at_ctrl_c()
     _fill_standard_streams()
-    _tell_time()
+    tell_time()
     if sys.argv[1:] == ["--version"]:
         from pipegrid.version import __version__
 
@@ -87,18 +87,27 @@ def _fill_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest that is free, which is this one
 
 
-def _tell_time() -> None:
+def tell_time() -> None:
     """
     Have ``time.time`` tell dates beyond 2262 as well, where Python raises OverflowError.
 
-    All that is imported later, Python's ``logging`` among it, asks it.
+    All that is imported later, Python's ``logging`` among it, asks it, and the clock may be set at any time.
     """
-    try:
-        time.time()
-    except OverflowError:
-        clock = time.CLOCK_REALTIME
-        time.time = lambda: time.clock_gettime(clock)
-        time.time_ns = lambda: int(time.clock_gettime(clock) * 1e9)
+    now = time.time
+    clock = time.CLOCK_REALTIME
+
+    def tell() -> float:
+        try:
+            return now()
+        except OverflowError:
+            return time.clock_gettime(clock)
+
+    time.time = tell
+    time.time_ns = lambda: int(tell() * 1e9)
+    for module in list(sys.modules.values()):  # those of a program that has been running
+        for name in ("time", "seconds"):
+            if module is not None and vars(module).get(name) is now:
+                setattr(module, name, tell)
 
 
 def _may_open_enough() -> bool:
@@ -107,22 +116,14 @@ def _may_open_enough() -> bool:
 
     A limit that may be raised is. What fails halfway for want of a file has no good end.
     """
-    limit = os.sysconf("SC_OPEN_MAX")
-    if not 0 <= limit < LEAST_FILES:
-        return True
-    try:
-        import resource
+    if 0 <= os.sysconf("SC_OPEN_MAX") < LEAST_FILES:
+        from pipegrid.disk.files import few_files
 
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_FILES, hard))
-    except (ImportError, OSError, ValueError):
-        if sys.stderr is not None:
-            print(
-                f"pipegrid: too few file descriptors: the limit is {limit}; raise it with "
-                f"'ulimit -n 1024' (at least {LEAST_FILES} are needed)",
-                file=sys.stderr,
-            )
-        return False
+        why = few_files()
+        if why is not None:
+            if sys.stderr is not None:
+                print(f"pipegrid: {why}", file=sys.stderr)
+            return False
     return True
 
 

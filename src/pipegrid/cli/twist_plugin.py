@@ -27,9 +27,11 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python import usage
 
+from pipegrid.cli import tell_time
 from pipegrid.cli.cmd_serve import settings_of
 from pipegrid.cli.exit_status import ExitStatus, sentence, status_of
 from pipegrid.cli.options import byte_room
+from pipegrid.disk.files import few_files
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import parse_kept
 from pipegrid.reactor.process_settings import make_monotonic, need_no_threads
@@ -38,6 +40,8 @@ from pipegrid.server.systemd import end_without_memory
 from pipegrid.storage.share_file import Expiry
 
 log = Logger()
+
+tell_time()  # of a clock that is set beyond 2262, be it later, for all that twist has loaded
 
 
 def _room(text: str) -> int:
@@ -78,7 +82,9 @@ class Options(usage.Options):
         self._introducers.append(furl)
 
     def postOptions(self) -> None:
-        """Refuse what makes no sense."""
+        """Refuse what makes no sense, and a process that may open too few files."""
+        if (why := few_files()) is not None:
+            raise usage.UsageError(why)
         if self["directory"] is None:
             raise usage.UsageError("give the node's directory with --directory")
         if self["durability"] not in DURABILITIES:

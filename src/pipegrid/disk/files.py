@@ -30,10 +30,35 @@ if TYPE_CHECKING:
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a write when the disk or a quota is full, or the file gets too large."""
 
+LEAST_FILES = 64
+"""File descriptors: with fewer the interpreter would abort, or a command never end."""
+
 _CANNOT_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _SYNC_FILE_RANGE_WRITE = 2
 _MAX_PIECES = 1024  # IOV_MAX on Linux
 _PIECE_BYTES = 1 << 20
+
+
+def few_files() -> str | None:
+    """
+    Return a sentence if the process may not open ``LEAST_FILES``; a limit that may be raised is.
+
+    What fails halfway for want of a file has no good end.
+    """
+    limit = os.sysconf("SC_OPEN_MAX")
+    if not 0 <= limit < LEAST_FILES:
+        return None
+    try:
+        import resource  # which not every system has
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_FILES, hard))
+    except (ImportError, OSError, ValueError):
+        return (
+            f"too few file descriptors: the limit is {limit}; raise it with "
+            f"'ulimit -n 1024' (at least {LEAST_FILES} are needed)"
+        )
+    return None
 
 
 def disk_error(error: OSError, what: str) -> ServerRefused:

@@ -14,6 +14,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from pipegrid.arguments import check_has, check_kind, check_whole, shown
+from pipegrid.disk.files import few_files
 from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
@@ -92,8 +93,7 @@ def open_grid(
     config = configuration.load(path)
     introducers = config.introducers.addresses
     _check_names_servers(config)
-    if not IReactorFromThreads.providedBy(reactor):
-        raise UsageError(f"a grid needs the running reactor, not {shown(reactor)}")
+    _check_process(reactor)
     opener = _Opener(reactor, config, tracer, fixed_window_bytes, limits or Limits(), ahead)
     warnings = Warnings(config.warnings)
     members = ServerRegistry([], opener.open, config.preferred, warnings, opener.certify)
@@ -129,6 +129,17 @@ def open_grid(
         discovery=discovery,
         warnings=warnings,
     )
+
+
+def _check_process(reactor: object) -> None:
+    """
+    Raises:
+        UsageError: that is no reactor to work with, or the process may open too few files.
+    """
+    if not IReactorFromThreads.providedBy(reactor):
+        raise UsageError(f"a grid needs the running reactor, not {shown(reactor)}")
+    if (why := few_files()) is not None:
+        raise UsageError(why)
 
 
 def _check_names_servers(config: GridConfig) -> None:

@@ -49,6 +49,15 @@ class StandingClock:
         self._stood_s = self._now() - self._last_s
 
 
+def wall_time() -> float:
+    """
+    Return seconds since 1970, by the clock that people set.
+
+    In the place of ``time.time``, which a default argument would keep as it is when a module is imported.
+    """
+    return time.time()
+
+
 CLOCK = StandingClock()
 """The clock of the process; until a reactor uses it, it equals the monotonic clock."""
 

@@ -26,7 +26,7 @@ from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.disk.private_output import make_directory
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
-from pipegrid.reactor.process_settings import make_monotonic
+from pipegrid.reactor.process_settings import make_monotonic, wall_time
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, systemd
 from pipegrid.server.foolscap.port import FoolscapPort
@@ -117,7 +117,7 @@ class LeaseCollector:
         storage: Path,
         expiry: Expiry,
         date: NonDecreasingDate,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall_time,
     ) -> None:
         self._store = store
         self._storage = storage
@@ -278,7 +278,7 @@ class StorageNode:
                 keep_unfinished_s=settings.keep_unfinished_s,
                 read_only=settings.read_only,
             ),
-            clock=time.time,
+            clock=wall_time,
             date=self._date,
         )
         self._durability = GroupCommit(self._workers, reactor, settings.durability)

@@ -19,6 +19,7 @@ from pipegrid.core import dates
 from pipegrid.disk import files as disk
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.safe_open import is_directory, read_file
+from pipegrid.reactor.process_settings import wall_time
 from pipegrid.storage import share_file
 from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.share_file import LEASE_DURATION_S, NEVER_S, Expiry
@@ -237,7 +238,7 @@ class NonDecreasingDate:
     def __init__(
         self,
         storage: Path,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall_time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock

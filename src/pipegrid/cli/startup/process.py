@@ -205,7 +205,7 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     ignore_suspended_time(reactor)
     need_no_threads(reactor)
     _log_to(invocation.console)
-    outcome = _Outcome(reactor)
+    outcome = _Outcome(reactor, invocation.console)
     reactor.callWhenRunning(outcome.begin, start)
     # Twisted's own handlers would stop the reactor, and leave no time to clean up.
     _handle_all(outcome.interrupted)
@@ -237,14 +237,18 @@ def _handle(number: int, handler: Callable[[int, Any], Any]) -> None:
 class _Outcome:
     """The running command, and how it ended."""
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(self, reactor: Any, console: Console) -> None:
         self.status: int = ExitStatus.FAILED
         self._reactor = reactor
+        self._console = console
         self._command: Deferred[int] | None = None
         self._interrupted = False
 
     def begin(self, start: Callable[[Any], Deferred[int]]) -> None:
-        self._command = start(self._reactor)
+        from twisted.internet.defer import maybeDeferred
+
+        # What fails at once, such as an import without a file to spare, would else be waited for for ever.
+        self._command = maybeDeferred(start, self._reactor)
         tune_gc()  # what the command needs is imported now
         self._command.addCallback(self._finished).addErrback(self._broken)
         self._command.addBoth(lambda _: self._reactor.stop())
@@ -255,7 +259,7 @@ class _Outcome:
         self.status = ExitStatus.INTERRUPTED if stopped else status
 
     def _broken(self, reason: Any) -> None:
-        reason.printTraceback(sys.stderr)
+        self.status = failure(reason.value, self._console)
 
     def interrupted(self, number: int, frame: Any) -> None:
         """Have the command cancelled; a second signal waits for nothing."""
