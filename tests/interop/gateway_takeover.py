@@ -8,6 +8,7 @@ told nothing: it has to find every server again, and all that was ever stored.
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -191,8 +192,10 @@ def files_of(node: Path) -> dict[str, bytes]:
     for path in node.rglob("*"):
         name = str(path.relative_to(node))
         is_share = name.startswith(("storage/", "logs/"))
-        if path.is_file() and not is_share:
-            found[name] = path.read_bytes()
+        if not is_share:
+            # A node that runs renames files, and removes some, while this looks.
+            with suppress(FileNotFoundError, IsADirectoryError):
+                found[name] = path.read_bytes()
     return found
 
 

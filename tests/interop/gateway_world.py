@@ -43,7 +43,8 @@ T = TypeVar("T")
 Kind = Literal["tahoe", "pipegrid"]
 Protocol = Literal["gbs", "foolscap"]
 HOW_TO = Path(__file__).parents[2] / "docs/how-to-replace-a-node.md"
-_NURL = re.compile(r"^pb://\S+#v=1$", re.M)
+_ADDRESSES = re.compile(r"^(pb://\S+#v=1)\n(?:.*\n)*?(pb://\S+@tcp:\S+/\w+)\n", re.M)
+"""A NURL and a fURL, each a whole line; the log of the process may have lines in between."""
 _COMMAND = re.compile(r"^    ((?:tahoe|pipegrid) .*~/node.*)$", re.M)
 _PROGRAMS: dict[str, tuple[str, ...]] = {
     "tahoe": (TAHOE,),
@@ -118,10 +119,9 @@ class Server:
         """Return the NURL and fURL that ``pipegrid serve`` prints, once it does."""
         process = self._process
         assert process is not None
-        found = until(lambda: _NURL.search(process.log()), f"{self.name}'s NURL", process)
-        nurl = found[0]
-        lines = process.log().splitlines()
-        return nurl, lines[lines.index(nurl) + 1]
+        # One line may be there before the other is.
+        found = until(lambda: _ADDRESSES.search(process.log()), f"{self.name}'s addresses", process)
+        return found[1], found[2]
 
     def refused_beside(self) -> None:
         """PipeGrid does not serve a directory in which a node of Tahoe-LAFS still runs."""
@@ -267,7 +267,10 @@ class World:
         wanted = {server.server_id: server for server in self.servers}
 
         def all_are() -> bool:
-            page = json.loads(gateway.request("GET", "?t=json"))
+            try:
+                page = json.loads(gateway.request("GET", "?t=json"))
+            except OSError:  # it is busy
+                return False
             found = {each["nodeid"]: each for each in page["servers"]}
             return found.keys() == wanted.keys() and all(
                 found[server_id]["connection_status"].casefold().startswith("connected")
@@ -302,12 +305,12 @@ def patiently(gateway: Gateway, call: Callable[[], T]) -> T:
 
     On a busy machine the gateway takes a server that did not answer for five seconds for lost, until it does.
     """
-    failures: list[AssertionError] = []
+    failures: list[Exception] = []
 
     def attempt() -> list[T]:
         try:
             return [call()]
-        except AssertionError as error:
+        except (AssertionError, OSError) as error:
             failures.append(error)
             return []
 

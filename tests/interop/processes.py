@@ -300,7 +300,7 @@ class Gateway(Node):
 
     def wait(self, servers: int) -> None:
         """Return when it is connected to so many servers."""
-        until((self.directory / "node.url").exists, "the gateway's start", self)
+        text_of(self.directory / "node.url", self)  # which is there before anything is in it
         until(lambda: self.connected() == servers, f"the gateway's {servers} connections", self)
 
     def request(self, method: str, path: str, data: bytes | None = None) -> bytes:
