@@ -26,7 +26,8 @@ GLOSSARY = PACKAGE.parent.parent / "docs" / "glossary.md"
 _WORDS = """
 address agent ahead aliases announce answers app archive args arguments backup bar base base32
 batches blocking build buildbot cache calls capacity change charts check client clock cmd collector
-compare completion config configured connection console context copied copy creation crypto database
+compare completion config configured connection console context copied copy creation credentials
+crypto database
 databases dates deb822 debian decoder decompress deferreds dialer discovery download embedded encode
 encoder endpoints epoll erasure errors exchange existing exit failover failure fair fast faults filter
 figures foolscap formats garbage get hashes history host hosts html http identity incoming indexes

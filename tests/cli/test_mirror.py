@@ -363,7 +363,7 @@ class MirrorTests(MirrorCase):
             (["list", "nowhere", str(self.dest), "--from", self.urls[0]], "cannot read nowhere"),
             (["list", str(self.list), str(self.list), "--from", self.urls[0]], "File exists"),
             (["list", str(self.list), str(self.dest), "--from", "ftp://x/"], "not the URL"),
-            (["list", str(self.list), str(self.dest), "--from", "http://u:p@x/"], "no user"),
+            (["list", str(self.list), str(self.dest), "--from", "http://u:p@x/?q"], "no query"),
             (["list", str(self.list), str(self.dest)], "--from"),
             (["verify", "nowhere"], "nowhere"),
             (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from base64 import b64encode
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from hashlib import sha256
@@ -201,3 +202,55 @@ class ListsOfMirrorsTests(NginxCase):
             self.assertEqual((status, errors.count("\n")), (1, 1), errors)
             self.assertIn("404", errors)
             self.assertNotIn("secret", errors)
+
+
+class CredentialTests(NginxCase):
+    """Who asks says who it is, to the mirror that it is for alone."""
+
+    def test_sent_to_one(self) -> None:
+        """From a URL, ~/.netrc and NETRC; the host that a mirror redirects to gets nothing, or its own."""
+        basic = "Basic " + b64encode(b"joe:s3cret").decode()
+        archive = Archive(self.signer, now=datetime.now(timezone.utc))
+        there = self.serve(archive.files, authorization="", strips=".x")
+        netrc = self.place / ".netrc"
+        for kind, end in (("host", ""), ("file", ".x")):
+            mirror = self.serve(
+                authorization=basic, redirects_to=f"http://{there}$request_uri{end}"
+            )
+            for number, (user, entry) in enumerate(
+                (
+                    ("joe:s3cret@", ""),
+                    ("", f"machine 127.0.0.1:{mirror.split(':')[1]} login joe password s3cret\n"),
+                )
+            ):
+                netrc.write_text(entry)
+                netrc.chmod(0o600)
+                for option in ([], ["--limit-rate", "100M"]):
+                    self.dest = self.place / f"{kind}{number}{len(option)}"
+                    status, report, errors = self.mirror(
+                        *("debian", str(self.dest), "--from", f"http://{user}{mirror}/"),
+                        *("--suite", "sid", "--keyring", self.signer.keyring, *option),
+                    )
+                    self.assertEqual((status, errors, report["failed"]), (0, "", 0))
+                    self.assertNotIn("s3cret", json.dumps(report))
+                    for path in self.dest.rglob("*"):
+                        if path.is_file():
+                            self.assertNotIn(b"s3cret", path.read_bytes())
+
+    def test_not_shown(self) -> None:
+        """What goes wrong is said without them; a file that others can read is named."""
+        mirror = self.serve(authorization="Basic other")
+        netrc = self.place / "mine"
+        netrc.write_text("machine 127.0.0.1 login joe password s3cret")
+        netrc.chmod(0o644)
+        for user in ("", "joe:s3cret@"):
+            status, _, errors = self.mirror(
+                *("debian", str(self.dest), "--from", f"http://{user}{mirror}/", "--suite", "sid"),
+                "--allow-unsigned",
+                NETRC=str(netrc),
+            )
+            self.assertEqual(status, 1)
+            self.assertIn("answers 401", errors)
+            self.assertIn(f"{netrc} has passwords and can be read by other users", errors)
+            self.assertNotIn("s3cret", errors)
+            self.assertNotIn("joe", errors)

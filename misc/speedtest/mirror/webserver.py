@@ -59,6 +59,7 @@ class Behaviour:
         keepalive_requests: after so many it closes the connection.
         redirects_to: where it redirects each request, with nginx's variables; None: it does not.
         strips: an end of paths that it takes for nothing.
+        authorization: what requests must have as that; others are refused. "": they must not have any.
     """
 
     busy_percent: int = 0
@@ -66,6 +67,7 @@ class Behaviour:
     keepalive_requests: int = 1000
     redirects_to: str | None = None
     strips: str | None = None
+    authorization: str | None = None
 
 
 class WebServer:
@@ -154,6 +156,9 @@ class WebServer:
         busy_map = ""
         if behaviour.bytes_per_s is not None:
             inside += f"        limit_rate {behaviour.bytes_per_s};\n"
+        if behaviour.authorization is not None:
+            wanted = behaviour.authorization
+            inside += f'        if ($http_authorization != "{wanted}") {{ return 401; }}\n'
         if behaviour.redirects_to is not None:
             inside += f"        return 302 {behaviour.redirects_to};\n"
         if behaviour.strips is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from pipegrid.cli import grid_arguments, progress_bar
@@ -19,6 +19,7 @@ from pipegrid.mirror import (
     HIDDEN,
     MANIFEST,
     NEW_MANIFEST,
+    credentials,
     destination,
     grid_archive,
     mirror,
@@ -50,6 +51,10 @@ RunMirror = Callable[..., Awaitable[int]]
 
 LOCK_LOOK_S = 0.2
 """How often it is looked whether another run has ended."""
+
+
+APT = "/etc/apt"
+"""Where apt has ``auth.conf`` and ``auth.conf.d``."""
 
 
 class Display:
@@ -85,6 +90,20 @@ class Display:
             progress_bar.close_bar(self._console, self._bar)
 
 
+def has_credential_files(environment: Mapping[str, str]) -> bool:
+    """Return whether there is a file that may have credentials, ``~/.netrc`` or one of apt's."""
+    home = environment.get("HOME")
+    files = [environment.get("NETRC"), home and os.path.join(home, ".netrc"), f"{APT}/auth.conf"]
+    if any(each and os.path.lexists(each) for each in files):
+        return True
+    try:
+        return bool(os.listdir(f"{APT}/auth.conf.d"))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
 class MirrorOptions(Value):
     """
     How a command fetches: the options that all of them have.
@@ -99,9 +118,11 @@ class MirrorOptions(Value):
         begun: connections to the mirrors that were begun before all else, or None.
         wait_s: how long another run to the same destination is waited for; None: not at all.
         exit_unchanged: the exit status says that nothing changed.
+        access: how hosts are asked; None: that was not needed yet.
     """
 
     __slots__ = (
+        "access",
         "begun",
         "connections",
         "delete",
@@ -138,7 +159,9 @@ class MirrorOptions(Value):
         gpgcheck: bool = False,
         wait_s: float | None = None,
         exit_unchanged: bool = False,
+        access: mirror_http.HostAccess | None = None,
     ) -> None:
+        self.access = access
         self.urls = urls
         self.to_grid = to_grid
         self.delete = delete
@@ -198,9 +221,21 @@ class MirrorOptions(Value):
                     "to the mirror, run once without --delete"
                 )
 
-    def direct_addresses(self) -> list[Address] | None:
+    def host_access(self, console: Console) -> mirror_http.HostAccess:
+        """Return how hosts are asked: by which proxies, and with which credentials; warns of open files."""
+        if self.access is None:
+            known = None
+            if has_credential_files(os.environ):
+                found = credentials.read_credentials(os.environ, APT)
+                for warning in found.warnings:
+                    console.fault(f"pipegrid: {warning}")
+                known = found.header_for
+            self.access = mirror_http.HostAccess(os.environ, known)
+        return self.access
+
+    def direct_addresses(self, console: Console) -> list[Address] | None:
         """Return those of the mirrors, if one can begin to ask them without a reactor."""
-        access = mirror_http.HostAccess(os.environ)
+        access = self.host_access(console)
         addresses = [access.address(url) for url in self.urls]
         return addresses if mirror_http.can_sprint(addresses) else None
 
@@ -263,7 +298,7 @@ class MirrorOptions(Value):
                     limit_bytes_per_s=self.limit_bytes_per_s,
                     progress=display.show,
                     dry_run=self.dry_run,
-                    environment=os.environ,
+                    access=self.host_access(console),
                 )
 
             opened = None

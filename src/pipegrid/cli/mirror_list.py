@@ -50,7 +50,7 @@ class ListRun:
     def sprint(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
         fetching = self._fetching
-        addresses = fetching.direct_addresses()
+        addresses = fetching.direct_addresses(console)
         if addresses is None:
             return None
         with ExitStack() as stack:

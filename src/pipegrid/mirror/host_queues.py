@@ -46,7 +46,7 @@ class MirrorHosts:
         self.queued = 0
         self.added = added
         self.own = HostQueue(self, address)
-        self._queues: dict[str, HostQueue] = {address.origin: self.own}
+        self._queues: dict[tuple[str, bytes], HostQueue] = {_key(address): self.own}
 
     @property
     def queues(self) -> list[HostQueue]:
@@ -107,11 +107,13 @@ class MirrorHosts:
 
     def _queue_of(self, route: FileRoute) -> HostQueue | None:
         """Return that of a host; None: there are too many, or it is expected to give nothing."""
-        queue = self._queues.get(route.address.origin)
+        if route.address.origin == self.address.origin:
+            return self.own
+        queue = self._queues.get(_key(route.address))
         if queue is None:
             if len(self._queues) > MAX_HOSTS:
                 return None
-            queue = self._queues[route.address.origin] = HostQueue(self, route.address)
+            queue = self._queues[_key(route.address)] = HostQueue(self, route.address)
             self.added(queue)
         return None if route.rule is not None and queue.given_up is not None else queue
 
@@ -121,6 +123,10 @@ class MirrorHosts:
             for job in queue.take_all():
                 self.routes.pop(job, None)
                 self.plan.put_back(job, self.number)
+
+
+def _key(address: Address) -> tuple[str, bytes]:
+    return address.origin, address.headers
 
 
 class HostQueue:

@@ -202,6 +202,7 @@ class Mirror:
         seed: of what is drawn for the sample.
         workers: where the disk is written, one job after the other; None: a thread of its own.
         environment: names proxies (``http11.proxy_settings``); None: there are none.
+        access: how hosts are asked, and with which credentials, in place of ``environment``.
 
     Raises:
         UsageError: a URL or a number makes no sense.
@@ -225,10 +226,11 @@ class Mirror:
         seed: int | None = None,
         workers: CpuWorkers | None = None,
         environment: Mapping[str, str] | None = None,
+        access: HostAccess | None = None,
     ) -> None:
         _check(urls, destination, durability, connections, sample, limit_bytes_per_s)
         check_callable(progress, "progress")
-        access = HostAccess(environment or {})
+        access = access or HostAccess(environment or {})
         self._addresses = [access.address(url) for url in urls]
         self._reactor = reactor
         if not isinstance(destination, Destination):

@@ -59,23 +59,43 @@ class HostAccess:
 
     Args:
         environment: names proxies.
+        credentials: returns the header line for a URL, or b""; None: nobody has any.
 
     Attributes:
         redirects: what was learnt from redirects; None: there was none.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        credentials: Callable[[str], bytes] | None = None,
+    ) -> None:
         self._environment = environment
+        self._credentials = credentials
         self.redirects: LearntRedirects | None = None
 
-    def address(self, url: str) -> Address:
+    def header_for(self, url: str) -> bytes:
+        """Return the header line with what is known for a URL, with its end; b"": nothing is."""
+        return b"" if self._credentials is None else self._credentials(url)
+
+    def address(self, url: str, asked: str | None = None) -> Address:
         """
-        Return where a URL is, and how it is asked.
+        Return where a URL is, and how it is asked, with the user of the URL or what is known of the host.
+
+        Args:
+            asked: the URL for which credentials are looked up, if it is another than this one.
 
         Raises:
             UsageError: as ``parse_url`` and ``through``.
         """
-        return through(parse_url(url), self._environment).replaced(access=self)
+        header = b""
+        if "@" in url:
+            from pipegrid.mirror.credentials import user_of  # which few need
+
+            url, header = user_of(url)
+        header = header or self.header_for(asked or url)
+        address = through(parse_url(url), self._environment)
+        return address.replaced(access=self, headers=address.headers + header)
 
 
 class Address(Value):
@@ -178,9 +198,11 @@ def _look_closely(url: str) -> Address:
         raise UsageError(
             f"{quoted(url)} is not the URL of a mirror; give http://HOST/PATH or https://"
         )
-    if "@" in parts.netloc or parts.query or parts.fragment:
+    if "@" in parts.netloc:
+        raise UsageError("the URL of a mirror has no user here; give http://HOST/PATH")
+    if parts.query or parts.fragment:
         raise UsageError(
-            f"{quoted(url)}: the URL of a mirror has no user, query or fragment; give http://HOST/PATH"
+            f"{quoted(url)}: the URL of a mirror has no query or fragment; give http://HOST/PATH"
         )
     path = quote(parts.path.rstrip("/") + "/", safe=_SAFE + "%")
     if port is None:

@@ -117,7 +117,7 @@ class RedirectTable:
         self._access = access
         self._rules: dict[str, str] = {}
         self._unlearnt: set[str] = set()
-        self._addresses: dict[str, Address] = {}
+        self._addresses: dict[tuple[str, bytes], Address] = {}
 
     def follow(self, route: FileRoute, locations: Sequence[bytes]) -> FileRoute:
         """
@@ -190,15 +190,16 @@ class RedirectTable:
 
     def _route(self, url: str, hops: int, rule: str | None = None) -> FileRoute:
         origin = _origin_of(url)
-        address = self._addresses.get(origin)
+        known = origin, self._access.header_for(url)
+        address = self._addresses.get(known)
         if address is None:
             if len(self._addresses) >= MAX_HOSTS:
                 raise RedirectRefused("it redirects to too many hosts")
             try:
-                address = self._access.address(origin + "/")
+                address = self._access.address(origin + "/", url)
             except UsageError as error:
                 raise RedirectRefused(f"it redirects to where nothing is asked: {error}") from None
-            self._addresses[origin] = address
+            self._addresses[known] = address
         target = address.prefix + url[len(origin) + 1 :].encode("ascii")
         return FileRoute(address, target, url, hops, rule)
 

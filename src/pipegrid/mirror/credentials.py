@@ -1,0 +1,189 @@
+"""Credentials of mirrors: ``~/.netrc``, apt's ``auth.conf``, and users in URLs."""
+
+from __future__ import annotations
+
+import os
+import stat
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes, urlsplit
+
+# Who is asked decides what is sent: the header is made for one scheme, host, port and path, and again for
+# each host that a mirror redirects to. Nothing here is ever part of a sentence but the names of files.
+#
+# ``~/.netrc`` counts for http and https, as curl has it. Of apt's files an entry without a scheme counts for
+# https alone, may have a port and a path, and counts for all below that. The first that fits is taken, and
+# apt's files come before ``~/.netrc``.
+
+MAX_FILE_BYTES = 1 << 20
+MAX_FILES = 256
+MAX_ENTRIES = 4096
+
+_PORTS = {"http": 80, "https": 443}
+
+
+class _Entry(NamedTuple):
+    schemes: tuple[str, ...]
+    host: str | None
+    port: int | None
+    path: str
+    header: bytes
+
+    def fits(self, scheme: str, host: str, port: int, path: str) -> bool:
+        return (
+            scheme in self.schemes
+            and self.host in (None, host)
+            and self.port in (None, port)
+            and (path == self.path or path.startswith(self.path.rstrip("/") + "/"))
+        )
+
+
+class Credentials:
+    """
+    What some files say.
+
+    Attributes:
+        warnings: sentences about files that cannot be read, or that others can read.
+    """
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self._entries: list[_Entry] = []
+
+    def __repr__(self) -> str:
+        return f"<Credentials of {len(self._entries)} machines>"
+
+    def header_for(self, url: str) -> bytes:
+        """Return the header line for a URL, with its end; b"": there is none."""
+        parts = urlsplit(url)
+        host = (parts.hostname or "").lower()
+        port = parts.port or _PORTS.get(parts.scheme, 0)
+        found = (e for e in self._entries if e.fits(parts.scheme, host, port, parts.path or "/"))
+        return next((each.header for each in found), b"")
+
+    def read(self, path: Path, of_apt: bool) -> None:
+        """Add what a file says; one that is not there says nothing."""
+        try:
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                data = file.read(MAX_FILE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            self.warnings.append(f"{path} cannot be read ({error.strerror}); it is left out")
+            return
+        if len(data) > MAX_FILE_BYTES:
+            self.warnings.append(f"{path} has more than {MAX_FILE_BYTES} bytes; it is left out")
+            return
+        if (status.st_mode & 0o077 and not of_apt) or status.st_mode & 0o007:
+            self.warnings.append(
+                f"{path} has passwords and can be read by other users; use chmod 600"
+            )
+        before = len(self._entries)
+        for entry in _entries(data.decode("utf-8", "replace"), of_apt):
+            if len(self._entries) - before >= MAX_ENTRIES:
+                self.warnings.append(f"{path} has more than {MAX_ENTRIES} machines")
+                break
+            self._entries.append(entry)
+
+
+def read_credentials(environment: Mapping[str, str], apt: str) -> Credentials:
+    """
+    Return what apt's files and ``~/.netrc`` (or the file that ``NETRC`` names) say.
+
+    Args:
+        apt: the directory of apt's.
+    """
+    found = Credentials()
+    found.read(Path(apt, "auth.conf"), True)
+    parts = Path(apt, "auth.conf.d")
+    try:
+        names = sorted(each for each in os.listdir(parts) if each.endswith(".conf"))
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    except OSError as error:
+        names = []
+        found.warnings.append(f"{parts} cannot be read ({error.strerror}); it is left out")
+    for name in names[:MAX_FILES]:
+        found.read(parts / name, True)
+    netrc = environment.get("NETRC") or (
+        os.path.join(environment["HOME"], ".netrc") if environment.get("HOME") else ""
+    )
+    if netrc:
+        found.read(Path(netrc), False)
+    return found
+
+
+def user_of(url: str) -> tuple[str, bytes]:
+    """Return a URL without user and password, and the header line that stands for them, or b""."""
+    scheme, mark, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    user, at, host = authority.rpartition("@")
+    if not (mark and at):
+        return url, b""
+    name, _, password = user.partition(":")
+    header = _basic(unquote_to_bytes(name), unquote_to_bytes(password))
+    return f"{scheme}://{host}{slash}{path}", header
+
+
+def _basic(user: bytes, password: bytes) -> bytes:
+    return b"Authorization: Basic %s\r\n" % b64encode(user + b":" + password)
+
+
+def _entries(text: str, of_apt: bool) -> Iterator[_Entry]:
+    words = iter(_words(text))
+    machine: str | None = None
+    is_begun = False
+    said: dict[str, str] = {}
+    for word in words:
+        if word in ("machine", "default"):
+            if is_begun:
+                yield from _entry(machine, said, of_apt)
+            machine = next(words, "") if word == "machine" else None
+            is_begun, said = True, {}
+        elif word in ("login", "password", "account"):
+            said.setdefault(word, next(words, ""))
+    if is_begun:
+        yield from _entry(machine, said, of_apt)
+
+
+def _words(text: str) -> Iterator[str]:
+    """Yield the words of a file, without comments and macros; quotes are as of curl."""
+    in_macro = False
+    for line in text.split("\n"):
+        stripped = line.strip()
+        if in_macro:
+            in_macro = bool(stripped)
+            continue
+        if stripped.startswith("#"):
+            continue
+        for word in stripped.split():
+            if word == "macdef":
+                in_macro = True
+                break
+            quoted = len(word) > 1 and word[0] == word[-1] == '"'
+            yield word[1:-1].replace('\\"', '"') if quoted else word
+
+
+def _entry(machine: str | None, said: Mapping[str, str], of_apt: bool) -> Iterator[_Entry]:
+    if "login" not in said and "password" not in said:
+        return
+    header = _basic(said.get("login", "").encode(), said.get("password", "").encode())
+    both = ("http", "https")
+    if machine is None:
+        if not of_apt:
+            yield _Entry(both, None, None, "/", header)
+        return
+    schemes: tuple[str, ...] = ("https",) if of_apt else both
+    scheme, mark, rest = machine.partition("://")
+    if mark:
+        schemes, machine = (scheme.lower(),), rest
+    try:
+        parts = urlsplit(f"//{machine}")
+        port = parts.port
+    except ValueError:
+        return
+    if parts.hostname:
+        yield _Entry(schemes, parts.hostname.lower(), port, parts.path or "/", header)
