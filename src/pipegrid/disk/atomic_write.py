@@ -124,14 +124,14 @@ def sync_directory(fd: int) -> bool:
 
 
 def syncs_names(directory: Path | str) -> bool:
-    """Return whether the names in a directory can be synced, as far as that can be told."""
+    """Return whether the names in a directory can be synced; True if unknown."""
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return True
     try:
         return sync_directory(fd)
-    except OSError:  # which whoever stores something will be told
+    except OSError:  # a later write will report the failing disk
         return True
     finally:
         os.close(fd)
@@ -139,7 +139,7 @@ def syncs_names(directory: Path | str) -> bool:
 
 def sync_path(path: Path | str) -> None:
     """
-    Have what is in a file on the disk, or the names in a directory, where the file system can do that.
+    Sync the bytes of a file, or the names in a directory, if the file system can do that.
 
     Raises:
         OSError: it may not be read, or the disk fails.
