@@ -86,6 +86,20 @@ class DirectoryTests(ProcessTestCase):
         )
 
     @in_fresh_processes
+    def test_cat_of_several(self) -> None:
+        """A file that cannot be fetched, or a damaged cap, does not stop the others; it is named."""
+        good = "home:tree/file"
+        out, err = self.run_command(
+            "cat", "home:tree/missing", good, "URI:CHK:x", good[:-1], status=1
+        )
+        self.assertEqual(out, "x" * 300)
+        self.assertIn("no 'missing'", err)
+        self.assertIn("cap number 3", err)
+        out, err = self.run_command("cat", "URI:CHK:x", good, status=1)
+        self.assertEqual(out, "x" * 300)
+        self.assertIn("cap number 1", err)
+
+    @in_fresh_processes
     def test_sums(self) -> None:
         """Contents, sizes, numbers, and a line for everything."""
         out, _ = self.run_command("cat", "home:tree/file", f"{self.tree}/sub/run.sh")

@@ -500,7 +500,7 @@ class PublicationTests(DebianCase):
         broken = OSError(errno.EACCES, os.strerror(errno.EACCES))
         with patch.object(os, "unlink", side_effect=broken):
             found = self.assertRaises(MirrorError, self.sync)
-        self.assertIn("cannot be rid of '.pipegrid-mirror/staged/", str(found))
+        self.assertIn("cannot remove '.pipegrid-mirror/staged/", str(found))
         check_readers(world.directory)
 
     def test_what_was_staged_before(self) -> None:

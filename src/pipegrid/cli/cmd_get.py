@@ -348,17 +348,21 @@ def cat_command(invocation: Invocation, caps: CapArguments) -> GridJob:
     A file that cannot be fetched does not stop the others; the exit status shows it.
     """
     files = grid_arguments.named_files(invocation.console, *caps, core_caps.fetchable)
-    grid_arguments.check_all(files)  # before anything is written
 
     async def work(grid: Grid, console: Console) -> int:
         if console.json:
             raise UsageError("--json would mix with the files on standard output; leave it out")
         locator = grid_arguments.Locator(grid)
-        for file in files:
-            cap = (await locator.located(file, core_caps.fetchable)).cap
-            await grid.get(cap, console.data_sink)
+
+        async def write(file: NamedFile[Any]) -> None:
+            located = await locator.located(file, core_caps.fetchable)
+            await grid.get(located.cap, console.data_sink)
             console.data_sink.flush()
-        return ExitStatus.DONE
+
+        def show(file: NamedFile[Any], result: None) -> ExitStatus:
+            return ExitStatus.DONE
+
+        return await grid_arguments.each_in_order(console, files, 1, write, show)
 
     return GridJob(work, *grid_arguments.starts_of(files))
 

@@ -182,8 +182,8 @@ def decode(
         paths = tuple(finder.among(paths))
         if finder.others:
             console.say(
-                f"pipegrid: {counted(finder.others, 'file')} left out that the directory's name says to be "
-                f"of another storage index than {files[0].base_name}"
+                f"pipegrid: {counted(finder.others, 'file')} left out, since their directory is that of "
+                f"another storage index than {files[0].base_name}"
             )
     with ExitStack() as stack:
         sink: BinaryIO | PartFile = console.data_sink

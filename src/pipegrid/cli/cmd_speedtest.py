@@ -192,7 +192,7 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Port to listen on.  Port to listen on.  Port to listen on.  Port to listen on.  [any that is free]",
+    help="Port to listen on.  [any that is free]",
 )
 @click.option(
     "--token",

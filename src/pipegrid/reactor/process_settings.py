@@ -142,7 +142,7 @@ def tune_gc() -> None:
 # control group, too. All that starts one here goes on without it, in the thread that wanted it.
 
 FEW_THREADS = (
-    "the system gives no more threads (see 'ulimit -u'); work goes on with fewer, and is slower"
+    "the system gives no more threads (see 'ulimit -u'); work continues with fewer, and is slower"
 )
 
 
