@@ -6,9 +6,10 @@ The grid as an application sees it: open it, put, get, check.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from pipegrid.grid.grid import Grid
 
 __all__ = ["Grid"]
