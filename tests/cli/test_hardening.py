@@ -318,8 +318,8 @@ class DiskTests(GridTestCase):
         await self.put()
         real = ShareStore.__init__
 
-        def init(store: ShareStore, root: Path, **options: Any) -> None:
-            real(store, root, **options)
+        def init(store: ShareStore, root: Path, *settings: Any, **options: Any) -> None:
+            real(store, root, *settings, **options)
             if int(root.name) < 4:
                 store._room._free = lambda _: 1000
 

@@ -75,7 +75,7 @@ class SeveralTests(ProcessTestCase):
     def test_cp_to_the_grid(self) -> None:
         """What is missing, a directory without -r, a name that is taken: each is named."""
         self.run_command("cp", "two", "home:")
-        said = ("no local file none", "'d' is a directory; add -r", "'two' already", "'one'")
+        said = ("no local file none", "'d' is a directory; add -r", "'two' exists already", "'one'")
         self.failing(
             "cp", "none", "d", "two", "home:nothing", "one", "d/../one", "home:", said=said
         )

@@ -95,13 +95,13 @@ class StdoutTests(ProcessTestCase):
         ):
             status, prose = self.closed("-q", "--json", *words)
             if words[0] == "mkdir":  # whose cap nobody else may have
-                self.assertIn("the cap is kept in ", prose)
+                self.assertIn("the cap is saved in ", prose)
                 continue
             self.assertEqual((status, prose), (1, ""), (number, words))
 
     def test_caps_that_cannot_be_printed(self) -> None:
         """A cap that nobody else has is kept, and the message says where."""
-        where = f"kept in {self.data / 'private/unprinted.caps'}\n"
+        where = f"saved in {self.data / 'private/unprinted.caps'}\n"
         path = Path("d/0/0")
         for words, start in (
             (("put", "--mutable", str(path)), "URI:SSK:"),
@@ -110,7 +110,10 @@ class StdoutTests(ProcessTestCase):
             (("mkdir",), "URI:DIR2:"),
             (("put", "--mutable", str(path), "home:file"), "URI:SSK:"),
         ):
-            for run, why in ((self.full, "No space left on device"), (self.closed, "nobody reads")):
+            for run, why in (
+                (self.full, "No space left on device"),
+                (self.closed, "no program reads"),
+            ):
                 status, prose = run("-q", *words)
                 self.assertEqual((status, prose.count("pipegrid: ")), (1, 1), prose)
                 self.assertTrue(prose.endswith(where) and why in prose, (words, prose))

@@ -61,11 +61,17 @@ def main() -> None:
             from pipegrid.cli.startup.process import run_process
 
             status = run_process(sys.argv[1:], begun, found)
-        if any(each in sys.modules for each in _LEFT):
+        if any(map(_is_executed, _LEFT)):
             _leave(status)
     except KeyboardInterrupt:  # of work without a reactor, after it has cleaned up
         status = 130
     sys.exit(status)
+
+
+def _is_executed(name: str) -> bool:
+    """Return whether a module was imported, and not only registered to be executed at its first use."""
+    module = sys.modules.get(name)
+    return module is not None and type(module).__name__ != "UnusedModule"
 
 
 def _end_at_ctrl_c() -> None:
