@@ -28,7 +28,7 @@ COMMANDS = {
 """What only commands run; all else is called by programs, too."""
 
 OPTION = re.compile(r"(?<![\w-])(--[a-z][\w-]*|-[a-zA-Z])(?![\w-])")
-COMMAND = re.compile(r"'pipegrid [^']*'?")
+COMMAND = re.compile(r"'(?:pipegrid|ulimit) [^']*'?")
 """A whole command may stand in an error; of one that goes on behind a variable its beginning."""
 
 

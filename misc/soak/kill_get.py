@@ -282,7 +282,7 @@ class World(RelayedServers):
         status, said = await self._end(self.get())
         if status:
             raise Violation(f"the rerun ended with {status}: {said}")
-        if "were there" not in said:
+        if "were present" not in said:
             raise Violation(f"the rerun does not tell what was there: {said}")
         if self.target.read_bytes() != self.data:
             raise Violation("the file is not what was stored")

@@ -179,7 +179,9 @@ class UseTests(GridTestCase):
         wrong: Any = 5
         self.refused(UsageError, self.grid.modify(cap, bytes, merge=wrong), "merge is a function")
         self.refused(UsageError, self.grid.modify(cap, bytes, redo=wrong), "redo is a function")
-        self.refused(UsageError, self.grid.update(cap, 2, b"behind the end"), "at most")
+        self.refused(
+            UsageError, self.grid.update(cap, 2, b"behind the end"), "at its end at the latest"
+        )
         self.refused(UsageError, self.grid.read(cap, 2, 1), "begins at byte 2")
         self.refused(CapError, self.grid.read(DirectoryCap(cap)), "directory")
 

@@ -47,8 +47,8 @@ LOOKED_AT = {
     "wire/foolscap_broker.py": {"_getMethodInfo"},
 }
 """What is asked for where it is used, with something else for where it is not."""
-OF_PYTHON = {"_exit", "_Hash"}
-"""``os._exit`` is documented; ``hashlib._Hash`` is the types' alone. And so are modules of C."""
+OF_PYTHON = {"_asdict", "_exit", "_Hash"}
+"""``os._exit`` and ``_asdict`` are documented; ``hashlib._Hash`` is the types' alone. So are modules of C."""
 MODULES_OF_PYTHON = {"_signal", "_socket"}
 
 

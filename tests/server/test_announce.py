@@ -142,7 +142,7 @@ class AnnouncerTests(SynchronousTestCase):
         self.assertEqual(said, [])
         clock.pump([1.0] * 100)
         (sentence,) = said
-        self.assertIn("introducer one at intro.example.org:1 has not taken", sentence)
+        self.assertIn("introducer one at intro.example.org:1 has not acknowledged", sentence)
         introducer.taken.callback(None)
         self.assertIn("announced to introducer one", said[-1])
         introducer.lose()

@@ -249,7 +249,7 @@ class ExhaustionTests(ProcessTestCase):
         )
         lines = [b"X-Tahoe-Authorization: " + each for each in secrets]
         path = f"/storage/v1/mutable/{'a' * 26}/read-test-write"
-        request = self.target.requests.request("POST", path, *lines, body=bytes(100 << 20))
+        request = self.target.requests.request("POST", path, *lines, body=bytes(31 << 20))
         with contextlib.suppress(OSError), self.target.connect_tls() as connection:
             connection.sendall(request)
             connection.recv(1)

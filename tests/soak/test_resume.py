@@ -42,7 +42,7 @@ class ResumeTests(SynchronousTestCase):
         status, _, said = servers.put(servers.client / "file", False, signal.SIGINT)
         self.assertEqual(status, 130)
         self.assertIn("an interrupted put starts again on 3 of 3 servers", said)
-        self.assertIn("over Foolscap", said)
+        self.assertIn("they use Foolscap", said)
         servers.speak(HTTPS)
         self.patch(resume, "WINDOW_BYTES", -SIZE)
         with self.assertRaises(Violation) as caught:

@@ -273,7 +273,7 @@ class OwnerTests(SynchronousTestCase):
             ):
                 with self.assertRaises(UsageError) as caught:
                     world.run(change)
-                self.assertIn("highest sequence number", str(caught.exception))
+                self.assertIn("highest possible sequence number", str(caught.exception))
             after = [dict(line.storage.slots[cap.storage_index]) for line in world.lines]
             self.assertEqual(before, after)
             cap = world.run(mine.create(b"zero", Format.SDMF)).cap

@@ -109,11 +109,13 @@ def sync_directory(fd: int) -> bool:
     Sync the names in an open directory; returns whether its file system can do that.
 
     Some file systems (CIFS, many of FUSE) reject it, and store names in their own way: that is not an
-    error.
+    error. A directory that may not be listed is open for its path alone, and cannot be synced either.
 
     Raises:
         OSError: the disk fails.
     """
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & getattr(os, "O_PATH", 0):
+        return False
     try:
         os.fsync(fd)
     except OSError as error:

@@ -20,7 +20,7 @@ from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 from pipegrid.wire import gbs_messages
 from pipegrid.wire.foolscap_receiver import ANSWER_COST, TOKEN_COST, AllocatedAnswers
 from pipegrid.wire.messages import (
-    MAX_BLOCK_WRITES,
+    MAX_FOOLSCAP_WRITES,
     MAX_SMALL_WRITES,
     UNKNOWN_PROTOCOL,
     ServerVersion,
@@ -53,7 +53,7 @@ ReadVector = ListOf(TupleOf(Offset, ReadSize), maxLength=MAX_READS)
 TestVector = ListOf(
     TupleOf(Offset, ReadSize, ByteStringConstraint(maxLength=16), ShareData), maxLength=MAX_READS
 )
-WriteVector = ListOf(TupleOf(Offset, ShareData), maxLength=MAX_BLOCK_WRITES + MAX_SMALL_WRITES)
+WriteVector = ListOf(TupleOf(Offset, ShareData), maxLength=MAX_FOOLSCAP_WRITES + MAX_SMALL_WRITES)
 TestAndWriteVectors = DictOf(
     ShareNumber, TupleOf(TestVector, WriteVector, ChoiceOf(None, Offset)), maxKeys=MAX_SHARES
 )

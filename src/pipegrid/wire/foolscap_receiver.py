@@ -36,7 +36,7 @@ from pipegrid.wire.banana import (
     BananaTooLong,
     Tokens,
 )
-from pipegrid.wire.messages import MAX_BLOCK_WRITES
+from pipegrid.wire.messages import MAX_FOOLSCAP_WRITES
 
 # The empty answer, parsed in one piece. A server sends it for each write and each ``close``: seven tokens,
 # for which Foolscap creates two objects.
@@ -232,7 +232,7 @@ A message may have one more token for this many bytes in it: the five of a block
 least 531.
 """
 
-MAX_TOKENS = MAX_SMALL_TOKENS + 5 * MAX_BLOCK_WRITES
+MAX_TOKENS = MAX_SMALL_TOKENS + 5 * MAX_FOOLSCAP_WRITES
 
 
 class LimitExceeded(BananaError):

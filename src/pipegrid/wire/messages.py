@@ -169,6 +169,8 @@ MAX_BLOCK_WRITES = 262_144
 Tahoe-LAFS's client writes all of an MDMF share in one call, with a write for each segment of 128 KiB: this
 number is a file of 32 GiB, all of whose shares it holds in memory.
 """
+MAX_FOOLSCAP_WRITES = 65_536
+"""The same over Foolscap, where all of a call is in memory: a file of 8 GiB."""
 BLOCK_WRITE_BYTES = 512
 """
 The smallest such write: with k = 255 a block is 515 bytes, and its salt 16. So the cost of a call is
