@@ -273,7 +273,9 @@ class World(RelayedServers):
         expected = 130 if how == signal.SIGINT else -how
         if status != expected:
             raise Violation(f"it ended with {status}: {said}")
-        if how == signal.SIGINT and (str(self.part) not in said or "resumes from there" not in said):
+        if how == signal.SIGINT and (
+            str(self.part) not in said or "resumes from there" not in said
+        ):
             raise Violation(f"it does not tell what is kept: {said}")
 
     async def rerun(self) -> int:
