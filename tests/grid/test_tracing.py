@@ -8,8 +8,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import NoSuchShare
 from pipegrid.grid.request_trace import TracedServer, TracedWorkers
 from pipegrid.reactor.trace import Tracer
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transport.interface import StorageServer
-from tests.inline_workers import InlineWorkers
 from tests.transport.contents import MemoryStorage
 from tests.transport.contract import IDENTITY, SECRETS, SI, StorageServerContract
 from tests.transport.memory import MemoryServer

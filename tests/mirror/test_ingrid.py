@@ -34,8 +34,8 @@ from pipegrid.mirror.archive_file import (
 )
 from pipegrid.mirror.grid_archive import GRID_CAP, NOTES, GridFetch, GridStore
 from pipegrid.mirror.mirror import Mirror
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.results import CheckResult
-from tests.inline_workers import InlineWorkers
 from tests.mirror.archive import sha
 from tests.mirror.folded import fold_cases
 

@@ -22,8 +22,8 @@ from pipegrid.mirror.local_check import MirrorEntry
 from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.scheduler import Report
 from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.testing.network import SimulatedNetwork, leaks, run
-from tests.inline_workers import InlineWorkers
 
 CLIENT = "client"
 Handler = Callable[[str], bytes | None]

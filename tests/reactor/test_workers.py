@@ -15,7 +15,7 @@ from zope.interface import directlyProvides
 
 from pipegrid.errors import UsageError
 from pipegrid.reactor.workers import WORTH_A_THREAD_BYTES, CpuWorkers, Workers
-from tests.inline_workers import InlineWorkers
+from pipegrid.testing.grid import InlineWorkers
 
 PATIENCE_S = 30.0  # how long a broken test waits; a sound one does not wait
 

@@ -19,12 +19,12 @@ from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import NoSpace, ServerUnreachable
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.mutable.mutable_files import MutableFiles
 from pipegrid.transfer.mutable.version_cache import VersionCache
 from pipegrid.transfer.peers import Peer, TransferContext
 from pipegrid.transfer.settings import MutableSettings
 from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
-from tests.inline_workers import InlineWorkers
 from tests.transfer.world import RTT, Line
 from tests.transport.memory import MemoryServer
 

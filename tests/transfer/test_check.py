@@ -14,11 +14,11 @@ from pipegrid.core.caps import ChkCap
 from pipegrid.core.lease_secrets import ClientSecrets
 from pipegrid.core.params import Params
 from pipegrid.core.verifier import ShareVerifier
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.check import Check
 from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.settings import DownloadSettings
-from tests.inline_workers import InlineWorkers
 from tests.transfer.world import RTT, Line, Told, World, content
 
 

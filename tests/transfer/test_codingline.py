@@ -15,9 +15,9 @@ from pipegrid.core.params import Params
 from pipegrid.errors import SourceError
 from pipegrid.reactor import workers
 from pipegrid.reactor.workers import Workers
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.put.encode_ahead import EncodeAhead, _Turns
 from pipegrid.transfer.put.source import BytesSource
-from tests.inline_workers import InlineWorkers
 from tests.transfer.world import content
 
 PARAMS = Params(3, 10, 3000)

@@ -17,6 +17,7 @@ from pipegrid.cli.exit_status import sentence
 from pipegrid.core.encoder import Encoder
 from pipegrid.core.params import Params
 from pipegrid.errors import NoSpace, SourceError, UnhappyError
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.put import write_batches
 from pipegrid.transfer.put.share_tracker import FORGET_S
 from pipegrid.transfer.put.share_upload import ShareUpload
@@ -25,7 +26,6 @@ from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests.core.simple_encoder import Encoded
-from tests.inline_workers import InlineWorkers
 from tests.transfer.world import RTT, Line, Told, World, content
 
 SMALL = 1000

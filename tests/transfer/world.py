@@ -32,6 +32,7 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.grid import Grid
 from pipegrid.testing.clock import HeapClock
+from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.existing_shares import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
@@ -48,7 +49,6 @@ from pipegrid.wire.messages import (
     WriteAnswer,
 )
 from tests.core.simple_encoder import Encoded, encode
-from tests.inline_workers import InlineWorkers
 from tests.transport.memory import MemoryServer
 
 T = TypeVar("T")

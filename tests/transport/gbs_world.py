@@ -161,6 +161,7 @@ class CpuWithKeys(InlineWorkers):
     """
 
     def __init__(self, made: KeysAtOnce) -> None:
+        super().__init__()
         self._made = made
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:

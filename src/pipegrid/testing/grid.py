@@ -18,6 +18,7 @@ from pipegrid.core.params import Params
 from pipegrid.core.placement import permutation_seed
 from pipegrid.disk.commit import Disk, Policy
 from pipegrid.disk.group_commit import GroupCommit
+from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.configured_servers import Windows
 from pipegrid.reactor.blocking_calls import BlockingCall
@@ -51,8 +52,18 @@ class InlineWorkers:
 
     parallel = 2
 
+    def __init__(self) -> None:
+        self._stopped = False
+
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
-        """Call the function; the Deferred has fired."""
+        """
+        Call the function; the Deferred has fired.
+
+        Raises:
+            UsageError: the workers have been stopped.
+        """
+        if self._stopped:
+            raise UsageError("these workers have been stopped; make new ones")
         return execute(function, *args, **kwargs)
 
     def run_if_large(
@@ -69,10 +80,15 @@ class InlineWorkers:
         **kwargs: P.kwargs,
     ) -> Deferred[T]:
         """Call the function; if it waits for another program, the test waits too."""
-        return execute(function, BlockingCall(), *args, **kwargs)
+        call = BlockingCall()
+        try:
+            return execute(function, call, *args, **kwargs)
+        finally:
+            call.ended()
 
     def stop(self) -> Deferred[None]:
-        """Return at once: there are no jobs to cancel or to wait for."""
+        """Take no more jobs; the Deferred has fired, as none is running."""
+        self._stopped = True
         return succeed(None)
 
 
