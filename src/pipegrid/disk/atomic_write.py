@@ -54,6 +54,7 @@ def part_path(target: str, inside: int | None = None) -> str:
 # hidden file; the old file is unchanged, and the next writer reuses the hidden one. If that is in use or
 # cannot be locked, the writer creates ``.NAME.something`` instead.
 
+_O_PATH = getattr(os, "O_PATH", 0)
 CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
@@ -114,12 +115,11 @@ def sync_directory(fd: int) -> bool:
     Raises:
         OSError: the disk fails.
     """
-    if fcntl.fcntl(fd, fcntl.F_GETFL) & getattr(os, "O_PATH", 0):
-        return False
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno not in CANNOT_SYNC:
+        only_path = error.errno == errno.EBADF and fcntl.fcntl(fd, fcntl.F_GETFL) & _O_PATH
+        if error.errno not in CANNOT_SYNC and not only_path:
             raise
         return False
     return True
