@@ -1,5 +1,5 @@
 """
-Through how many rooms a put goes, from the command to the socket, and a get back?
+Through how many modules a put goes, from the command to the socket, and a get back?
 
 A server runs as a process of its own. The real command stores a file of 60 kB there (1 of 1) and fetches it,
 in a process that notes every call of a function of the package in the reactor's thread (``sys.setprofile``;
@@ -13,12 +13,12 @@ a coroutine that goes on counts as called, what runs while a module is loaded do
 A module is *entered* when a function of it is called by one of another module, or by the reactor. Counted:
 
 * the **straight** way: the shortest chain of calls from the job to the write, or from the read to the job;
-  and how many other ways lead from one room of it into another, back or past some (**beside** it);
-* **all** rooms that are entered until then, whatever for, and the ways into them beside the first of each:
-  from how many other rooms (**again**), not how often, so that neither servers nor segments count twice.
+  and how many other ways lead from one module of it into another, back or past some (**beside** it);
+* **all** modules that are entered until then, whatever for, and the ways into them beside the first of each:
+  from how many other modules (**again**), not how often, so that neither servers nor segments count twice.
 
 ``errors``, ``core`` (formats), ``wire`` (messages), ``cli/startup/lazy_modules`` (loads modules) and
-``reactor/process_settings`` (tells the time) are no rooms, nor are those that older versions had for that.
+``reactor/process_settings`` (tells the time) are not counted, nor are those that older versions had for that.
 
     python -m misc.walk [--source DIR] [--list]
 """
@@ -41,7 +41,7 @@ from typing import Any
 SIZE = 60_000
 LARGE = 16_000
 HERE = Path(__file__).resolve().parent.parent
-NO_ROOMS = (
+LEFT_OUT = (
     *("errors", "core/", "wire/", "version", "arguments", "grid/tracing"),
     *("grid/request_trace", "cli/startup/lazy_modules", "reactor/process_settings"),
     *("cli/lazymodules", "cli/later", "cli/classcode", "reactor/standstill"),
@@ -67,23 +67,23 @@ class Walk:
 
     def told(self, begin: str, end: str) -> dict[str, Any]:
         """Return the counts; ``begin`` and ``end``: modules of the straight way, perhaps none."""
-        rooms = [module for module in self.entered if is_room(module)]
-        into = [way for way in self.ways if way[1] in rooms and is_room(way[0])]
+        modules = [module for module in self.entered if is_counted(module)]
+        into = [way for way in self.ways if way[1] in modules and is_counted(way[0])]
         straight = chain(into, begin, end)
         steps = set(pairwise(straight))
         aside = [w for w in into if w[0] in straight and w[1] in straight and w not in steps]
         return {
             "straight": straight,
             "aside": aside,
-            "again": len(into) - len(rooms),
-            "rooms": rooms,
+            "again": len(into) - len(modules),
+            "modules": modules,
             "ways": into,
         }
 
 
-def is_room(module: str) -> bool:
+def is_counted(module: str) -> bool:
     """Return whether a module counts; see above."""
-    return not module.startswith(NO_ROOMS) and not module.endswith("__init__")
+    return not module.startswith(LEFT_OUT) and not module.endswith("__init__")
 
 
 def chain(ways: Sequence[tuple[str, str]], begin: str, end: str) -> list[str]:
@@ -147,7 +147,7 @@ class Tracer:
         self._now.step(self._above(frame.f_back), module)
 
     def _above(self, frame: Any) -> str:
-        """Return the innermost room of the package that a frame is of, or is called by."""
+        """Return the innermost module of the package that a frame is of, or is called by."""
         while frame is not None and self._module(frame) is None:
             frame = frame.f_back
         module = None if frame is None else self._module(frame)
@@ -215,7 +215,7 @@ def traced(source: str, command: str, arguments: Sequence[str], result: str) -> 
     finally:
         sys.setprofile(None)
     job = f"cli/cmd_{command}"
-    first = next(filter(is_room, tracer.back.entered), "")
+    first = next(filter(is_counted, tracer.back.entered), "")
     told = {
         "there": tracer.there.told(job, tracer.writer),
         "back": tracer.back.told(first, job),
@@ -267,20 +267,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("--source", type=Path, default=HERE / "src", help="whose package is walked")
     parser.add_argument(
-        "--list", action="store_true", help="name the rooms, and the ways into them"
+        "--list", action="store_true", help="name the modules, and the ways into them"
     )
     given = parser.parse_args()
     for name, each in walk(given.source.resolve()).items():
-        straight, aside, rooms = each["straight"], each["aside"], each["rooms"]
+        straight, aside, modules = each["straight"], each["aside"], each["modules"]
         print(
-            f"{name:16} straight: {len(straight):2} rooms, {len(aside):2} ways beside;"
-            f" all: {len(rooms):2} rooms, {each['again']:2} entered again"
+            f"{name:16} straight: {len(straight):2} modules, {len(aside):2} ways beside;"
+            f" all: {len(modules):2} modules, {each['again']:2} entered again"
         )
         if given.list:
             print(f"    {' > '.join(straight)}\n    {', '.join(map(' > '.join, aside))}")
-            for room in rooms:
-                callers = [caller for caller, module in each["ways"] if module == room]
-                print(f"    {room:34} from {', '.join(callers)}")
+            for entered in modules:
+                callers = [caller for caller, module in each["ways"] if module == entered]
+                print(f"    {entered:34} from {', '.join(callers)}")
 
 
 if __name__ == "__main__":

@@ -45,8 +45,6 @@ twisted update uploader verdict verifier workers writer
 ORDINARY = set(_WORDS.split())
 """Words of module names that the glossary does not list: ordinary ones, commands, protocols and products."""
 
-COMPOUNDS = {"bulktls", "classcode"}
-"""That are no words."""
 
 SIBLINGS = {
     "bundles": "two ends of one message",
@@ -95,7 +93,7 @@ class NamesTests(SynchronousTestCase):
 
     def test_module_names_are_terms_or_ordinary_words(self) -> None:
         """A newcomer finds each word in the glossary, or knows it; a name is no bare participle."""
-        known = ORDINARY | COMPOUNDS | _glossary_words()
+        known = ORDINARY | _glossary_words()
         unknown = {
             f"{path.stem}: {word}"
             for path in _modules()

@@ -98,7 +98,7 @@ class SigningTests(SynchronousTestCase):
             (self.signed(b"["), "not JSON"),
             (self.signed(b"\xff"), "not JSON"),
             (self.signed(b"[" * 20_000), "not JSON"),
-            (self.signed(b"[]"), "not JSON object"),
+            (self.signed(b"[]"), "not a JSON object"),
         ]
         for given, words in cases:
             with self.assertRaises(ValueError) as caught:

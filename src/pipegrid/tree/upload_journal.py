@@ -4,7 +4,7 @@ What a ``put -r`` has stored, in case that it does not end: the next one of the 
 A put that ends within ``WRITTEN_AFTER_S`` writes nothing down. What is written down was stored before, and is
 forgotten when a put of that directory has ended well. Whoever goes on has the grid asked about each object
 (in surveys, without its bytes): so a grid that has lost it meanwhile is sent it again. It is a database as
-those of backups are (``backup.database``), beside the client's other notes on what is unfinished.
+those of backups are (``backup.backup_database``), beside the client's other notes on what is unfinished.
 
 At most one put at a time has the notes of a directory; another one does without. Whoever has them has a lock
 beside them, and only who has it removes any: neither does a put that takes a week lose them to others, nor

@@ -182,7 +182,7 @@ def verify(signed: object) -> Announcement:
     except (ValueError, RecursionError):
         raise ValueError("its message is not JSON") from None
     if not isinstance(fields, dict):
-        raise ValueError("its message is not JSON object")
+        raise ValueError("its message is not a JSON object")
     return Announcement(key.decode("ascii"), fields)
 
 
