@@ -106,7 +106,12 @@ class MakeTests(SynchronousTestCase):
 
     def test_help_has_a_line_for_each_target(self) -> None:
         """Except those that others call."""
-        said = subprocess.run(["make", "help"], cwd=MAKEFILE.parent, capture_output=True, text=True)
+        said = subprocess.run(
+            ["make", "--no-print-directory", "help"],
+            cwd=MAKEFILE.parent,
+            capture_output=True,
+            text=True,
+        )
         [phony] = re.findall(r"^\.PHONY: (.*)$", MAKEFILE.read_text("utf-8"), re.MULTILINE)
         lines = [line.split()[0] for line in said.stdout.splitlines() if len(line.split()) > 1]
         self.assertEqual(

@@ -30,6 +30,7 @@ import os
 import platform
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -231,6 +232,9 @@ def file_system(path: Path) -> str:
         _, where, this_kind, *_ = line.split()
         if path.is_relative_to(where) and len(where) >= len(best):
             best, kind = where, this_kind
+    if kind == "unknown":  # in a root of its own, where the mount that holds it is not listed
+        asked = ["stat", "--file-system", "--format=%T", str(path)]
+        kind = subprocess.run(asked, capture_output=True, text=True).stdout.strip() or kind
     return kind
 
 

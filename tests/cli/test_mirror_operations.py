@@ -22,6 +22,11 @@ from tests.mirror.rpmarchive import RpmArchive
 from tests.mirror.unchanged import look_of
 
 NOBODY = 65534
+AS_NOBODY = (
+    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+)
+"""Another user, who may write nothing of ours, but reads the program wherever it is installed."""
 
 
 class OperationsTests(DebianCase):
@@ -155,10 +160,7 @@ class DryRunTests(DebianCase):
         environment |= {"PYTHONDONTWRITEBYTECODE": "1"}
         return await deferToThread(
             subprocess.run,
-            [sys.executable, "-m", "pipegrid.cli", *arguments],
-            user=NOBODY,
-            group=NOBODY,
-            extra_groups=[],
+            [*AS_NOBODY, sys.executable, "-m", "pipegrid.cli", *arguments],
             cwd="/",
             env=environment,
             capture_output=True,
