@@ -9,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from misc.speedtest.peers.nodes import free_port
+
 from pipegrid.core.params import Params
 from pipegrid.speedtest.server_processes import at_ports, environment, first_line, make_client, reap
 from pipegrid.wire import server_address
 from tests.cli.processes import ProcessTestCase
-from tests.interop.processes import free_port
 
 STOP_S = 15.0
 

@@ -21,6 +21,7 @@ from typing import Literal, TypeVar
 
 import attrs
 import yaml
+from misc.speedtest.peers.nodes import free_port
 
 from pipegrid.server import identity
 from pipegrid.wire import server_address
@@ -29,7 +30,6 @@ from tests.interop.processes import (
     TAHOE,
     Gateway,
     Process,
-    free_port,
     introducer_furl,
     launch_introducer,
     listening,

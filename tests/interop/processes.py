@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from misc.command import environment
+from misc.speedtest.peers.nodes import free_port
 
 from pipegrid.core import base32
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
@@ -29,19 +28,6 @@ from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
 TAHOE = os.environ.get("TAHOE", str(Path(__file__).parents[2] / ".venv-tahoe/bin/tahoe"))
 PATIENCE_S = 90.0
 STOP_S = 10.0
-_PORTS = range(10_000, 32_000)
-
-
-def free_port() -> int:
-    """Return a port that nobody uses just now, of those that no connection is given by the kernel."""
-    for port in random.sample(_PORTS, 100):
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError(f"no port from {_PORTS.start} to {_PORTS.stop} is free")
 
 
 def until(ready: Callable[[], Any], what: str, *processes: Process) -> Any:

@@ -14,6 +14,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from foolscap.api import Referenceable
+from misc.speedtest.peers.nodes import free_port
 from twisted.internet import reactor as installed_reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
@@ -31,7 +32,7 @@ from pipegrid.wire.foolscap_broker import make_tub
 from pipegrid.wire.foolscap_interfaces import RIStorageServer
 from pipegrid.wire.introducer_protocol import LOST_AFTER_S
 from tests.grid.introducer_support import RealIntroducer
-from tests.interop.processes import TahoeGrid, free_port, run_pipegrid
+from tests.interop.processes import TahoeGrid, run_pipegrid
 
 reactor: Any = installed_reactor
 

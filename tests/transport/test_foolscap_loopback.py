@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from misc.speedtest.peers.nodes import free_port
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.protocols.tls import BufferingTLSTransport
@@ -19,7 +20,6 @@ from pipegrid.transport.foolscap.link import LONGEST_WORD_BYTES, MAX_HINTS, Shor
 from pipegrid.transport.gbs.client import GbsServer, endpoints_for
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire import server_address
-from tests.interop.processes import free_port
 from tests.transport.contract import IDENTITY, SECRETS, SI, Consumer
 
 
