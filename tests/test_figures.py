@@ -109,6 +109,7 @@ class MakeTests(SynchronousTestCase):
         said = subprocess.run(
             ["make", "--no-print-directory", "help"],
             cwd=MAKEFILE.parent,
+            env={**os.environ, "MAKEFLAGS": ""},
             capture_output=True,
             text=True,
         )

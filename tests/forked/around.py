@@ -15,18 +15,27 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
+OURS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+"""What ``misc.command.environment`` gives commands of ours, and another program need not get."""
+
 SCRIPT = """#!/bin/sh
-unset PYTHONPATH
+unset {ours}
 exec {asking} "$@"
 """
 
 
 def surroundings() -> dict[str, str]:
     """Return the environment of the server: in the program's own there is nothing of ours."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {name: value for name, value in os.environ.items() if name not in OURS}
+
+
+def script(asking: Sequence[str]) -> str:
+    """Return the script that stands for the program, and asks the server for it."""
+    return SCRIPT.format(ours=" ".join(OURS), asking=shlex.join(asking))
 
 
 def main() -> int:
@@ -46,11 +55,11 @@ def main() -> int:
         try:
             if server.stdout.readline() != b"ready\n":
                 raise AssertionError(f"the server of forks ended with status {server.wait()}")
-            script = Path(directory, "program")
+            stand_in = Path(directory, "program")
             asking = [sys.executable, "-IS", str(HERE / "program.py"), str(path), program]
-            script.write_text(SCRIPT.format(asking=shlex.join(asking)), "utf-8")
-            script.chmod(0o755)
-            settings = os.environ | {"TAHOE": str(script)}
+            stand_in.write_text(script(asking), "utf-8")
+            stand_in.chmod(0o755)
+            settings = os.environ | {"TAHOE": str(stand_in)}
             return subprocess.run(command, env=settings, check=False).returncode
         finally:
             server.communicate()

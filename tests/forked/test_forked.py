@@ -12,11 +12,14 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
 import pipegrid
-from tests.forked import client
+from tests.forked import around, client
+from tests.forked.server import settings_of
 
 HERE = Path(__file__).parent
 SOURCE = Path(pipegrid.__file__).parent.parent
@@ -216,3 +219,18 @@ class ForkedTests(SynchronousTestCase):
         with contextlib.suppress(OSError):
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
         return False
+
+
+class AroundTests(SynchronousTestCase):
+    """``around``: another program that is forked, whatever environment the tests were begun with."""
+
+    def test_nothing_of_ours(self) -> None:
+        """Whoever starts it as a command of ours gets the process that the server has prepared."""
+        for begun in ({}, {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": "/elsewhere"}):
+            kept = {each: os.environ[each] for each in os.environ if each not in around.OURS}
+            with mock.patch.dict(os.environ, kept | begun, clear=True):
+                given = {
+                    name: value for name, value in environment().items() if name not in around.OURS
+                }
+                self.assertEqual(settings_of(given), settings_of(around.surroundings()), begun)
+        self.assertIn(f"unset {' '.join(around.OURS)}\n", around.script(["asking"]))
