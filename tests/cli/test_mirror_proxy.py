@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -122,12 +123,12 @@ class ProxyTests(RpmCase):
         ):
             await deferLater(loop, 0.001)
 
-    async def mirror(self, url: str, **environment: str) -> tuple[int, str]:
+    async def mirror(self, url: str, *options: str, **environment: str) -> tuple[int, str]:
         """Mirror through it; returns status and stderr."""
         self.url = url
         kept = {name: each for name, each in os.environ.items() if "proxy" not in name.lower()}
         with patch.dict(os.environ, {**kept, **environment}, clear=True):
-            status, _, err = await self.run_command(*self.arguments("--connections", "2"))
+            status, _, err = await self.run_command(*self.arguments("--connections", "2", *options))
         return status, err
 
     async def _test_whole_urls(self) -> None:
@@ -166,6 +167,9 @@ class ProxyTests(RpmCase):
         status, err = await self.mirror(url, https_proxy=proxy, SSL_CERT_FILE=authority)
         self.assertEqual((status, self.found()), (0, self.archive.files), err)
         self.assertEqual(set(self.seen), {b"CONNECT localhost:%d HTTP/1.1" % port})
+        shutil.rmtree(self.dest)
+        status, err = await self.mirror(url, "--ca", authority, https_proxy=proxy)
+        self.assertEqual((status, self.found()), (0, self.archive.files), err)
 
     def test_a_way(self) -> Deferred[None]:
         """A proxy makes a way to https, and sees the host's name alone."""

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from misc.speedtest.mirror.authority import Certificate
 from misc.speedtest.mirror.webserver import Behaviour, WebServer, nginx
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -45,15 +46,22 @@ class NginxCase(SynchronousTestCase):
         self.addCleanup(self.signer.close)
         self._count = 0
 
-    def serve(self, files: dict[str, bytes] | None = None, **behaviour: Any) -> str:
-        """Start a server with some files; returns its HOST:PORT."""
+    def serve(
+        self,
+        files: dict[str, bytes] | None = None,
+        certificate: Certificate | None = None,
+        **behaviour: Any,
+    ) -> str:
+        """Start a server with some files, over TLS with a certificate; returns its HOST:PORT."""
         self._count += 1
         root = self.place / f"root{self._count}"
         root.mkdir()
         for path, data in (files or {}).items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(data)
-        server = WebServer(root, self.place / f"nginx{self._count}", Behaviour(**behaviour))
+        server = WebServer(
+            root, self.place / f"nginx{self._count}", Behaviour(**behaviour), certificate
+        )
         return self.stack.enter_context(server).address
 
     def mirror(self, *arguments: str, **environment: str) -> tuple[int, dict[str, Any], str]:

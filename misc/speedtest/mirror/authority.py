@@ -23,7 +23,7 @@ class Certificate:
 
     Attributes:
         authority: what clients are to trust.
-        certificate, key: the server's.
+        certificate, key: the server's, or a client's.
     """
 
     authority: Path
@@ -32,7 +32,7 @@ class Certificate:
 
 
 def make_certificate(place: Path) -> Certificate:
-    """Write an authority's certificate and one that it signed for 127.0.0.1 and localhost."""
+    """Write an authority's certificate and one that it signed for 127.0.0.1, localhost, and clients."""
     place.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.timezone.utc)
     authority_key, key = (
@@ -74,11 +74,12 @@ def make_certificate(place: Path) -> Certificate:
         .sign(authority_key, hashes.SHA256())
     )
     names = [x509.IPAddress(ip_address(LOOPBACK)), x509.DNSName("localhost")]
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (
         builder(name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
             critical=False,
@@ -88,6 +89,7 @@ def make_certificate(place: Path) -> Certificate:
     made = Certificate(place / "authority.pem", place / "server.pem", place / "server.key")
     made.authority.write_bytes(authority.public_bytes(Encoding.PEM))
     made.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
+    made.key.touch(0o600)
     made.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     return made
 

@@ -60,6 +60,7 @@ class Behaviour:
         redirects_to: where it redirects each request, with nginx's variables; None: it does not.
         strips: an end of paths that it takes for nothing.
         authorization: what requests must have as that; others are refused. "": they must not have any.
+        client: what nginx must find of their certificates, such as SUCCESS or NONE; others are refused.
     """
 
     busy_percent: int = 0
@@ -68,6 +69,7 @@ class Behaviour:
     redirects_to: str | None = None
     strips: str | None = None
     authorization: str | None = None
+    client: str | None = None
 
 
 class WebServer:
@@ -159,6 +161,8 @@ class WebServer:
         if behaviour.authorization is not None:
             wanted = behaviour.authorization
             inside += f'        if ($http_authorization != "{wanted}") {{ return 401; }}\n'
+        if behaviour.client is not None:
+            inside += f'        if ($ssl_client_verify != "{behaviour.client}") {{ return 403; }}\n'
         if behaviour.redirects_to is not None:
             inside += f"        return 302 {behaviour.redirects_to};\n"
         if behaviour.strips is not None:
@@ -176,6 +180,9 @@ class WebServer:
                 f"        ssl_certificate_key {self._certificate.key};\n"
                 "        ssl_protocols TLSv1.3;\n"
             )
+            if behaviour.client is not None:
+                tls += f"        ssl_client_certificate {self._certificate.authority};\n"
+                tls += "        ssl_verify_client optional;\n"
         return _CONFIGURATION.format(
             user="user root;\n" if os.geteuid() == 0 else "",
             place=self._place,

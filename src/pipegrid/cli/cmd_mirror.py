@@ -20,7 +20,15 @@ from pipegrid.cli.mirror_job import tell
 from pipegrid.cli.options import F, all_of, as_click, as_one, byte_rate, common_options, usage_error
 from pipegrid.cli.startup import fast_args
 from pipegrid.errors import SinkError
-from pipegrid.mirror import debian, decompress, grid_archive, mirror_lists, pdiff, redirects
+from pipegrid.mirror import (
+    credentials,
+    debian,
+    decompress,
+    grid_archive,
+    mirror_lists,
+    pdiff,
+    redirects,
+)
 
 if TYPE_CHECKING:
     from pipegrid.cli.mirror_job import MirrorOptions
@@ -60,9 +68,22 @@ def keyring_option(help: str = fast_args.KEYRING.help) -> Callable[[F], F]:
 unsigned_option = as_click(fast_args.UNSIGNED)
 
 
-def _fetching(limit_rate: str | None, **options: Any) -> mirror_job.MirrorOptions:
+def _fetching(
+    limit_rate: str | None,
+    ca: str | None,
+    client_cert: str | None,
+    client_key: str | None,
+    **options: Any,
+) -> mirror_job.MirrorOptions:
     limit = None if limit_rate is None else byte_rate(limit_rate)
-    return mirror_job.MirrorOptions(limit_bytes_per_s=limit, **options)
+    tls = None
+    if ca is not None or client_cert is not None or client_key is not None:
+        tls = credentials.TlsFiles(ca, client_cert, client_key)
+    return mirror_job.MirrorOptions(limit_bytes_per_s=limit, tls=tls, **options)
+
+
+def _file(name: str, help: str) -> Callable[[F], F]:
+    return click.option(name, type=click.Path(readable=False), metavar="FILE", help=help)
 
 
 fetch_options = as_one(
@@ -96,6 +117,9 @@ fetch_options = as_one(
     ),
     as_click(fast_args.DELETE),
     as_click(fast_args.FROM, metavar="URL"),
+    _file("--ca", "Trust the authorities in FILE (PEM) in place of the system's."),
+    _file("--client-cert", "Show this certificate (PEM) to the mirrors, and to no other host."),
+    _file("--client-key", "The key of --client-cert, if it is not in the same file."),
     click.option(
         "--to-grid",
         is_flag=True,
@@ -321,7 +345,7 @@ def _check_urls(fetching: MirrorOptions) -> None:
     if not fetching.urls:
         raise usage_error("no mirror is named; give --from URL")
     if any(url.startswith("mirror") for url in fetching.urls):
-        found = [each for url in fetching.urls for each in mirror_lists.expanded(url)]
+        found = [each for url in fetching.urls for each in mirror_lists.expanded(url, fetching.tls)]
         fetching.urls = tuple(dict.fromkeys(found))
 
 
@@ -334,12 +358,12 @@ def _take_list(
     urls = list(fetching.urls)
     if metalink is not None:
         found = mirror_lists.read_metalink(
-            mirror_lists.fetched_list(metalink), redirects.shown_url(metalink)
+            mirror_lists.fetched_list(metalink, fetching.tls), redirects.shown_url(metalink)
         )
         urls += found.urls
     if mirrorlist is not None:
         urls += mirror_lists.read_mirror_list(
-            mirror_lists.fetched_list(mirrorlist), redirects.shown_url(mirrorlist)
+            mirror_lists.fetched_list(mirrorlist, fetching.tls), redirects.shown_url(mirrorlist)
         )
     fetching.urls = tuple(dict.fromkeys(urls))
     return found

@@ -119,6 +119,7 @@ class MirrorOptions(Value):
         wait_s: how long another run to the same destination is waited for; None: not at all.
         exit_unchanged: the exit status says that nothing changed.
         access: how hosts are asked; None: that was not needed yet.
+        tls: authorities and certificate that were given; None: none were.
     """
 
     __slots__ = (
@@ -136,6 +137,7 @@ class MirrorOptions(Value):
         "limit_bytes_per_s",
         "paranoid",
         "sample",
+        "tls",
         "to_grid",
         "urls",
         "wait_s",
@@ -160,8 +162,10 @@ class MirrorOptions(Value):
         wait_s: float | None = None,
         exit_unchanged: bool = False,
         access: mirror_http.HostAccess | None = None,
+        tls: credentials.TlsFiles | None = None,
     ) -> None:
         self.access = access
+        self.tls = tls
         self.urls = urls
         self.to_grid = to_grid
         self.delete = delete
@@ -230,7 +234,12 @@ class MirrorOptions(Value):
                 for warning in found.warnings:
                     console.fault(f"pipegrid: {warning}")
                 known = found.header_for
-            self.access = mirror_http.HostAccess(os.environ, known)
+            if self.tls is not None:
+                for warning in self.tls.warnings:
+                    console.fault(f"pipegrid: {warning}")
+                for url in self.urls:
+                    self.tls.show_to(url)
+            self.access = mirror_http.HostAccess(os.environ, known, self.tls)
         return self.access
 
     def direct_addresses(self, console: Console) -> list[Address] | None:

@@ -274,15 +274,24 @@ class ProxyEndpoints:
         return self._inner.over_tls(_tunnel(to_proxy, uri, proxy), uri)
 
 
-def tunnelled(endpoint: IStreamClientEndpoint, uri: URI, proxy: Proxy) -> IStreamClientEndpoint:
+def tunnelled(
+    endpoint: IStreamClientEndpoint,
+    uri: URI,
+    proxy: Proxy,
+    inner: StandardEndpoints | None = None,
+) -> IStreamClientEndpoint:
     """
     Return an endpoint for TLS through a proxy, to a host whose certificate the platform's authorities prove.
 
     Args:
         endpoint: to the proxy.
         uri: of the host.
+        inner: decides whose certificates are trusted, in place of the platform's authorities.
     """
-    return _over_tls(_tunnel(endpoint, uri, proxy), uri.host.decode("ascii"))
+    tunnel = _tunnel(endpoint, uri, proxy)
+    if inner is not None:
+        return inner.over_tls(tunnel, uri)
+    return _over_tls(tunnel, uri.host.decode("ascii"))
 
 
 def _tunnel(endpoint: IStreamClientEndpoint, uri: URI, proxy: Proxy) -> IStreamClientEndpoint:

@@ -1,4 +1,4 @@
-"""Credentials of mirrors: ``~/.netrc``, apt's ``auth.conf``, and users in URLs."""
+"""Credentials of mirrors: ``~/.netrc``, apt's ``auth.conf``, users in URLs, and certificates of TLS."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import stat
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
+
+from pipegrid.errors import UsageError
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 # Who is asked decides what is sent: the header is made for one scheme, host, port and path, and again for
 # each host that a mirror redirects to. Nothing here is ever part of a sentence but the names of files.
@@ -187,3 +192,123 @@ def _entry(machine: str | None, said: Mapping[str, str], of_apt: bool) -> Iterat
         return
     if parts.hostname:
         yield _Entry(schemes, parts.hostname.lower(), port, parts.path or "/", header)
+
+
+# TLS: the authorities of a run, and the certificate that shows who we are.
+#
+# The certificate is for the hosts that the run names, and for none that these redirect to. All files are
+# read before the first connection, and what is wrong with them is said then.
+
+_HTTPS = 443
+
+
+class TlsFiles:
+    """
+    The authorities that a run trusts, and the certificate that it shows; files in PEM.
+
+    Args:
+        ca: trusted in place of the system's authorities; None: these are.
+        certificate: of the client, perhaps with those between it and its authority, and perhaps with its key.
+        key: of the certificate; None: it is in the same file.
+
+    Raises:
+        UsageError: a file cannot be read or used.
+
+    Attributes:
+        ca, certificate, key: what is in them; b"": none was given.
+        warnings: sentences about files that others can read.
+    """
+
+    def __init__(
+        self, ca: str | None = None, certificate: str | None = None, key: str | None = None
+    ) -> None:
+        if key is not None and certificate is None:
+            raise UsageError(
+                "a key is of no use without its certificate; give --client-cert FILE as well"
+            )
+        self._shown_to: set[tuple[str, int]] = set()
+        self.warnings: list[str] = []
+        self.ca = self._read("--ca", ca)
+        self.certificate = self._read("--client-cert", certificate)
+        self.key = self._read("--client-key", key or certificate, is_secret=True)
+        self._plain = _trusting(ca)
+        self._showing = _trusting(ca)
+        if certificate is not None:
+            _load_certificate(self._showing, certificate, key)
+
+    def show_to(self, url: str) -> None:
+        """Show the certificate to the host of a URL."""
+        with_port = urlsplit(url)
+        if with_port.hostname:
+            self._shown_to.add((with_port.hostname.lower(), with_port.port or _HTTPS))
+
+    def is_shown_to(self, host: str, port: int) -> bool:
+        """Return whether there is a certificate that a host may see."""
+        return bool(self.certificate) and (host.lower(), port) in self._shown_to
+
+    def context(self, host: str, port: int) -> SSLContext:
+        """Return what a connection to a host is made with."""
+        return self._showing if self.is_shown_to(host, port) else self._plain
+
+    def _read(self, option: str, path: str | None, is_secret: bool = False) -> bytes:
+        if path is None:
+            return b""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(fd)
+                data = os.read(fd, MAX_FILE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise UsageError(
+                f"{option} {path} cannot be read ({error.strerror}); give another file"
+            ) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"{option} {path} is not a file; give a file in PEM")
+        if len(data) > MAX_FILE_BYTES:
+            raise UsageError(
+                f"{option} {path} has more than {MAX_FILE_BYTES} bytes; give another file"
+            )
+        if is_secret and status.st_mode & 0o007:
+            self.warnings.append(f"{path} has a key and can be read by other users; use chmod 600")
+        return data
+
+
+def _trusting(ca: str | None) -> SSLContext:
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except (OSError, ValueError):
+        context = None
+    if context is None or (ca is not None and not context.cert_store_stats()["x509"]):
+        raise UsageError(f"--ca {ca} has no certificate in PEM; give a file that has one")
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _load_certificate(context: SSLContext, certificate: str, key: str | None) -> None:
+    import ssl
+
+    protected: list[str] = []
+
+    def password() -> str:
+        protected.append(key or certificate)
+        return ""
+
+    try:
+        context.load_cert_chain(certificate, key, password)
+    except (OSError, ValueError) as error:
+        if protected:
+            raise UsageError(
+                f"the key in {protected[0]} needs a passphrase; give one that does not (openssl pkey)"
+            ) from None
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+            raise UsageError(
+                f"the key in {key or certificate} is not that of the certificate in {certificate}; give the "
+                "one that belongs to it"
+            ) from None
+        raise UsageError(
+            f"{certificate} has no certificate in PEM, or {key or certificate} no key; give files that have"
+        ) from None

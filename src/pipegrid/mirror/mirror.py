@@ -7,11 +7,21 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, get_args
 
+from cryptography.x509 import load_pem_x509_certificates
+from OpenSSL.crypto import FILETYPE_PEM, X509
 from twisted.internet.defer import Deferred, TimeoutError, fail
 from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.ssl import (
+    Certificate,
+    KeyPair,
+    PrivateCertificate,
+    optionsForClientTLS,
+    trustRootFromCertificates,
+)
 from twisted.internet.task import deferLater
 from twisted.web.client import URI
-from twisted.web.iweb import IAgentEndpointFactory
+from twisted.web.iweb import IAgentEndpointFactory, IPolicyForHTTPS
+from zope.interface import implementer
 
 from pipegrid.arguments import check_callable, check_kind, check_whole, shown
 from pipegrid.disk.commit import Policy
@@ -19,6 +29,7 @@ from pipegrid.errors import ServerError, UsageError
 from pipegrid.http11 import HostPool, Limits, RawRequest, RawResponse, StandardEndpoints
 from pipegrid.http11.endpoints import tunnelled
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
+from pipegrid.mirror.credentials import TlsFiles
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.file_sink import retry_after_s
 from pipegrid.mirror.host_queues import SmallRoutes
@@ -174,6 +185,35 @@ class SmallFiles:
             await pool.close()
 
 
+@implementer(IPolicyForHTTPS)
+class TlsPolicy:
+    """The authorities and the certificate of a run, for connections of the reactor."""
+
+    def __init__(self, tls: TlsFiles) -> None:
+        self._tls = tls
+
+    def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
+        """Return what makes connections to a host; see ``IPolicyForHTTPS``."""
+        host = hostname.decode("ascii")
+        tls = self._tls
+        options: dict[str, Any] = {}
+        if tls.ca:
+            options["trustRoot"] = trustRootFromCertificates(_certificates(tls.ca))
+        if tls.is_shown_to(host, port):
+            first, *chain = _certificates(tls.certificate)
+            key = KeyPair.load(tls.key, FILETYPE_PEM)
+            options["clientCertificate"] = PrivateCertificate.fromCertificateAndKeyPair(first, key)
+            if chain:
+                options["extraCertificateOptions"] = {
+                    "extraCertChain": [each.original for each in chain]
+                }
+        return optionsForClientTLS(host, acceptableProtocols=[b"http/1.1"], **options)
+
+
+def _certificates(data: bytes) -> list[Certificate]:
+    return [Certificate(X509.from_cryptography(each)) for each in load_pem_x509_certificates(data)]
+
+
 # ``Mirror``: brings a directory up to date from several mirrors at once.
 #
 # The way of a file: list or index -> ``ArchiveFile`` -> is it there already? (a thread) -> ``Scheduler`` -> a
@@ -240,7 +280,9 @@ class Mirror:
         self._workers = workers or Workers(reactor, threads=1, waiting_limit=1 << 16)
         self._durability = durability
         self._connections = connections
-        self._endpoints: Any = endpoints or StandardEndpoints(reactor)
+        policy = None if access.tls is None else TlsPolicy(access.tls)
+        self._secured = None if policy is None else StandardEndpoints(reactor, policy)
+        self._endpoints: Any = endpoints or self._secured or StandardEndpoints(reactor)
         self._doubt = VerifyPolicy(paranoid, sample, random.Random(seed))
         self._limit = limit_bytes_per_s
         self._progress = progress
@@ -390,7 +432,7 @@ class Mirror:
         via = URI.fromBytes(proxy.url.encode("ascii"))
         if address.scheme == "http":
             return lambda: self._endpoints.endpointForURI(via)
-        return lambda: tunnelled(self._endpoints.endpointForURI(via), uri, proxy)
+        return lambda: tunnelled(self._endpoints.endpointForURI(via), uri, proxy, self._secured)
 
     def _options(self, dry_run: bool) -> SyncOptions:
         return SyncOptions(

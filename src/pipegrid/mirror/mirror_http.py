@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from pipegrid.http11.proxy_settings import Proxy
+    from pipegrid.mirror.credentials import TlsFiles
 
 
 # Where a mirror is, how it is asked, and what stands in a request for one of its files. Pure.
@@ -60,6 +61,7 @@ class HostAccess:
     Args:
         environment: names proxies.
         credentials: returns the header line for a URL, or b""; None: nobody has any.
+        tls: authorities, and the certificate that is shown; None: the system's, and none.
 
     Attributes:
         redirects: what was learnt from redirects; None: there was none.
@@ -69,7 +71,9 @@ class HostAccess:
         self,
         environment: Mapping[str, str],
         credentials: Callable[[str], bytes] | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
+        self.tls = tls
         self._environment = environment
         self._credentials = credentials
         self.redirects: LearntRedirects | None = None
@@ -463,8 +467,11 @@ def securing(address: Address) -> Callable[[Any], Any]:
     """Return what makes TLS of a socket that is connected, and has not shaken hands yet."""
     import ssl  # which few need here
 
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
+    if address.access.tls is not None:
+        context = address.access.tls.context(address.host, address.port)
+    else:
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
 
     def secure(sock: Any) -> Any:
         return context.wrap_socket(

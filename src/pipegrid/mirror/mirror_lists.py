@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from hashlib import new as new_hash
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import DIGEST_BYTES, BadEntry, MirrorError, quoted
@@ -14,6 +14,11 @@ from pipegrid.mirror.mirror_http import parse_url
 from pipegrid.mirror.redirects import MAX_REDIRECTS, shown_url
 from pipegrid.mirror.repomd import XmlParser
 from pipegrid.version import __version__
+
+if TYPE_CHECKING:
+    from urllib.request import BaseHandler
+
+    from pipegrid.mirror.credentials import TlsFiles
 
 # A list is small, and comes before anything else: it is fetched by the standard library, at once, with the
 # proxies of the environment. What it says is checked here; each mirror of it is used like one of ``--from``.
@@ -156,7 +161,7 @@ def _selected(ranked: list[tuple[int, str]], name: str) -> list[str]:
     return list(found)
 
 
-def expanded(url: str) -> list[str]:
+def expanded(url: str, tls: TlsFiles | None = None) -> list[str]:
     """
     Return the mirrors of a URL of ``--from``: itself, or those of a list, which apt calls ``mirror+file:``.
 
@@ -174,13 +179,16 @@ def expanded(url: str) -> list[str]:
         return read_mirror_list(_bounded(data, str(path)), str(path))
     if scheme in ("mirror", "mirror+http", "mirror+https"):
         where = (scheme.partition("+")[2] or "http") + ":" + rest
-        return read_mirror_list(fetched_list(where), shown_url(where))
+        return read_mirror_list(fetched_list(where, tls), shown_url(where))
     return [url]
 
 
-def fetched_list(url: str) -> bytes:
+def fetched_list(url: str, tls: TlsFiles | None = None) -> bytes:
     """
     Fetch a metalink or a list of mirrors.
+
+    Args:
+        tls: authorities, and the certificate that the host of the URL may see, and no other.
 
     Raises:
         UsageError: it is no URL of http or https. MirrorError: it cannot be had.
@@ -191,17 +199,9 @@ def fetched_list(url: str) -> bytes:
     if not url.lower().startswith(_SCHEMES):
         raise UsageError(f"{name} is not the URL of a list of mirrors; give http://… or https://…")
 
-    class Redirects(urllib.request.HTTPRedirectHandler):
-        max_redirections = max_repeats = MAX_REDIRECTS
-
-        def redirect_request(self, *arguments: object) -> urllib.request.Request | None:
-            new, old = str(arguments[-1]), arguments[0]
-            assert isinstance(old, urllib.request.Request)
-            if old.full_url.startswith("https:") and not new.startswith("https:"):
-                raise MirrorError(f"{name}: it redirects from https, which is not followed")
-            return super().redirect_request(*arguments)  # type: ignore[arg-type]
-
-    opener = urllib.request.build_opener(Redirects())
+    if tls is not None:
+        tls.show_to(url)
+    opener = urllib.request.build_opener(*_handlers(name, tls))
     asked = urllib.request.Request(url, headers={"User-Agent": f"pipegrid/{__version__}"})
     until_s = time.monotonic() + MOST_S
     data = b""
@@ -226,6 +226,31 @@ def fetched_list(url: str) -> bytes:
             f"{name}: its server does not speak HTTP ({quoted(str(error))})"
         ) from error
     return _bounded(data, name)
+
+
+def _handlers(name: str, tls: TlsFiles | None) -> list[type[BaseHandler]]:
+    """Return what follows redirects of a list, and what makes its connections."""
+    import urllib.request
+    from http.client import HTTPResponse, HTTPSConnection
+    from urllib.parse import urlsplit
+
+    class Redirects(urllib.request.HTTPRedirectHandler):
+        max_redirections = max_repeats = MAX_REDIRECTS
+
+        def redirect_request(self, *arguments: object) -> urllib.request.Request | None:
+            new, old = str(arguments[-1]), arguments[0]
+            assert isinstance(old, urllib.request.Request)
+            if old.full_url.startswith("https:") and not new.startswith("https:"):
+                raise MirrorError(f"{name}: it redirects from https, which is not followed")
+            return super().redirect_request(*arguments)  # type: ignore[arg-type]
+
+    class Https(urllib.request.HTTPSHandler):
+        def https_open(self, request: urllib.request.Request) -> HTTPResponse:
+            parts = urlsplit(request.full_url)
+            context = tls and tls.context(parts.hostname or "", parts.port or 443)
+            return self.do_open(HTTPSConnection, request, context=context)
+
+    return [Redirects, Https]
 
 
 def _bounded(data: bytes, name: str) -> bytes:
