@@ -47,7 +47,8 @@ MAY_IMPORT = {
     "mirror": _FOUNDATION | {"disk", "http11"},
     "speedtest": _SERVERS | _CLIENTS | {"http11", "grid", "testing"},
     "buildbot": {"errors", "speedtest"},
-    "cli": _SERVERS | _CLIENTS | {"grid", "tree", "speedtest", "mirror"},
+    "gateway": _SERVERS | _CLIENTS | {"grid", "tree"},
+    "cli": _SERVERS | _CLIENTS | {"grid", "tree", "speedtest", "mirror", "gateway"},
     "__main__": {"cli"},
 }
 

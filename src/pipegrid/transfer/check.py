@@ -33,6 +33,7 @@ from pipegrid.transfer.peers import (
     StreamRates,
     TransferContext,
     ring,
+    server_ids,
 )
 from pipegrid.transfer.results import CheckResult, Progress, ProgressReport
 from pipegrid.transport.interface import StreamConsumer
@@ -105,6 +106,8 @@ def judge(cap: ChkCap | ChkVerifierCap, found: FoundShares) -> CheckResult:
         reasons=dict(sorted(found.reasons.items())),
         possible_happiness=possible,
         servers=len(found.answered) + len(set(found.unreachable)),
+        share_servers={n: server_ids(good[n]) for n in sorted(good)},
+        answered={peer.identity.server_id: peer.name for peer in found.answered},
     )
 
 

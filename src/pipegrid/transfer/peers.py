@@ -103,6 +103,11 @@ class TransferContext:
         return [peer for peer in self.peers if peer.takes_uploads]
 
 
+def server_ids(peers: Iterable[Peer]) -> list[str]:
+    """Return the ids of servers, sorted."""
+    return sorted(peer.identity.server_id for peer in peers)
+
+
 def lease_secrets(secrets: FileSecrets, server: ServerIdentity) -> LeaseSecrets:
     """Return the secrets of a file's lease on a server."""
     derived = secrets.for_server(server.lease_seed)

@@ -87,6 +87,8 @@ class CheckResult:
         possible_happiness: the same if all shares were spread over the servers that were asked and answered,
             as far as those have space.
         servers: how many servers were asked, those that did not answer, too.
+        share_servers: as ``good_shares``, but with the ids of servers, which differ where nicknames do not.
+        answered: id to nickname of each server that said which shares it has.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -104,6 +106,8 @@ class CheckResult:
     remarks: list[str] = attrs.field(factory=list)
     possible_happiness: int = 0
     servers: int = 0
+    share_servers: dict[int, list[str]] = attrs.field(factory=dict)
+    answered: dict[str, str] = attrs.field(factory=dict)
 
     @property
     def is_complete(self) -> bool:

@@ -156,10 +156,17 @@ class FirstMet:
     Attributes:
         path: names from the root; empty for the root itself.
         cap: its cap; None if the tree does not tell it.
+        write_cap: what changes it, if that is known where it was met.
     """
 
     path: TreePath
     cap: Cap | None
+    write_cap: Cap | None = None
+
+    @property
+    def best(self) -> Cap | None:
+        """The cap that grants most of those that were met."""
+        return self.cap if self.write_cap is None else self.write_cap
 
 
 @attrs.define
@@ -191,11 +198,16 @@ class CheckReports:
         unreadable: given each directory that could not be entered, and why.
         waiting: told why, when servers are waited for to repair what they were missing for, and None when
             the run goes on.
+        met: given everything that the walk meets, an object that was met before, too.
+        ready: returns when the next object may be looked after; a reader of the reports that is slow
+            delays it.
     """
 
     ended: Ended | None = None
     unreadable: OnUnread | None = None
     waiting: Callable[[str | None], None] = lambda why: None
+    met: Callable[[int, Met], None] | None = None
+    ready: Callable[[], Awaitable[None]] | None = None
 
 
 def check_tree(
@@ -301,8 +313,12 @@ class _Trees:
         return self._summary
 
     async def _look_after(self, number: int, met: Met, upkeep: Upkeep) -> None:
-        place = FirstMet(met.path, met.cap)
         best = met.best or met.cap
+        place = FirstMet(met.path, met.cap, best if writes(best) else None)
+        if self._reports.met is not None:
+            self._reports.met(number, met)
+        if self._reports.ready is not None:
+            await self._reports.ready()
         if isinstance(met, Unreadable):
             self._summary.unreadable += 1
             if self._reports.unreadable is not None:

@@ -29,7 +29,7 @@ from pipegrid.transfer.mutable.publish import WriteResult
 from pipegrid.transfer.mutable.servermap import Copy, ServerMap, ServermapUpdate
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.mutable.version_cache import CachedVersion
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Peer, server_ids
 from pipegrid.transfer.results import CheckResult, RepairResult
 
 SHARES_AT_ONCE = 8
@@ -65,6 +65,8 @@ class MutableCheckResult(CheckResult):
         rivals: other versions with the same number can be read: two writers did not know of each other.
         seen: the sequence number of a version that was seen before and is newer than all that are there;
             0: there is none.
+        recoverable_versions, unrecoverable_versions: how many can be read, and how many cannot.
+        other_holders: of the other versions each share's version, its number, and the ids of its servers.
     """
 
     version: Version | None = None
@@ -72,6 +74,9 @@ class MutableCheckResult(CheckResult):
     newer_unrecoverable: bool = False
     rivals: bool = False
     seen: int = 0
+    recoverable_versions: int = 0
+    unrecoverable_versions: int = 0
+    other_holders: list[tuple[Version, int, list[str]]] = attrs.field(factory=list)
 
 
 class MutableCheck:
@@ -280,6 +285,19 @@ class MutableCheck:
             unreachable=sorted(peer.name for peer in found.failed),
             remarks=[_NEWER] if self._spoilt else _remarks(choice),
             reasons={peer.name: str(error) for peer, error in found.failed.items()},
+            share_servers={
+                number: server_ids(copy.peer for copy in copies)
+                for number, copies in self._good.items()
+            },
+            answered={peer.identity.server_id: peer.name for peer in found.copies},
+            recoverable_versions=len(choice.recoverable),
+            unrecoverable_versions=len({*choice.unrecoverable, *self._spoilt}),
+            other_holders=[
+                (version, number, server_ids(copy.peer for copy in copies))
+                for version in choice.shares
+                if version != best
+                for number, copies in found.holders(version).items()
+            ],
         )
 
     async def _leased(self, found: ServerMap, result: MutableCheckResult) -> MutableCheckResult:
@@ -363,6 +381,10 @@ def repaired(
         before,
         version=written.version,
         good_shares=placed,
+        share_servers=written.placed_ids,
+        recoverable_versions=1,
+        unrecoverable_versions=0,
+        other_holders=[],
         healthy=len(placed) == written.version.total_shares
         and written.happiness >= written.possible_happiness
         and not written.reasons,

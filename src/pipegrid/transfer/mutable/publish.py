@@ -25,7 +25,7 @@ from pipegrid.reactor.deferreds import RequestSet
 from pipegrid.transfer.failure_messages import said_once
 from pipegrid.transfer.mutable.servermap import HEAD_BYTES, ServerMap, spare
 from pipegrid.transfer.mutable.slot import Slot, quorum
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Peer, server_ids
 from pipegrid.wire.messages import ShareChange
 
 # Writing the shares of one version: each to its server, if what is there is what was seen.
@@ -278,6 +278,7 @@ class WriteResult:
     Attributes:
         version: it.
         placed: share number to the nicknames of its servers.
+        placed_ids: the same, with the ids of servers.
         attempts: how often it was tried.
         reasons: what kept servers from taking shares, if anything did, by nickname.
         written: False if the content was as wanted already.
@@ -292,6 +293,7 @@ class WriteResult:
     written: bool = True
     happiness: int = 0
     possible_happiness: int = 0
+    placed_ids: dict[int, list[str]] = attrs.field(factory=dict)
 
 
 def write_result(
@@ -312,7 +314,13 @@ def write_result(
         slot.shortfall.note(reached, min(n, len(takers)), reasons)
     possible = possible_happiness(homes, able, n)
     return WriteResult(
-        version, placed, attempts, reasons, happiness=reached, possible_happiness=possible
+        version,
+        placed,
+        attempts,
+        reasons,
+        happiness=reached,
+        possible_happiness=possible,
+        placed_ids={n: server_ids(peers) for n, peers in sorted(outcome.placed.items())},
     )
 
 

@@ -1,0 +1,1 @@
+"""Tahoe-LAFS's web API: requests to operations on a grid, and their results to responses."""

@@ -1,0 +1,213 @@
+"""Check and repair results as the web API gives them: JSON, and a short page for people."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from pipegrid.core import base32
+from pipegrid.core.caps import Cap, UnknownCap
+from pipegrid.errors import NotEnoughSharesError
+from pipegrid.transfer.mutable.mutable_check import MutableCheckResult
+from pipegrid.transfer.results import CheckResult, RepairResult
+
+# Fields, texts and their capital letters are those of Tahoe-LAFS's web API; its clients compare some.
+#
+# **Healthy** is what Tahoe-LAFS calls so: a good copy of each share, and one version. The engine wants the
+# shares on as many servers as can have them, too; a repair does that as well, and says that it did.
+
+Json = dict[str, Any]
+
+
+def storage_index_text(cap: Cap | None) -> str:
+    """Return the storage index of an object as Tahoe-LAFS writes it; "" for one that has no shares."""
+    if cap is None or isinstance(cap, UnknownCap):
+        return ""
+    index = cap.storage_index
+    return "" if index is None else base32.encode(index)
+
+
+def is_healthy(result: CheckResult) -> bool:
+    """Return whether an object counts as healthy in the web API."""
+    if isinstance(result, MutableCheckResult):
+        one_version = result.recoverable_versions == 1 and not result.unrecoverable_versions
+        return result.recoverable and result.is_complete and one_version and not result.seen
+    return result.recoverable and result.is_complete
+
+
+def summary(result: CheckResult) -> str:
+    """Return how an object is, in the words of Tahoe-LAFS."""
+    if is_healthy(result):
+        return "Healthy"
+    found, k, n = len(result.good_shares), result.required_shares, result.total_shares
+    shares = f"{found} shares (enc {k}-of-{n})"
+    if not isinstance(result, MutableCheckResult):
+        return f"Not Healthy: {shares}"
+    said = []
+    if result.unrecoverable_versions:
+        said.append("some versions are unrecoverable")
+    if not result.recoverable:
+        said.append("no versions are recoverable")
+    if result.recoverable_versions > 1:
+        said.append("multiple versions are recoverable")
+    if result.seen:
+        said.append(f"version {result.seen}, which was seen before, is missing")
+    if result.recoverable and found < n:
+        said.append(shares)
+    return "Unhealthy: " + " ".join(said)
+
+
+def check_json(result: CheckResult | None) -> Json:
+    """Return the result of a check; None stands for an object that has no shares."""
+    if result is None or not result.total_shares:
+        return {"storage-index": "", "results": {"healthy": True}}
+    return {
+        "storage-index": storage_index_text(result.cap),
+        "summary": summary(result),
+        "results": {
+            **_counts(result),
+            "healthy": is_healthy(result),
+            "recoverable": result.recoverable,
+        },
+    }
+
+
+def _counts(result: CheckResult) -> Json:
+    if isinstance(result, MutableCheckResult):
+        recoverable, unrecoverable = result.recoverable_versions, result.unrecoverable_versions
+        wrong = len(result.other_holders)
+    else:
+        recoverable, unrecoverable = int(result.recoverable), int(not result.recoverable)
+        wrong = 0
+    hosts = {server for servers in result.share_servers.values() for server in servers}
+    corrupt = corrupt_shares(result)
+    return {
+        "count-happiness": result.happiness,
+        "count-shares-good": len(result.good_shares),
+        "count-shares-needed": result.required_shares,
+        "count-shares-expected": result.total_shares,
+        "count-good-share-hosts": len(hosts),
+        "count-corrupt-shares": len(corrupt),
+        "list-corrupt-shares": corrupt,
+        "servers-responding": sorted(result.answered),
+        "sharemap": _share_map(result),
+        "count-wrong-shares": wrong,
+        "count-recoverable-versions": recoverable,
+        "count-unrecoverable-versions": unrecoverable,
+    }
+
+
+def corrupt_shares(result: CheckResult) -> list[list[Any]]:
+    """Return each damaged copy as server, storage index and share number."""
+    ids = {name: server for server, name in result.answered.items()}
+    index = storage_index_text(result.cap)
+    return [[ids.get(one.server, one.server), index, one.share_number] for one in result.corrupt]
+
+
+def _share_map(result: CheckResult) -> dict[str, list[str]]:
+    if not isinstance(result, MutableCheckResult):
+        return {str(number): servers for number, servers in result.share_servers.items()}
+    holders = list(result.other_holders)
+    if result.version is not None:
+        best = result.version
+        holders += [(best, number, servers) for number, servers in result.share_servers.items()]
+    return {
+        f"seq{version.sequence_number}-{base32.encode(version.root_hash)[:4]}-sh{number}": servers
+        for version, number, servers in holders
+    }
+
+
+def repair_json(outcome: CheckResult | RepairResult | None, *, failed: bool = False) -> Json:
+    """
+    Return the result of a check with repair.
+
+    Args:
+        outcome: None for an object that has no shares.
+        failed: a repair was tried after this check, and failed.
+    """
+    if not isinstance(outcome, RepairResult):
+        lost = outcome is not None and not outcome.recoverable
+        return _repair(check_json(outcome), check_json(outcome), failed or lost, False)
+    attempted, after = was_repaired(outcome), check_json(outcome.after)
+    if attempted and not isinstance(outcome.after, MutableCheckResult):
+        # Tahoe-LAFS has these words after the repair of such a file only.
+        after["summary"] = "healthy" if after["results"]["healthy"] else "not healthy"
+    successful = attempted and outcome.after.is_complete
+    return _repair(check_json(outcome.before), after, attempted, successful)
+
+
+def _repair(before: Json, after: Json, attempted: bool, successful: bool) -> Json:
+    return {
+        "storage-index": after["storage-index"],
+        "repair-attempted": attempted,
+        "repair-successful": successful,
+        "pre-repair-results": before,
+        "post-repair-results": after,
+    }
+
+
+def was_repaired(outcome: RepairResult) -> bool:
+    """Return whether anything had to be made again, or was."""
+    return bool(outcome.uploaded) or not outcome.before.healthy
+
+
+def check_recoverable(result: CheckResult) -> None:
+    """
+    Raise the error of a repair that has too few shares of an immutable object.
+
+    Raises:
+        NotEnoughSharesError: it cannot be restored.
+    """
+    if result.recoverable or isinstance(result, MutableCheckResult):
+        return
+    found, k, n = len(result.good_shares), result.required_shares, result.total_shares
+    raise NotEnoughSharesError(
+        f"only {found} good shares of this object were found, and its repair needs {k}; try again when "
+        "more servers can be reached",
+        found,
+        k,
+        len(result.unreachable),
+        n,
+    )
+
+
+def health_words(result: Json) -> str:
+    """Return how an object is, for a page, from the JSON of its check."""
+    results = result["results"]
+    if results["healthy"]:
+        return "Healthy"
+    return "Not Healthy!" if results["recoverable"] else "Not Recoverable!"
+
+
+def check_page(result: Json) -> bytes:
+    """Return a page about one object, from the JSON of its check or repair."""
+    title = "Check results"
+    if "repair-attempted" in result:
+        title = "Check and repair results"
+        before, after = result["pre-repair-results"], result["post-repair-results"]
+        attempted = "Repair successful" if result["repair-successful"] else "Repair unsuccessful"
+        lines = [
+            f"Before: {health_words(before)}",
+            attempted if result["repair-attempted"] else "No repair necessary",
+            f"After: {health_words(after)}",
+        ]
+        shown = after
+    else:
+        lines, shown = [health_words(result)], result
+    return page(title, lines, json.dumps(shown, indent=1))
+
+
+def page(title: str, lines: list[str], details: str = "") -> bytes:
+    """Return a plain HTML page: a heading, one paragraph a line, and preformatted text; all is escaped."""
+    paragraphs = "".join(f"<p>{escape(line)}</p>\n" for line in lines)
+    text = f"<pre>{escape(details)}</pre>\n" if details else ""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"</head><body>\n<h1>{escape(title)}</h1>\n{paragraphs}{text}</body></html>\n"
+    ).encode()
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return JSON as the web API writes it: ASCII, one blank of indentation, a final newline."""
+    return json.dumps(value, indent=1).encode("ascii") + b"\n"

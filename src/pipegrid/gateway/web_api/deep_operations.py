@@ -1,0 +1,566 @@
+"""Operations on whole trees: manifest, statistics, check and repair; as streams of lines, or as results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, MutableCap, UnknownCap, writes
+from pipegrid.core.text import printable
+from pipegrid.errors import CapError, NotEnoughSharesError, PipegridError
+from pipegrid.gateway.web_api.check_json import (
+    Json,
+    check_json,
+    check_recoverable,
+    corrupt_shares,
+    is_healthy,
+    page,
+    repair_json,
+    storage_index_text,
+)
+from pipegrid.transfer.results import CheckResult, RepairResult
+from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest
+from pipegrid.tree.listing import kind_of
+from pipegrid.tree.tree_check import CheckReports, FirstMet, TreeSummary, check_trees
+from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.walk import Met, TreePath, TreeStats, Unreadable, walk
+
+# What is below a directory, found by the engine's walk; each object once, literal ones every time.
+#
+# A directory that cannot be read ends nothing. It is named at the end: in a stream by a line that begins with
+# "ERROR:", as Tahoe-LAFS has it, in results under "unreadable". Only if the root cannot be read there is no
+# result, but its error.
+#
+# **Repairs that fail.** The engine gives the error of a repair and not what its check found; so those objects
+# are checked once more, at the end, and both are told.
+
+MAX_ERRORS = 100
+"""Directories and repairs that are named, and objects that are checked once more; others are counted."""
+
+STATS_VERSION = 1
+
+
+class LineSink(Protocol):
+    """Takes the lines of a stream."""
+
+    def write(self, line: bytes) -> None:
+        """Send a line; it never refuses."""
+
+    async def ready(self) -> None:
+        """Return when the reader takes more."""
+
+
+def object_json(path: TreePath, cap: Cap | None) -> Json:
+    """Return what a stream says of an object, by the cap that grants most of those that are known."""
+    return {
+        "path": list(path),
+        "cap": "" if cap is None else str(cap),
+        "type": kind_of(cap) if not isinstance(cap, DirectoryCap) else "directory",
+        "verifycap": verify_cap_text(cap),
+        "repaircap": _repair_cap_text(cap),
+        "storage-index": storage_index_text(cap),
+    }
+
+
+def verify_cap_text(cap: Cap | None) -> str:
+    """Return the cap that checks an object, "" if there is none."""
+    if cap is None or isinstance(cap, UnknownCap):
+        return ""
+    verifier = cap.verifier()
+    return "" if verifier is None else str(verifier)
+
+
+def _repair_cap_text(cap: Cap | None) -> str:
+    if isinstance(cap, ChkCap):
+        return str(cap.verifier())
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    return str(cap) if isinstance(file, MutableCap) and writes(cap) else ""
+
+
+def stats_json(stats: TreeStats) -> Json:
+    """Return the deep statistics of the web API."""
+    fields = stats.fields()
+    del fields["count-unreadable-directories"]
+    return {"api-version": STATS_VERSION, **fields}
+
+
+def error_name(error: BaseException | None, cap: Cap | None = None) -> str:
+    """Return what Tahoe-LAFS calls an error; its clients look for some of these names."""
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    if isinstance(error, NotEnoughSharesError):
+        if isinstance(file, MutableCap):
+            return "UnrecoverableFileError"
+        return "NotEnoughSharesError" if error.found else "NoSharesError"
+    return type(error).__name__
+
+
+@attrs.define
+class Problems:
+    """
+    What could not be read or repaired; sentences, a bounded number.
+
+    Attributes:
+        sentences: each begins with the name of its error.
+        left_out: how many more there are.
+        root: why the root itself could not be read.
+    """
+
+    sentences: list[str] = attrs.field(factory=list)
+    left_out: int = 0
+    root: Exception | None = None
+
+    def add(self, path: TreePath, cap: Cap | None, error: BaseException | None) -> None:
+        """Note an error; ``path`` leads to the object."""
+        if not path and isinstance(error, Exception) and isinstance(cap, DirectoryCap):
+            self.root = error
+        if len(self.sentences) >= MAX_ERRORS:
+            self.left_out += 1
+            return
+        where = printable("/".join(path))[:1000] or "the root"
+        self.sentences.append(f"{error_name(error, cap)}({where}: {error})")
+
+    def lines(self) -> list[bytes]:
+        """Return them as the last lines of a stream."""
+        said = [f"ERROR: {sentence}\n".encode() for sentence in self.sentences]
+        if self.left_out:
+            said.append(f"ERROR: {self.left_out} more objects failed\n".encode())
+        return said
+
+    def fields(self) -> Json:
+        """Return what results have in addition; nothing if all was well."""
+        if not self.sentences:
+            return {}
+        more = [f"{self.left_out} more objects failed"] if self.left_out else []
+        return {"unreadable": [*self.sentences, *more]}
+
+
+ReaderReady = Callable[[], Awaitable[None]]
+
+
+async def visit(
+    grid: Grid,
+    root: Cap,
+    stats: TreeStats,
+    problems: Problems,
+    found: Callable[[TreePath, Cap | None], None] | None = None,
+    ready: ReaderReady | None = None,
+) -> None:
+    """
+    Walk a tree, count it, and report each object once.
+
+    Args:
+        found: given each object's path, and the cap that grants most where it was met.
+        ready: returns when the next object may be reported.
+    """
+    with walk(grid, root) as tree:
+        async for met in tree:
+            stats.count(met)
+            if isinstance(met, Unreadable):
+                problems.add(met.path, met.cap, met.error)
+            elif met.again:
+                continue
+            if found is not None:
+                if ready is not None:
+                    await ready()
+                found(met.path, met.best or met.cap)
+
+
+async def stream_manifest(grid: Grid, root: DirectoryCap, sink: LineSink) -> None:
+    """Send a line for each object of a tree, then the statistics, then errors."""
+    stats, problems = TreeStats(), Problems()
+
+    def found(path: TreePath, cap: Cap | None) -> None:
+        sink.write(_line(object_json(path, cap)))
+
+    await visit(grid, root, stats, problems, found, sink.ready)
+    _end_stream(sink, stats, problems)
+
+
+async def stream_deep_check(
+    grid: Grid, root: DirectoryCap, todo: UpkeepRequest, sink: LineSink
+) -> None:
+    """Send a line with its check for each object of a tree, then the statistics, then errors."""
+    stats, problems = TreeStats(), Problems()
+    key = "check-and-repair-results" if todo.repair else "check-results"
+
+    def ended(one: CheckedObject) -> None:
+        sink.write(_line({**object_json(one.path, one.cap), key: one.json}))
+
+    await deep_check(grid, root, todo, stats, problems, ended, sink.ready)
+    _end_stream(sink, stats, problems)
+
+
+def _end_stream(sink: LineSink, stats: TreeStats, problems: Problems) -> None:
+    if problems.root is None:
+        sink.write(_line({"type": "stats", "stats": stats_json(stats)}))
+    for line in problems.lines():
+        sink.write(line)
+
+
+def _line(value: Json) -> bytes:
+    return json.dumps(value).encode("ascii") + b"\n"
+
+
+# Checks.
+
+
+@attrs.frozen
+class CheckedObject:
+    """
+    The outcome of one object.
+
+    Attributes:
+        before, after: what checks found; without a repair they are the same. None: it has no shares, or is of
+            an unknown kind.
+        repaired: whether a repair was tried.
+        json: the same as the web API says it.
+    """
+
+    path: TreePath
+    cap: Cap | None
+    before: CheckResult | None
+    after: CheckResult | None
+    repaired: bool
+    json: Json
+
+
+def checked(
+    place: FirstMet, outcome: CheckResult | RepairResult | None, repair: bool, failed: bool = False
+) -> CheckedObject:
+    """Return an object with its outcome; ``failed``: a repair was tried after this check, and failed."""
+    before = outcome.before if isinstance(outcome, RepairResult) else outcome
+    after = outcome.after if isinstance(outcome, RepairResult) else outcome
+    if before is not None and not before.total_shares:
+        before = after = outcome = None
+    if not repair:
+        said = check_json(before)
+    elif outcome is None:
+        said = {"storage-index": "", "repair-attempted": False}
+    else:
+        said = repair_json(outcome, failed=failed)
+    tried = bool(said.get("repair-attempted"))
+    return CheckedObject(place.path, place.best, before, after, tried, said)
+
+
+async def deep_check(
+    grid: Grid,
+    root: Cap,
+    todo: UpkeepRequest,
+    stats: TreeStats,
+    problems: Problems,
+    ended: Callable[[CheckedObject], None],
+    ready: ReaderReady | None = None,
+) -> None:
+    """
+    Check each object of a tree, and repair it if that is wanted.
+
+    Args:
+        ended: given each object, in the order of ending.
+        ready: returns when the next object may be looked after.
+
+    Raises:
+        UnhappyError: there are no servers.
+    """
+    again: list[tuple[FirstMet, Failure]] = []
+
+    def came(_number: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
+        if not isinstance(outcome, Failure):
+            assert isinstance(outcome, (CheckResult, RepairResult))
+            ended(checked(place, outcome, todo.repair))
+        elif kind_of(place.best) == "unknown" and not _has_shares(place.best):
+            ended(checked(place, None, todo.repair))
+        elif todo.repair and len(again) < MAX_ERRORS:
+            again.append((place, outcome))
+        else:
+            problems.add(place.path, place.best, outcome.value)
+
+    def met(_number: int, one: Met) -> None:
+        stats.count(one)
+
+    def unreadable(_number: int, place: FirstMet, error: Exception) -> None:
+        problems.add(place.path, place.best, error)
+
+    reports = CheckReports(ended=came, unreadable=unreadable, met=met, ready=ready)
+    checking: Deferred[TreeSummary] = check_trees(grid, [root], todo, reports=reports)
+    await checking
+    for place, failure in again:
+        await _check_failed_repair(grid, place, failure, todo, problems, ended)
+
+
+def _has_shares(cap: Cap | None) -> bool:
+    return bool(storage_index_text(cap))
+
+
+async def _check_failed_repair(
+    grid: Grid,
+    place: FirstMet,
+    failure: Failure,
+    todo: UpkeepRequest,
+    problems: Problems,
+    ended: Callable[[CheckedObject], None],
+) -> None:
+    cannot = failure.check(CapError) is not None
+    try:
+        assert place.best is not None
+        result = await grid.check(place.best, verify=todo.verify)
+    except PipegridError:
+        problems.add(place.path, place.best, failure.value)
+        return
+    ended(checked(place, result, True, failed=not cannot))
+    if not cannot:  # nobody expects that what is only read is repaired
+        problems.add(place.path, place.best, failure.value)
+
+
+async def check_one(grid: Grid, cap: Cap, todo: UpkeepRequest) -> Json:
+    """
+    Check one object, and repair it if that is wanted; returns what the web API says of it.
+
+    Raises:
+        PipegridError: a repair was tried and failed, or the object is of a kind that cannot be checked.
+    """
+    if not todo.repair:
+        return check_json(await grid.check(cap, verify=todo.verify, add_lease=todo.add_lease))
+    [outcome] = await grid.check_many(
+        [cap], verify=todo.verify, add_lease=todo.add_lease, repair=True
+    )
+    if isinstance(outcome, Failure):
+        file = cap.file if isinstance(cap, DirectoryCap) else cap
+        if isinstance(file, MutableCap) and not writes(cap) and outcome.check(CapError):
+            return repair_json(await grid.check(cap, verify=todo.verify))
+        outcome.raiseException()
+    if isinstance(outcome, CheckResult):
+        check_recoverable(outcome)
+    return repair_json(outcome)
+
+
+# Operations whose results are kept until they are asked for.
+
+
+class DeepOperation:
+    """
+    An operation on a tree, with its result as far as it has come.
+
+    Attributes:
+        finished: whether it has ended.
+        error: why there is no result.
+        memory_bytes: what is held of its result, roughly.
+    """
+
+    json_only = False
+
+    def __init__(self, root: DirectoryCap) -> None:
+        self.root = root
+        self.finished = False
+        self.error: Exception | None = None
+        self.memory_bytes = 0
+        self.stats = TreeStats()
+        self.problems = Problems()
+
+    async def run(self, grid: Grid, hold: Callable[[int], None]) -> None:
+        """
+        Do it all; ``hold`` is called before more of the result is held, with its bytes.
+
+        Raises:
+            PipegridError: there is no result.
+        """
+        await self._run(grid, hold)
+        if self.problems.root is not None:
+            raise self.problems.root
+
+    async def _run(self, grid: Grid, hold: Callable[[int], None]) -> None:
+        await visit(grid, self.root, self.stats, self.problems)
+
+    def json(self) -> Json:
+        """Return the state of it."""
+        raise NotImplementedError
+
+    def text(self) -> str:
+        """Return the state of it for people and scripts, in lines."""
+        raise NotImplementedError
+
+    def part(self, storage_index: str) -> Json | None:
+        """Return the check of one object, if this operation has it."""
+        return None
+
+    def html(self) -> bytes:
+        """Return a page with the state of it."""
+        finished = "Finished" if self.finished else "Running; load this page again to see more"
+        problems = self.problems.fields().get("unreadable", [])
+        return page(self.title, [finished, *problems], self.text())
+
+    title = "Operation"
+
+    @property
+    def _finished_text(self) -> str:
+        return f"finished: {'yes' if self.finished else 'no'}\n"
+
+
+class DeepStats(DeepOperation):
+    """Counts what is in a tree."""
+
+    json_only = True
+    title = "Deep statistics"
+
+    def json(self) -> Json:
+        return {**stats_json(self.stats), "finished": self.finished, **self.problems.fields()}
+
+    def text(self) -> str:
+        return json.dumps(self.json(), indent=1)
+
+
+class DeepSize(DeepOperation):
+    """Adds the bytes of all files and directories of a tree."""
+
+    title = "Deep size"
+
+    def json(self) -> Json:
+        size = stats_json(self.stats)
+        return {"finished": self.finished, "size": size, **self.problems.fields()}
+
+    def text(self) -> str:
+        counted = self.stats.fields()
+        size = counted["size-immutable-files"] + counted["size-directories"]
+        return f"{self._finished_text}size: {size}\n"
+
+
+class Manifest(DeepOperation):
+    """Lists all objects of a tree."""
+
+    title = "Manifest"
+
+    def __init__(self, root: DirectoryCap) -> None:
+        super().__init__(root)
+        self._objects: list[tuple[TreePath, str]] = []
+        self._verify_caps: dict[str, None] = {}
+        self._storage_indexes: dict[str, None] = {}
+
+    async def _run(self, grid: Grid, hold: Callable[[int], None]) -> None:
+        def found(path: TreePath, cap: Cap | None) -> None:
+            text, verify_cap = "" if cap is None else str(cap), verify_cap_text(cap)
+            names = sum(len(name) for name in path)
+            hold(_HELD_BYTES + 4 * names + 2 * len(text) + 2 * len(verify_cap))
+            self._objects.append((path, text))
+            if verify_cap:
+                self._verify_caps[verify_cap] = None
+                self._storage_indexes[storage_index_text(cap)] = None
+
+        await visit(grid, self.root, self.stats, self.problems, found)
+
+    def json(self) -> Json:
+        said: Json = {
+            "finished": self.finished,
+            "origin": storage_index_text(self.root),
+            "stats": stats_json(self.stats),
+            **self.problems.fields(),
+        }
+        if self.finished:
+            said["manifest"] = [[list(path), cap] for path, cap in self._objects]
+            said["verifycaps"] = list(self._verify_caps)
+            said["storage-index"] = list(self._storage_indexes)
+        return said
+
+    def text(self) -> str:
+        lines = [f"{'/'.join(path)} {cap}\n" for path, cap in self._objects]
+        return self._finished_text + "".join(lines)
+
+
+_HELD_BYTES = 600
+"""What an object takes in memory in addition to its texts."""
+
+
+class DeepCheck(DeepOperation):
+    """Checks all objects of a tree, and repairs them if that is wanted."""
+
+    title = "Deep check"
+
+    def __init__(self, root: DirectoryCap, todo: UpkeepRequest) -> None:
+        super().__init__(root)
+        self._todo = todo
+        self._checked: dict[str, Json] = {}
+        self._unhealthy: list[tuple[TreePath, Json]] = []
+        self._counts: dict[str, int] = {}
+        self._corrupt: list[list[Any]] = []
+        self._remaining_corrupt: list[list[Any]] = []
+
+    async def _run(self, grid: Grid, hold: Callable[[int], None]) -> None:
+        def ended(one: CheckedObject) -> None:
+            if one.before is not None:
+                hold(2 * len(json.dumps(one.json)) + _HELD_BYTES)
+                self._note(one, one.before, one.after or one.before)
+
+        await deep_check(grid, self.root, self._todo, self.stats, self.problems, ended)
+
+    def _note(self, one: CheckedObject, before: CheckResult, after: CheckResult) -> None:
+        healthy = is_healthy(before)
+        self._count("checked")
+        self._count("healthy" if healthy else "unhealthy")
+        self._count("healthy after" if is_healthy(after) else "unhealthy after")
+        if one.repaired:
+            self._count("attempted")
+            self._count("successful" if one.json["repair-successful"] else "unsuccessful")
+        self._corrupt += corrupt_shares(before)
+        self._remaining_corrupt += corrupt_shares(after)
+        self._checked[one.json["storage-index"]] = one.json
+        if not healthy:
+            self._unhealthy.append((one.path, check_json(before)))
+
+    def _count(self, what: str) -> None:
+        self._counts[what] = self._counts.get(what, 0) + 1
+
+    def part(self, storage_index: str) -> Json | None:
+        return self._checked.get(storage_index)
+
+    def json(self) -> Json:
+        counts = self._counts
+        said: Json = {
+            "finished": self.finished,
+            "root-storage-index": storage_index_text(self.root),
+            "count-objects-checked": counts.get("checked", 0),
+        }
+        if self._todo.repair:
+            said |= {
+                "count-objects-healthy-pre-repair": counts.get("healthy", 0),
+                "count-objects-unhealthy-pre-repair": counts.get("unhealthy", 0),
+                "count-objects-healthy-post-repair": counts.get("healthy after", 0),
+                "count-objects-unhealthy-post-repair": counts.get("unhealthy after", 0),
+                "count-repairs-attempted": counts.get("attempted", 0),
+                "count-repairs-successful": counts.get("successful", 0),
+                "count-repairs-unsuccessful": counts.get("unsuccessful", 0),
+                "count-corrupt-shares-pre-repair": len(self._corrupt),
+                "count-corrupt-shares-post-repair": len(self._remaining_corrupt),
+                "list-corrupt-shares": self._corrupt,
+                "list-remaining-corrupt-shares": self._remaining_corrupt,
+            }
+        else:
+            said |= {
+                "count-objects-healthy": counts.get("healthy", 0),
+                "count-objects-unhealthy": counts.get("unhealthy", 0),
+                "count-corrupt-shares": len(self._corrupt),
+                "list-corrupt-shares": self._corrupt,
+            }
+        said["list-unhealthy-files"] = [[list(path), result] for path, result in self._unhealthy]
+        return {**said, "stats": stats_json(self.stats), **self.problems.fields()}
+
+    def text(self) -> str:
+        shown = {key: value for key, value in self.json().items() if isinstance(value, (int, str))}
+        lines = [f"{key}: {value}\n" for key, value in shown.items() if key != "finished"]
+        return self._finished_text + "".join(lines)
+
+
+OPERATIONS = ("start-deep-check", "start-manifest", "start-deep-size", "start-deep-stats")
+
+
+def deep_operation(kind: str, root: DirectoryCap, todo: UpkeepRequest) -> DeepOperation:
+    """Return an operation by its name, one of ``OPERATIONS``; it has not begun."""
+    if kind == "start-deep-check":
+        return DeepCheck(root, todo)
+    return {
+        "start-manifest": Manifest,
+        "start-deep-size": DeepSize,
+        "start-deep-stats": DeepStats,
+    }[kind](root)
