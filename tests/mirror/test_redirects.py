@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import host_queues
 from pipegrid.mirror.blocking_mirror import fetch_small
+from pipegrid.mirror.epoll_driver import FIRST_REQUESTS
 from pipegrid.mirror.mirror_http import (
     HostAccess,
     RedirectRefused,
@@ -215,6 +217,20 @@ class SprintRedirectTests(SprintCase):
         first, second = self.pair(lambda a, b, p, n: moved(b.url + p))
         self.assert_all(first)
         self.assertLess(len(first.asked), 2900)
+        self.assertEqual(len(second.asked), len(self.files))
+
+    def test_few_before_the_first_response(self) -> None:
+        """A host that was never asked may redirect all files, so not all are asked of it at once."""
+        self.files = {f"p{n}/f{n}": b"%d" % n for n in range(3000)}
+
+        def answer(first: Server, second: Server, path: str, count: int) -> bytes:
+            if count == 1:
+                time.sleep(0.5)
+            return moved(second.url + path)
+
+        first, second = self.pair(answer)
+        self.assert_all(first)
+        self.assertLessEqual(len(first.asked), 4 * FIRST_REQUESTS)
         self.assertEqual(len(second.asked), len(self.files))
 
     def test_one_for_each_file(self) -> None:

@@ -2,12 +2,13 @@
 ``pipegrid mirror`` and other mirroring tools, in turns (A B A B) on the same web servers.
 
     python -m misc.speedtest.mirror [--only WORD]... [--rounds 5] [--scratch DIR] [--disk DIR]
-                                    [--seed N] [--tiny]
+                                    [--seed N] [--tiny] [--beside DIR]
 
 Archives are made up (``archive``), servers are real (nginx, ``webserver``), the link in front of them is
 emulated by a process of its own, and files are written to memory (``/dev/shm``), so that the tools are
 compared and not the disk. Start-up counts, every file is hashed afterwards, and the first round of each
-comparison does not count. ``make mirror`` installs what Debian has of the peers; those that are not
+comparison does not count. With ``--beside``, ``pipegrid`` of another checkout is the only other tool.
+``make mirror`` installs what Debian has of the peers; those that are not
 there are named in the line.
 
 One JSON line for each comparison: medians, spreads, CPU time with that of all children, the ratios, the
@@ -17,6 +18,7 @@ target where there is one, and the ceiling; then a table on standard error.
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import platform
 import random
@@ -38,6 +40,7 @@ from misc.speedtest.mirror.indexes import index_update
 from misc.speedtest.mirror.librepo import rpm_clone
 from misc.speedtest.mirror.patches import patches
 from misc.speedtest.mirror.redirects import redirects
+from misc.speedtest.mirror.tools import checked_out
 
 MEMORY = Path("/dev/shm")
 
@@ -117,11 +120,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--disk", type=Path, help="where durability is measured; a real disk")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--tiny", action="store_true", help="only show that it works")
+    parser.add_argument("--beside", type=Path, metavar="DIR", help="another checkout")
     options = parser.parse_args(arguments)
     options.rounds = 1 if options.tiny else options.rounds
     end_on_sigterm()
     if not options.tiny:  # as an installed package is; else each run would do so again
         compile_package()
+        if options.beside is not None:
+            compileall.compile_dir(str(options.beside / "src"), quiet=2)
     with (
         tempfile.TemporaryDirectory(dir=options.scratch, prefix="pipegrid-mirror-") as scratch,
         tempfile.TemporaryDirectory(dir=options.disk) as disk,
@@ -132,6 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
             options.rounds,
             options.tiny,
             environment(options),
+            None if options.beside is None else checked_out(options.beside),
         )
         known = scenarios(Path(disk))
         for word in options.only or (TINY if options.tiny else known):

@@ -30,6 +30,7 @@ class Bench:
     Attributes:
         scratch: on a file system in memory.
         environment: what a figure depends on besides; part of every line.
+        beside: another version, which is then the only tool that is compared; None: all others are.
     """
 
     scratch: Path
@@ -37,6 +38,7 @@ class Bench:
     rounds: int
     tiny: bool
     environment: Mapping[str, Any]
+    beside: Tool | None = None
     lines: list[dict[str, Any]] = attrs.Factory(list)
     _archives: dict[str, Archive] = attrs.Factory(dict)
     _numbers: Iterator[int] = attrs.Factory(count)

@@ -35,13 +35,15 @@ def clone(
         shape: of the link besides its round trip (``relay``).
         target: how many times as long the best of the others should take.
     """
+    if bench.beside is not None:
+        tools = [tool for tool in TOOLS if tool.name == PIPEGRID] + [bench.beside]
     chosen = [
         tool
         for tool in tools
         if tool.is_there
         and (tool.https or not tls)
         and (tool.port is None or rtt_ms)  # there is a relay that can be there, too
-        and (tool.name == PIPEGRID or tool.slow == slow)
+        and (tool.slow == slow or tool.name == PIPEGRID or tool == bench.beside)
     ]
     found: dict[str, list[Run]] = {tool.name: [] for tool in chosen}
     failed: dict[str, str] = {}

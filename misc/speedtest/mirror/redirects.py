@@ -20,7 +20,8 @@ def redirects(bench: Bench, archive: Archive, rtt_ms: float) -> None:
 
     The server with the files, and those that redirect, are each behind a link with the same round trip.
     """
-    tool = next(each for each in TOOLS if each.name == PIPEGRID)
+    own = next(each for each in TOOLS if each.name == PIPEGRID)
+    tools = [own] if bench.beside is None else [own, bench.beside]
     with ExitStack() as stack:
         served = stack.enter_context(bench.server(archive.root, Behaviour(strips=".redirected")))
         (there,) = stack.enter_context(bench.behind_link([served], rtt_ms))
@@ -35,15 +36,25 @@ def redirects(bench: Bench, archive: Archive, rtt_ms: float) -> None:
             )
             (address,) = stack.enter_context(bench.behind_link([server], rtt_ms))
             urls[kind] = f"http://{address}/"
-        found: dict[str, list[Run]] = {kind: [] for kind in urls}
+        found: dict[str, dict[str, list[Run]]] = {
+            tool.name: {kind: [] for kind in urls} for tool in tools
+        }
         for number in range(bench.rounds + (not bench.tiny)):
             for kind, url in urls.items():
-                taken = bench.fetch(tool, [url], archive)
-                if number or bench.tiny:
-                    found[kind].append(taken)
+                for tool in tools:
+                    taken = bench.fetch(tool, [url], archive)
+                    if number or bench.tiny:
+                        found[tool.name][kind].append(taken)
+    for name, runs in found.items():
+        _tell(bench, archive, rtt_ms, "" if name == own.name else f"; {name}", runs)
+
+
+def _tell(
+    bench: Bench, archive: Archive, rtt_ms: float, what: str, found: dict[str, list[Run]]
+) -> None:
     direct = found.pop("directly")
     bench.tell(
-        f"redirects: {len(archive.packages)} files, {archive.size_bytes / 1e6:.0f} MB, {rtt_ms:g} ms",
+        f"redirects: {len(archive.packages)} files, {archive.size_bytes / 1e6:.0f} MB, {rtt_ms:g} ms{what}",
         directly=summed_up(direct),
         **{kind: summed_up(runs) for kind, runs in found.items()},
         ratios={kind: round(ratio(runs, direct), 3) for kind, runs in found.items()},

@@ -113,6 +113,17 @@ def pipegrid(task: Task, *options: str) -> Call:
     return Call([*command, str(task.list_path), str(tree), *mirrors, *options], tree, surroundings)
 
 
+def checked_out(directory: Path) -> Tool:
+    """Return the ``pipegrid`` of another checkout, another version say."""
+
+    def prepare(task: Task) -> Call:
+        call = pipegrid(task)
+        call.environment["PYTHONPATH"] = str(directory.resolve() / "src")
+        return call
+
+    return Tool(f"pipegrid of {directory}", prepare, sys.executable, https=True)
+
+
 def _curl(task: Task) -> Call:
     tree = task.place / "tree"
     lines = [

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 QUOTA = 1000
 """Requests on one connection: nginx closes it after so many."""
 
+FIRST_REQUESTS = 256
+"""On one connection before its first response: it may redirect all of them."""
+
 FIRST_WINDOW_BYTES = 1 << 20
 MAX_WINDOW_BYTES = 16 << 20
 
@@ -409,6 +412,7 @@ class EpollDriver:
             if (
                 connection.count < entrant.spent
                 and connection.owed_bytes < entrant.window_bytes
+                and (connection.count < FIRST_REQUESTS or connection.answered)
                 and (best is None or connection.owed_bytes < best.owed_bytes)
             ):
                 best = connection
