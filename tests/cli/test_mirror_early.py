@@ -13,7 +13,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirror_archive import rpm_job
+from pipegrid.cli.mirror_archive import RpmOptions, rpm_job
 from pipegrid.cli.mirror_job import MirrorOptions
 from pipegrid.cli.startup.lazy_modules import LAZY
 from pipegrid.mirror import blocking_mirror
@@ -25,6 +25,8 @@ from tests.mirror.rpmarchive import REPOMD, RpmArchive
 from tests.mirror.test_sprint import Server, ok
 
 NO = b"HTTP/1.1 404 No\r\nContent-Length: 5\r\n\r\nnone\n"
+
+UNSIGNED = RpmOptions(False, False, (), True)
 
 
 class EarlyTests(SynchronousTestCase):
@@ -137,10 +139,8 @@ class EarlyTests(SynchronousTestCase):
         self.patch(blocking_mirror, "MISSING_BYTES", 4)
         for answer in (self.plain, lambda *_: ok(b"") + b"more", lambda *_: ok(bytes(9 << 20))):
             self.server.answer = answer
-            fetching = MirrorOptions(
-                (self.server.url,), False, False, False, 1, None, "none", 0.0, False
-            )
-            job: Any = rpm_job(self.mktemp(), False, (), True, fetching)
+            fetching = MirrorOptions(urls=(self.server.url,), connections=1, durability="none")
+            job: Any = rpm_job(self.mktemp(), UNSIGNED, fetching)
             archive.files.pop(REPOMD + ".asc", None)
             console = Console(None, None, StringIO())
             self.assertIsNone(job.run_without_reactor(console, lambda: False))
@@ -149,15 +149,13 @@ class EarlyTests(SynchronousTestCase):
         """One that another process has, and one whose directories lead elsewhere: a sentence each."""
         archive = RpmArchive()
         self.serve(archive.files)
-        fetching = MirrorOptions(
-            (self.server.url,), False, False, False, 1, None, "none", 0.0, False
-        )
+        fetching = MirrorOptions(urls=(self.server.url,), connections=1, durability="none")
         elsewhere = Path(self.mktemp())
         elsewhere.mkdir()
 
         def early() -> tuple[int, str]:
             err = StringIO()
-            job: Any = rpm_job(str(self.dest), False, (), True, fetching)
+            job: Any = rpm_job(str(self.dest), UNSIGNED, fetching)
             return job.run_without_reactor(
                 Console(None, BytesIO(), err), lambda: False
             ), err.getvalue()
@@ -182,13 +180,11 @@ class EarlyTests(SynchronousTestCase):
         """Wherever it is told to stop, it does, and says so; the next run brings it to its end."""
         archive = RpmArchive()
         self.serve(archive.files)
-        fetching = MirrorOptions(
-            (self.server.url,), False, False, False, 1, None, "none", 0.0, False
-        )
+        fetching = MirrorOptions(urls=(self.server.url,), connections=1, durability="none")
         for after in (0, 1, 2, 3, 5, 8, 12, 100_000):
             left = [False] * after
             err = StringIO()
-            job: Any = rpm_job(str(self.dest), False, (), True, fetching)
+            job: Any = rpm_job(str(self.dest), UNSIGNED, fetching)
             status = job.run_without_reactor(
                 Console(None, BytesIO(), err), lambda left=left: not (left and [left.pop()])
             )

@@ -116,9 +116,7 @@ class ShortcutTests(SynchronousTestCase):
 
         self.mirror()
         text = self.list.read_bytes()
-        fetching = MirrorOptions(
-            (self.server.url,), False, True, False, 4, None, "batch", 0.0, False
-        )
+        fetching = MirrorOptions(urls=(self.server.url,), delete=True)
         run = ListRun(str(self.list), str(self.dest), fetching)
 
         def changing() -> bool:
@@ -141,7 +139,7 @@ class ShortcutTests(SynchronousTestCase):
         before = manifest.read_bytes()
         urls = (self.server.url,)
         for jobs in (1, 2):
-            fetching = MirrorOptions(urls, False, False, False, 4, None, "none", 0.0, False)
+            fetching = MirrorOptions(urls=urls, durability="none")
             looks = iter([False, *[True] * 1000])
             run = ListRun(str(self.list), str(self.dest), fetching, jobs)
             console = Console(None, None, StringIO())

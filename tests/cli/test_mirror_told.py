@@ -7,7 +7,7 @@ import io
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirror_job import Display, tell
+from pipegrid.cli.mirror_job import Display, MirrorOptions, RunOutcome
 from pipegrid.mirror.scheduler import Report, Tally
 from tests.cli.support import Terminal
 
@@ -37,5 +37,6 @@ class ToldTests(SynchronousTestCase):
             tally = Tally("a")
             tally.refused, tally.broken = refused, broken
             told = io.StringIO()
-            tell(Console(None, io.BytesIO(), told), Report([tally]), "there", [], False)
+            outcome = RunOutcome("there", Report([tally]), [], 0)
+            outcome.tell(Console(None, io.BytesIO(), told), MirrorOptions())
             self.assertEqual(told.getvalue(), words)

@@ -16,6 +16,7 @@ from pipegrid.cli import cmd_mirror, mirror_archive, mirror_list, mirror_verify
 from pipegrid.cli.app import parse
 from pipegrid.cli.cmd_mirror import debian_command, list_command, rpm_command, verify_command
 from pipegrid.cli.console import Console
+from pipegrid.cli.mirror_archive import RpmOptions
 from pipegrid.cli.mirror_job import MirrorOptions
 from pipegrid.cli.startup import fast_args
 from pipegrid.mirror.quick_check import QuickCheckResult
@@ -149,16 +150,19 @@ class PlainTests(SynchronousTestCase):
     def test_what_is_usual(self) -> None:
         """The lines of the manual do not wait for click."""
         line = ("mirror", "list", "FILE", "DEST", *URL, "--from", "http://there/", "--json")
-        fetching = MirrorOptions(
-            ("http://here/", "http://there/"), False, False, False, 4, None, "batch", 0.0, False
-        )
+        fetching = MirrorOptions(urls=("http://here/", "http://there/"))
         self.assertEqual(self.plainly(*line), ("FILE", "DEST", 1, fetching, True, 0))
         rpm = ("mirror", "rpm", "DEST", *URL, "--keyring", "a.gpg", "--newest-only")
-        fetching = fetching.replaced(urls=("http://here/",))
-        expected = ("DEST", True, ("a.gpg",), False, fetching, None, False, 0)
+        fetching = MirrorOptions(urls=("http://here/",))
+        expected = ("DEST", RpmOptions(True, False, ("a.gpg",), False), fetching, None, False, 0)
         self.assertEqual(self.plainly(*rpm), expected)
         again = ("--json", "mirror", "verify", self.dest, "--paranoid")
         self.assertEqual(self.plainly(*again), (self.dest, True, 0.0, True, 0))
+
+    def test_an_option_of_another_name(self) -> None:
+        """Options of mirrors have the names that are declared, and no others."""
+        self.assertRaises(TypeError, MirrorOptions, url="http://here/")
+        self.assertNotEqual(MirrorOptions(), MirrorOptions(paranoid=True))
 
     def test_what_was_seen(self) -> None:
         """Who looks more closely is told what was found at a glance."""

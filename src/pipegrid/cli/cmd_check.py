@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -50,6 +50,23 @@ recursive_option = click.option(
 )
 
 
+class UpkeepOptions(NamedTuple):
+    """
+    What a command does for objects.
+
+    Attributes:
+        verb: for the progress bar.
+        recursive: everything in directories is meant.
+        todo: what is done for each.
+        bounds: how much at once.
+    """
+
+    verb: str
+    recursive: bool
+    todo: UpkeepRequest
+    bounds: UpkeepSettings
+
+
 def upkeep_job(
     invocation: Invocation,
     caps: CapArguments,
@@ -81,10 +98,10 @@ def upkeep_job(
             file = await grid_arguments.Locator(grid).located(files[0], core_caps.keepable)
             return shown(file, await alone(grid, console, file.cap))
 
-        bounds = upkeep_bounds(invocation)
-        return await look_after(
-            grid, console, files, upkeep.UpkeepRequest(**todo), bounds, verb, shown, recursive
+        options = UpkeepOptions(
+            verb, recursive, upkeep.UpkeepRequest(**todo), upkeep_bounds(invocation)
         )
+        return await look_after(grid, console, files, options, shown)
 
     return GridJob(work, *grid_arguments.starts_of(files))
 
@@ -166,24 +183,21 @@ async def look_after(
     grid: Grid,
     console: Console,
     files: Sequence[NamedFile[Any]],
-    todo: UpkeepRequest,
-    bounds: UpkeepSettings,
-    verb: str,
+    options: UpkeepOptions,
     show: Callable[[NamedFile[Any], Any], ExitStatus],
-    recursive: bool,
 ) -> ExitStatus:
     """
     Look after files, or everything in directories, and show each outcome and the sum.
 
     Args:
         files: those that the user named.
-        verb: for the progress bar.
         show: see ``ObjectsReport``.
 
     Returns:
         The gravest status.
     """
     summary: UpkeepSummary
+    verb, recursive, todo, bounds = options
     report = ObjectsReport(console, show, recursive)
     named = len(files)
     files, report.statuses = await located_files(grid, console, files, recursive)

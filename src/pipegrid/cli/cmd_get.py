@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
@@ -19,6 +19,7 @@ from pipegrid.cli.options import (
     CapArguments,
     cap_arguments,
     exact_modes_option,
+    gathered,
     limit_options,
     max_paths_option,
     reading_options,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pipegrid.grid import Grid
     from pipegrid.transfer.results import GetResult
     from pipegrid.tree.local_directory import DirectoryFd
+    from pipegrid.tree.metadata import Modes
 
 
 # Where the files of one ``get`` go.
@@ -131,6 +133,18 @@ def _name(file: NamedFile[Any]) -> str:
 FILES_AT_ONCE = 4
 
 
+class GetOptions(NamedTuple):
+    """The options of ``get``; see their declarations."""
+
+    output: str | None
+    force: bool
+    byte_range: str | None
+    recursive: bool
+    paranoid: bool
+    exact_modes: bool
+    max_paths: int | None
+
+
 @click.command(name="get")
 @cap_arguments
 @click.option(
@@ -165,17 +179,8 @@ FILES_AT_ONCE = 4
 @limit_options
 @reading_options
 @click.pass_obj
-def get_command(
-    invocation: Invocation,
-    caps: CapArguments,
-    output: str | None,
-    force: bool,
-    byte_range: str | None,
-    recursive: bool,
-    paranoid: bool,
-    exact_modes: bool,
-    max_paths: int | None,
-) -> GridJob:
+@gathered("options", GetOptions)
+def get_command(invocation: Invocation, caps: CapArguments, options: GetOptions) -> GridJob:
     """
     Fetch files by their caps, or by a path after a cap: CAP/some/path.
 
@@ -188,24 +193,28 @@ def get_command(
     what is missing or differs. Nothing in DIR is removed; an existing file that differs is named and kept,
     unless -f replaces it. A file that cannot be fetched does not stop the others.
     """
-    if (paranoid or exact_modes or max_paths is not None) and not recursive:
-        given = "--paranoid" if paranoid else "--exact-modes" if exact_modes else "--max-paths"
-        raise usage_error(f"{given} needs --recursive")
-    if recursive:
-        return tree_transfers.tree_job(
-            caps, output, byte_range, force, paranoid, exact_modes, max_paths
-        )
-    if output == "-":  # as 'decode' has it; a file of this name is './-'
-        output, force = None, False
-    elif output is None:
+    if options.recursive:
+        modes: Modes = "exact" if options.exact_modes else "umask"
+        how = tree_transfers.TreeOptions(options.force, options.paranoid, modes, options.max_paths)
+        return tree_transfers.tree_job(caps, options.output, options.byte_range, how)
+    for flag, value in (
+        ("--paranoid", options.paranoid),
+        ("--exact-modes", options.exact_modes),
+        ("--max-paths", options.max_paths),
+    ):
+        if value:
+            raise usage_error(f"{flag} needs --recursive")
+    if options.output == "-":  # as 'decode' has it; a file of this name is './-'
+        options = options._replace(output=None, force=False)
+    elif options.output is None:
         results = invocation.console.results
         results.wants_text = results.isatty()
 
-    files, places = _asked_for(invocation.console, caps, output, force, byte_range)
+    files, places = _asked_for(invocation.console, caps, options)
 
     async def work(grid: Grid, console: Console) -> int:
         at_once = invocation.jobs or FILES_AT_ONCE
-        return await fetch_files(grid, console, files, places, output, force, byte_range, at_once)
+        return await fetch_files(grid, console, files, places, options, at_once)
 
     return GridJob(work, *grid_arguments.starts_of(files))
 
@@ -215,30 +224,29 @@ async def fetch_files(
     console: Console,
     files: list[NamedFile[Any]],
     places: OutputPaths,
-    output: str | None,
-    force: bool,
-    byte_range: str | None,
+    options: GetOptions,
     at_once: int,
 ) -> int:
     """Fetch files, so many at a time, and tell what came of each in their order; returns the exit status."""
-    if console.json and output is None:
+    if console.json and options.output is None:
         raise UsageError("--json would mix with the file on standard output; add -o FILE")
     if places.directory is not None:
         places.make_directory()
     with ExitStack() as stack:
         progress = None
         # Or it would be in the file's midst.
-        if output is not None or not console.results.isatty():
+        if options.output is not None or not console.results.isatty():
             progress = stack.enter_context(progress_bar.ProgressBar(console, "get"))
 
         locator = grid_arguments.Locator(grid)
 
         async def get(file: NamedFile[Any]) -> GetResult:
-            place = places.of(file)
+            path = places.of(file)
+            place = None if path is None else LocalPlace(path, options.force, places.home)
             file = await locator.located(file, core_caps.fetchable)
-            part = _part_of(file.cap, byte_range)
+            part = _part_of(file.cap, options.byte_range)
             call = None if progress is None else progress.transfer()
-            return await fetch(grid, console, file.cap, part, place, force, call, places.home)
+            return await fetch(grid, console, file.cap, part, place, call)
 
         def show(file: NamedFile[Any], result: GetResult) -> ExitStatus:
             lead = f"{file.label}: " if len(files) > 1 else ""
@@ -252,11 +260,7 @@ async def fetch_files(
 
 
 def _asked_for(
-    console: Console,
-    caps: CapArguments,
-    output: str | None,
-    force: bool,
-    byte_range: str | None,
+    console: Console, caps: CapArguments, options: GetOptions
 ) -> tuple[list[NamedFile[Any]], OutputPaths]:
     """
     Return the files, and where they go.
@@ -266,16 +270,16 @@ def _asked_for(
     Raises:
         click.UsageError, PipegridError: something is.
     """
-    if force and output is None:
+    if options.force and options.output is None:
         raise usage_error("--force needs -o")
-    if output == "":
+    if options.output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
     files = grid_arguments.named_files(console, *caps, core_caps.fetchable)
-    if len(files) > 1 and byte_range is not None:
+    if len(files) > 1 and options.byte_range is not None:
         raise UsageError("--range is for one file; leave it out, or fetch them one by one")
-    places = destinations(files, output)
+    places = destinations(files, options.output)
     if not files[0].names:
-        _part_of(files[0].cap, byte_range)
+        _part_of(files[0].cap, options.byte_range)
     return files, places
 
 
@@ -292,26 +296,33 @@ def _part_of(
     return 0, None
 
 
+class LocalPlace(NamedTuple):
+    """Where a file goes on this machine, as ``OutputFile`` has it: path, whether by force, and directory."""
+
+    path: str
+    force: bool
+    home: DirectoryFd | None
+
+
 async def fetch(
     grid: Grid,
     console: Console,
     cap: ChkCap | LitCap | MutableCap,
     part: tuple[int, int | None],
-    output: str | None,
-    force: bool,
+    place: LocalPlace | None,
     progress: ProgressCall | None,
-    home: DirectoryFd | None = None,
 ) -> GetResult:
-    """Fetch a part of a file, given as start and length, to where it shall go; see ``OutputFile``."""
+    """Fetch a part of a file, given as start and length, to a place; None: to standard output."""
     with ExitStack() as stack:
         sink: BinaryIO | PartFile = console.data_sink
-        if output is not None:
-            opened = output_file.OutputFile(output, force, resume=True, say=console.say, home=home)
+        if place is not None:
+            path, force, home = place
+            opened = output_file.OutputFile(path, force, resume=True, say=console.say, home=home)
             file = stack.enter_context(opened)
             sink = file.file
         result = await grid.get(cap, sink, start=part[0], length=part[1], progress=progress)
         sink.flush()
-        if output is not None:
+        if place is not None:
             file.tell(result)
     return result
 

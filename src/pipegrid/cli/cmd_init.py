@@ -14,6 +14,7 @@ from pipegrid.cli.options import (
     Encoding,
     choose_params,
     encoding_options,
+    gathered,
     given,
     happy_option,
     init_options,
@@ -27,6 +28,21 @@ from pipegrid.wire import server_address
 if TYPE_CHECKING:
     from pipegrid.core.params import Params
     from pipegrid.grid.client_config import GridConfig
+
+
+class GridChoice(NamedTuple):
+    """Which grid is asked for, as it is typed; see the command's options."""
+
+    local: bool
+    servers: str | None
+    introducer_furls: tuple[str, ...]
+    node: str | None
+    addresses: tuple[str, ...]
+
+    @property
+    def is_given(self) -> bool:
+        """Whether anything was said of it."""
+        return self != (False, None, (), None, ())
 
 
 @click.command(name="init")
@@ -60,15 +76,9 @@ if TYPE_CHECKING:
 @happy_option
 @init_options
 @click.pass_obj
+@gathered("wanted", GridChoice)
 def init_command(
-    invocation: Invocation,
-    addresses: tuple[str, ...],
-    local: bool,
-    servers: str | None,
-    introducer_furls: tuple[str, ...],
-    node: str | None,
-    encoding: Encoding,
-    happy: int | None,
+    invocation: Invocation, wanted: GridChoice, encoding: Encoding, happy: int | None
 ) -> OfflineJob:
     """
     Make the client's directory, with a new grid on this machine, or for an existing one.
@@ -84,27 +94,11 @@ def init_command(
     ten, and about a third of them restore a file; the numbers chosen are printed. In an existing directory,
     -k, -n, --happy and --segment-size change them.
     """
-    wanted = _Grid(local, servers, introducer_furls, node, addresses)
     return OfflineJob(lambda console: _make(console, invocation.directory, wanted, encoding, happy))
 
 
-class _Grid(NamedTuple):
-    """Which grid was asked for, as it was typed; see the command's options."""
-
-    local: bool
-    servers: str | None
-    introducer_furls: tuple[str, ...]
-    node: str | None
-    addresses: tuple[str, ...]
-
-    @property
-    def is_given(self) -> bool:
-        """Whether anything was said of it."""
-        return self != (False, None, (), None, ())
-
-
 def _make(
-    console: Console, named: str | None, wanted: _Grid, encoding: Encoding, happy: int | None
+    console: Console, named: str | None, wanted: GridChoice, encoding: Encoding, happy: int | None
 ) -> int:
     """Make the directory, or change it; say what it has become."""
     if wanted.local + (wanted.node is not None) + bool(wanted.introducer_furls) > 1:
@@ -146,7 +140,7 @@ def _tell_moved(console: Console, place: Path) -> None:
 def _create(
     console: Console,
     directory: Path,
-    wanted: _Grid,
+    wanted: GridChoice,
     count: int,
     servers_file: str | None,
     encoding: Encoding,

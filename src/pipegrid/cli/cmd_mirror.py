@@ -15,9 +15,24 @@ from pipegrid.cli.cap_file import check_no_file
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
-from pipegrid.cli.mirror_archive import DEBIAN_KEYRING, debian_job, rpm_job
-from pipegrid.cli.mirror_job import tell
-from pipegrid.cli.options import F, all_of, as_click, as_one, byte_rate, common_options, usage_error
+from pipegrid.cli.mirror_archive import (
+    DEBIAN_KEYRING,
+    DebianOptions,
+    RpmOptions,
+    debian_job,
+    rpm_job,
+)
+from pipegrid.cli.mirror_job import RunOutcome
+from pipegrid.cli.options import (
+    F,
+    all_of,
+    as_click,
+    as_one,
+    byte_rate,
+    common_options,
+    gathered,
+    usage_error,
+)
 from pipegrid.cli.startup import fast_args
 from pipegrid.errors import SinkError
 from pipegrid.mirror import (
@@ -239,22 +254,9 @@ def list_command(
 @debian_filters
 @fetch_options
 @common_options
+@gathered("options", DebianOptions)
 def debian_command(
-    dest: str,
-    suites: tuple[str, ...],
-    components: tuple[str, ...],
-    architectures: tuple[str, ...],
-    source: bool,
-    keep_going: bool,
-    keyrings: tuple[str, ...],
-    allow_unsigned: bool,
-    ignore_dates: bool,
-    from_grid: str | None,
-    indexes: str,
-    diffs: bool,
-    also: tuple[str, ...],
-    filtering: dict[str, Any],
-    fetching: MirrorOptions,
+    dest: str, options: DebianOptions, filtering: dict[str, Any], fetching: MirrorOptions
 ) -> ReactorJob | GridJob:
     """
     Keep a Debian archive in DEST.
@@ -262,26 +264,15 @@ def debian_command(
     gpgv checks each suite's release file; the hashes in it check the indexes, and those in the indexes
     check the packages. Indexes appear after the files that they name, so apt can read from DEST meanwhile.
     """
-    if from_grid is not None:
-        return bring_back(from_grid, dest, fetching)
+    if options.from_grid is not None:
+        return bring_back(options.from_grid, dest, fetching)
     _check_urls(fetching)
-    if not suites:
+    if not options.suites:
         raise usage_error("give a suite, such as --suite sid")
-    _check_keys(keyrings, allow_unsigned)
+    _check_keys(options)
 
     _set_filters(fetching, filtering)
-    fetching.keep_going = keep_going
-    options = {
-        "suites": suites,
-        "components": components,
-        "architectures": architectures,
-        "source": source,
-        "diffs": diffs,
-        "also": also,
-        "indexes": indexes,
-        "ignore_dates": ignore_dates,
-    }
-    return debian_job(dest, options, keyrings, allow_unsigned, fetching)
+    return debian_job(dest, options, fetching)
 
 
 @mirror_command.command(name="rpm")
@@ -302,17 +293,9 @@ def debian_command(
 @rpm_filters
 @fetch_options
 @common_options
+@gathered("options", RpmOptions)
 def rpm_command(
-    dest: str,
-    newest_only: bool,
-    keep_going: bool,
-    keyrings: tuple[str, ...],
-    allow_unsigned: bool,
-    from_grid: str | None,
-    metalink: str | None,
-    mirrorlist: str | None,
-    filtering: dict[str, Any],
-    fetching: MirrorOptions,
+    dest: str, options: RpmOptions, filtering: dict[str, Any], fetching: MirrorOptions
 ) -> ReactorJob | GridJob:
     """
     Keep an RPM repository in DEST.
@@ -321,23 +304,20 @@ def rpm_command(
     indexes, and those in the indexes check the packages. repomd.xml appears after all files that it names,
     so dnf can read from DEST meanwhile.
     """
-    if from_grid is not None:
-        return bring_back(from_grid, dest, fetching)
-    _check_keys(keyrings, allow_unsigned, filtering["gpgcheck"])
-    found = None
-    if metalink is not None or mirrorlist is not None:
-        found = _take_list(fetching, metalink, mirrorlist)
+    if options.from_grid is not None:
+        return bring_back(options.from_grid, dest, fetching)
+    _check_keys(options, filtering["gpgcheck"])
+    found = _take_lists(fetching, options)
     _check_urls(fetching)
 
     _set_filters(fetching, filtering)
-    fetching.keep_going = keep_going
-    return rpm_job(dest, newest_only, keyrings, allow_unsigned, fetching, found)
+    return rpm_job(dest, options, fetching, found)
 
 
-def _check_keys(keyrings: tuple[str, ...], allow_unsigned: bool, gpgcheck: bool = False) -> None:
-    if gpgcheck and not keyrings:
+def _check_keys(options: DebianOptions | RpmOptions, gpgcheck: bool = False) -> None:
+    if gpgcheck and not options.keyrings:
         raise usage_error("--gpgcheck needs to know whose signatures count; give --keyring FILE")
-    if allow_unsigned and keyrings and not gpgcheck:
+    if options.allow_unsigned and options.keyrings and not gpgcheck:
         raise usage_error("with --allow-unsigned no --keyring is used; give one of them")
 
 
@@ -349,12 +329,9 @@ def _check_urls(fetching: MirrorOptions) -> None:
         fetching.urls = tuple(dict.fromkeys(found))
 
 
-def _take_list(
-    fetching: MirrorOptions, metalink: str | None, mirrorlist: str | None
-) -> Metalink | None:
-    """Add the mirrors of lists to those that were given; returns the metalink."""
-
-    found = None
+def _take_lists(fetching: MirrorOptions, options: RpmOptions) -> Metalink | None:
+    """Add the mirrors of lists, if some are named, to those that were given; returns the metalink."""
+    found, metalink, mirrorlist = None, options.metalink, options.mirrorlist
     urls = list(fetching.urls)
     if metalink is not None:
         found = mirror_lists.read_metalink(
@@ -381,16 +358,8 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
         async with fetching.mirror(reactor, console, dest) as (mirror, display):
             fetch = grid_archive.GridFetch(mirror, grid, cap, debian.names_by_hash)
             removed = await fetch.fetch(fetching.delete, fetching.dry_run, display.show)
-        return tell(
-            console,
-            fetch.report,
-            dest,
-            removed,
-            fetching.dry_run,
-            None,
-            mirror.destination.changes,
-            fetching.exit_unchanged,
-        )
+        outcome = RunOutcome(dest, fetch.report, removed, mirror.destination.changes)
+        return outcome.tell(console, fetching)
 
     return ReactorGridJob(work, cap)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,6 +16,7 @@ from pipegrid.cli.options import (
     any_path,
     choose_params,
     encoding_options,
+    gathered,
     grid_options,
     happy_option,
     key_options,
@@ -27,6 +28,46 @@ from pipegrid.cli.tree_transfers import SelectionOptions, selection_options
 
 if TYPE_CHECKING:
     from pipegrid.tree.tree_grid import Grid
+
+
+class PutOptions(NamedTuple):
+    """
+    The options of ``put``; see their declarations.
+
+    Attributes:
+        selection: what of directories is stored, as ``SelectionOptions`` has it.
+        key: how the keys of files are made, as ``Grid.put`` has it.
+    """
+
+    recursive: bool
+    mutable: bool
+    format: str | None
+    force: bool
+    read_only: bool
+    selection: dict[str, Any]
+    encoding: Encoding
+    happy: int | None
+    key: dict[str, Any]
+    long: bool
+
+    @property
+    def makes_plain_files(self) -> bool:
+        """Whether nothing is said that a mutable file has of its own, or that makes it a directory."""
+        has_key = self.key["random_key"] or self.key["convergence"] is not None
+        return not (self.recursive or has_key or self.encoding["max_segment_bytes"] is not None)
+
+    def selected(self) -> SelectionOptions | None:
+        """
+        Return what is stored of directories; None if files are stored.
+
+        Raises:
+            click.UsageError: files are, and it is said what of directories.
+        """
+        if self.recursive:
+            return SelectionOptions(**self.selection)
+        if any(each not in ((), None, False) for each in self.selection.values()):
+            raise usage_error("these options are for directories; add -r")
+        return None
 
 
 @click.command(name="put")
@@ -75,19 +116,8 @@ if TYPE_CHECKING:
 )
 @limit_options
 @grid_options
-def put_command(
-    files: tuple[str, ...],
-    recursive: bool,
-    mutable: bool,
-    format: str | None,
-    force: bool,
-    read_only: bool,
-    selection: dict[str, Any],
-    encoding: Encoding,
-    happy: int | None,
-    key: dict[str, Any],
-    long: bool,
-) -> GridJob:
+@gathered("options", PutOptions)
+def put_command(files: tuple[str, ...], options: PutOptions) -> GridJob:
     """
     Store files ('-' is standard input) and print their capabilities.
 
@@ -104,35 +134,25 @@ def put_command(
     """
     if "" in files:
         raise usage_error(f"FILE: {EMPTY_NAME}")
-    chosen = _chosen(recursive, selection)
-    sources, destination = _split(files, recursive)
-    has_key = key["random_key"] or key["convergence"] is not None
-    is_plain = not (recursive or has_key or encoding["max_segment_bytes"] is not None)
-    _check_place(destination, format, force, read_only, mutable, is_plain)
-    placed = _is_placed(destination, sources, mutable, long)
+    selected = options.selected()
+    sources, path = _split(files, options.recursive)
+    _check_place(path, options)
+    placed = _is_placed(path, sources, options)
 
     async def work(grid: Grid, console: Console) -> int:
-        options = {**_encoding(grid, encoding, happy), **key}
+        how = {**_encoding(grid, options.encoding, options.happy), **options.key}
         if placed:
-            kind = (format or grid.config.mutable_format) if mutable else None
-            await put_files.put_at(
-                grid, console, sources[0], destination, kind, force, options, read_only
-            )
+            kind = (options.format or grid.config.mutable_format) if options.mutable else None
+            place = put_files.Place(path, kind, options.force, options.read_only)
+            await put_files.put_at(grid, console, sources[0], place, how)
             return ExitStatus.DONE
-        if chosen is not None:
-            return await tree_transfers.put_trees(grid, console, sources, chosen, options, long)
-        return await put_files.Uploads(grid, console, sources, options, with_names=long).run()
+        if selected is not None:
+            return await tree_transfers.put_trees(
+                grid, console, sources, selected, how, options.long
+            )
+        return await put_files.Uploads(grid, console, sources, how, options.long).run()
 
-    return GridJob(work, destination or "")
-
-
-def _chosen(recursive: bool, selection: dict[str, Any]) -> SelectionOptions | None:
-    """Return what is chosen of directories; None if files are stored."""
-    if recursive:
-        return SelectionOptions(**selection)
-    if any(each not in ((), None, False) for each in selection.values()):
-        raise usage_error("these options are for directories; add -r")
-    return None
+    return GridJob(work, path or "")
 
 
 def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], str | None]:
@@ -151,41 +171,27 @@ def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], st
     return (files if destination is None else files[:-1]), destination
 
 
-def _check_place(
-    destination: str | None,
-    format: str | None,
-    force: bool,
-    read_only: bool,
-    mutable: bool,
-    is_plain: bool,
-) -> None:
-    """
-    Raise click.UsageError if options do not go together.
-
-    Args:
-        is_plain: nothing is said that a mutable file has of its own, or that makes it a directory.
-    """
-    if format is not None and not mutable:
+def _check_place(destination: str | None, options: PutOptions) -> None:
+    """Raise click.UsageError if options do not go together."""
+    if options.format is not None and not options.mutable:
         raise usage_error("only mutable files have a format; add --mutable")
-    if force and destination is None:
+    if options.force and destination is None:
         raise usage_error("-f is for a PATH on the grid; there is none here")
-    if read_only and destination is None:
+    if options.read_only and destination is None:
         raise usage_error(
             "--read-only needs a PATH; without one the write cap of the mutable file would be lost"
         )
-    if mutable and not is_plain:
+    if options.mutable and not options.makes_plain_files:
         raise usage_error(
             "a mutable file has a key and a segment size of its own, and no directory; leave out -r, "
             "--convergence, --random-key and --segment-size"
         )
 
 
-def _is_placed(
-    destination: str | None, sources: tuple[str, ...], mutable: bool, long: bool
-) -> bool:
+def _is_placed(destination: str | None, sources: tuple[str, ...], options: PutOptions) -> bool:
     """Return whether one file is stored at a place, or as one that can change."""
-    placed = destination is not None or mutable
-    if placed and (len(sources) != 1 or long):
+    placed = destination is not None or options.mutable
+    if placed and (len(sources) != 1 or options.long):
         raise usage_error(
             "give one FILE with --mutable or a PATH, and no -l; 'pipegrid cp' copies several to a place"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -14,6 +14,7 @@ from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import (
     EMPTY_NAME,
     exact_modes_option,
+    gathered,
     grid_options,
     grid_path,
     limit_options,
@@ -118,6 +119,18 @@ async def listed_runs(
 MAX_PATHS = 20_000_000
 
 
+class RestoreOptions(NamedTuple):
+    """The options of ``restore``; see their declarations."""
+
+    output: str
+    name: str | None
+    at: str | None
+    force: bool
+    paranoid: bool
+    exact_modes: bool
+    max_paths: int | None
+
+
 @click.command(name="restore")
 @click.argument("arguments", nargs=-1, metavar="[CAP] [PATH]", shell_complete=grid_path)
 @click.option(
@@ -143,16 +156,8 @@ MAX_PATHS = 20_000_000
 @max_paths_option("20000000")
 @limit_options
 @grid_options
-def restore_command(
-    arguments: tuple[str, ...],
-    output: str,
-    name: str | None,
-    at: str | None,
-    force: bool,
-    paranoid: bool,
-    exact_modes: bool,
-    max_paths: int | None,
-) -> GridJob:
+@gathered("options", RestoreOptions)
+def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> GridJob:
     """
     Restore a directory from a backup, or what is at PATH in it.
 
@@ -163,7 +168,7 @@ def restore_command(
     umask is; for a tree that another person has stored use 'get -r'. A mode or time that cannot be set is
     reported.
     """
-    if output == "":
+    if options.output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
     if any(
         not each.strip() for each in arguments
@@ -180,19 +185,17 @@ def restore_command(
         if missing:
             console.say(f"pipegrid: {missing}, so '{printable(rest[0])}' is looked for in the run")
         runs = await listed_runs(grid, console, cap, some=True)
-        run = catalogue.chosen(runs, name, at)
+        run = catalogue.chosen(runs, options.name, options.at)
         console.say(f"pipegrid: {_described(run, runs)}")
         root, metadata_json = await _root_of(grid, run, names, runs, cap is None)
+        how = tree_transfers.TreeOptions(
+            options.force,
+            options.paranoid,
+            modes="exact" if options.exact_modes else "stored",
+            max_paths=options.max_paths or MAX_PATHS,
+        )
         return await tree_transfers.fetch_tree(
-            grid,
-            console,
-            root,
-            output,
-            metadata_json,
-            force,
-            paranoid,
-            modes="exact" if exact_modes else "stored",
-            max_paths=max_paths or MAX_PATHS,
+            grid, console, root, options.output, how, metadata_json
         )
 
     return GridJob(work, *arguments[:1], makes=cap is not None)

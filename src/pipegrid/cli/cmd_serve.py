@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -12,7 +12,7 @@ from pipegrid.cli import log_file
 from pipegrid.cli.console import Console
 from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
-from pipegrid.cli.options import byte_room, common_options, kept_duration
+from pipegrid.cli.options import byte_room, common_options, gathered, kept_duration
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_paths, server_config
@@ -27,20 +27,58 @@ if TYPE_CHECKING:
     from pipegrid.wire.server_address import Furl
 
 
+class ServeOptions(NamedTuple):
+    """
+    The options of ``serve``; see their declarations. None: the node's directory says it.
+
+    Attributes:
+        introducers: fURLs, ``configured`` or ``none``.
+    """
+
+    port: str | None = None
+    location: str | None = None
+    storage: str | None = None
+    reserved_bytes: int | None = None
+    keep_unfinished_s: int | None = None
+    read_only: bool | None = None
+    durability: str = "batch"
+    expire_leases: bool = False
+    metrics: str | None = None
+    introducers: tuple[str, ...] = ()
+    nickname: str | None = None
+    max_connections: int | None = None
+    max_per_address: int | None = None
+    log_file: str | None = None
+
+    def settings(
+        self, directory: Path, introducers: dict[str, Furl], found: ServerDirectory
+    ) -> ServeSettings:
+        """Return the settings of a server: what is chosen here, else what was found in its directory."""
+        return found.serve_settings(
+            directory,
+            port=self.port,
+            location=self.location,
+            storage=None if self.storage is None else Path(self.storage),
+            reserved_bytes=self.reserved_bytes,
+            keep_unfinished_s=self.keep_unfinished_s,
+            read_only=self.read_only or None,
+            durability=self.durability,
+            expiry=share_file.Expiry() if self.expire_leases else None,
+            metrics=self.metrics,
+            introducers=introducers,
+            nickname=self.nickname,
+            max_connections=self.max_connections,
+            max_per_address=self.max_per_address,
+        )
+
+
 class ServeJob(GridJob):
     """Serve until it is stopped; that is success."""
 
     asks_servers = False
 
-    def __init__(
-        self,
-        settings: dict[str, Any],
-        log_file: str | None,
-        introducers: tuple[str, ...] = (),
-    ) -> None:
-        self._settings = settings
-        self._introducers = introducers
-        self._log_file = log_file
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Serve; being cancelled stops in good order, and gives 0."""
@@ -50,7 +88,7 @@ class ServeJob(GridJob):
             systemd.end_without_memory()
         )  # sees all that is logged, before what may fail itself
         try:
-            with log_file.logging_to(console, self._log_file, reactor):
+            with log_file.logging_to(console, self._options.log_file, reactor):
                 SHORTAGE.tell = None  # the log has it
                 await serve.serve(
                     reactor, self._full_settings(invocation), lambda node: announce(console, node)
@@ -66,17 +104,16 @@ class ServeJob(GridJob):
             invocation.console.say(f"pipegrid: {warning}")
 
         directory = Path(invocation.directory or client_paths.default_directory())
-        return settings_of(directory, self._introducers, warn, **self._settings)
+        return settings_of(directory, self._options, warn)
 
 
 def settings_of(
-    directory: Path, introducers: tuple[str, ...], warn: Callable[[str], object], **chosen: Any
+    directory: Path, options: ServeOptions, warn: Callable[[str], object]
 ) -> ServeSettings:
     """
     Return the settings of a server: what was chosen, else what its directory says.
 
     Args:
-        introducers: as they were given; see ``introducers_of``.
         warn: told, in a sentence, what is left out of what the directory says.
 
     Raises:
@@ -86,8 +123,7 @@ def settings_of(
     found = server_config.load(directory)
     for warning in found.warnings:
         warn(warning)
-    named = introducers_of(directory, found, introducers)
-    return found.serve_settings(directory, introducers=named, **chosen)
+    return options.settings(directory, introducers_of(directory, found, options.introducers), found)
 
 
 @click.command(name="serve")
@@ -164,22 +200,8 @@ def settings_of(
     help="Append the log to FILE, as JSON, one object per line; SIGHUP opens it again.",
 )
 @common_options
-def serve_command(
-    port: str | None,
-    location: str | None,
-    storage: str | None,
-    reserved_bytes: int | None,
-    keep_unfinished_s: int | None,
-    read_only: bool | None,
-    durability: str,
-    expire_leases: bool,
-    metrics: str | None,
-    introducers: tuple[str, ...],
-    nickname: str | None,
-    max_connections: int | None,
-    max_per_address: int | None,
-    log_file: str | None,
-) -> GridJob:
+@gathered("options", ServeOptions)
+def serve_command(options: ServeOptions) -> GridJob:
     """
     Store other people's shares, for PipeGrid and Tahoe-LAFS clients, until it is stopped.
 
@@ -188,21 +210,7 @@ def serve_command(
     keeps the server's key. It may be a Tahoe-LAFS node's directory: its tahoe.cfg is followed, and options
     given here take precedence.
     """
-    settings = {
-        "port": port,
-        "location": location,
-        "storage": None if storage is None else Path(storage),
-        "reserved_bytes": reserved_bytes,
-        "keep_unfinished_s": keep_unfinished_s,
-        "read_only": read_only,
-        "durability": durability,
-        "expiry": share_file.Expiry() if expire_leases else None,
-        "metrics": metrics,
-        "nickname": nickname,
-        "max_connections": max_connections,
-        "max_per_address": max_per_address,
-    }
-    return ServeJob(settings, log_file, introducers)
+    return ServeJob(options)
 
 
 def introducers_of(

@@ -347,8 +347,9 @@ async def _fetch_directory(
     import json
 
     metadata_json = json.dumps(child.metadata).encode()
+    options = tree_transfers.TreeOptions(force)
     return await tree_transfers.fetch_tree(
-        grid, console, child.cap, place, metadata_json, force, into=home
+        grid, console, child.cap, place, options, metadata_json, home
     )
 
 
@@ -365,7 +366,6 @@ async def _fetch_file(
     cap = caps.fetchable(child.cap)
     part = (0, None) if isinstance(cap, MutableCap) else (0, cap.size)
     with progress_bar.ProgressBar(console, "cp") as progress:
-        result = await cmd_get.fetch(
-            grid, console, cap, part, place, force, progress.transfer(), home
-        )
+        to = cmd_get.LocalPlace(place, force, home)
+        result = await cmd_get.fetch(grid, console, cap, part, to, progress.transfer())
     console.json_result({"path": place, "size": result.size})

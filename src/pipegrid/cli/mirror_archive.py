@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegrid.cli.exit_status import Interrupted
 from pipegrid.cli.job import GridJob, ReactorJob
-from pipegrid.cli.mirror_job import Display, MirrorOptions, store, tell, tell_skipped
+from pipegrid.cli.mirror_job import Display, MirrorOptions, RunOutcome, store, tell_skipped
 from pipegrid.core.text import counted, printable
 from pipegrid.mirror import (
     blocking_mirror,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.mirror_lists import Metalink
     from pipegrid.mirror.package_filter import PackageFilter
     from pipegrid.mirror.scheduler import Report
+    from pipegrid.mirror.suites import KeptForm, Selection
 
 UpdateArchive = Callable[["ArchiveMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
 """Brings an archive up to date; returns what has become of it, and what there is to tell besides."""
@@ -40,41 +41,60 @@ Keep = Callable[["Report"], Awaitable[dict[str, Any]]]
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-SELECTING = (
-    *("suites", "components", "architectures", "source", "diffs", "also", "indexes"),
-    "ignore_dates",
-)
-"""The options of ``mirror debian`` that say what of the archive is wanted, and how old it may be."""
 
-_LISTED = ("suites", "components", "architectures")
+class DebianOptions(NamedTuple):
+    """What ``mirror debian`` is told of an archive; see the declarations of its options."""
+
+    suites: tuple[str, ...]
+    components: tuple[str, ...]
+    architectures: tuple[str, ...]
+    source: bool
+    keep_going: bool
+    keyrings: tuple[str, ...]
+    allow_unsigned: bool
+    ignore_dates: bool
+    indexes: KeptForm
+    diffs: bool
+    also: tuple[str, ...]
+    from_grid: str | None = None
+
+    def selection(self, filter: PackageFilter) -> Selection:
+        """Return what of the archive is wanted."""
+        return suites.Selection(
+            suites=tuple(dict.fromkeys(self.suites)),
+            components=tuple(dict.fromkeys(self.components)),
+            architectures=tuple(dict.fromkeys(self.architectures)),
+            with_sources=self.source,
+            with_patches=self.diffs,
+            also=self.also,
+            indexes=self.indexes,
+            filter=filter,
+        )
 
 
-def debian_job(
-    dest: str,
-    options: Mapping[str, Any],
-    keyrings: tuple[str, ...],
-    allow_unsigned: bool,
-    fetching: MirrorOptions,
-) -> ReactorJob | GridJob:
-    """Return what ``mirror debian`` does; ``options`` are those of ``SELECTING``."""
+class RpmOptions(NamedTuple):
+    """What ``mirror rpm`` is told of a repository; see the declarations of its options."""
+
+    newest_only: bool
+    keep_going: bool
+    keyrings: tuple[str, ...]
+    allow_unsigned: bool
+    from_grid: str | None = None
+    metalink: str | None = None
+    mirrorlist: str | None = None
+
+
+def debian_job(dest: str, options: DebianOptions, fetching: MirrorOptions) -> ReactorJob | GridJob:
+    """Return what ``mirror debian`` does."""
 
     async def update(mirror: ArchiveMirror, console: Console) -> tuple[Any, dict[str, Any]]:
 
-        rings = keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
-        selection = suites.Selection(
-            **{name: tuple(dict.fromkeys(options[name])) for name in _LISTED},
-            with_sources=options["source"],
-            with_patches=options["diffs"],
-            also=options["also"],
-            indexes=options["indexes"],
-            filter=filter_of(fetching.filters),
-        )
-        keys = signatures.Keys(rings, allow_unsigned)
-        archive = debian.DebianArchive(
-            mirror, selection, keys, ignores_dates=options["ignore_dates"]
-        )
+        rings = options.keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
+        selection = options.selection(filter_of(fetching.filters))
+        keys = signatures.Keys(rings, options.allow_unsigned)
+        archive = debian.DebianArchive(mirror, selection, keys, ignores_dates=options.ignore_dates)
         outcome = await archive.sync(
-            fetching.delete, fetching.dry_run, fetching.keep_going, fetching.delete_excluded
+            fetching.delete, fetching.dry_run, options.keep_going, fetching.delete_excluded
         )
         for path in outcome.lacking:
             console.detail(f"no mirror has {printable(path)}")
@@ -87,23 +107,21 @@ def debian_job(
 
 def rpm_job(
     dest: str,
-    newest_only: bool,
-    keyrings: tuple[str, ...],
-    allow_unsigned: bool,
+    options: RpmOptions,
     fetching: MirrorOptions,
     metalink: Metalink | None = None,
 ) -> ReactorJob | GridJob:
-    """Return what ``mirror rpm`` does."""
+    """Return what ``mirror rpm`` does; ``metalink`` is what was read where the options say it is."""
 
     async def update(mirror: ArchiveMirror, _: Console) -> tuple[Any, dict[str, Any]]:
 
         wanted = filter_of(fetching.filters)
-        keys = signatures.Keys(keyrings, allow_unsigned)
+        keys = signatures.Keys(options.keyrings, options.allow_unsigned)
         repository = rpm.RpmRepository(
-            mirror, keys, newest_only, wanted, metalink, fetching.gpgcheck
+            mirror, keys, options.newest_only, wanted, metalink, fetching.gpgcheck
         )
         outcome = await repository.sync(
-            fetching.delete, fetching.dry_run, fetching.keep_going, fetching.delete_excluded
+            fetching.delete, fetching.dry_run, options.keep_going, fetching.delete_excluded
         )
         return outcome, {}
 
@@ -218,16 +236,9 @@ class ArchiveRun:
             **further,
             **stored,
         }
-        return tell(
-            console,
-            report,
-            self._dest,
-            outcome.removed,
-            fetching.dry_run,
-            further,
-            mirror.destination.changes + outcome.is_new,
-            fetching.exit_unchanged,
-        )
+        changes = mirror.destination.changes + outcome.is_new
+        ended = RunOutcome(self._dest, report, outcome.removed, changes, further)
+        return ended.tell(console, fetching)
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
         """Do it, or what ``early`` left of it."""

@@ -25,7 +25,6 @@ from pipegrid.mirror import (
     mirror,
     mirror_http,
 )
-from pipegrid.mirror.archive_file import Value
 from pipegrid.mirror.scheduler import MAX_SHOWN
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
@@ -104,14 +103,16 @@ def has_credential_files(environment: Mapping[str, str]) -> bool:
         return True
 
 
-class MirrorOptions(Value):
+class MirrorOptions:
     """
     How a command fetches: the options that all of them have.
+
+    Args:
+        given: attributes by their names; the others have their defaults.
 
     Attributes:
         limit_bytes_per_s: from all mirrors together, or None.
         sample: percent of what is there that is hashed again.
-        keep_going: indexes are shown also if some of what they name is missing.
         filters: which packages of indexes are wanted, as ``PackageFilter``; None: all.
         delete_excluded: with ``delete``, what filters of earlier runs select goes as well.
         gpgcheck: RPM packages have to be signed.
@@ -122,66 +123,36 @@ class MirrorOptions(Value):
         tls: authorities and certificate that were given; None: none were.
     """
 
-    __slots__ = (
-        "access",
-        "begun",
-        "connections",
-        "delete",
-        "delete_excluded",
-        "dry_run",
-        "durability",
-        "exit_unchanged",
-        "filters",
-        "gpgcheck",
-        "keep_going",
-        "limit_bytes_per_s",
-        "paranoid",
-        "sample",
-        "tls",
-        "to_grid",
-        "urls",
-        "wait_s",
-    )
+    urls: tuple[str, ...] = ()
+    to_grid: bool = False
+    delete: bool = False
+    delete_excluded: bool = False
+    dry_run: bool = False
+    connections: int = 4
+    limit_bytes_per_s: int | None = None
+    durability: Policy = "batch"
+    sample: float = 0.0
+    paranoid: bool = False
+    filters: dict[str, Any] | None = None
+    gpgcheck: bool = False
+    wait_s: float | None = None
+    exit_unchanged: bool = False
+    begun: EarlySockets | None = None
+    access: mirror_http.HostAccess | None = None
+    tls: credentials.TlsFiles | None = None
 
-    def __init__(
-        self,
-        urls: tuple[str, ...],
-        to_grid: bool,
-        delete: bool,
-        dry_run: bool,
-        connections: int,
-        limit_bytes_per_s: int | None,
-        durability: Policy,
-        sample: float,
-        paranoid: bool,
-        begun: EarlySockets | None = None,
-        keep_going: bool = False,
-        filters: dict[str, Any] | None = None,
-        delete_excluded: bool = False,
-        gpgcheck: bool = False,
-        wait_s: float | None = None,
-        exit_unchanged: bool = False,
-        access: mirror_http.HostAccess | None = None,
-        tls: credentials.TlsFiles | None = None,
-    ) -> None:
-        self.access = access
-        self.tls = tls
-        self.urls = urls
-        self.to_grid = to_grid
-        self.delete = delete
-        self.dry_run = dry_run
-        self.connections = connections
-        self.limit_bytes_per_s = limit_bytes_per_s
-        self.durability = durability
-        self.sample = sample
-        self.paranoid = paranoid
-        self.begun = begun
-        self.keep_going = keep_going
-        self.filters = filters
-        self.delete_excluded = delete_excluded
-        self.gpgcheck = gpgcheck
-        self.wait_s = wait_s
-        self.exit_unchanged = exit_unchanged
+    def __init__(self, **given: Any) -> None:
+        if unknown := given.keys() - self.__annotations__.keys():
+            raise TypeError(f"no options of mirrors: {', '.join(sorted(unknown))}")
+        vars(self).update(given)
+
+    def __eq__(self, other: object) -> bool:
+        names = self.__annotations__
+        return isinstance(other, MirrorOptions) and all(
+            getattr(self, name) == getattr(other, name) for name in names
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def sample_share(self) -> float:
@@ -375,57 +346,67 @@ def tell_skipped(console: Console, entries: Entries) -> None:
         )
 
 
-def tell(
-    console: Console,
-    report: Report,
-    dest: str,
-    removed: list[str],
-    dry_run: bool,
-    further: dict[str, Any] | None = None,
-    changes: int = 0,
-    exit_unchanged: bool = False,
-) -> int:
+class RunOutcome:
     """
-    Print the outcome of a run; returns the exit status.
-
-    A quiet run that changed nothing prints nothing; a quiet run that did also prints what it changed, and the
-    totals, as a mail of cron needs them.
+    What came of a run to ``dest``.
 
     Args:
-        further: what the kind of archive adds, in JSON.
+        removed: paths.
         changes: how often something changed in ``dest``, or would change, besides files of ``report``.
-        exit_unchanged: the status is ``UNCHANGED`` if nothing changed.
+        further: what the kind of archive adds, in JSON.
     """
-    for path, why in report.failed:
-        console.fault(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
-    _tell_how_many_more(console, report)
-    for tally in report.ranking:
-        console.say(_ranked(tally))
-    further = further or {}
-    changed = bool(report.fetched_files or removed or changes)
-    failed = bool(report.failed_files or further.get("skipped") or further.get("unmatched"))
-    names = [
-        *_named("+", report.fetched, report.fetched_files),
-        *_named("-", removed, len(removed)),
-    ]
-    for path in removed[MAX_SHOWN:]:
-        console.detail(f"- {printable(path)}")
-    text = _summary(report, removed, dry_run, further.get("skipped", 0))
-    is_quiet = console.verbosity < 0
-    if is_quiet:
-        totals = f"{counted(report.wanted_files, 'file')}, {amount(report.wanted_bytes)} in all"
-        text = "\n".join((f"{printable(dest)}: {text}", *names, totals))
-    else:
-        for each in names:
-            console.say(each)
-    if "cap" in further:
-        text += f"\nin the grid: {further['cap']}"
-    if changed or failed or console.json or not is_quiet:
-        told = {"dest": dest, "changed": changed, "dry_run": dry_run}
-        console.result(text, {**told, **_fields(report, removed), **further})
-    if failed:
-        return ExitStatus.FAILED
-    return ExitStatus.UNCHANGED if exit_unchanged and not changed else ExitStatus.DONE
+
+    def __init__(
+        self,
+        dest: str,
+        report: Report,
+        removed: list[str],
+        changes: int,
+        further: dict[str, Any] | None = None,
+    ) -> None:
+        self._dest = dest
+        self._report = report
+        self._removed = removed
+        self._further = further or {}
+        self._changed = bool(report.fetched_files or removed or changes)
+
+    def tell(self, console: Console, fetching: MirrorOptions) -> int:
+        """
+        Print it; returns the exit status.
+
+        A quiet run that changed nothing prints nothing; a quiet run that did also prints what it changed, and
+        the totals, as a mail of cron needs them.
+        """
+        report, removed, further = self._report, self._removed, self._further
+        for path, why in report.failed:
+            console.fault(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
+        _tell_how_many_more(console, report)
+        for tally in report.ranking:
+            console.say(_ranked(tally))
+        failed = bool(report.failed_files or further.get("skipped") or further.get("unmatched"))
+        names = [
+            *_named("+", report.fetched, report.fetched_files),
+            *_named("-", removed, len(removed)),
+        ]
+        for path in removed[MAX_SHOWN:]:
+            console.detail(f"- {printable(path)}")
+        text = _summary(report, removed, fetching.dry_run, further.get("skipped", 0))
+        is_quiet = console.verbosity < 0
+        if is_quiet:
+            totals = f"{counted(report.wanted_files, 'file')}, {amount(report.wanted_bytes)} in all"
+            text = "\n".join((f"{printable(self._dest)}: {text}", *names, totals))
+        else:
+            for each in names:
+                console.say(each)
+        if "cap" in further:
+            text += f"\nin the grid: {further['cap']}"
+        if self._changed or failed or console.json or not is_quiet:
+            told = {"dest": self._dest, "changed": self._changed, "dry_run": fetching.dry_run}
+            console.result(text, {**told, **_fields(report, removed), **further})
+        if failed:
+            return ExitStatus.FAILED
+        unchanged = fetching.exit_unchanged and not self._changed
+        return ExitStatus.UNCHANGED if unchanged else ExitStatus.DONE
 
 
 def _summary(report: Report, removed: Sequence[str], dry_run: bool, skipped: int) -> str:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 
 from pipegrid.cli.exit_status import Interrupted, unreadable
 from pipegrid.cli.job import GridJob, ReactorJob
-from pipegrid.cli.mirror_job import Display, MirrorOptions, store, tell
+from pipegrid.cli.mirror_job import Display, MirrorOptions, RunOutcome, store
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.mirror import (
     archive_file,
@@ -90,16 +90,7 @@ class ListRun:
             work.finish()
             report = work.sum_up()
             removed = self._keep(source, target) if not report.failed_files else []
-            return tell(
-                console,
-                report,
-                self._dest,
-                removed,
-                False,
-                None,
-                target.changes,
-                fetching.exit_unchanged,
-            )
+            return RunOutcome(self._dest, report, removed, target.changes).tell(console, fetching)
 
     def _keep(self, source: BinaryIO, target: Destination) -> list[str]:
         """All files exist: note what is wanted, and return what was removed."""
@@ -149,16 +140,8 @@ class ListRun:
                             (each.path for each in kept), fetching.dry_run
                         )
                 further = await store(mirror, grid, report, fetching)
-        return tell(
-            console,
-            report,
-            self._dest,
-            removed,
-            fetching.dry_run,
-            further,
-            target.changes,
-            fetching.exit_unchanged,
-        )
+        outcome = RunOutcome(self._dest, report, removed, target.changes, further)
+        return outcome.tell(console, fetching)
 
     def _open(self) -> BinaryIO:
         try:

@@ -193,6 +193,26 @@ def as_one(
     return add
 
 
+def gathered(name: str, kind: type[tuple[Any, ...]]) -> Callable[[F], Callable[..., Any]]:
+    """
+    Return a decorator that hands options on as one argument; it stands right above the function.
+
+    Args:
+        kind: a named tuple; its fields have the names of the options.
+    """
+    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+
+    def add(function: F) -> Callable[..., Any]:
+        @wraps(function)
+        def gather(*arguments: Any, **given: Any) -> Any:
+            own = {each: given.pop(each) for each in fields}
+            return function(*arguments, **given, **{name: kind(**own)})
+
+        return gather
+
+    return add
+
+
 def _noting(note: Callable[[Invocation, Any], None]) -> Callable[..., None]:
     """Return a callback that notes an option, if it was given, where all commands look for it."""
 

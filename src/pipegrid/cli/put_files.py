@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twisted.python.failure import Failure
 
@@ -198,43 +198,51 @@ def destination_of(files: Sequence[str]) -> str | None:
     return last.strip() if last.strip() != "-" and grid_destination.is_on_grid(last) else None
 
 
+class Place(NamedTuple):
+    """
+    Where one file goes, and as what.
+
+    Attributes:
+        path: on the grid, the write cap of a mutable file, or None: nowhere, it has its cap alone.
+        format: of a new mutable file; None for an immutable one.
+        force: what is there is replaced.
+        read_only: print the cap that reads.
+    """
+
+    path: str | None
+    format: str | None
+    force: bool
+    read_only: bool
+
+
 async def put_at(
-    grid: Grid,
-    console: Console,
-    file: str,
-    destination: str | None,
-    format: str | None,
-    force: bool,
-    options: dict[str, Any],
-    read_only: bool = False,
+    grid: Grid, console: Console, file: str, place: Place, options: dict[str, Any]
 ) -> None:
     """
     Store one file and print its cap.
 
     Args:
-        destination: a path on the grid, the write cap of a mutable file, or None.
-        format: of a new mutable file; None for an immutable one.
         options: of ``Grid.put``.
-        read_only: print the cap that reads.
 
     Raises:
         ChildExists: there is something of that name that is not to be replaced.
         PipegridError: the grid or the file failed.
     """
+    path, format, force, read_only = place
     keeps = format is not None or options["random_key"]  # nobody else has the cap
     show = partial(_show, console, grid.config.directory if keeps else None, file)
     with _source(console, file) as source:
-        if destination is None:
+        if path is None:
             show(await _store(grid, source, format, options), read_only)
             return
-        root, names = grid_arguments.root_of(grid, destination)
+        root, names = grid_arguments.root_of(grid, path)
         if not names and isinstance(cap := caps.parse_cap(root), MutableCap):
             if cap.access != "write":
                 raise CapError("this cap does not write the file; use its write cap")
             await grid.overwrite(cap, source)
             show(cap, read_only)
             return
-        spot = await grid_destination.spot_at(grid, destination, _name_of(file), make=True)
+        spot = await grid_destination.spot_at(grid, path, _name_of(file), make=True)
         spot.check_kind()
         there = _overwritten(spot, format, force)
         if there is not None:
@@ -244,7 +252,7 @@ async def put_at(
         spot.check_free(force)
         left: list[Cap] = []
         try:
-            await _put_into(spot, source, format, force, options, left.append)
+            await _put_into(spot, source, place, options, left.append)
         except BaseException:
             if left:
                 show(left[0], False)  # its cap is what is left of it
@@ -270,8 +278,7 @@ def _name_of(file: str) -> str | None:
 async def _put_into(
     spot: GridDestination,
     source: Any,
-    format: str | None,
-    force: bool,
+    place: Place,
     options: dict[str, Any],
     stored: Callable[[Cap], None],
 ) -> None:
@@ -280,9 +287,9 @@ async def _put_into(
         raise SourceError(f"there is no local file {printable(source)}; check the path")
     directory = await spot.reach()
     put: Callable[..., Any] = directory.put
-    if format is not None:
-        put, options = directory.put_mutable, {"format": format, "params": options["params"]}
-    await put(spot.name, source, metadata={}, replace=force, stored=stored, **options)
+    if place.format is not None:
+        put, options = directory.put_mutable, {"format": place.format, "params": options["params"]}
+    await put(spot.name, source, metadata={}, replace=place.force, stored=stored, **options)
 
 
 def _overwritten(spot: GridDestination, format: str | None, force: bool) -> MutableCap | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -34,14 +34,17 @@ MAX_NOTED = 20
 """Files without their mode or time, each of which is reported on its own; all are counted."""
 
 
+class TreeOptions(NamedTuple):
+    """How a tree is fetched; see ``Grid.tree.get_tree``."""
+
+    force: bool = False
+    paranoid: bool = False
+    modes: Modes = "umask"
+    max_paths: int | None = None
+
+
 def tree_job(
-    named: CapArguments,
-    output: str | None,
-    byte_range: str | None,
-    force: bool,
-    paranoid: bool,
-    exact_modes: bool,
-    max_paths: int | None,
+    named: CapArguments, output: str | None, byte_range: str | None, options: TreeOptions
 ) -> GridJob:
     """
     Return the job of fetching one tree.
@@ -62,17 +65,7 @@ def tree_job(
 
     async def work(grid: Grid, console: Console) -> int:
         place = await grid_arguments.directory_at(grid, caps[0])
-        return await fetch_tree(
-            grid,
-            console,
-            place.cap,
-            directory,
-            place.metadata_json,
-            force,
-            paranoid,
-            modes="exact" if exact_modes else "umask",
-            max_paths=max_paths,
-        )
+        return await fetch_tree(grid, console, place.cap, directory, options, place.metadata_json)
 
     return GridJob(work, *caps)
 
@@ -82,19 +75,15 @@ async def fetch_tree(
     console: Console,
     cap: object,
     directory: str,
-    metadata_json: bytes = b"{}",
-    force: bool = False,
-    paranoid: bool = False,
+    options: TreeOptions,
+    metadata_json: bytes,
     into: DirectoryFd | None = None,
-    modes: Modes = "umask",
-    max_paths: int | None = None,
 ) -> ExitStatus:
     """
     Fetch a tree, and tell what came of it; returns the status of what failed, or 1 if that differs.
 
     Args:
-        into: see ``target.begin_tree``.
-        modes, max_paths: see ``Grid.tree.get_tree``.
+        metadata_json, into: see ``Grid.tree.get_tree``.
     """
     statuses: set[ExitStatus] = set()
 
@@ -120,16 +109,13 @@ async def fetch_tree(
             cap,  # type: ignore[arg-type]
             directory,
             metadata_json=metadata_json,
-            force=force,
-            paranoid=paranoid,
             progress=progress.transfer(),
             problem=problem,
             done=done,
             into=into,
             waiting=progress_bar.waiting_of(console, progress),
-            modes=modes,
-            max_paths=max_paths,
             not_kept=not_kept,
+            **options._asdict(),
         )
     _tell(console, directory, result)
     return one_status(statuses)

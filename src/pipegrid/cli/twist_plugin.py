@@ -28,7 +28,7 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from pipegrid.cli import tell_time
-from pipegrid.cli.cmd_serve import settings_of
+from pipegrid.cli.cmd_serve import ServeOptions, settings_of
 from pipegrid.cli.exit_status import ExitStatus, sentence, status_of
 from pipegrid.cli.options import byte_room
 from pipegrid.disk.files import few_files
@@ -37,7 +37,6 @@ from pipegrid.grid.client_config import parse_kept
 from pipegrid.reactor.process_settings import make_monotonic, need_no_threads
 from pipegrid.server.serve import DURABILITIES, ServeSettings, StorageNode
 from pipegrid.server.systemd import end_without_memory
-from pipegrid.storage.share_file import Expiry
 
 log = Logger()
 
@@ -103,22 +102,25 @@ class Options(usage.Options):
         return self._settings
 
     def _read(self) -> ServeSettings:
-        return settings_of(
-            Path(self["directory"]),
-            tuple(self._introducers),
-            lambda warning: log.warn("{warning}", warning=warning),
+        options = ServeOptions(
             port=self["port"],
             location=self["location"],
-            storage=None if self["storage"] is None else Path(self["storage"]),
+            storage=self["storage"],
             reserved_bytes=self["reserved-space"],
             keep_unfinished_s=self["keep-unfinished"],
-            read_only=bool(self["read-only"]) or None,
+            read_only=bool(self["read-only"]),
             durability=self["durability"],
+            expire_leases=bool(self["expire-leases"]),
             metrics=self["metrics"],
+            introducers=tuple(self._introducers),
             nickname=self["nickname"],
             max_connections=self["max-connections"],
             max_per_address=self["max-per-address"],
-            expiry=Expiry() if self["expire-leases"] else None,
+        )
+        return settings_of(
+            Path(self["directory"]),
+            options,
+            lambda warning: log.warn("{warning}", warning=warning),
         )
 
 

@@ -290,27 +290,16 @@ def _fetching_job(
 ) -> Job:
     from pipegrid.cli.mirror_job import MirrorOptions
 
-    fetching = MirrorOptions(
-        urls=values["urls"],
-        to_grid=False,
-        delete=values["delete"],
-        dry_run=False,
-        connections=values["connections"],
-        limit_bytes_per_s=None,
-        durability=values["durability"],
-        sample=0.0,
-        paranoid=values["paranoid"],
-        begun=begun,
-        keep_going=values.get("keep_going", False),
-    )
+    shared = [each.name for each in FETCH if each not in COMMON]
+    fetching = MirrorOptions(**{name: values[name] for name in shared}, begun=begun)
     if command == "list":
         from pipegrid.cli.mirror_list import list_job
 
         return list_job(words[0], words[1], values["jobs"], fetching)
-    from pipegrid.cli.mirror_archive import SELECTING, debian_job, rpm_job
+    from pipegrid.cli.mirror_archive import DebianOptions, RpmOptions, debian_job, rpm_job
 
-    trust = values["keyrings"], values["allow_unsigned"]
+    own = {name: value for name, value in values.items() if name not in shared}
+    del own["json"], own["quiet"]
     if command == "rpm":
-        return rpm_job(words[0], values["newest_only"], *trust, fetching, None)
-    selecting = {name: values[name] for name in SELECTING}
-    return debian_job(words[0], selecting, *trust, fetching)
+        return rpm_job(words[0], RpmOptions(**own), fetching, None)
+    return debian_job(words[0], DebianOptions(**own), fetching)
