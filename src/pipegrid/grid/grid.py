@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from pipegrid.transfer.mutable.write_queue import Merge
     from pipegrid.transfer.put.uploader import Uploader
     from pipegrid.transfer.upkeep import ObjectUpkeep, Upkeep, UpkeepRequest
+    from pipegrid.wire.messages import ServerIdentity
 
 
 # What all operations of a grid share: servers with their windows, workers, memory; beginning and end.
@@ -283,6 +284,28 @@ class FileGrid:
         asked = [Deferred.fromCoroutine(status_of(peer, self._reactor)) for peer in self._peers]
         unusable = [] if self._members is None else list(self._members.unusable.values())
         return await gather(asked) + unusable
+
+    @property
+    def servers(self) -> list[ServerIdentity]:
+        """The servers that are known at this moment, in reach or not."""
+        return [peer.identity for peer in self._peers]
+
+    @started
+    async def ask_servers(self, told: Callable[[ServerStatus], None]) -> None:
+        """
+        Ask every server that is known now how it is; fires when all have answered, or not in time.
+
+        Args:
+            told: called with each server's status as soon as it is known.
+        """
+        check_callable(told, "told")
+        for unusable in () if self._members is None else list(self._members.unusable.values()):
+            told(unusable)
+
+        async def ask(peer: Peer) -> None:
+            told(await status_of(peer, self._reactor))
+
+        await gather([Deferred.fromCoroutine(ask(peer)) for peer in self._peers])
 
     @property
     def introducers(self) -> list[IntroducerStatus]:

@@ -1,0 +1,181 @@
+"""What a gateway has transferred, and what it transfers now: for status pages and metrics."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import Cap, as_cap
+from pipegrid.errors import PipegridError
+from pipegrid.transfer.results import Progress
+
+# All transfers of a gateway go through one ``RecordedGrid``, whichever protocol asks for them; it notes each
+# here. The newest of each kind are kept when they have ended, as many as Tahoe-LAFS keeps.
+
+TransferKind = Literal["upload", "download", "publish", "retrieve"]
+TransferState = Literal["running", "finished", "failed", "cancelled"]
+
+T = TypeVar("T")
+
+KEPT: dict[TransferKind, int] = {"upload": 10, "download": 10, "publish": 20, "retrieve": 40}
+"""Transfers that have ended, of each kind."""
+
+BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+"""Upper bounds of the classes of durations."""
+
+
+@attrs.define(eq=False)
+class TransferRecord:
+    """
+    One transfer.
+
+    Attributes:
+        number: different for each of the process.
+        cap: what is read or changed; of an upload, when it is known.
+        size: bytes of plaintext; None as long as it is not known.
+        done, total: progress, in the unit of the transfer.
+        started_s, ended_s: seconds since 1970.
+        problem: why it failed.
+    """
+
+    number: int
+    kind: TransferKind
+    started_s: float
+    cap: Cap | None = attrs.field(default=None, repr=False)
+    size: int | None = None
+    done: int = 0
+    total: int = 0
+    state: TransferState = "running"
+    ended_s: float | None = None
+    problem: str = ""
+
+    @property
+    def fraction(self) -> float:
+        """How much of it is done, from 0 to 1."""
+        if self.state == "finished":
+            return 1.0
+        return min(1.0, self.done / self.total) if self.total else 0.0
+
+    def progress(self, done: int, total: int) -> None:
+        """Note how far it has come."""
+        self.done, self.total = done, total
+
+
+class TransferRecords:
+    """
+    The transfers of one process.
+
+    Args:
+        now: seconds since 1970.
+
+    Attributes:
+        active: those that run, the oldest first.
+        ended: how many ended, by kind and state.
+        bytes: of plaintext that were transferred, by kind.
+        durations: of those that finished, by kind and the class of ``BOUNDS_S`` (its length: longer ones).
+        seconds: that those took, by kind.
+    """
+
+    def __init__(self, clock: IReactorTime, now: Callable[[], float]) -> None:
+        self.active: dict[TransferRecord, None] = {}
+        self.ended: Counter[tuple[TransferKind, TransferState]] = Counter()
+        self.bytes: Counter[TransferKind] = Counter()
+        self.durations: Counter[tuple[TransferKind, int]] = Counter()
+        self.seconds: defaultdict[TransferKind, float] = defaultdict(float)
+        self._recent = {kind: deque[TransferRecord](maxlen=most) for kind, most in KEPT.items()}
+        self._clock = clock
+        self._now = now
+        self._last = 0
+
+    @property
+    def recent(self) -> list[TransferRecord]:
+        """Those that have ended and are kept, the newest first."""
+        found = [record for records in self._recent.values() for record in records]
+        return sorted(found, key=lambda record: record.ended_s or 0.0, reverse=True)
+
+    def find(self, kind: str, number: int) -> TransferRecord | None:
+        """Return a transfer that runs, or has ended lately."""
+        for record in (*self.active, *self.recent):
+            if (record.kind, record.number) == (kind, number):
+                return record
+        return None
+
+    def follow(
+        self,
+        kind: TransferKind,
+        start: Callable[[TransferRecord], Deferred[T]],
+        ended: Callable[[TransferRecord, T], None] = lambda record, result: None,
+        cap: str | Cap | None = None,
+    ) -> Deferred[T]:
+        """
+        Start a transfer and record it.
+
+        Args:
+            start: begins it; what its Deferred fires with is passed on.
+            ended: notes what its result says.
+        """
+        self._last += 1
+        record = TransferRecord(self._last, kind, self._now(), _known(cap))
+        self.active[record] = None
+        began_s = self._clock.seconds()
+
+        def over(result: Any) -> Any:
+            del self.active[record]
+            self._end(record, result, ended)
+            if record.state == "finished":
+                self._note_duration(kind, max(0.0, self._clock.seconds() - began_s))
+            return result
+
+        return start(record).addBoth(over)
+
+    def note_ended(
+        self, kind: TransferKind, outcome: T | Failure, ended: Callable[[TransferRecord, T], None]
+    ) -> None:
+        """Record a transfer that has ended already; see ``follow``."""
+        self._last += 1
+        self._end(TransferRecord(self._last, kind, self._now()), outcome, ended)
+
+    def _end(
+        self, record: TransferRecord, outcome: Any, ended: Callable[[TransferRecord, Any], None]
+    ) -> None:
+        record.ended_s = self._now()
+        if isinstance(outcome, Failure):
+            cancelled = outcome.check(CancelledError) is not None
+            record.state = "cancelled" if cancelled else "failed"
+            record.problem = "" if cancelled else str(outcome.value)[:500]
+        else:
+            record.state = "finished"
+            ended(record, outcome)
+            self.bytes[record.kind] += record.size or 0
+        self.ended[record.kind, record.state] += 1
+        self._recent[record.kind].append(record)
+
+    def _note_duration(self, kind: TransferKind, took_s: float) -> None:
+        place = sum(bound_s < took_s for bound_s in BOUNDS_S)
+        self.durations[kind, place] += 1
+        self.seconds[kind] += took_s
+
+
+def _known(cap: str | Cap | None) -> Cap | None:
+    try:
+        return None if cap is None else as_cap(cap)
+    except PipegridError:
+        return None  # whoever uses it reports that
+
+
+def joined(progress: Progress | None, record: TransferRecord) -> Progress:
+    """Return a report of progress that a record gets as well as the caller."""
+    if progress is None:
+        return record.progress
+
+    def report(done: int, total: int) -> None:
+        record.progress(done, total)
+        progress(done, total)
+
+    return report
