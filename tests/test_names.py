@@ -24,20 +24,22 @@ ELSEWHERE = {"twisted"}
 GLOSSARY = PACKAGE.parent.parent / "docs" / "glossary.md"
 
 _WORDS = """
-address agent ahead aliases announce answers app archive args arguments backup bar base base32
-batches blocking build buildbot cache calls capacity change charts check client clock cmd collector
+address agent ahead aliases announce answers api app archive args arguments backup bar base base32
+batches blocking body build buildbot byte cache calls capacity change charts check client clock cmd collector
 compare completion config configured connection console context copied copy creation credentials
 crypto database
 databases dates deb822 debian decoder decompress deferreds dialer discovery download embedded encode
 encoder endpoints epoll erasure errors exchange existing exit failover failure fair fast faults filter
-figures foolscap formats garbage get hashes history host hosts html http identity incoming indexes
+figures foolscap form formats garbage get hashes history host hosts html http identity incoming indexes
 init interface interfaces isal items job json layout lazy lifeline link list listener listing local
-log loss ls manager manpage many messages metadata metrics mirror mirrors model modules mutable
-mutables network offline open opener operation options order output package packed params parser paths peers
+log lookup loss ls manager manpage many messages metadata metrics mirror mirrors model modules mutable
+mutables network new node object objects offline
+open opener operation options order origin output package packed params parser paths peers
 plan plugin pool port private probe process processes progress protocol proxy put query queue quick
-range raw reader readers readonly receiver receivers registry relay repair report responder restore
-results resume retry rpm runner safe search selection selfcheck serve service settings signatures
-sink small socket sockets source spans speedtest state states status stdin store stream streamed
+range raw reader readers readonly receiver receivers registry relay repair report responder resource restore
+running
+results resume retry root rpm runner safe search selection selfcheck serve service settings signatures
+sink site small socket sockets source spans speedtest spool state states status stdin store stream streamed
 streams systemd table tahoe tcp text throttle timeline tls trace tracker transfers transport twist
 twisted update uploader verdict verifier workers writer
 """

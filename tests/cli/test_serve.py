@@ -16,10 +16,10 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from pipegrid.cli.app import start
 from pipegrid.cli.cmd_serve import introducers_of
 from pipegrid.cli.console import Console
+from pipegrid.disk.running_process import process_began
 from pipegrid.errors import UsageError
 from pipegrid.grid.server_config import ServerDirectory
 from pipegrid.server import identity
-from pipegrid.server.serve import process_began
 from pipegrid.storage.store import ShareStore
 from pipegrid.wire import server_address
 from tests.storage.support import SECRETS, SI

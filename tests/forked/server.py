@@ -51,7 +51,14 @@ ROOMS = ("cli", "core", "disk", "flow", "grid", "storage", "transfer", "transpor
 """Of the package: what commands of files and directories import, sooner or later."""
 
 NOT = (
-    *("cli.__main__", "cli.cmd_mirror", "cli.cmd_serve", "cli.cmd_speedtest", "cli.completion"),
+    *(
+        "cli.__main__",
+        "cli.cmd_gateway",
+        "cli.cmd_mirror",
+        "cli.cmd_serve",
+        "cli.cmd_speedtest",
+        "cli.completion",
+    ),
     *(
         "cli.mirror",
         "cli.speedtest",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.disk.running_process import NAME, process_began, refuse_if_running
 from pipegrid.errors import UsageError
-from pipegrid.server.serve import NAME, process_began, refuse_if_running
 from tests.pipes import pipe_in_place
 
 

@@ -132,6 +132,7 @@ SECTIONS = {
         "init": "cmd_init",
         "status": "cmd_status",
         "serve": "cmd_serve",
+        "gateway": "cmd_gateway",
     },
     "Mirrors": {
         "mirror": "cmd_mirror",

@@ -14,6 +14,7 @@ from pipegrid.cli.exit_status import ExitStatus
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.options import byte_room, common_options, gathered, kept_duration
 from pipegrid.cli.startup import lazy_modules
+from pipegrid.disk import running_process
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_paths, server_config
 from pipegrid.reactor.process_settings import SHORTAGE
@@ -119,7 +120,7 @@ def settings_of(
     Raises:
         UsageError: a server runs on the directory already, or it says something impossible.
     """
-    serve.refuse_if_running(directory)
+    running_process.refuse_if_running(directory)
     found = server_config.load(directory)
     for warning in found.warnings:
         warn(warning)

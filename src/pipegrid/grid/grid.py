@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from pipegrid.reactor.preconnect import Preconnector
     from pipegrid.transfer.mutable.base_version import Redo
     from pipegrid.transfer.mutable.modify import ContentEdit
+    from pipegrid.transfer.mutable.mutable_files import RangeOf
     from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
     from pipegrid.transfer.mutable.write_queue import Merge
     from pipegrid.transfer.put.uploader import Uploader
@@ -609,6 +610,7 @@ class FetchingGrid(FileGrid):
         length: int | None = None,
         progress: Progress | None = None,
         replace: bool = False,
+        range_of: RangeOf | None = None,
     ) -> GetResult:
         """
         Fetch a file, or a range of it; fires when the last verified byte is in the sink.
@@ -623,6 +625,9 @@ class FetchingGrid(FileGrid):
             start, length: the range; by default all. A length beyond the end stops there.
             progress: called with bytes delivered and wanted; what was there already is delivered.
             replace: a file that is at the path already.
+            range_of: instead of ``start`` and ``length``: called with the size of the file, before the first
+                byte is delivered, it returns both. For a mutable file that is written over meanwhile it is
+                called again.
 
         Raises (through the Deferred):
             CapError: not a cap that reads a file.
@@ -642,7 +647,7 @@ class FetchingGrid(FileGrid):
                     stack.callback(sink.close)
                 else:
                     sink = stack.enter_context(PartFile(path, replace))
-            result = await self._get(cap, sink, start, length, progress)
+            result = await self._get(cap, sink, start, length, progress, range_of)
             if isinstance(sink, PartFile):
                 await self._workers.run(sink.publish)
             return result
@@ -654,12 +659,18 @@ class FetchingGrid(FileGrid):
         start: int,
         length: int | None,
         progress: Progress | None,
+        range_of: RangeOf | None = None,
     ) -> GetResult:
+        check_callable(range_of, "range_of")
         mutable = mutable_file(given)
         if mutable is not None:
-            return await self._open_mutables().get(mutable, sink, start, length, progress)
+            return await self._open_mutables().get(
+                mutable, sink, start, length, progress, range_of=range_of
+            )
         cap = readable(given)
         check_callable(progress, "progress")
+        if range_of is not None:
+            start, length = range_of(cap.size)
         length = _checked_length(cap.size, start, length)
         if isinstance(cap, LitCap) or length == 0:
             return await self._give(cap, sink, start, length)

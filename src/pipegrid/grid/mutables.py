@@ -20,7 +20,7 @@ from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.mutable.base_version import Redo
 from pipegrid.transfer.mutable.modify import ContentEdit
-from pipegrid.transfer.mutable.mutable_files import MutableFiles, ReadResult
+from pipegrid.transfer.mutable.mutable_files import MutableFiles, RangeOf, ReadResult
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
 from pipegrid.transfer.mutable.retrieve import Retrieve
 from pipegrid.transfer.mutable.version_cache import VersionCache, recall
@@ -131,6 +131,7 @@ class Mutables:
         length: int | None,
         progress: Progress | None,
         accept_older: bool = False,
+        range_of: RangeOf | None = None,
     ) -> GetResult:
         """Read a file, or a range of it, into a sink; see ``Grid.get``."""
         _check_readable(cap, start, length)
@@ -141,9 +142,8 @@ class Mutables:
         readers: list[Retrieve] = []
 
         def changed() -> None:
-            wanted.fire()
-            for reader in readers:
-                reader.changed.fire()
+            for each in [wanted, *(reader.changed for reader in readers)]:
+                each.fire()
 
         if isinstance(sink, PartFile):
             sink.begin(0)
@@ -173,6 +173,7 @@ class Mutables:
                 accept_older=accept_older,
                 ready=ready,
                 reading=reading,
+                range_of=range_of,
             )
             while target.pending_bytes:
                 await wanted.wait()

@@ -24,7 +24,6 @@ from pipegrid.disk.atomic_write import syncs_names
 from pipegrid.disk.commit import Policy
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.disk.private_output import make_directory
-from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
 from pipegrid.reactor.process_settings import make_monotonic, wall_time
 from pipegrid.reactor.workers import Workers
@@ -545,46 +544,3 @@ def raise_file_limit() -> int:
             soft = wanted
     # In addition to its connection a client may have one share open; so may every waiting commit.
     return max(16, soft // 2 - 512 - _SPARE_FILES) if soft > 2048 else max(16, soft // 4)
-
-
-# A running Tahoe-LAFS node keeps ``running.process``: its process id, and when that process was created, in
-# seconds since 1970. A killed node leaves the file, and its id may be another process's by now; so both
-# have to match.
-
-NAME = "running.process"
-TOLERANCE_S = 2.0
-_MAX_BYTES = 1000
-
-
-def refuse_if_running(directory: Path, proc: Path = Path("/proc")) -> None:
-    """
-    Raise UsageError if a Tahoe-LAFS node runs in the directory, as far as this system reports it.
-
-    Args:
-        proc: the kernel's file system about processes.
-    """
-    try:
-        pid_text, made_text = read_file(directory / NAME, _MAX_BYTES).split()
-        pid, made_s = int(pid_text), float(made_text)
-    except (OSError, ValueError):
-        return
-    began_s = process_began(pid, proc)
-    if began_s is not None and abs(began_s - made_s) <= TOLERANCE_S:
-        raise UsageError(
-            f"the Tahoe-LAFS node of {directory} is still running, as process {pid}; stop it first"
-        )
-
-
-def process_began(pid: int, proc: Path = Path("/proc")) -> float | None:
-    """Return when a process was created, in seconds since 1970; None if it has ended, or unknown."""
-    with suppress(OSError, ValueError, IndexError):
-        # The second field is the name in brackets, which may contain anything; the 22nd counts from the
-        # boot.
-        fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        boot_s = next(
-            int(line.split()[1])
-            for line in (proc / "stat").read_text("ascii", "replace").splitlines()
-            if line.startswith("btime ")
-        )
-        return boot_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return None

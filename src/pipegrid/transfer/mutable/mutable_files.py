@@ -136,6 +136,9 @@ class SigningKeys:
 
 # The mutable files of a grid: what each operation needs, brought together.
 
+RangeOf = Callable[[int], tuple[int, "int | None"]]
+"""From the size of a file to where a range of it begins, and its length; None: to the end."""
+
 READ_ATTEMPTS = 3
 """A version that is written over while it is read is looked for again, if nothing was handed on yet."""
 
@@ -273,11 +276,13 @@ class MutableFiles:
         accept_older: bool = False,
         ready: Callable[[], bool] = lambda: True,
         reading: Callable[[Retrieve], None] = lambda reader: None,
+        range_of: RangeOf | None = None,
     ) -> ReadResult:
         """
         Read a file, or a range of it.
 
         Args:
+            range_of: instead of ``start`` and ``length``; called with the size of each version that is tried.
             write: takes the plaintext, in order.
             ready: whether it takes more; ``reading`` is given whose ``changed`` is then to be fired.
 
@@ -304,7 +309,7 @@ class MutableFiles:
             choice = found.choice()
             version = choice.best
             assert version is not None
-            end = _end_of_range(version, start, length)
+            start, end = _range_in(version, start, length, range_of)
             reader = Retrieve(slot, found, version, count, ready)
             reading(reader)
             try:
@@ -470,6 +475,14 @@ class MutableFiles:
 
     def _since(self, began_s: float) -> float:
         return self._clock.seconds() - began_s
+
+
+def _range_in(
+    version: Version, start: int, length: int | None, range_of: RangeOf | None
+) -> tuple[int, int]:
+    if range_of is not None:
+        start, length = range_of(version.size)
+    return start, _end_of_range(version, start, length)
 
 
 def _end_of_range(version: Version, start: int, length: int | None) -> int:

@@ -1,0 +1,80 @@
+"""``pipegrid gateway``: Tahoe-LAFS's web API, and other programs' protocols, in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from twisted.internet import defer
+
+from pipegrid.cli import log_file
+from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.job import GridJob, ReactorGridJob
+from pipegrid.cli.options import grid_options
+from pipegrid.cli.startup import lazy_modules
+from pipegrid.gateway import gateway_settings, service
+from pipegrid.server import systemd
+
+if TYPE_CHECKING:
+    from pipegrid.cli.console import Console
+    from pipegrid.tree.tree_grid import Grid
+
+
+@click.command(name="gateway")
+@click.option(
+    "--port",
+    metavar="PORT",
+    help="A TCP port or a Twisted endpoint; 'tcp:0:interface=127.0.0.1' takes any free one.  "
+    "[default: the directory's web.port, or tcp:3456:interface=127.0.0.1]",
+)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which clients reach the gateway, in addition to its address; may be repeated.",
+)
+@click.option(
+    "--log",
+    "log_path",
+    type=click.Path(dir_okay=False, readable=False),
+    metavar="FILE",
+    help="Append the log to FILE, as JSON, one object per line; SIGHUP opens it again.",
+)
+@grid_options
+def gateway_command(port: str | None, hosts: tuple[str, ...], log_path: str | None) -> GridJob:
+    """
+    Let other programs use the grid, until it is stopped: Tahoe-LAFS's web API.
+
+    Prints the gateway's address, and writes it to node.url in the directory, where 'tahoe' and other clients
+    of a Tahoe-LAFS node look for it. -d may be a Tahoe-LAFS node's directory: its tahoe.cfg is followed, and
+    options given here take precedence.
+
+    Whoever reaches the port can store files, and with a capability read and change what that names. So it
+    listens on this machine only, unless the port says otherwise.
+    """
+
+    async def work(reactor: Any, grid: Grid, console: Console) -> int:
+        lazy_modules.bring_in(log_file, service, systemd)
+        chosen = gateway_settings.load_settings(Path(grid.config.directory), port=port, hosts=hosts)
+        with log_file.logging_to(console, log_path, reactor):
+            gateway = service.RunningGateway(
+                reactor, grid, chosen, lambda text: console.say(f"pipegrid: {text}")
+            )
+            await gateway.start()
+            timer = systemd.stay_alive(reactor)
+            try:
+                console.result(gateway.url, {"url": gateway.url})
+                systemd.notify(systemd.READY)
+                await defer.Deferred()
+            except defer.CancelledError:
+                pass
+            finally:
+                systemd.notify(systemd.STOPPING)
+                if timer is not None:
+                    timer.stop()
+                await gateway.stop()
+        return ExitStatus.DONE
+
+    return ReactorGridJob(work)

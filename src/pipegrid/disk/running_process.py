@@ -1,0 +1,124 @@
+"""
+Which process runs on a node's directory.
+
+A Tahoe-LAFS node keeps ``running.process`` in its directory: its process id, and when that process was
+created, in seconds since 1970. A killed node leaves the file, and its id may be another process's by now; so
+both have to match. A gateway writes the same file, and holds ``private/gateway.lock`` as long as it runs: a
+storage server may serve the directory next to a gateway, but not next to a node.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from pipegrid.disk.atomic_write import replace_file
+from pipegrid.disk.files import lock_if_free
+from pipegrid.disk.private_output import make_private
+from pipegrid.disk.safe_open import open_locked, read_file
+from pipegrid.errors import UsageError
+
+NAME = "running.process"
+LOCK_NAME = "private/gateway.lock"
+TOLERANCE_S = 2.0
+_MAX_BYTES = 1000
+
+
+def refuse_if_running(directory: Path, proc: Path = Path("/proc")) -> None:
+    """
+    Raise UsageError if a Tahoe-LAFS node runs in the directory, as far as this system reports it.
+
+    Args:
+        proc: the kernel's file system about processes.
+    """
+    pid = _running_pid(directory, proc)
+    if pid is not None and not _gateway_runs(directory):
+        raise _in_use(directory, pid)
+
+
+class DirectoryClaim:
+    """
+    The right of one gateway to a directory, until ``release``.
+
+    Raises:
+        UsageError: another gateway, or a Tahoe-LAFS node, runs in it.
+        OSError: it cannot be written to.
+    """
+
+    def __init__(self, directory: Path, proc: Path = Path("/proc")) -> None:
+        self._directory = directory
+        make_private(str(directory / "private"))
+        lock = open_locked(str(directory / LOCK_NAME), os.O_RDWR | os.O_CREAT, mode=0o600)
+        if lock is None:
+            raise UsageError(
+                f"another gateway runs in {directory}; stop it first, or give each a directory of its own"
+            )
+        self._lock: int | None = lock
+        try:
+            pid = _running_pid(directory, proc)
+            if pid is not None and pid != os.getpid():
+                raise _in_use(directory, pid)
+            began_s = process_began(os.getpid(), proc)
+            shown_s = time.time() if began_s is None else began_s
+            text = f"{os.getpid()} {shown_s:.2f}\n"
+            replace_file(directory / NAME, text.encode("ascii"), mode=0o644, durable=False)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def release(self) -> None:
+        """Give the directory back; again, it does nothing."""
+        if self._lock is not None:
+            with suppress(OSError):
+                os.unlink(self._directory / NAME)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def process_began(pid: int, proc: Path = Path("/proc")) -> float | None:
+    """Return when a process was created, in seconds since 1970; None if it has ended, or unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        # The second field is the name in brackets, which may contain anything; the 22nd counts from the
+        # boot.
+        fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        boot_s = next(
+            int(line.split()[1])
+            for line in (proc / "stat").read_text("ascii", "replace").splitlines()
+            if line.startswith("btime ")
+        )
+        return boot_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+def _running_pid(directory: Path, proc: Path) -> int | None:
+    try:
+        pid_text, made_text = read_file(directory / NAME, _MAX_BYTES).split()
+        pid, made_s = int(pid_text), float(made_text)
+    except (OSError, ValueError):
+        return None
+    began_s = process_began(pid, proc)
+    runs = began_s is not None and abs(began_s - made_s) <= TOLERANCE_S
+    return pid if runs else None
+
+
+def _gateway_runs(directory: Path) -> bool:
+    path = str(directory / LOCK_NAME)
+    if not os.path.exists(path):
+        return False
+    free = lock_if_free(path)
+    if free is None:
+        return True
+    os.close(free)
+    return False
+
+
+def _in_use(directory: Path, pid: int) -> UsageError:
+    return UsageError(
+        f"the Tahoe-LAFS node of {directory} is still running, as process {pid}; stop it first"
+    )

@@ -1,0 +1,226 @@
+"""
+Bodies of requests: in memory while they are small, then in a file without a name in the client's directory.
+
+An immutable file is read twice, once for its key and once for its shares, so that a body has to be kept until
+the file is stored. The file has no name: it ends with the request, or with the process.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from pipegrid.disk.atomic_write import open_spool
+from pipegrid.disk.private_output import make_private
+from pipegrid.errors import PipegridError
+
+IN_MEMORY_BYTES = 64 << 10
+_LOOK_BYTES = 16 << 20
+"""After so many bytes it is looked again whether enough of the disk is free."""
+
+
+class BodyRefused(PipegridError):
+    """
+    The body of a request cannot be accepted.
+
+    Attributes:
+        status: of the response.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class SpoolSpace:
+    """
+    Where bodies go, for all requests together.
+
+    Args:
+        directory: created when the first body needs it.
+        spare_bytes: of its disk, that stay free.
+
+    Attributes:
+        used_bytes: in files at this moment.
+    """
+
+    def __init__(self, directory: Path, spare_bytes: int) -> None:
+        self.used_bytes = 0
+        self._directory = directory
+        self._spare_bytes = spare_bytes
+
+    def open(self) -> int:
+        """
+        Open a file without a name; returns its descriptor.
+
+        Raises:
+            BodyRefused: none can be made.
+        """
+        try:
+            make_private(str(self._directory))
+            return open_spool(str(self._directory))
+        except OSError as error:
+            raise self.full(error) from error
+
+    def check(self, wanted_bytes: int) -> None:
+        """
+        Raises:
+            BodyRefused: the disk has no space for so many bytes more.
+        """
+        with suppress(OSError):
+            found = os.statvfs(self._directory)
+            free_bytes = found.f_bavail * found.f_frsize
+            if free_bytes < wanted_bytes + self._spare_bytes:
+                raise BodyRefused(
+                    f"the body does not fit into {self._directory}, where {free_bytes} bytes are free; free "
+                    "some, or set [node] tempdir to a larger disk",
+                    507,
+                )
+
+    def full(self, error: OSError) -> BodyRefused:
+        """Return the error of a body that could not be written."""
+        return BodyRefused(
+            f"cannot keep the body of the request in {self._directory}: {error.strerror}; free some space, "
+            "or set [node] tempdir to another disk",
+            507,
+        )
+
+
+class BodySpool:
+    """
+    The body of one request, as it arrives.
+
+    Errors are kept, since a body is read to its end before its request is answered: ask ``check``.
+
+    Args:
+        expected_bytes: what the request announced; None: nothing.
+
+    Attributes:
+        size: bytes that arrived.
+        refused: why the rest is dropped; None: it is not.
+    """
+
+    def __init__(self, space: SpoolSpace, expected_bytes: int | None = None) -> None:
+        self.size = 0
+        self.refused: BodyRefused | None = None
+        self._space = space
+        self._pieces: list[bytes] = []
+        self._fd: int | None = None
+        self._look_at = 0
+        self._closed = False
+        if expected_bytes is not None and expected_bytes > IN_MEMORY_BYTES:
+            self._attempt(lambda: space.check(expected_bytes))
+
+    def refuse(self, error: BodyRefused) -> None:
+        """Drop what arrived, and what will."""
+        self.refused = error
+        self._drop()
+
+    def write(self, data: bytes) -> None:
+        """Keep the next bytes of it."""
+        if self.refused is not None or self._closed:
+            return
+        if self._fd is None and self.size + len(data) <= IN_MEMORY_BYTES:
+            self._pieces.append(data)
+            self.size += len(data)
+        else:
+            self._attempt(lambda: self._write(data))
+
+    def check(self) -> None:
+        """
+        Raises:
+            BodyRefused: it could not be kept.
+        """
+        if self.refused is not None:
+            raise self.refused
+
+    def read_all(self, most_bytes: int, what: str) -> bytes:
+        """
+        Return a body that is small.
+
+        Args:
+            what: names it in the error.
+
+        Raises:
+            BodyRefused: it could not be kept, or has more than ``most_bytes``.
+        """
+        self.check()
+        if self.size > most_bytes:
+            raise BodyRefused(
+                f"{what} has {self.size} bytes, and at most {most_bytes} are allowed", 413
+            )
+        return self.read_at(0, self.size)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return a part; fewer bytes at its end."""
+        if self._fd is None:
+            return b"".join(self._pieces)[offset : offset + length]
+        found = os.pread(self._fd, length, offset)
+        while len(found) < length:
+            more = os.pread(self._fd, length - len(found), offset + len(found))
+            if not more:
+                break
+            found += more
+        return found
+
+    def source(self) -> bytes | BinaryIO:
+        """
+        Return it for ``Grid.put``: bytes, or a file that the caller closes.
+
+        Raises:
+            BodyRefused: it could not be kept.
+        """
+        self.check()
+        if self._fd is None:
+            return b"".join(self._pieces)
+        file = os.fdopen(os.dup(self._fd), "rb")
+        file.seek(0)
+        return file
+
+    def seek(self, *_: int) -> int:
+        """Do nothing; ``twisted.web`` rewinds what it has written."""
+        return 0
+
+    def tell(self) -> int:
+        """Return how many bytes arrived."""
+        return self.size
+
+    def close(self) -> None:
+        """Give the space back; again, it does nothing."""
+        self._closed = True
+        self._drop()
+
+    def _write(self, data: bytes) -> None:
+        pieces = [data]
+        if self._fd is None:
+            self._fd = self._space.open()
+            pieces = [*self._pieces, data]
+            self._pieces, self.size = [], 0
+        if self.size >= self._look_at:
+            self._look_at = self.size + _LOOK_BYTES
+            self._space.check(0)
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                written = os.pwrite(self._fd, view, self.size)
+                view = view[written:]
+                self.size += written
+                self._space.used_bytes += written
+
+    def _attempt(self, work: object) -> None:
+        assert callable(work)
+        try:
+            work()
+        except BodyRefused as error:
+            self.refuse(error)
+        except OSError as error:
+            self.refuse(self._space.full(error))
+
+    def _drop(self) -> None:
+        self._pieces = []
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            self._space.used_bytes -= self.size
+            os.close(fd)

@@ -1,0 +1,154 @@
+"""
+What a gateway's directory, and the options of the command, say.
+
+The names are those of a Tahoe-LAFS node's ``tahoe.cfg``, which is followed as it is; ``pipegrid.cfg`` may say
+the same:
+
+    [node]   web.port, web.static, tempdir
+    [sftpd]  enabled, port, accounts.file, host_pubkey_file, host_privkey_file
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+
+from pipegrid.errors import UsageError
+from pipegrid.grid.client_paths import expanded
+from pipegrid.grid.config_files import SettingsFile, read_config
+
+DEFAULT_PORT = "tcp:3456:interface=127.0.0.1"
+DEFAULT_SFTP_PORT = "tcp:8022:interface=127.0.0.1"
+
+_BARE_PORT = re.compile(r"[0-9]")
+
+
+@attrs.frozen
+class GatewayLimits:
+    """
+    What clients may take, all together.
+
+    Attributes:
+        connections: open at a time; beyond that the one that is idle the longest is closed.
+        idle_s: a connection without a request, or a body of which nothing arrives, is closed after that.
+        head_s: the whole head of a request must have arrived after that.
+        stalled_s: a client that reads nothing of a response for so long is disconnected.
+        form_bytes: of a form's fields, but for its file.
+        text_bytes: of a request body that is a cap.
+        children_bytes: of a request body that is JSON.
+        spare_bytes: of the disk, which request bodies leave free.
+    """
+
+    connections: int = 2000
+    idle_s: float = 300.0
+    head_s: float = 60.0
+    stalled_s: float = 600.0
+    form_bytes: int = 1 << 20
+    text_bytes: int = 64 << 10
+    children_bytes: int = 32 << 20
+    spare_bytes: int = 64 << 20
+
+
+@attrs.frozen
+class SftpSettings:
+    """
+    Where the SFTP server listens, and what it reads.
+
+    Attributes:
+        port: a Twisted endpoint.
+        accounts: the file of accounts.
+        public_key, private_key: files of the host key, in OpenSSH's formats; made if missing.
+    """
+
+    port: str
+    accounts: Path
+    public_key: Path
+    private_key: Path
+
+
+@attrs.frozen
+class GatewaySettings:
+    """
+    What a gateway is told.
+
+    Attributes:
+        directory: of the client: ``node.url`` and the token are written there.
+        port: a Twisted endpoint.
+        static: the directory that ``/static`` shows.
+        temporary: where request bodies are kept that are too large for memory.
+        hosts: names, in lower case, that requests may give as ``Host`` in addition to loopback's.
+        sftp: None: no SFTP.
+    """
+
+    directory: Path
+    port: str = DEFAULT_PORT
+    static: Path = attrs.field(
+        default=attrs.Factory(lambda self: self.directory / "public_html", True)
+    )
+    temporary: Path = attrs.field(default=attrs.Factory(lambda self: self.directory / "tmp", True))
+    hosts: tuple[str, ...] = ()
+    sftp: SftpSettings | None = None
+    limits: GatewayLimits = attrs.field(factory=GatewayLimits)
+
+
+def load_settings(
+    directory: Path, *, port: str | None = None, hosts: tuple[str, ...] = ()
+) -> GatewaySettings:
+    """
+    Return what a directory says.
+
+    Args:
+        port: takes precedence over the directory's.
+        hosts: see ``GatewaySettings``.
+
+    Raises:
+        UsageError: it says something impossible.
+    """
+    _, parser = read_config(directory)
+    given = port if port is not None else _text(parser, "node", "web.port")
+    settings = GatewaySettings(
+        directory,
+        endpoint_of(given or DEFAULT_PORT),
+        static=_place(parser, directory, "node", "web.static", "public_html"),
+        temporary=_place(parser, directory, "node", "tempdir", "tmp"),
+        hosts=tuple(host.strip().lower() for host in hosts),
+    )
+    return attrs.evolve(settings, sftp=_sftp(parser, directory))
+
+
+def endpoint_of(text: str) -> str:
+    """Return a Twisted endpoint for what a setting says; a number is a TCP port, as Tahoe-LAFS has it."""
+    text = text.strip()
+    return f"tcp:{text}" if _BARE_PORT.match(text) else text
+
+
+def _sftp(parser: SettingsFile, directory: Path) -> SftpSettings | None:
+    try:
+        enabled = parser.getboolean("sftpd", "enabled", fallback=False)
+    except ValueError:
+        raise UsageError(f"{parser.at('sftpd', 'enabled')} must be true or false") from None
+    if not enabled:
+        return None
+    return SftpSettings(
+        endpoint_of(_text(parser, "sftpd", "port") or DEFAULT_SFTP_PORT),
+        accounts=_place(parser, directory, "sftpd", "accounts.file", "private/accounts"),
+        public_key=_place(
+            parser, directory, "sftpd", "host_pubkey_file", "private/ssh_host_rsa_key.pub"
+        ),
+        private_key=_place(
+            parser, directory, "sftpd", "host_privkey_file", "private/ssh_host_rsa_key"
+        ),
+    )
+
+
+def _text(parser: SettingsFile, section: str, option: str) -> str:
+    return parser.get(section, option, fallback="").strip()
+
+
+def _place(
+    parser: SettingsFile, directory: Path, section: str, option: str, otherwise: str
+) -> Path:
+    text = _text(parser, section, option)
+    return expanded(text or otherwise, directory, parser.at(section, option))

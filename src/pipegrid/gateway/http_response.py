@@ -1,0 +1,125 @@
+"""
+Responses: a status, a text or JSON, and work that ends in one.
+
+A client that disconnects cancels the work that its request has started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Coroutine, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import attrs
+from twisted.internet.defer import CancelledError
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.server import NOT_DONE_YET
+
+from pipegrid.gateway.web_api.web_errors import problem_of
+from pipegrid.reactor.deferreds import start_cancellable
+
+TEXT = "text/plain;charset=utf-8"
+HTML = "text/html;charset=utf-8"
+JSON_OF_OBJECTS = "text/plain;charset=utf-8"
+"""What Tahoe-LAFS sends with JSON of objects."""
+
+log = Logger()
+
+
+@attrs.frozen
+class HttpResponse:
+    """
+    What is answered.
+
+    Attributes:
+        body: text is sent in UTF-8.
+        headers: further ones, by name.
+    """
+
+    body: str | bytes = b""
+    status: int = 200
+    content_type: str = TEXT
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the body, as sent."""
+        return self.body.encode("utf-8") if isinstance(self.body, str) else self.body
+
+
+def json_text(value: object) -> str:
+    """Return JSON as Tahoe-LAFS writes that of objects: ASCII, indented by one blank, with a line end."""
+    return json.dumps(value, indent=1) + "\n"
+
+
+def redirect(location: str, status: int = 302) -> HttpResponse:
+    """Return a redirection; ``location`` is encoded as far as it has to be."""
+    safe = quote(location, safe="/:?&=%#@+,;!$'()*~[]-._")
+    return HttpResponse(f"The document is at {safe}\n", status, headers={"Location": safe})
+
+
+def send(request: Any, response: HttpResponse) -> None:
+    """Answer a request with a response, and finish it."""
+    data = response.data
+    request.setResponseCode(response.status)
+    for name, value in response.headers.items():
+        request.setHeader(name, value)
+    if response.status == 304:
+        request.finish()
+        return
+    request.setHeader("content-type", response.content_type)
+    request.setHeader("content-length", str(len(data)))
+    if request.method != b"HEAD":
+        request.write(data)
+    request.finish()
+
+
+def respond(request: Any, work: Coroutine[Any, Any, HttpResponse | None], clock: Any) -> int:
+    """
+    Answer a request with what work returns, or with what it raises; for ``IResource.render``.
+
+    Args:
+        work: returns None if it has written the response itself, and finished it.
+        clock: the reactor, as far as it tells the time.
+    """
+    running = start_cancellable(work, clock)
+    gone: list[bool] = []
+
+    def left(_: Failure) -> None:
+        gone.append(True)
+        running.cancel()
+
+    request.notifyFinish().addErrback(left)
+
+    def ended(result: HttpResponse | Failure | None) -> None:
+        if gone:
+            return
+        if isinstance(result, Failure):
+            _fail(request, result)
+        elif result is not None:
+            send(request, result)
+
+    running.addBoth(ended)
+    running.addErrback(lambda failure: log.failure("a response was not sent", failure))
+    return NOT_DONE_YET
+
+
+def _fail(request: Any, failure: Failure) -> None:
+    """Answer with an error; where the response has begun, break the connection."""
+    if request.startedWriting:
+        log.info("a response ended before its end: {error}", error=str(failure.value))
+        request.abort()
+        return
+    assert failure.value is not None
+    problem = problem_of(failure.value)
+    if problem.unexpected:
+        if failure.check(CancelledError):
+            log.info("a request was cancelled")
+        else:
+            log.failure("a request failed", failure)
+    request.responseHeaders.removeHeader(b"content-range")
+    request.responseHeaders.removeHeader(b"content-disposition")
+    request.responseHeaders.removeHeader(b"etag")
+    send(request, HttpResponse(problem.text + "\n", problem.status, TEXT, problem.headers))

@@ -1,0 +1,55 @@
+"""The root of the site: which resource answers below which first part of a path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+from twisted.web.resource import IResource, Resource
+from twisted.web.static import File
+
+from pipegrid.gateway.gateway_settings import GatewaySettings
+from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.web_api.api_request import ApiRequest, ApiResource, Handler
+from pipegrid.gateway.web_api.object_resource import object_resource
+from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.tree.tree_grid import Grid
+
+
+@attrs.frozen
+class SiteParts:
+    """
+    What other modules add to the site.
+
+    Attributes:
+        resources: by the first part of the path, such as ``b"operations"``.
+        posts: handlers of ``POST ?t=...`` for files and directories that exist, by ``t``, such as ``check``.
+        home: the resource of ``/`` itself; None for a short page.
+    """
+
+    resources: Mapping[bytes, IResource] = attrs.field(factory=dict)
+    posts: Mapping[str, Handler] = attrs.field(factory=dict)
+    home: IResource | None = None
+
+
+def root_resource(
+    grid: Grid, settings: GatewaySettings, parts: SiteParts | None = None
+) -> IResource:
+    """Return the resource of ``/`` with all below it."""
+    parts = parts or SiteParts()
+    root = Resource()
+    objects = object_resource(grid, settings, parts.posts)
+    root.putChild(b"uri", objects)
+    root.putChild(b"cap", objects)
+    if settings.static.is_dir():
+        root.putChild(b"static", File(str(settings.static)))
+    for name, resource in parts.resources.items():
+        root.putChild(name, resource)
+    root.putChild(b"", parts.home or ApiResource(grid, settings, _welcome))
+    return root
+
+
+async def _welcome(call: ApiRequest) -> HttpResponse | None:
+    if call.arguments.operation:
+        raise WebError(400, "the argument t is not one that this page knows")
+    return HttpResponse("This is a PipeGrid gateway.\n")

@@ -1,0 +1,325 @@
+"""
+The HTTP server of the gateway: requests with bounds, checks of their head, headers of every response, a log.
+
+What a request may take is in ``GatewayLimits``. ``twisted.web`` reads a body to its end before a request is
+answered; here it goes to a ``BodySpool``, and forms are taken apart by ``web_api.web_arguments``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs
+
+from twisted.internet.interfaces import IAddress, IReactorTime
+from twisted.internet.protocol import connectionDone
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.http import HTTPChannel
+from twisted.web.resource import IResource
+from twisted.web.server import Request, Site
+
+from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
+from pipegrid.gateway.form_body import FormBody
+from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
+from pipegrid.gateway.request_origin import refusal
+from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
+from pipegrid.reactor.deferreds import Timer
+
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request line with all headers: a name of 5000 characters may take 45 kB."""
+
+HEADERS = (
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'",
+    ),
+)
+"""Of every response; what a resource sets takes precedence."""
+
+SHOWN = frozenset(
+    {b"", b"statistics", b"status", b"storage", b"static", b"metrics", b"restic", b"helper_status"}
+)
+"""First parts of paths that the log shows; below all others there are capabilities, or mistyped ones."""
+
+log = Logger()
+
+
+class GatewayRequest(Request):
+    """
+    One request.
+
+    Attributes:
+        body: its body, when it is rendered.
+    """
+
+    defaultContentType = b"text/plain;charset=utf-8"
+
+    body: BodySpool
+
+    def __init__(self, channel: Any, *args: Any, **options: Any) -> None:
+        super().__init__(channel, *args, **options)
+        self._began_s = channel.site.clock.seconds()
+
+    def gotLength(self, length: int | None) -> None:
+        """Look at the head, and prepare for the body."""
+        channel: Any = self.channel
+        self.body = self.content = self._new_body(channel, length)
+        why = self._refusal(channel)
+        if why is not None:
+            self.body.refuse(BodyRefused(why, 403))
+
+    def _new_body(self, channel: Any, length: int | None) -> BodySpool:
+        if channel.method == b"POST":
+            given = (self.requestHeaders.getRawHeaders("content-type") or [""])[0]
+            kind, boundary = form_kind(given)
+            if kind == MULTIPART:
+                return FormBody(channel.site.space, boundary, channel.site.limits.form_bytes)
+        return BodySpool(channel.site.space, length)
+
+    def _refusal(self, channel: Any) -> str | None:
+        def values(name: str) -> list[bytes]:
+            return list(self.requestHeaders.getRawHeaders(name.encode("ascii")) or [])
+
+        own = str(getattr(channel.getHost(), "host", "")).lower()
+        return refusal(
+            channel.method,
+            values("host"),
+            values("origin"),
+            values("sec-fetch-site"),
+            (values("sec-fetch-mode") or [b""])[0],
+            {own, *channel.site.hosts},
+        )
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """Answer, since all has arrived; forms are left to those who want them."""
+        self.method, self.uri, self.clientproto = command, path, version
+        self.path, _, query = path.partition(b"?")
+        self.args = parse_qs(query, keep_blank_values=True)
+        self.process()
+
+    def process(self) -> None:
+        """Find the resource; a request that was refused by its head gets no further."""
+        for name, value in HEADERS:
+            self.setHeader(name, value)
+        refused = self.body.refused
+        if refused is not None:
+            data = f"{refused}\n".encode()
+            self.setResponseCode(refused.status)
+            self.setHeader(b"content-type", b"text/plain;charset=utf-8")
+            self.setHeader(b"content-length", b"%d" % len(data))
+            self.setHeader(b"connection", b"close")
+            if self.method != b"HEAD":
+                self.write(data)
+            self.finish()
+            return
+        super().process()
+
+    def abort(self) -> None:
+        """Break the connection, so that the client sees that the response is not whole."""
+        transport: Any = self.transport
+        transport.abortConnection()
+
+    def log_line(self) -> dict[str, Any]:
+        """Return what the log says of it, which has no secret in it."""
+        channel: Any = self.channel
+        clock: IReactorTime = channel.site.clock
+        return {
+            "method": self.method.decode("ascii", "replace")[:10],
+            "path": shown_path(self.path or b""),
+            "status": self.code,
+            "bytes": self.sentLength,
+            "ms": round((clock.seconds() - self._began_s) * 1000),
+        }
+
+
+def shown_path(path: bytes) -> str:
+    """Return a path as the log shows it: without what may be a capability, or a name in a directory."""
+    first, slash, rest = path[1:].partition(b"/")
+    if first in SHOWN:
+        return "/" + first.decode("ascii") + ("/[CENSORED]" if rest else slash.decode("ascii"))
+    known = first if first in (b"uri", b"cap", b"file", b"named", b"operations") else None
+    if known is None:
+        return "/[CENSORED]"
+    return "/" + known.decode("ascii") + ("/[CENSORED]" if slash else "")
+
+
+class GatewayChannel(HTTPChannel):
+    """
+    One connection.
+
+    Attributes:
+        used_s: when something last happened.
+    """
+
+    site: GatewaySite
+    MAX_LENGTH = MAX_HEAD_BYTES
+    totalHeadersSize = MAX_HEAD_BYTES
+    maxHeaders = 100
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used_s = 0.0
+        self._head: Timer | None = None
+        self._stall: Timer | None = None
+        self._in_head = False
+
+    @property
+    def method(self) -> bytes:
+        """The method of the request whose head has just arrived."""
+        return bytes(self._command)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request of it is being read or answered."""
+        return not self.requests
+
+    def connectionMade(self) -> None:
+        """Begin to listen to the client."""
+        limits, clock = self.site.limits, self.site.clock
+        self.used_s = clock.seconds()
+        self._head = Timer(clock, self._give_up)
+        self._stall = Timer(clock, self._give_up)
+        self.site.channels[self] = None
+        self.timeOut = int(limits.idle_s)
+        mine: Any = self
+        mine.callLater = clock.callLater
+        super().connectionMade()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Take input; a head has to be whole in time, however slowly it comes."""
+        self.used_s = self.site.clock.seconds()
+        if not self._in_head and not self.requests and self._head is not None:
+            self._in_head = True
+            self._head.set(self.site.limits.head_s)
+        super().dataReceived(data)
+
+    def allHeadersReceived(self) -> None:
+        """The head is whole; its time limit ends."""
+        self._in_head = False
+        if self._head is not None:
+            self._head.stop()
+        super().allHeadersReceived()
+
+    def requestDone(self, request: Any) -> None:
+        """A response is complete; the connection is idle."""
+        self.used_s = self.site.clock.seconds()
+        super().requestDone(request)
+
+    def pauseProducing(self) -> None:
+        """The client does not read as fast as it is sent to; it has some time to read at all."""
+        if self._stall is not None:
+            self._stall.set(self.site.limits.stalled_s)
+        super().pauseProducing()
+
+    def resumeProducing(self) -> None:
+        """The client has read some of it."""
+        if self._stall is not None:
+            self._stall.stop()
+        super().resumeProducing()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Forget the client; what it asked for is cancelled."""
+        for timer in (self._head, self._stall):
+            if timer is not None:
+                timer.stop()
+        self.site.channels.pop(self, None)
+        super().connectionLost(reason)
+
+    def _give_up(self) -> None:
+        transport: Any = self.transport
+        transport.abortConnection()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._give_up()
+
+    def _respondToBadRequestAndDisconnect(self) -> None:
+        text = b"this is not a valid HTTP request; its line, a header or its length is malformed\n"
+        transport: Any = self.transport
+        transport.write(
+            b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(text), text)
+        )
+        self.loseConnection()
+
+
+class GatewaySite(Site):
+    """
+    Makes connections, a limited number.
+
+    Args:
+        root: the resource of ``/``.
+        clock: the reactor, as far as it tells the time.
+
+    Attributes:
+        channels: those that are open.
+        accepted, refused: connections, ever.
+        served: requests by status, ever.
+    """
+
+    displayTracebacks = False
+    noisy = False
+    protocol: Any = GatewayChannel
+
+    def __init__(
+        self,
+        root: IResource,
+        settings: GatewaySettings,
+        clock: IReactorTime,
+        tell: Callable[..., object] | None = None,
+    ) -> None:
+        super().__init__(root, requestFactory=GatewayRequest, reactor=clock)
+        self.clock = clock
+        self.limits: GatewayLimits = settings.limits
+        self.hosts = settings.hosts
+        self.space = SpoolSpace(settings.temporary, settings.limits.spare_bytes)
+        self.channels: dict[GatewayChannel, None] = {}
+        self.accepted = self.refused = 0
+        self.served: dict[int, int] = {}
+        self._tell = tell or log.info
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        """Return a connection; None: there are too many, and each is in use."""
+        if len(self.channels) >= self.limits.connections and not self._make_space():
+            self.refused += 1
+            return None
+        self.accepted += 1
+        return super().buildProtocol(addr)
+
+    def _make_space(self) -> bool:
+        idle = [channel for channel in self.channels if channel.is_idle]
+        victim = min(idle, key=lambda channel: channel.used_s, default=None)
+        if victim is None:
+            return False
+        self.channels.pop(victim, None)
+        victim.abort()
+        return True
+
+    def startFactory(self) -> None:
+        """Do nothing: there is no log file of twisted.web's."""
+
+    def stopFactory(self) -> None:
+        """Do nothing: connections are closed by ``close_all``."""
+
+    def close_all(self) -> None:
+        """Close all connections at once."""
+        for channel in list(self.channels):
+            channel.abort()
+
+    @property
+    def running(self) -> list[Any]:
+        """Requests that are being read or answered."""
+        return [request for channel in self.channels for request in channel.requests]
+
+    def log(self, request: Any) -> None:
+        """Log a request that was answered."""
+        if isinstance(request, GatewayRequest):
+            fields = request.log_line()
+            status = int(fields["status"])
+            self.served[status] = self.served.get(status, 0) + 1
+            self._tell("{method} {path} {status} {bytes} B {ms} ms", **fields)

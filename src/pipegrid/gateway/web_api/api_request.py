@@ -1,0 +1,142 @@
+"""A request of the web API, taken apart, and what its handlers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import attrs
+from twisted.web.resource import IResource
+from zope.interface import implementer
+
+from pipegrid.core.caps import UnknownCap
+from pipegrid.gateway.body_spool import BodySpool
+from pipegrid.gateway.gateway_settings import GatewaySettings
+from pipegrid.gateway.http_response import HttpResponse, redirect, respond
+from pipegrid.gateway.web_api.path_lookup import FoundObject
+from pipegrid.gateway.web_api.web_arguments import Arguments, decode_path, read_arguments
+from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.tree.tree_grid import Grid
+
+
+@attrs.frozen(eq=False)
+class ApiRequest:
+    """
+    One request of the web API.
+
+    Attributes:
+        http: twisted.web's request: what streams writes to it, and finishes it.
+        method: ``GET`` for HEAD, too; see ``is_head``.
+        names: the decoded parts of the path, from the first on (``uri``).
+    """
+
+    http: Any
+    grid: Grid
+    settings: GatewaySettings
+    method: str
+    names: list[str]
+    arguments: Arguments
+    body: BodySpool
+    is_head: bool = False
+
+    def header(self, name: str) -> str | None:
+        """Return the first value of a header; None if there is none."""
+        values = self.http.requestHeaders.getRawHeaders(name)
+        return values[0] if values else None
+
+
+Handler = Callable[[ApiRequest, FoundObject], Awaitable[HttpResponse | None]]
+"""Answers a request about an object; returns None if it has written the response itself, and finished it."""
+
+Answerer = Callable[[ApiRequest], Coroutine[Any, Any, HttpResponse | None]]
+"""The same of a request about something else."""
+
+
+def api_request(http: Any, grid: Grid, settings: GatewaySettings) -> ApiRequest:
+    """
+    Return a request taken apart.
+
+    Raises:
+        WebError, BodyRefused: it makes no sense.
+    """
+    method = http.method.decode("ascii", "replace")
+    query = http.uri.partition(b"?")[2]
+    content_type = (http.requestHeaders.getRawHeaders("content-type") or [""])[0]
+    arguments = read_arguments(
+        http.method, query, content_type, http.body, settings.limits.form_bytes
+    )
+    names = decode_path(http.path)
+    is_head = method == "HEAD"
+    return ApiRequest(
+        http, grid, settings, "GET" if is_head else method, names, arguments, http.body, is_head
+    )
+
+
+def method_not_allowed(call: ApiRequest, allowed: str) -> WebError:
+    """Return the error of a method that is not defined for a path."""
+    if call.method in ("GET", "POST"):
+        return WebError(405, f"this is not answered to {call.method}", {"Allow": allowed})
+    return WebError(501, f"the method {call.method[:20]} is not supported here")
+
+
+@implementer(IResource)
+class ApiResource:
+    """
+    Answers all requests below a path with a function.
+
+    Args:
+        answer: what it does.
+    """
+
+    isLeaf = True
+
+    def __init__(self, grid: Grid, settings: GatewaySettings, answer: Answerer) -> None:
+        self._grid = grid
+        self._settings = settings
+        self._answer = answer
+
+    def getChildWithDefault(self, name: bytes, request: object) -> IResource:
+        """Return itself: it looks at the path as a whole."""
+        return self
+
+    def putChild(self, path: bytes, child: object) -> None:
+        """
+        Raises:
+            NotImplementedError: always; it is a leaf.
+        """
+        raise NotImplementedError
+
+    def render(self, request: Any) -> int:
+        """Answer a request; see ``IResource``."""
+
+        async def work() -> HttpResponse | None:
+            call = api_request(request, self._grid, self._settings)
+            return await self._answer(call)
+
+        return respond(request, work(), self._grid.clock)
+
+
+def when_done(call: ApiRequest, text: str, status: int = 200) -> HttpResponse:
+    """Return the response of what has succeeded: a text, or where ``when_done`` leads."""
+    target = call.arguments.get("when_done")
+    if target:
+        return redirect(local_target(target))
+    return HttpResponse(text, status)
+
+
+def local_target(target: str) -> str:
+    """
+    Return a place of the gateway itself, for a redirection.
+
+    Raises:
+        WebError: it is elsewhere, so that a page could use the gateway's address for its own.
+    """
+    if target.startswith(("//", "/\\")) or "\\" in target or ":" in target.partition("/")[0]:
+        raise WebError(400, "when_done leads to another site; give a path of this gateway")
+    return target
+
+
+def unknown_cap(cap: UnknownCap) -> WebError:
+    """Return the error of an object that nothing can be done with."""
+    start = "".join(c for c in cap.text[:12] if c.isalnum() or c in ":.-")
+    return WebError(400, f"'{start}...' is not a capability that the gateway knows; copy it whole")

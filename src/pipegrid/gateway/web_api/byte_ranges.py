@@ -1,0 +1,122 @@
+"""
+Ranges, entity tags and file names of downloads: pure decisions from headers.
+
+A range that makes no sense is ignored, as RFC 9110 wants; of several the first counts.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import re
+from urllib.parse import quote
+
+import attrs
+
+from pipegrid.core import base32
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap
+from pipegrid.gateway.web_api.web_errors import WebError
+
+_RANGE = re.compile(r"\s*bytes\s*=\s*([0-9]{0,19})\s*-\s*([0-9]{0,19})\s*(?:,|\Z)", re.I)
+_TOKEN = re.compile(r'(?:W/)?"?([^",\s]{1,200})"?')
+_TYPES = mimetypes.MimeTypes()
+
+
+@attrs.frozen
+class ByteRange:
+    """
+    A part of a file.
+
+    Attributes:
+        start, length: in bytes.
+        size: of the whole file.
+        partial: a range was asked for.
+    """
+
+    start: int
+    length: int
+    size: int
+    partial: bool
+
+    @property
+    def content_range(self) -> str:
+        """The value of ``Content-Range`` for it."""
+        return f"bytes {self.start}-{self.start + self.length - 1}/{self.size}"
+
+
+def parse_range(header: str | None, size: int) -> ByteRange:
+    """
+    Return what of a file of ``size`` bytes a ``Range`` asks for.
+
+    Raises:
+        WebError: it begins after the end of the file.
+    """
+    whole = ByteRange(0, size, size, False)
+    match = _RANGE.match(header) if header else None
+    if match is None:
+        return whole
+    first, last = match[1], match[2]
+    if not first and not last:
+        return whole
+    if not first:
+        length = min(int(last), size)
+        start = size - length
+        if not length:
+            raise _beyond(size)
+        return ByteRange(start, length, size, True)
+    start = int(first)
+    if last and int(last) < start:
+        return whole
+    if start >= size:
+        raise _beyond(size)
+    end = min(int(last), size - 1) if last else size - 1
+    return ByteRange(start, end - start + 1, size, True)
+
+
+def _beyond(size: int) -> WebError:
+    return WebError(
+        416,
+        f"the range begins after the end of the file, which has {size} bytes",
+        {"Content-Range": f"bytes */{size}"},
+    )
+
+
+def entity_tag(cap: Cap | None, operation: str) -> str | None:
+    """Return the tag of an immutable object, without quotes; None: it has none."""
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    if not isinstance(file, ChkCap):
+        return None
+    index = base32.encode(file.storage_index)
+    return f"{'DIR:' if isinstance(cap, DirectoryCap) else ''}{index}-{operation}"
+
+
+def matches(header: str | None, tag: str) -> bool:
+    """Return whether ``If-None-Match`` names a tag, in quotes or without."""
+    if not header:
+        return False
+    return header.strip() == "*" or tag in _TOKEN.findall(header[:10_000])
+
+
+def content_type(name: str) -> str:
+    """Return the media type of a file by its name; ``text/plain`` if it is not known."""
+    found, encoding = _TYPES.guess_type("x/" + name.lower().replace("/", "_"), strict=False)
+    if encoding is not None:  # what it is packed with, not what is in it
+        found = _PACKED.get(encoding, "application/octet-stream")
+    return found or "text/plain"
+
+
+_PACKED = {
+    "gzip": "application/gzip",
+    "bzip2": "application/x-bzip2",
+    "xz": "application/x-xz",
+    "compress": "application/x-compress",
+    "br": "application/x-brotli",
+}
+
+
+def disposition(name: str) -> str:
+    """Return ``Content-Disposition`` of a file that is saved under a name (RFC 6266)."""
+    plain = "".join(c if c.isascii() and c.isprintable() and c not in '"\\%' else "_" for c in name)
+    text = f'attachment; filename="{plain}"'
+    if plain != name:
+        text += f"; filename*=UTF-8''{quote(name, safe='')}"
+    return text

@@ -1,0 +1,173 @@
+"""From the path of a request to the object that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from pipegrid.core.caps import (
+    Cap,
+    ChkVerifierCap,
+    DirectoryCap,
+    MutableCap,
+    UnknownCap,
+    parse_cap,
+    writes,
+)
+from pipegrid.core.text import composed, printable
+from pipegrid.errors import CapError, NotEnoughSharesError
+from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.tree.directory import Child, Directory
+from pipegrid.tree.tree_grid import Grid
+
+
+@attrs.frozen
+class FoundObject:
+    """
+    What a path leads to.
+
+    Attributes:
+        cap: the one that grants most; None: nothing is known that reads it, or it is missing.
+        child: the entry of its parent; None for a capability alone.
+        parent: the directory of the last link; None for a capability alone.
+        missing: the names that do not exist, the first of them in ``parent``.
+        name: of the last link, composed; empty for a capability alone.
+        slash: the path ended with a slash.
+    """
+
+    cap: Cap | None
+    child: Child | None = None
+    parent: DirectoryCap | None = None
+    missing: tuple[str, ...] = ()
+    name: str = ""
+    slash: bool = False
+
+    @property
+    def exists(self) -> bool:
+        """Whether every name was found."""
+        return not self.missing
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory that can be listed."""
+        cap = self.cap
+        return isinstance(cap, DirectoryCap) and not is_verifier(cap)
+
+    @property
+    def metadata(self) -> dict[str, Any] | None:
+        """What the last link says; None for a capability alone."""
+        return None if self.child is None else self.child.metadata
+
+
+def is_verifier(cap: Cap | None) -> bool:
+    """Return whether a cap checks shares, and reads nothing."""
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    if isinstance(file, MutableCap):
+        return file.access == "verify"
+    return isinstance(file, ChkVerifierCap)
+
+
+def cap_of(text: str) -> Cap:
+    """Return the cap that a path begins with; what is malformed is of an unknown kind."""
+    try:
+        return parse_cap(text)
+    except CapError:
+        return UnknownCap(text)
+
+
+async def find(
+    grid: Grid,
+    text: str,
+    names: Sequence[str],
+    allowed: Callable[[Cap | None], object] = lambda cap: None,
+) -> FoundObject:
+    """
+    Follow a path.
+
+    Args:
+        text: the cap that it begins with.
+        names: an empty last one is a final slash.
+        allowed: raises if an object is not to be given to any client.
+
+    Raises:
+        WebError: 400 where a name is empty, or goes through a file; 410 where a directory cannot be read.
+    """
+    cap = cap_of(text)
+    allowed(cap)
+    slash = bool(names) and not names[-1]
+    names = names[:-1] if slash else names
+    if any(not name for name in names):
+        raise WebError(
+            400, "The webapi does not allow empty pathname components, i.e. a double slash"
+        )
+    here = FoundObject(cap, slash=slash)
+    for depth, name in enumerate(names):
+        here = await _step(grid, here, name, names[depth:])
+        if here.missing:
+            return attrs.evolve(here, slash=slash)
+        allowed(here.cap)
+    return attrs.evolve(here, slash=slash)
+
+
+class FileInTheWay(WebError):
+    """A path goes through what is no directory; for what would be made there the status is 409."""
+
+
+async def _step(grid: Grid, here: FoundObject, name: str, rest: Sequence[str]) -> FoundObject:
+    if not here.is_directory:
+        what = f"'{printable(here.name)}'" if here.name else "the capability before the path"
+        raise FileInTheWay(
+            400, f"{what} is not a directory, so there is no '{printable(name)}' in it"
+        )
+    assert isinstance(here.cap, DirectoryCap)
+    children = await children_of(grid, here.cap)
+    child = children.get(composed(name))
+    if child is None:
+        return FoundObject(None, parent=here.cap, missing=tuple(rest), name=composed(name))
+    return FoundObject(best_cap(child), child, here.cap, name=child.name)
+
+
+async def children_of(grid: Grid, cap: DirectoryCap) -> dict[str, Child]:
+    """
+    Return the children of a directory by name.
+
+    Raises:
+        WebError: it cannot be read.
+    """
+    try:
+        return await Directory(grid, cap).list()
+    except NotEnoughSharesError as error:
+        raise unreadable(cap, error) from error
+
+
+def unreadable(cap: Cap, error: NotEnoughSharesError) -> Exception:
+    """Return what is answered for an object of which there are too few shares."""
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    if isinstance(file, MutableCap):
+        return WebError(410, f"UnrecoverableFileError: {error}")
+    return error
+
+
+def best_cap(child: Child) -> Cap | None:
+    """Return the cap of a child that grants most."""
+    if child.write_cap is None or isinstance(child.write_cap, UnknownCap):
+        return child.read_cap or child.write_cap
+    if child.read_cap is not None and child.read_cap != child.write_cap.readonly():
+        return child.read_cap
+    return child.write_cap
+
+
+def check_writes(cap: Cap | None) -> DirectoryCap:
+    """
+    Return the cap of a directory that can be changed through it.
+
+    Raises:
+        WebError: it cannot.
+    """
+    if not isinstance(cap, DirectoryCap) or not writes(cap):
+        raise WebError(
+            403, "NotWriteableError: this cap does not change the directory; use its write cap"
+        )
+    return cap

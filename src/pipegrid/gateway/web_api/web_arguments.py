@@ -1,0 +1,169 @@
+"""
+Arguments of a request: the query string first, then a form's fields; and the fields of a form with a file.
+
+Booleans, ``replace`` and ``format`` are compared without regard to case, ``t`` with it. Unknown arguments are
+ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import attrs
+from multipart import parse_options_header
+
+from pipegrid.gateway.body_spool import BodySpool
+from pipegrid.gateway.form_body import FormBody, FormFile
+from pipegrid.gateway.web_api.web_errors import WebError
+
+Replace = Literal["true", "false", "only-files"]
+
+MAX_FIELDS = 100
+MULTIPART = "multipart/form-data"
+URLENCODED = "application/x-www-form-urlencoded"
+_TRUE = frozenset({"true", "t", "1", "on"})
+_FALSE = frozenset({"false", "f", "0", "off"})
+
+
+@attrs.frozen
+class Arguments:
+    """
+    The arguments of one request, the first of repeated values.
+
+    Attributes:
+        values: by name.
+        file: the form's field ``file``, if it has one.
+        is_form: the body was a form, and is used up.
+    """
+
+    values: Mapping[str, str] = attrs.field(factory=dict)
+    file: FormFile | None = None
+    is_form: bool = False
+
+    @property
+    def operation(self) -> str:
+        """The argument ``t``, without blanks around it; empty if there is none."""
+        return self.values.get("t", "").strip()
+
+    def text(self, name: str, otherwise: str = "") -> str:
+        """Return an argument as it is."""
+        return self.values.get(name, otherwise)
+
+    def get(self, name: str) -> str | None:
+        """Return an argument as it is; None if there is none."""
+        return self.values.get(name)
+
+    def flag(self, name: str, otherwise: bool = False) -> bool:
+        """
+        Return a boolean.
+
+        Raises:
+            WebError: it is none.
+        """
+        given = self.values.get(name)
+        if given is None:
+            return otherwise
+        return parse_flag(name, given)
+
+    def replace(self) -> Replace:
+        """
+        Return ``replace``; ``true`` if it is not given.
+
+        Raises:
+            WebError: it is neither a boolean nor ``only-files``.
+        """
+        given = self.values.get("replace", "true")
+        if given.lower() == "only-files":
+            return "only-files"
+        return "true" if parse_flag("replace", given) else "false"
+
+    def format(self) -> str | None:
+        """
+        Return ``CHK``, ``SDMF`` or ``MDMF``; None: neither ``format`` nor ``mutable`` is given.
+
+        Raises:
+            WebError: there is no such format.
+        """
+        given = self.values.get("format", "").strip().upper()
+        if given:
+            if given not in ("CHK", "SDMF", "MDMF"):
+                raise WebError(400, "Unknown format: it is CHK, SDMF or MDMF")
+            return given
+        if self.flag("mutable"):
+            return "SDMF"
+        return None
+
+
+def parse_flag(name: str, given: str) -> bool:
+    """
+    Raises:
+        WebError: it is no boolean.
+    """
+    lowered = given.lower()
+    if lowered in _TRUE:
+        return True
+    if lowered in _FALSE:
+        return False
+    raise WebError(400, f"the argument {name} is true or false, and not something else")
+
+
+def decode_path(path: bytes) -> list[str]:
+    """
+    Return the parts of a path, without the empty one before its first slash.
+
+    Raises:
+        WebError: one of them is not UTF-8.
+    """
+    try:
+        return [unquote_to_bytes(part).decode("utf-8") for part in path.split(b"/")[1:]]
+    except UnicodeDecodeError:
+        raise WebError(400, "the path is not UTF-8; percent-encode names in UTF-8") from None
+
+
+def read_arguments(
+    method: bytes, query: bytes, content_type: str, body: BodySpool, most_bytes: int
+) -> Arguments:
+    """
+    Return the arguments of a request.
+
+    Args:
+        content_type: of its body; empty if there is none.
+        most_bytes: of a form's fields, but for its file.
+
+    Raises:
+        WebError: they cannot be understood, or are too many.
+        BodyRefused: the body could not be kept.
+    """
+    values = _parse_query(query)
+    if isinstance(body, FormBody):
+        return Arguments({**body.fields(), **values}, body.file, True)
+    if method == b"POST" and form_kind(content_type)[0] == URLENCODED:
+        fields = _parse_query(body.read_all(most_bytes, "the form"))
+        return Arguments({**fields, **values}, None, True)
+    return Arguments(values)
+
+
+def form_kind(content_type: str) -> tuple[str, str]:
+    """Return the media type of a body, in lower case, and its boundary if it is a form with a file."""
+    kind, options = parse_options_header(content_type) if content_type else ("", {})
+    return kind.lower(), options.get("boundary", "") if kind.lower() == MULTIPART else ""
+
+
+def _parse_query(query: bytes) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=MAX_FIELDS,
+        )
+    except UnicodeDecodeError:
+        raise WebError(400, "an argument is not UTF-8; percent-encode arguments in UTF-8") from None
+    except ValueError:
+        raise WebError(400, f"the request has more than {MAX_FIELDS} arguments") from None
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        found.setdefault(name, value)
+    return found

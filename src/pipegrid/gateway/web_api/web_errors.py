@@ -1,0 +1,110 @@
+"""
+Errors of the web API: which status an exception has, and what its text says.
+
+Clients look for words of Tahoe-LAFS's texts, which come first: ``NotEnoughSharesError:``, ``No such child:``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import attrs
+
+from pipegrid.core.text import printable
+from pipegrid.errors import (
+    CapError,
+    ChildExists,
+    CorruptionError,
+    DirectoryError,
+    NoSuchChild,
+    NotEnoughSharesError,
+    PipegridError,
+    RollbackError,
+    SourceError,
+    UncoordinatedWriteError,
+    UnhappyError,
+    UsageError,
+)
+from pipegrid.gateway.body_spool import BodyRefused
+
+
+class WebError(PipegridError):
+    """
+    A request that is answered with an error.
+
+    Attributes:
+        status: of the response.
+        headers: further ones.
+    """
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+
+
+@attrs.frozen
+class Problem:
+    """
+    What is answered instead of a result.
+
+    Attributes:
+        unexpected: it is to be logged, with its traceback.
+    """
+
+    status: int
+    text: str
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+    unexpected: bool = False
+
+
+_SECRET = re.compile(r"URI:[A-Za-z0-9-]+:[A-Za-z0-9:]*")
+
+
+def no_such_child(name: str) -> WebError:
+    """Return the error of a name that is not in its directory."""
+    return WebError(404, f"No such child: {printable(name)}")
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Return how an exception is answered."""
+    if isinstance(error, WebError):
+        return Problem(error.status, str(error), error.headers)
+    if isinstance(error, BodyRefused):
+        return Problem(error.status, str(error))
+    if isinstance(error, NoSuchChild):
+        return Problem(404, f"No such child: {printable(error.name)}: {error}")
+    if isinstance(error, ChildExists):
+        return Problem(409, str(error))
+    if isinstance(error, NotEnoughSharesError):
+        return Problem(410, _not_enough(error))
+    if isinstance(error, (CorruptionError, RollbackError)):
+        return Problem(410, f"UnrecoverableFileError: {error}")
+    if isinstance(error, UnhappyError):
+        return Problem(503, f"UploadUnhappinessError: {error}")
+    if isinstance(error, UncoordinatedWriteError):
+        return Problem(500, f"UncoordinatedWriteError: {error}")
+    if isinstance(error, DirectoryError):
+        return Problem(500, f"the directory cannot be read: {error}")
+    if isinstance(error, (CapError, UsageError)):
+        return Problem(400, str(error))
+    if isinstance(error, SourceError):
+        return Problem(507, str(error))
+    if isinstance(error, PipegridError):
+        return Problem(500, str(error))
+    return Problem(
+        500,
+        "the gateway failed in a way that it did not expect; its log has the details",
+        unexpected=True,
+    )
+
+
+def _not_enough(error: NotEnoughSharesError) -> str:
+    if error.found:
+        found = ",".join(f"sh{number}" for number in range(error.found))
+        return (
+            f"NotEnoughSharesError: ran out of shares: complete={found} pending= overdue= unused= "
+            f"need {error.needed}: {error}"
+        )
+    return f"NoSharesError: no shares (need {error.needed}): {error}"
