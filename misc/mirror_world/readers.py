@@ -36,15 +36,20 @@ def served(directory: Path) -> Iterator[str]:
             thread.join()
 
 
-def read(case: Case, url: str) -> dict[str, str]:
-    """Return the packages that apt or dnf gets from there: their hashes by name."""
+def read(case: Case, url: str, key: Path | None = None) -> dict[str, str]:
+    """
+    Return the packages that apt or dnf gets from there: their hashes by name.
+
+    Args:
+        key: public, in text, if it is another one than that of ``signing``.
+    """
     with tempfile.TemporaryDirectory(prefix="pg-world-") as home:
         got = Path(home, "got")
         got.mkdir()
         if case.suite:
-            _apt(case, url, Path(home), got)
+            _apt(case, url, Path(home), got, key or public_key())
         else:
-            _dnf(case, url, Path(home), got)
+            _dnf(case, url, Path(home), got, key or public_key())
         return {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()
             for path in got.rglob("*")
@@ -52,7 +57,7 @@ def read(case: Case, url: str) -> dict[str, str]:
         }
 
 
-def _apt(case: Case, url: str, home: Path, got: Path) -> None:
+def _apt(case: Case, url: str, home: Path, got: Path, key: Path) -> None:
     for each in (
         "state/lists/partial",
         "cache/archives/partial",
@@ -62,7 +67,7 @@ def _apt(case: Case, url: str, home: Path, got: Path) -> None:
         (home / each).mkdir(parents=True)
     (home / "status").write_text("")
     words = " ".join((case.suite, *case.components))
-    trust = f"signed-by={public_key()}" if case.is_signed else "trusted=yes"
+    trust = f"signed-by={key}" if case.is_signed else "trusted=yes"
     (home / "sources").write_text(f"deb [{trust} arch=amd64] {url} {words}\n")
     settings = (
         f"Dir::State={home}/state",
@@ -88,11 +93,11 @@ def _apt(case: Case, url: str, home: Path, got: Path) -> None:
     run("apt-get", *options, "download", *names, cwd=got)
 
 
-def _dnf(case: Case, url: str, home: Path, got: Path) -> None:
+def _dnf(case: Case, url: str, home: Path, got: Path, key: Path) -> None:
     (home / "repos").mkdir()
     trust = "gpgcheck=0\n"
     if case.is_signed:
-        trust = f"gpgcheck=1\nrepo_gpgcheck=1\ngpgkey=file://{public_key()}\n"
+        trust = f"gpgcheck=1\nrepo_gpgcheck=1\ngpgkey=file://{key}\n"
     (home / "dnf.conf").write_text(
         f"[main]\nassumeyes=1\ncachedir={home}/cache\nreposdir={home}/repos\nlogdir={home}\n"
         f"persistdir={home}/state\n[pg]\nname=pg\nbaseurl={url}\n{trust}"
@@ -102,7 +107,7 @@ def _dnf(case: Case, url: str, home: Path, got: Path) -> None:
     run(*dnf, *further, "makecache", home=home)
     checks: tuple[str, ...] = ()
     if case.is_signed:
-        run("rpmkeys", f"--root={home}/root", "--import", str(public_key()), home=home)
+        run("rpmkeys", f"--root={home}/root", "--import", str(key), home=home)
         checks = ("--gpgcheck",)
     run(*dnf, *further, "reposync", *checks, f"--download-path={got}", home=home)
     if not any(got.rglob("*.rpm")):

@@ -34,7 +34,7 @@ class SortedArchive(Archive):
         return "".join(found).encode()
 
 
-class DebianFilterTests(DebianCase):
+class DebianFilterCase(DebianCase):
     """A Debian archive, a part of which is wanted."""
 
     def setUp(self) -> None:
@@ -52,6 +52,10 @@ class DebianFilterTests(DebianCase):
         return sorted(
             path.rpartition("/")[2].partition("_")[0] for path in self.found() if "pool/" in path
         )
+
+
+class DebianFilterTests(DebianFilterCase):
+    """Which packages are fetched, and which go."""
 
     async def _test_each(self) -> None:
         for options, names in (

@@ -43,6 +43,7 @@ from pipegrid.mirror import (
     mirror_lists,
     pdiff,
     redirects,
+    signature_writer,
 )
 
 if TYPE_CHECKING:
@@ -166,6 +167,20 @@ _by_name = all_of(
 )
 """The filters that both kinds of archives have."""
 
+_reindexing = all_of(
+    click.option(
+        "--reindex",
+        is_flag=True,
+        help="Publish indexes of what was fetched in place of the archive's own; needs --sign-with.",
+    ),
+    click.option(
+        "--sign-with",
+        metavar="KEY",
+        help="Sign rebuilt indexes with KEY: a file with a secret key, or what gpg calls one.",
+    ),
+)
+"""Whether indexes are rebuilt."""
+
 debian_filters = as_one(
     "filtering",
     dict,
@@ -175,6 +190,7 @@ debian_filters = as_one(
     click.option(
         "--sources", is_flag=True, help="The sources of the packages that are selected, too."
     ),
+    _reindexing,
 )
 """Which packages of a Debian archive are wanted; see ``PackageFilter``."""
 
@@ -192,10 +208,24 @@ rpm_filters = as_one(
 """Which packages of an RPM repository are wanted."""
 
 
+def _signing_key(reindex: bool, sign_with: str | None) -> str | None:
+    """Return the key that signs rebuilt indexes, which is tried before anything is fetched."""
+    if reindex and not sign_with:
+        raise usage_error("--reindex needs a key that signs the new indexes; give --sign-with KEY")
+    if sign_with and not reindex:
+        raise usage_error("--sign-with signs rebuilt indexes alone; give --reindex as well")
+    if sign_with:
+        signature_writer.check_key(sign_with)
+    return sign_with or None
+
+
 def _set_filters(fetching: MirrorOptions, filtering: dict[str, Any]) -> None:
     fetching.delete_excluded = filtering.pop("delete_excluded")
     fetching.delete = fetching.delete or fetching.delete_excluded
     fetching.gpgcheck = filtering.pop("gpgcheck", False)
+    fetching.sign_with = _signing_key(
+        filtering.pop("reindex", False), filtering.pop("sign_with", None)
+    )
     fetching.filters = {name: value for name, value in filtering.items() if value} or None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegrid.cli.exit_status import Interrupted
@@ -18,6 +18,7 @@ from pipegrid.mirror import (
     local_check,
     package_filter,
     rpm,
+    signature_writer,
     signatures,
     suites,
 )
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.mirror_lists import Metalink
     from pipegrid.mirror.package_filter import PackageFilter
     from pipegrid.mirror.scheduler import Report
+    from pipegrid.mirror.signature_writer import GpgKey
     from pipegrid.mirror.suites import KeptForm, Selection
 
 UpdateArchive = Callable[["ArchiveMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
@@ -92,10 +94,13 @@ def debian_job(dest: str, options: DebianOptions, fetching: MirrorOptions) -> Re
         rings = options.keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
         selection = options.selection(filter_of(fetching.filters))
         keys = signatures.Keys(rings, options.allow_unsigned)
-        archive = debian.DebianArchive(mirror, selection, keys, ignores_dates=options.ignore_dates)
-        outcome = await archive.sync(
-            fetching.delete, fetching.dry_run, options.keep_going, fetching.delete_excluded
-        )
+        with opened_key(fetching, mirror) as key:
+            archive = debian.DebianArchive(
+                mirror, selection, keys, ignores_dates=options.ignore_dates, signing=key
+            )
+            outcome = await archive.sync(
+                fetching.delete, fetching.dry_run, options.keep_going, fetching.delete_excluded
+            )
         for path in outcome.lacking:
             console.detail(f"no mirror has {printable(path)}")
         if outcome.absent:
@@ -126,6 +131,15 @@ def rpm_job(
         return outcome, {}
 
     return ArchiveRun(dest, fetching, update).job()
+
+
+def opened_key(
+    fetching: MirrorOptions, mirror: ArchiveMirror
+) -> AbstractContextManager[GpgKey | None]:
+    """Return what signs the indexes that this run rebuilds; it rebuilds none without that."""
+    if fetching.sign_with is None:
+        return nullcontext()
+    return signature_writer.GpgKey(fetching.sign_with, mirror.is_stopped)
 
 
 def filter_of(given: Mapping[str, Any] | None) -> PackageFilter:

@@ -121,6 +121,7 @@ class MirrorOptions:
         exit_unchanged: the exit status says that nothing changed.
         access: how hosts are asked; None: that was not needed yet.
         tls: authorities and certificate that were given; None: none were.
+        sign_with: the key that signs rebuilt indexes; None: none are rebuilt.
     """
 
     urls: tuple[str, ...] = ()
@@ -140,6 +141,7 @@ class MirrorOptions:
     begun: EarlySockets | None = None
     access: mirror_http.HostAccess | None = None
     tls: credentials.TlsFiles | None = None
+    sign_with: str | None = None
 
     def __init__(self, **given: Any) -> None:
         if unknown := given.keys() - self.__annotations__.keys():

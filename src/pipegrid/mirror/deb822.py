@@ -525,11 +525,13 @@ class DescribedEntry(NamedTuple):
     Attributes:
         files: a package's one, or those of a source.
         text: the paragraph as it is.
+        is_whole: it has files, and each of them can be used.
     """
 
     about: Description
     files: tuple[ArchiveFile, ...]
     text: bytes
+    is_whole: bool
 
 
 def described(
@@ -555,9 +557,13 @@ def described(
                 skip(each)
                 continue
             files: tuple[ArchiveFile, ...] = (each,)
+            wrong: list[BadEntry] = []
         else:
-            files = tuple(_files_named(found, name, skip))
-        yield about, DescribedEntry(about, files, text)
+            wrong = []
+            files = tuple(_files_named(found, name, wrong.append))
+            for why in wrong:
+                skip(why)
+        yield about, DescribedEntry(about, files, text, bool(files) and not wrong)
 
 
 def _description(found: Mapping[str, str], kind: str) -> Description:

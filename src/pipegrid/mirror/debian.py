@@ -24,8 +24,9 @@ from pipegrid.mirror.archive_file import (
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.entries import Entries, named_twice
+from pipegrid.mirror.index_writer import prepare, read_record, rebuilt, record_of, write_record
 from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, stage_indexes, update
-from pipegrid.mirror.manifest import keep_manifest, noting, read_manifest
+from pipegrid.mirror.manifest import add_to_manifest, keep_manifest, noting, read_manifest
 from pipegrid.mirror.package_filter import (
     ALL,
     FilterRecords,
@@ -65,6 +66,7 @@ from pipegrid.mirror.suites import (
 
 if TYPE_CHECKING:
     from pipegrid.mirror.indexes import ArchiveMirror
+    from pipegrid.mirror.signature_writer import GpgKey
 
 
 # What stays of a Debian archive though a run does not name it: suites and indexes that other runs keep in the
@@ -451,10 +453,12 @@ class DebianArchive:
         mirror: where it is fetched from and kept.
         now: for the dates of release files.
         ignores_dates: believe a suite that has expired, or is of the future; none older than what is here.
+        signing: signs indexes of what was fetched, which are published in place of the archive's; see
+            ``index_writer``. None: the archive's are.
 
     Raises:
         UsageError: a suite, component or architecture cannot be one, or all suites are flat, and have no
-            components.
+            components; or indexes that are rebuilt are to be kept in another form than packed.
     """
 
     def __init__(
@@ -464,7 +468,12 @@ class DebianArchive:
         keys: Keys,
         now: datetime | None = None,
         ignores_dates: bool = False,
+        signing: GpgKey | None = None,
     ) -> None:
+        if signing is not None and (selection.with_patches or selection.indexes != "packed"):
+            raise UsageError(
+                "rebuilt indexes are packed and have no patches; leave out --diffs and --indexes"
+            )
         if not selection.suites:
             raise UsageError("give a suite, such as sid")
         names = [_checked_name(name, canonical) for name in selection.suites]
@@ -477,6 +486,7 @@ class DebianArchive:
         self._mirror = mirror
         self._destination = mirror.destination
         self._selection = selection
+        self._signing = signing
         self._suites = Suites(mirror, keys, now, ignores_dates)
         self._names = list(dict.fromkeys(names))
 
@@ -509,36 +519,61 @@ class DebianArchive:
             each for suite in suites for each in indexes_of(suite, self._selection, outcome.absent)
         ]
         apart = await self._mirror.run(kept_apart, self._destination, suites, indexes, delete)
+        if self._signing is not None:
+            apart = await self._mirror.run(prepare, self._destination, indexes, apart)
         gone = await self._stage([*indexes, *apart], outcome, keep_going)
         indexes = [each for each in indexes if each not in gone]
         apart = [each for each in apart if each not in gone]
         everything = [*indexes, *apart]
         records = await self._mirror.run(self._set_filters, indexes, apart, delete_excluded)
         matches = Matches(self._selection.filter)
-        own = {path: data for suite in suites for path, data in own_files(suite).items()}
-        further = list(_further(indexes, own))
+        further = list(_further(indexes, _all_own(suites)))
         contents = entries.once(self._contents(indexes, entries.skip, matches))
         if not dry_run:
-            contents = noting(self._destination, contents, further)
+            contents = noting(self._destination, contents, () if self._signing else further)
         also = entries.once(self._contents(apart, entries.skip))
         report = outcome.report = await self._mirror.sync(chain(contents, also))
         outcome.unmatched = matches.unmatched()
         matches.check()
-        if dry_run:
-            pass
-        elif not report.failed_files or not report.is_stopped:
+        if not dry_run and not (report.failed_files and report.is_stopped):
             await entries.settle(self._mirror, report)
         if report.failed_files and (not keep_going or report.is_stopped):
             return outcome
-        outcome.is_new = not await self._mirror.run(self._destination.holds, own)
-        if not dry_run:
-            await self._mirror.run(self._publish, suites, everything, own, entries)
-            await self._mirror.run(keep_manifest, self._destination, entries.replaced)
+        if dry_run:
+            outcome.is_new = await self._mirror.run(self._would_be_new, suites)
+        else:
+            suites = await self._show(suites, everything, outcome)
+            further = list(_further(indexes, _all_own(suites)))
             await self._mirror.run(write_records, self._destination, records)
-            outcome.is_published = True
         if delete and not (report.failed_files or entries.skipped_files or outcome.unmatched):
             await self._delete(suites, indexes, apart, further, outcome, dry_run)
         return outcome
+
+    async def _show(
+        self, suites: list[Suite], indexes: Sequence[Index], outcome: DebianOutcome
+    ) -> list[Suite]:
+        """Rebuild indexes if that is wanted, and publish them; returns the suites as they are seen then."""
+        record = record_of(suites)
+        if self._signing is not None:
+            suites = await self._mirror.run(
+                rebuilt, self._destination, suites, indexes, self._signing
+            )
+            further = _further(indexes, _all_own(suites))
+            await self._mirror.run(add_to_manifest, self._destination, further)
+        own = _all_own(suites)
+        outcome.is_new = not await self._mirror.run(self._destination.holds, own)
+        await self._mirror.run(self._publish, suites, indexes, own, outcome.entries)
+        await self._mirror.run(keep_manifest, self._destination, outcome.entries.replaced)
+        if self._signing is not None:
+            await self._mirror.run(write_record, self._destination, record)
+        outcome.is_published = True
+        return suites
+
+    def _would_be_new(self, suites: Sequence[Suite]) -> bool:
+        """In the thread: whether release files are not those that exist, or that new ones were made of."""
+        if self._signing is None:
+            return not self._destination.holds(_all_own(suites))
+        return not record_of(suites).items() <= read_record(self._destination).items()
 
     async def _delete(
         self,
@@ -804,6 +839,11 @@ def _further(indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[Archiv
         yield from index.forms
     for path, data in own.items():
         yield ArchiveFile(path, len(data), "sha256", sha256(data).digest())
+
+
+def _all_own(suites: Iterable[Suite]) -> dict[str, bytes]:
+    """Return the release files of suites, by path."""
+    return {path: data for suite in suites for path, data in own_files(suite).items()}
 
 
 def _why_unreadable(destination: Destination, index: Index) -> BadEntry | None:

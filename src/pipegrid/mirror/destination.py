@@ -534,6 +534,22 @@ class Destination:
             changed[os.path.dirname(path)] = None
         self._directories.sync(changed)
 
+    def move(self, path: str, other: str) -> None:
+        """
+        Give a file another name, where readers see neither; without that file nothing happens.
+
+        Raises:
+            MirrorError: it cannot be renamed.
+        """
+        old, name = self._directories.place(path, make=False)
+        if old is None or not exists(name, old):
+            return
+        new, last = self._directories.place(other, make=True)
+        try:
+            os.rename(name, last, src_dir_fd=old, dst_dir_fd=new)
+        except OSError as error:
+            raise self.error(error, f"hold {quoted(other)}") from error
+
     def link(self, path: str, other: str) -> None:
         """
         Give a file that is staged, or there, another name, at once to be seen; for names that are hashes.

@@ -55,6 +55,15 @@ def noting(
         raise destination.error(error, "record what it holds") from error
 
 
+def add_to_manifest(destination: Destination, entries: Iterable[ArchiveFile]) -> None:
+    """Write down more of what ``keep_manifest`` makes the manifest."""
+    try:
+        with open(_new(destination), "ab", opener=_open_own) as file:
+            file.writelines(list_line(each) for each in entries)
+    except OSError as error:
+        raise destination.error(error, "record what it holds") from error
+
+
 def begin_manifest(destination: Destination) -> None:
     """Note that a run has begun that will give files their names, whatever they will be."""
     try:

@@ -36,7 +36,7 @@ _SCRATCH = "pipegrid-mirror-"
 _LEFT_S = 3600.0
 """So old is one that nobody has locked before it goes: just after it was made it is not locked yet."""
 
-_COPIED = ("compressed", "filters", "checked")
+_COPIED = ("compressed", "filters", "checked", "reindexed")
 """Of ``HIDDEN``: they are read, and some are added to."""
 
 

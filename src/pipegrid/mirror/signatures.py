@@ -300,7 +300,7 @@ def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str, stopped: Sto
         for number, keyring in enumerate(keyrings):
             options += ["--keyring", _usable(keyring, os.path.join(directory, f"{number}.gpg"))]
         try:
-            said = _output_of(
+            said, _ = output_of(
                 ["gpgv", "--homedir", directory, "--status-fd", "1", *_WEAK, *options, *arguments],
                 stopped,
             )
@@ -322,8 +322,14 @@ def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str, stopped: Sto
         raise NotSigned(f"{name} is {NOT_SIGNED} ({reason})")
 
 
-def _output_of(command: list[str], stopped: Stopped) -> bytes:
-    """Run a program, and look meanwhile whether all is to end; returns what it prints."""
+def output_of(command: list[str], stopped: Stopped) -> tuple[bytes, int]:
+    """
+    Run a program, and look meanwhile whether all is to end; returns what it prints, and its exit status.
+
+    Raises:
+        OSError, subprocess.TimeoutExpired: it cannot be started, or takes more than ``TIMEOUT_S``.
+        MirrorError: all is to end.
+    """
     import subprocess
     import time
 
@@ -338,7 +344,7 @@ def _output_of(command: list[str], stopped: Stopped) -> bytes:
         try:
             while True:
                 try:
-                    return running.communicate(timeout=LOOK_S)[0]
+                    return running.communicate(timeout=LOOK_S)[0], running.returncode
                 except subprocess.TimeoutExpired:
                     if time.monotonic() > until_s:
                         raise
