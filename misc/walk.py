@@ -226,7 +226,7 @@ def traced(source: str, command: str, arguments: Sequence[str], result: str) -> 
 
 def walk(source: Path) -> dict[str, dict[str, Any]]:
     """Return the four walks of the package below a ``src`` directory."""
-    from pipegrid.core.params import Params
+    from pipegrid.core.encoding_parameters import Params
     from pipegrid.speedtest.server_processes import FileEncoding, Servers
 
     found: dict[str, dict[str, Any]] = {}

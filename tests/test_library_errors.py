@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.exit_status import _OPTIONS, sentence
+from pipegrid.cli.error_report import _OPTIONS, sentence
 from pipegrid.core.caps import parse_cap, readable
 from pipegrid.errors import SinkError, UsageError, naming
 from pipegrid.transfer.failure_messages import LESS

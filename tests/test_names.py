@@ -41,7 +41,8 @@ running
 results resume retry root rpm runner safe search selection selfcheck serve service settings signatures
 sink site small socket sockets source spans speedtest spool state states status stdin store stream streamed
 streams systemd table tahoe tcp text throttle timeline tls trace tracker transfers transport twist
-twisted update uploader verdict verifier workers writer
+twisted assignment async content decode downloaded encoding hedge input interruptible listed lookup ordered
+packing parameters public segmented strict yaml update uploader verdict verifier workers writer
 """
 
 ORDINARY = set(_WORDS.split())

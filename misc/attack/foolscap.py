@@ -23,7 +23,7 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from misc.attack.target import Target
 from pipegrid.core import base32
-from pipegrid.reactor.tls_context import self_signed_pem
+from pipegrid.reactor.tls_settings import self_signed_pem
 from pipegrid.wire import server_address
 from pipegrid.wire.banana import CLOSE, INT, NEG, OPEN, PING, STRING
 

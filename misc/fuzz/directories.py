@@ -8,7 +8,7 @@ from __future__ import annotations
 from misc.fuzz.choices import Choices
 from pipegrid.core.caps import parse_cap
 from pipegrid.core.hashes import netstring
-from pipegrid.core.mutable.directory_edits import (
+from pipegrid.core.mutable.directory_content import (
     Edit,
     Link,
     Rename,

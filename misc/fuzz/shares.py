@@ -19,8 +19,8 @@ from pipegrid.core import hashes, ueb
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoder import Encoder
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import netstring
-from pipegrid.core.params import Params
 from pipegrid.core.verifier import MAX_PROBLEMS, ShareVerifier
 from pipegrid.errors import CapMismatch, CorruptionError
 

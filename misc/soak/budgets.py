@@ -25,7 +25,7 @@ if __name__ == "__main__":  # as a file, it stands outside of the packages that 
 from tests.simulation.grid_budgets import Discarded, best_fixed_window, put_seconds, warm_up
 from tests.simulation.grid_world import GridWorld
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 
 BYTES = 1_000_000_000
 MBIT = 125_000

@@ -37,7 +37,7 @@ from twisted.protocols.portforward import ProxyClient, ProxyClientFactory, Proxy
 from misc import ending
 from misc.command import command, environment
 from misc.soak.relayed import RelayedServers
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid import Grid
 
 CUT = 0.54

@@ -39,7 +39,7 @@ from twisted.python.failure import Failure
 from misc import ending
 from misc.speedtest.peers.nodes import free_port
 from pipegrid import Grid
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import GridError, PipegridError, UncoordinatedWriteError
 from pipegrid.speedtest.server_processes import LOOPBACK, environment, first_line, make_client
 from pipegrid.wire import server_address

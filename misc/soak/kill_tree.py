@@ -31,7 +31,7 @@ from typing import Any, TextIO
 from misc import ending
 from misc.soak.kill_put import Violation
 from misc.soak.tree_world import Ended, TreeWorld, described, make_tree
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk.atomic_write import SUFFIX
 
 KINDS = ("put", "backup", "get")

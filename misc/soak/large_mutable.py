@@ -40,8 +40,8 @@ from misc.soak.resume import KINDS, PIPEGRID, PipegridNode
 from misc.speedtest.peers.nodes import HTTPS, StorageNode, servers_file, stop
 from misc.speedtest.processes import LOOPBACK
 from pipegrid import Grid
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.mutable.versions import MDMF_SEGMENT_BYTES, SALT_BYTES
-from pipegrid.core.params import Params
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
 

@@ -27,14 +27,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from misc import ending
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer, tagged_hash
-from pipegrid.core.params import Params
 from pipegrid.core.placement import permutation_seed
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.grid.configured_servers import Windows
+from pipegrid.grid.servers_yaml import Windows
 from pipegrid.reactor.workers import Workers
 from pipegrid.transfer.peers import Peer
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports
 from pipegrid.wire.messages import Allocation, ServerIdentity, UploadSecrets, WriteAnswer
 

@@ -29,7 +29,7 @@ from twisted.protocols.portforward import ProxyFactory
 from misc import ending
 from misc.soak.kill_put import Violation
 from misc.soak.tree_world import Counter, Ended, TreeWorld, described, make_tree, relay_to
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 
 KINDS = ("backup", "put", "get")
 PARAMS = Params(2, 4)

@@ -10,7 +10,7 @@ import attrs
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IProtocolFactory
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
 from pipegrid.server.serve import ServeSettings, StorageNode

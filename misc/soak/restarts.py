@@ -53,7 +53,7 @@ from misc.speedtest.peers.nodes import (
     servers_file,
 )
 from pipegrid import Grid
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CorruptionError, GridError, PipegridError
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client

@@ -42,7 +42,7 @@ from misc.ending import end_on_sigterm
 from misc.soak.kill_put import Violation
 from misc.speedtest.peers.nodes import HTTPS, StorageNode, servers_file, stop
 from misc.speedtest.processes import LOOPBACK
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.flow.window import INITIAL_BYTES
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client

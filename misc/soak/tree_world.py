@@ -25,7 +25,7 @@ from twisted.protocols.portforward import ProxyClient, ProxyClientFactory, Proxy
 from misc.command import command, environment
 from misc.soak.kill_put import Violation
 from misc.soak.relayed import RelayedServers
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 
 TIMEOUT_S = 1500.0
 _SETTLE_S = 0.3

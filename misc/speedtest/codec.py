@@ -33,7 +33,7 @@ import zfec
 from pipegrid.core import erasure
 from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.encoder import Encoder, ShareWrite, convergent_key
-from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Geometry, Params
+from pipegrid.core.encoding_parameters import DEFAULT_SEGMENT_BYTES, Geometry, Params
 from pipegrid.errors import PipegridError
 
 VECTORS = Path(__file__).resolve().parents[2] / "tests" / "vectors" / "immutable.json"

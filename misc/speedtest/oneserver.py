@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from misc.speedtest import processes
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
 

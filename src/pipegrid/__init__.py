@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pipegrid.core.caps import Cap, ChkCap, LitCap, parse_cap
-    from pipegrid.core.mutable.directory_edits import Link, Rename, Unlink
-    from pipegrid.core.params import Params
+    from pipegrid.core.encoding_parameters import Params
+    from pipegrid.core.mutable.directory_content import Link, Rename, Unlink
     from pipegrid.errors import (
         CapError,
         CapMismatch,
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
         RepairResult,
     )
     from pipegrid.tree.directory import Child, Directory
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 _HOMES = {
     "AutoWindow": "pipegrid.flow.window",
@@ -82,18 +82,18 @@ _HOMES = {
     "CreateResult": "pipegrid.transfer.mutable.publish",
     "Directory": "pipegrid.tree.directory",
     "GetResult": "pipegrid.transfer.results",
-    "Grid": "pipegrid.tree.tree_grid",
-    "Link": "pipegrid.core.mutable.directory_edits",
+    "Grid": "pipegrid.tree.public_grid",
+    "Link": "pipegrid.core.mutable.directory_content",
     "LitCap": "pipegrid.core.caps",
     "Mirror": "pipegrid.mirror.mirror",
-    "Params": "pipegrid.core.params",
+    "Params": "pipegrid.core.encoding_parameters",
     "Pipeline": "pipegrid.flow.pipeline",
     "PipelinedAgent": "pipegrid.http11",
     "PutResult": "pipegrid.transfer.results",
-    "Rename": "pipegrid.core.mutable.directory_edits",
+    "Rename": "pipegrid.core.mutable.directory_content",
     "RenewResult": "pipegrid.transfer.results",
     "RepairResult": "pipegrid.transfer.results",
-    "Unlink": "pipegrid.core.mutable.directory_edits",
+    "Unlink": "pipegrid.core.mutable.directory_content",
     "WriteResult": "pipegrid.transfer.mutable.publish",
     "create_local": "pipegrid.grid.creation",
     "parse_cap": "pipegrid.core.caps",

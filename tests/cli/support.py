@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
 from pipegrid.core.caps import Cap, LitCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, SourceError
 from pipegrid.transfer.put.put_many import ManyPuts
 from pipegrid.transfer.put.source import size_of

@@ -16,7 +16,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.protocols.portforward import ProxyFactory
 from twisted.trial.unittest import TestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 
 reactor: Any = installed_reactor
 SERVERS = 4

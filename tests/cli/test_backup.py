@@ -190,7 +190,7 @@ class CommandTests(ProcessTestCase):
         private = self.home / ".local/share/pipegrid/private/backup"
         run = json.loads(self.run_command("--json", "backups")[0])
         self.assertEqual((len(run["machine"]), run["host"]), (16, os.uname().nodename))
-        code = "import pipegrid.tree.backup.backup_state as m; m.SYSTEM_FILES = (); "
+        code = "import pipegrid.tree.backup.backup_state_directory as m; m.SYSTEM_FILES = (); "
         code += "import pipegrid.cli.__main__"
 
         def elsewhere(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import cap_file
 from pipegrid.cli.cap_file import as_line, parse_cap_file
-from pipegrid.cli.exit_status import sentence
+from pipegrid.cli.error_report import sentence
 from pipegrid.core.caps import LitCap, checkable
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import UsageError

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import completion
 from pipegrid.cli.completion import for_bash, split
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid.creation import create_client
 from tests.cli.pty import SOURCE
 

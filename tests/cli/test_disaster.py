@@ -12,7 +12,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 
 
 class DisasterTests(TestCase):

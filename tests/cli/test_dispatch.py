@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.exit_status import ExitStatus, sentence
+from pipegrid.cli.error_report import ExitStatus, sentence
 from pipegrid.cli.options import byte_rate, byte_room, byte_size
 from pipegrid.errors import (
     CapError,

@@ -11,7 +11,7 @@ from misc.command import environment
 from misc.speedtest.processes import Servers
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.speedtest.server_processes import FileEncoding
 
 OF_OTHERS = (
@@ -51,7 +51,7 @@ OF_TWISTED = (
 OURS = (
     "pipegrid.core.packed_directory",
     "pipegrid.grid.creation",
-    "pipegrid.grid.discovery",
+    "pipegrid.grid.introducer_discovery",
     "pipegrid.grid.embedded_grid",
     "pipegrid.grid.request_trace",
     "pipegrid.http11.agent",
@@ -70,7 +70,7 @@ OF_GETS = ("pipegrid.core.decoder", "pipegrid.transfer.get.download")
 OF_PUTS = (
     "pipegrid.core.encoder",
     "pipegrid.transfer.put.uploader",
-    "pipegrid.transfer.put.upload",
+    "pipegrid.transfer.put.segmented_upload",
 )
 
 _TELL = """

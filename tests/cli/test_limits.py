@@ -13,7 +13,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 
 RATE = 200_000
 SIZES = [200] * 10 + [100_000] * 3

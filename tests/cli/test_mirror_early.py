@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.mirror_archive import RpmOptions, rpm_job
-from pipegrid.cli.mirror_job import MirrorOptions
+from pipegrid.cli.mirror_options import MirrorOptions
 from pipegrid.cli.startup.lazy_modules import LAZY
 from pipegrid.mirror import blocking_mirror
 from pipegrid.mirror.destination import Destination

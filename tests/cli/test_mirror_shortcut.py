@@ -110,8 +110,8 @@ class ShortcutTests(SynchronousTestCase):
     def test_a_list_that_changes(self) -> None:
         """Nothing is deleted for a list that is written while it is read; that is what it wants by then."""
         from pipegrid.cli.console import Console
-        from pipegrid.cli.mirror_job import MirrorOptions
-        from pipegrid.cli.mirror_list import ListRun
+        from pipegrid.cli.mirror_listed_files import ListRun
+        from pipegrid.cli.mirror_options import MirrorOptions
         from pipegrid.errors import SourceError
 
         self.mirror()
@@ -130,9 +130,9 @@ class ShortcutTests(SynchronousTestCase):
     def test_stopped_while_looking(self) -> None:
         """A run that was told to stop while it looked at what is there is not one that was complete."""
         from pipegrid.cli.console import Console
-        from pipegrid.cli.exit_status import Interrupted
-        from pipegrid.cli.mirror_job import MirrorOptions
-        from pipegrid.cli.mirror_list import ListRun
+        from pipegrid.cli.error_report import Interrupted
+        from pipegrid.cli.mirror_listed_files import ListRun
+        from pipegrid.cli.mirror_options import MirrorOptions
 
         self.mirror()
         manifest = self.dest / ".pipegrid-mirror/manifest"

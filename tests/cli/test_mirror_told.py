@@ -7,7 +7,7 @@ import io
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirror_job import Display, MirrorOptions, RunOutcome
+from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome
 from pipegrid.mirror.scheduler import Report, Tally
 from tests.cli.support import Terminal
 

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
 from pipegrid.core.caps import ChkCap, parse_cap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import SourceError
 from pipegrid.grid.creation import create_local
 from pipegrid.transfer import share_files

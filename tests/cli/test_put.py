@@ -7,7 +7,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import LitCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.transfer.put.put_many import MAX_BYTES
 from tests.cli.support import BrokenPipe, FakeConfig, FakeGrid, Run, Terminal

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli import speedtest_run
 from pipegrid.cli.app import COMMANDS
 from pipegrid.cli.cmd_speedtest import HOMES, speedtest_command, with_command
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.speedtest import html_report, runner
 from pipegrid.speedtest.link_proxy import PROFILES
 from pipegrid.speedtest.run_results import SCENARIO, UP, EmulatedLink, Measurement, Run

@@ -15,7 +15,7 @@ from twisted.python import usage
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import twist_plugin
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.errors import UsageError
 from pipegrid.server.serve import ServeSettings
 from tests.grid.introducer_support import FURL

@@ -17,7 +17,7 @@ from pipegrid.core import erasure, isal
 from pipegrid.core.caps import LitCap
 from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.encoder import Encoder, ShareWrite, convergent_key
-from pipegrid.core.params import MAX_LITERAL_BYTES, Params
+from pipegrid.core.encoding_parameters import MAX_LITERAL_BYTES, Params
 from pipegrid.errors import SourceError
 from tests import vectors
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import layout, ueb
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from tests import vectors
 
 

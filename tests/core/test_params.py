@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.params import Geometry, Params, round_up
+from pipegrid.core.encoding_parameters import Geometry, Params, round_up
 from pipegrid.errors import UsageError
 from tests import vectors
 

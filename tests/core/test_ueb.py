@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import hashes, ueb
-from pipegrid.core.params import Geometry, Params
+from pipegrid.core.encoding_parameters import Geometry, Params
 from tests import vectors
 
 GEOMETRY = Params().geometry(1000)

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core import encoder, layout
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoder import Encoder
-from pipegrid.core.params import Geometry, Params
+from pipegrid.core.encoding_parameters import Geometry, Params
 
 
 def encoded(geometry: Geometry, key: bytes, plaintext: bytes) -> tuple[list[bytes], ChkCap]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.private_output import make_directory, open_private
+from pipegrid.disk.private_files import make_directory, open_private
 
 REWRITE = os.O_WRONLY | os.O_TRUNC
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.tree.backup.backup_state import relocated
+from pipegrid.tree.backup.backup_state_directory import relocated
 
 
 class RelocatedTests(SynchronousTestCase):

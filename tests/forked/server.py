@@ -63,10 +63,10 @@ NOT = (
         "cli.mirror",
         "cli.speedtest",
         "cli.twist_plugin",
-        "grid.discovery",
+        "grid.introducer_discovery",
         "grid.introducer_client",
     ),
-    *("grid.server_config", "transfer.put.streamed_source", "transport.foolscap"),
+    *("grid.server_config", "transfer.put.async_source", "transport.foolscap"),
 )
 """With these begin the names of modules that are for others, or bring Foolscap, which makes a reactor."""
 

@@ -17,7 +17,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
-from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
+from pipegrid.core.encoding_parameters import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_config, client_paths
 from pipegrid.grid.client_config import load

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.startup.preconnect_servers import addresses_in, dial
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.configured_servers import parse_static_servers
+from pipegrid.grid.servers_yaml import parse_static_servers
 from pipegrid.reactor.preconnect import MOST
 
 PIN = "A" * 43
@@ -155,7 +155,7 @@ class DialTests(SynchronousTestCase):
             "import pipegrid.cli.startup.preconnect_servers as dialling\n"
             "dialling.dial('/nowhere')\n"
             "print(*(each for each in ('ssl', 'socket') if each in sys.modules))\n"
-            "import pipegrid.reactor.preconnect, pipegrid.reactor.tls_context\n"
+            "import pipegrid.reactor.preconnect, pipegrid.reactor.tls_settings\n"
             "print(*sorted(each for each in set(sys.modules) - begun"
             " if each.split('.')[0] in ('attr', 'attrs', 'twisted', 'yaml', 'zope')))"
         )

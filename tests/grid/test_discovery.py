@@ -14,19 +14,19 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UnhappyError
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.grid import discovery
+from pipegrid.grid import introducer_discovery
 from pipegrid.grid.client_cache import cache_name, read_cache
-from pipegrid.grid.configured_servers import IntroducerAddress, load_introducers, parse_introducers
-from pipegrid.grid.discovery import (
+from pipegrid.grid.introducer_client import MAX_WARNINGS
+from pipegrid.grid.introducer_discovery import (
     FORGET_AFTER_S,
     GRACE_S,
     PATIENCE_S,
     Discovery,
     DiscoverySettings,
 )
-from pipegrid.grid.introducer_client import MAX_WARNINGS
 from pipegrid.grid.server_registry import MAX_WARNINGS as MAX_GRID_WARNINGS
 from pipegrid.grid.server_registry import WAIT_FOR_S, Readiness, ServerRegistry, Warnings
+from pipegrid.grid.servers_yaml import IntroducerAddress, load_introducers, parse_introducers
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.wire.announcements import (
     AnnouncementBook,
@@ -35,7 +35,7 @@ from pipegrid.wire.announcements import (
     make_signing_key,
     sign,
 )
-from pipegrid.wire.foolscap_receiver import LimitExceeded
+from pipegrid.wire.banana_receiver import LimitExceeded
 from pipegrid.wire.introducer_protocol import PROTOCOL_KEY, reason_of
 from tests.grid.introducer_support import FURL, FakeIntroducer, announced, key, nurl
 from tests.transport.memory import MemoryServer
@@ -176,7 +176,7 @@ class IntroducerTests(DiscoveryTestCase):
 
     def test_one_introducer_keeps_out_nobody_of_another(self) -> None:
         """Each has its part of the servers that are kept, whatever one names, now or in the next run."""
-        self.patch(discovery, "AnnouncementBook", partial(AnnouncementBook, limit=6))
+        self.patch(introducer_discovery, "AnnouncementBook", partial(AnnouncementBook, limit=6))
         honest = FakeIntroducer(announced(1), announced(2))
         liar = FakeIntroducer(*map(announced, range(10, 19)))
         world = self.world(liar, honest)
@@ -196,7 +196,7 @@ class IntroducerTests(DiscoveryTestCase):
 
     def test_other_services(self) -> None:
         """Are neither counted as servers, nor in the way of these."""
-        self.patch(discovery, "AnnouncementBook", partial(AnnouncementBook, limit=2))
+        self.patch(introducer_discovery, "AnnouncementBook", partial(AnnouncementBook, limit=2))
         others = [announced(number, **{"service-name": "other"}) for number in range(10, 19)]
         world = self.world(FakeIntroducer(*others, announced(1), announced(2)))
         self.assertEqual(sorted(world.names), ["server-1", "server-2"])

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid import Grid
 from pipegrid.core.caps import ChkCap, DirectoryCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CapError, PipegridError, ServerUnreachable, UsageError
 from pipegrid.grid.creation import create_local
 from pipegrid.grid.server_registry import WAIT_FOR_S

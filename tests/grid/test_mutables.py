@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CapError, PipegridError, UsageError
 from pipegrid.testing.network import leaks
 from pipegrid.transfer.put.source import open_at_once

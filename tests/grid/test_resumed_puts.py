@@ -12,8 +12,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import TestCase
 
 from pipegrid import Grid
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.params import Params
 from pipegrid.grid.creation import create_local
 from pipegrid.transfer.results import PutResult
 from pipegrid.transport.local_server import LocalServer

@@ -15,11 +15,12 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.core import base32
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UnhappyError, UsageError
 from pipegrid.grid import Grid
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.configured_servers import (
+from pipegrid.grid.creation import create_client
+from pipegrid.grid.servers_yaml import (
     FLIGHT_BYTES,
     WINDOW_MEMORY_BYTES,
     Windows,
@@ -27,7 +28,6 @@ from pipegrid.grid.configured_servers import (
     open_server,
     parse_static_servers,
 )
-from pipegrid.grid.creation import create_client
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.foolscap.client import FoolscapServer

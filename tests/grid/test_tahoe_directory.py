@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.core import base32
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UsageError
 from pipegrid.grid import Grid, client_paths
 from pipegrid.grid.client_cache import cache_name
@@ -21,7 +21,7 @@ from pipegrid.grid.client_config import load
 from pipegrid.grid.client_paths import is_configured
 from pipegrid.grid.creation import create_like_tahoe, create_local
 from pipegrid.server.serve import ServeSettings, StorageNode
-from pipegrid.tree.backup.backup_state import BackupPlace
+from pipegrid.tree.backup.backup_state_directory import BackupPlace
 from tests.grid.introducer_support import FURL, announced, key, nurl
 
 reactor: Any = installed_reactor

@@ -9,7 +9,7 @@ import yaml
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.grid.config_files import MAX_DEPTH, parse_yaml
+from pipegrid.grid.strict_config import MAX_DEPTH, parse_yaml
 
 SERVERS = b"""
 storage:

@@ -25,7 +25,7 @@ from pipegrid.http11.host_pool import HostPool
 from pipegrid.http11.limits import Limits
 from pipegrid.http11.upload_connection import UploadConnection
 from pipegrid.reactor.client_tls import PreconnectedEndpoint, TlsFailed
-from pipegrid.reactor.tls_context import http_context
+from pipegrid.reactor.tls_settings import http_context
 from tests.http11.network import Network, ServerSide
 from tests.http11.wire import get
 

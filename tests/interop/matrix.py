@@ -23,7 +23,7 @@ from twisted.internet.threads import deferToThread
 
 from pipegrid.core import base32
 from pipegrid.core.caps import ChkCap, parse_cap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid import Grid
 from pipegrid.grid.client_paths import INTRODUCERS_NAME
 from pipegrid.grid.creation import ClientPreferences, create_client

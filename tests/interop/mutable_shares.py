@@ -20,7 +20,7 @@ from pipegrid.core import base32
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
 from pipegrid.core.lease_secrets import write_enabler
 from pipegrid.core.mutable.decoder import VersionReader
-from pipegrid.core.mutable.directory_edits import (
+from pipegrid.core.mutable.directory_content import (
     Edit,
     Link,
     Rename,

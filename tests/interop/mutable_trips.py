@@ -24,7 +24,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from pipegrid import Grid
 from pipegrid.core import base32
 from pipegrid.core.caps import LitCap, MutableCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
 from tests.interop.round_trips import ATTEMPTS, LOOPBACK, RoundTrips

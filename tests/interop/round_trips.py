@@ -32,8 +32,8 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from pipegrid import Grid
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, ChkCap
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import storage_index
-from pipegrid.core.params import Params
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
 

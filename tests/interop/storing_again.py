@@ -21,7 +21,7 @@ from twisted.trial.unittest import TestCase
 from pipegrid import Grid
 from pipegrid.core import base32
 from pipegrid.core.caps import readable
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 
 
 class StoringAgain(TestCase):

@@ -15,7 +15,7 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid import Grid
 from pipegrid.core import base32
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.upkeep import UpkeepRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from misc.speedtest.peers.nodes import HTTPS
 from twisted.internet.defer import Deferred
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from tests.interop.storing_again import StoringAgain
 
 

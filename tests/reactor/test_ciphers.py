@@ -12,7 +12,7 @@ from misc.speedtest.processes import first_line, running
 from OpenSSL import SSL
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.tls_context import http_context
+from pipegrid.reactor.tls_settings import http_context
 from pipegrid.server import identity
 from pipegrid.wire import server_address
 from pipegrid.wire.foolscap_broker import StrictNegotiation, make_tub

@@ -21,7 +21,7 @@ from pipegrid.reactor import client_tls
 from pipegrid.reactor.client_tls import ClientTLS, ClientTLSEndpoint, TlsFailed
 from pipegrid.reactor.server_tls import BatchingTLSFactory
 from pipegrid.reactor.sockets import Outlet, socket_of
-from pipegrid.reactor.tls_context import (
+from pipegrid.reactor.tls_settings import (
     BATCH_BYTES,
     GATHERED_BYTES,
     RECORD_BYTES,

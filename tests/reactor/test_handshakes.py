@@ -10,7 +10,7 @@ from misc.attack.measure import serve_command
 from misc.speedtest.processes import first_line, running
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.tls_context import MAX_KEY_UPDATES
+from pipegrid.reactor.tls_settings import MAX_KEY_UPDATES
 from pipegrid.wire import server_address
 from tests.reactor.test_ciphers import connected, upgrade
 

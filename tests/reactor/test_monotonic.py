@@ -194,7 +194,7 @@ class WallTimeTests(SynchronousTestCase):
             "reactor/process_settings.py",  # tells of it
             "cli/__init__.py",  # whether it tells anything at all
             "wire/grid_manager.py",  # whether a certificate has expired
-            "grid/discovery.py",  # since when an introducer has not named a server
+            "grid/introducer_discovery.py",  # since when an introducer has not named a server
             "grid/embedded_grid.py",
             "mirror/readonly_destination.py",  # how old is what a dry run has left
             "server/serve.py",  # leases, the ages of uploads, advisories

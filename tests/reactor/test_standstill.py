@@ -20,7 +20,7 @@ from pipegrid.reactor.process_settings import (
     is_standing,
     make_monotonic,
 )
-from pipegrid.wire.foolscap_receiver import BoundedReceiver
+from pipegrid.wire.banana_receiver import BoundedReceiver
 
 STOPPED_S = 1.5
 

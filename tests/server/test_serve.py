@@ -33,7 +33,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.client import Agent, readBody
 from zope.interface import implementer
 
-from pipegrid.cli.exit_status import sentence
+from pipegrid.cli.error_report import sentence
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.server import identity, serve

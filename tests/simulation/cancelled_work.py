@@ -20,14 +20,14 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import DirectoryCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk.atomic_write import SUFFIX
 from pipegrid.errors import PipegridError
 from pipegrid.testing.network import Hung
 from pipegrid.tree import upload_journal, upload_queue
 from pipegrid.tree.backup.backup_run import BackupOptions, Backups
 from pipegrid.tree.directory import Directory, create_directory
-from pipegrid.tree.tree_grid import Trees
+from pipegrid.tree.public_grid import Trees
 from pipegrid.tree.tree_upload import NOTES_NAME, TreeReports
 from tests.descriptors import open_files
 from tests.scratch import scratch_directory

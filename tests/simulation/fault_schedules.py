@@ -35,7 +35,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 
 from pipegrid.core import decoder
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
 from pipegrid.http11 import request_writer
@@ -43,8 +43,8 @@ from pipegrid.server.gbs import receivers as http_bodies
 from pipegrid.server.gbs import service as http_service
 from pipegrid.testing.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.testing.network import Hung, timeline
-from pipegrid.transfer.get import hedged_read, share_readers
-from pipegrid.transfer.put import existing_shares, write_batches
+from pipegrid.transfer.get import hedge_policy, share_readers
+from pipegrid.transfer.put import placement_history, write_batches
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from tests.core.simple_encoder import Encoded, encode
@@ -64,12 +64,12 @@ LIMIT_S = 4000.0
 SMALL: tuple[tuple[Any, str, int], ...] = (
     (write_batches, "BATCH_BYTES", 4096),
     (write_batches, "LET_GO_BYTES", 1000),
-    (existing_shares, "SMALL_BYTES", 500),
+    (placement_history, "SMALL_BYTES", 500),
     (request_writer, "PIECE_BYTES", 900),
     (request_writer, "LARGEST_PIECE_BYTES", 1000),
     (share_readers, "STREAM_BYTES", 1500),
     (decoder, "_APART_BYTES", 1500),
-    (hedged_read, "PROBE_BYTES", 300),
+    (hedge_policy, "PROBE_BYTES", 300),
     (http_service, "INLINE_READ_BYTES", 1000),
     (http_bodies, "STREAM_PIECE_BYTES", 700),
     (http_bodies, "GATHER_BYTES", 500),

@@ -26,16 +26,16 @@ from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
 from twisted.internet.task import deferLater
 from zope.interface import implementer
 
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer, tagged_hash
-from pipegrid.core.params import Params
 from pipegrid.core.placement import permutation_seed
 from pipegrid.disk.commit import Committable, Disk, Policy
 from pipegrid.errors import NoSpace
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import Window
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.grid.configured_servers import Windows
 from pipegrid.grid.grid import Grid
+from pipegrid.grid.servers_yaml import Windows
 from pipegrid.http11.pinned_key import pin_endpoint
 from pipegrid.server import identity as identities
 from pipegrid.server.listener import PortListener
@@ -48,7 +48,7 @@ from pipegrid.testing.link_model import Bottleneck
 from pipegrid.testing.network import SimulatedNetwork, leaks, run
 from pipegrid.testing.tcp_socket import TcpOptions
 from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.put.existing_shares import AskFirst
+from pipegrid.transfer.put.placement_history import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.requests import GbsSettings

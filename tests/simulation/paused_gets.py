@@ -21,7 +21,7 @@ from twisted.internet.task import deferLater
 from zope.interface import implementer
 
 from pipegrid.core.decoder import Decoder
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk.atomic_write import part_path
 from pipegrid.testing.faults import Slow
 from pipegrid.testing.grid import InlineWorkers

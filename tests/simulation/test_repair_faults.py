@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.testing.faults import FaultPlan
 from pipegrid.transfer.results import RepairResult

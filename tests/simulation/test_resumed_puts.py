@@ -12,7 +12,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.storage.uploads import incoming_files
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import UploadSettings

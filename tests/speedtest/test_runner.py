@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CorruptionError, UsageError
 from pipegrid.speedtest import run_results, runner, scenarios
 from pipegrid.speedtest.run_results import DOWN, UP, RoundTrip, Run, parse_run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UsageError
 from pipegrid.speedtest import scenarios
 from pipegrid.speedtest.run_results import DOWN, GROUPS, SCENARIO, UP, WINDOW, EmulatedLink

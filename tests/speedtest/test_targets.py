@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import GridError, ServerUnreachable, UsageError
 from pipegrid.speedtest import targets
 from pipegrid.speedtest.server_processes import make_client

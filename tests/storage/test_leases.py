@@ -8,7 +8,7 @@ import os
 from unittest import mock
 
 from pipegrid.core import layout
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk import files as disk
 from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.storage import share_file

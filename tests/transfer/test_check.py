@@ -11,8 +11,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.lease_secrets import ClientSecrets
-from pipegrid.core.params import Params
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.check import Check

@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.core.encoder import Encoder
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import SourceError
 from pipegrid.reactor import workers
 from pipegrid.reactor.workers import Workers

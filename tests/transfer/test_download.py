@@ -20,9 +20,9 @@ import tests.transfer.world
 from pipegrid.core import decoder
 from pipegrid.core.caps import LitCap
 from pipegrid.core.decoder import Decoder
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import NotEnoughSharesError, ServerProtocolError, ServerRefused, SinkError
-from pipegrid.transfer.get import hedged_read, share_readers
+from pipegrid.transfer.get import hedge_policy, share_readers
 from pipegrid.transfer.get.sink import CONSUMER_BYTES
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
@@ -358,7 +358,7 @@ class SpeedTests(DownloadTestCase):
         So both helpers are in that, and each is one of the k shares for all of the rest: the slow one's
         work, which they had divided, is not all there is to do.
         """
-        self.patch(hedged_read, "PROBE_SHARE", 1)
+        self.patch(hedge_policy, "PROBE_SHARE", 1)
         rate = float(1 << 20)
         for slow in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
             self.make(4_000_000, World(bytes_per_s=rate))
@@ -501,7 +501,7 @@ class MemoryTests(DownloadTestCase):
         """Pieces so small that a small file is streamed like a large one, and may hardly be held."""
         self.patch(share_readers, "STREAM_BYTES", 1500)
         self.patch(decoder, "_APART_BYTES", 1500)
-        self.patch(hedged_read, "PROBE_BYTES", 300)
+        self.patch(hedge_policy, "PROBE_BYTES", 300)
         self.patch(tests.transfer.world, "CHUNK_BYTES", 500)
         settings = DownloadSettings(memory_bytes=memory_bytes, silence_s=16.0, hedge_s=1.0)
         world = World(happy=1, params=params, download=settings, bytes_per_s=rate)

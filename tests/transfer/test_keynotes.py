@@ -16,7 +16,7 @@ from twisted.internet.defer import CancelledError
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.transfer.put import file_key, write_batches
 from pipegrid.transfer.put.file_key import MAX_AGE_S, MAX_NOTES, KeyNote, KeyNotes

@@ -8,8 +8,8 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.exit_status import ExitStatus, sentence, status_of
-from pipegrid.core.params import Params
+from pipegrid.cli.error_report import ExitStatus, sentence, status_of
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.verifier import ShareVerifier
 from pipegrid.errors import SegmentTooLarge
 from pipegrid.transfer.settings import DownloadSettings

@@ -6,7 +6,7 @@ from random import Random
 
 from twisted.internet.defer import Deferred
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import SourceError, UnhappyError
 from pipegrid.transfer.put import write_batches
 from pipegrid.transfer.results import PutResult

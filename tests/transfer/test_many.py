@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, fail, gatherResults, succeed
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import SourceError
 from pipegrid.flow.concurrency import FEW, INITIAL_LIMIT, SmallFileCapacity
 from pipegrid.transfer.put.put_many import MAX_BYTES, MAX_FILES, ManyPuts, PutOrder

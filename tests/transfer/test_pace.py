@@ -7,7 +7,7 @@ import math
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.put.stragglers import TICK_S, StragglerPolicy, is_silent, until_silence
+from pipegrid.transfer.put.straggler_policy import TICK_S, StragglerPolicy, is_silent, until_silence
 from pipegrid.transfer.settings import UploadSettings
 
 SETTINGS = UploadSettings(grace_s=2.0, grace_share=0.25, silence_s=60.0)

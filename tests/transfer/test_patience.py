@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.get.hedged_read import ReadPatience
+from pipegrid.transfer.get.hedge_policy import ReadPatience
 
 
 class PatienceTests(SynchronousTestCase):

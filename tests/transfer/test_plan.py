@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.placement import servers_of_happiness
-from pipegrid.transfer.put.upload_plan import UploadPlan
+from pipegrid.transfer.put.share_assignment import UploadPlan
 
 properties = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.get.hedged_read import HedgedRead
+from pipegrid.transfer.get.hedge_policy import HedgedRead
 
 
 @attrs.define

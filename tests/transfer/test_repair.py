@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import LitCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CapError, NoSpace, NotEnoughSharesError
 from pipegrid.transfer.results import RepairResult
 from pipegrid.transfer.settings import DownloadSettings

@@ -10,7 +10,7 @@ from pathlib import Path
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk.atomic_write import part_path
 from pipegrid.errors import NotEnoughSharesError, SinkError
 from pipegrid.transfer.get import resume

@@ -6,7 +6,7 @@ from random import Random
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.transfer.put import write_batches
 from pipegrid.transfer.results import PutResult

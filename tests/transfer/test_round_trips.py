@@ -7,7 +7,7 @@ from io import BytesIO
 from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from tests.transfer.world import RTT, World, content
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.transfer.get.get_history import MANY, GetHistory
-from pipegrid.transfer.get.hedged_read import (
+from pipegrid.transfer.get.hedge_policy import (
     EVERYTHING,
     HELPERS,
     NARROW_PROBE_BYTES,

@@ -13,16 +13,16 @@ from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.exit_status import sentence
+from pipegrid.cli.error_report import sentence
 from pipegrid.core.encoder import Encoder
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import NoSpace, SourceError, UnhappyError
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.put import write_batches
+from pipegrid.transfer.put.segmented_upload import Upload
 from pipegrid.transfer.put.share_tracker import FORGET_S
 from pipegrid.transfer.put.share_upload import ShareUpload
 from pipegrid.transfer.put.source import FileSource
-from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
 from tests.core.simple_encoder import Encoded

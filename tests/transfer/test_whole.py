@@ -13,11 +13,11 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import encoder, layout
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.testing.clock import HeapClock
 from pipegrid.transfer.put.put_context import Deadlines
+from pipegrid.transfer.put.segmented_upload import Upload
 from pipegrid.transfer.put.small_file import SmallFileUpload
-from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transport.foolscap import client
 from pipegrid.wire.foolscap_broker import can_pack

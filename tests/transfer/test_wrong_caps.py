@@ -9,9 +9,9 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.exit_status import ExitStatus, status_of
+from pipegrid.cli.error_report import ExitStatus, status_of
 from pipegrid.core.caps import ChkCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.ueb import CapCheck, pack
 from pipegrid.errors import CapMismatch, NotEnoughSharesError
 from pipegrid.transfer.failure_messages import SearchOutcome, too_few_shares

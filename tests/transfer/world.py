@@ -24,8 +24,8 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.params import Params
 from pipegrid.core.placement import permutation_seed, servers_of_happiness
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerUnreachable, WriteLost
 from pipegrid.flow.pipeline import Pipeline
@@ -34,7 +34,7 @@ from pipegrid.grid.grid import Grid
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.peers import Peer, ring
-from pipegrid.transfer.put.existing_shares import AskFirst
+from pipegrid.transfer.put.placement_history import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.interface import StoresApart
 from pipegrid.wire.messages import (

@@ -10,9 +10,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.mutable import keys
-from pipegrid.core.params import Params
 from pipegrid.core.placement import permutation_seed
 from pipegrid.disk.commit import Policy
 from pipegrid.disk.group_commit import GroupCommit

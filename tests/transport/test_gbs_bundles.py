@@ -15,8 +15,8 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.params import Params
 from pipegrid.errors import (
     ConflictingWrite,
     NoSpace,

@@ -14,7 +14,7 @@ from unittest import mock
 from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.exit_status import status_of
+from pipegrid.cli.error_report import status_of
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.tree import aliases
 from pipegrid.tree.aliases import add_alias, read_aliases, remove_alias

@@ -10,8 +10,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SinkError
+from pipegrid.tree.downloaded_files import make_directory, make_link
 from pipegrid.tree.local_directory import DirectoryFd
-from pipegrid.tree.local_files import make_directory, make_link
 from pipegrid.tree.metadata import RestoredMetadata
 
 

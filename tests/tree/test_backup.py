@@ -35,7 +35,7 @@ from pipegrid.errors import (
 from pipegrid.tree import local_walk
 from pipegrid.tree.backup import backup_database as database_module
 from pipegrid.tree.backup import backup_run, catalogue
-from pipegrid.tree.backup import backup_state as machines
+from pipegrid.tree.backup import backup_state_directory as machines
 from pipegrid.tree.backup.backup_database import (
     LATEST_S,
     RACY_NS,
@@ -47,7 +47,7 @@ from pipegrid.tree.backup.backup_database import (
     signature_of,
 )
 from pipegrid.tree.backup.backup_run import BackupOptions, BackupResult, Backups, check_name
-from pipegrid.tree.backup.backup_state import this_machine
+from pipegrid.tree.backup.backup_state_directory import this_machine
 from pipegrid.tree.backup.catalogue import (
     BackupRun,
     Machine,

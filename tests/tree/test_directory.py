@@ -11,12 +11,18 @@ import attrs
 from twisted.internet.defer import DeferredList
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap, parse_cap
-from pipegrid.core.mutable import directory_edits
-from pipegrid.core.mutable.directory_edits import MAX_CHILDREN, MAX_NAME_BYTES, Link, Rename, Unlink
+from pipegrid.core.mutable import directory_content
+from pipegrid.core.mutable.directory_content import (
+    MAX_CHILDREN,
+    MAX_NAME_BYTES,
+    Link,
+    Rename,
+    Unlink,
+)
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UnhappyError, UsageError
 from pipegrid.tree.directory import Directory, create_directory, look_up, make_directories, move
 from pipegrid.tree.listing import ListingLimits
-from pipegrid.tree.tree_grid import Trees
+from pipegrid.tree.public_grid import Trees
 from tests.grid.test_mutables import GridTestCase
 
 A, B = LitCap(b"a"), LitCap(b"b")
@@ -60,14 +66,13 @@ class DirectoryTests(GridTestCase):
         Each fails for itself, and what a function of somebody's makes of the bytes goes between them.
         """
         taken: list[int] = []
-        real = directory_edits.unpack_entries
+        real = directory_content.unpack_entries
 
         def counted(data: bytes) -> Any:
             taken.append(len(data))
             return real(data)
 
-        for module in (directory_edits, directory_edits):
-            self.patch(module, "unpack_entries", counted)
+        self.patch(directory_content, "unpack_entries", counted)
         directory = self.directory
         waiting: list[Any] = [directory.link(f"n{n:03}", A) for n in range(100)]
         waiting += [

@@ -10,8 +10,8 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SinkError
+from pipegrid.tree.downloaded_files import TreePart, begin_tree, finish_directory, make_directory
 from pipegrid.tree.local_directory import DirectoryFd
-from pipegrid.tree.local_files import TreePart, begin_tree, finish_directory, make_directory
 from pipegrid.tree.metadata import RestoredMetadata
 
 

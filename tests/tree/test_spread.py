@@ -10,8 +10,8 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import ChkCap, DirectoryCap
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.packed_directory import PackedChild, pack_immutable
-from pipegrid.core.params import Params
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest
 from pipegrid.tree.directory import Directory, create_directory

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.upkeep import UpkeepRequest

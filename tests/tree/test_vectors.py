@@ -8,14 +8,14 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, parse_cap
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.packed_directory import (
     PackedChild,
     directory_cap,
     pack_immutable,
     unpack_immutable,
 )
-from pipegrid.core.params import Params
-from pipegrid.tree.directory_plan import DirectoryNode, TreePlan
+from pipegrid.tree.packing_order import DirectoryNode, TreePlan
 from tests.simulation.grid_world import GridWorld
 from tests.vectors import load
 

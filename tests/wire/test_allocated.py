@@ -19,9 +19,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import foolscap_broker as bounded
 from pipegrid.wire.banana import CLOSE, INT, OPEN, STRING, VOCAB
+from pipegrid.wire.banana_receiver import ALLOCATED_TOKENS, MAX_FURL_BYTES, Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import BoundedBroker, call_remote
 from pipegrid.wire.foolscap_interfaces import ALLOCATED, answer_cost
-from pipegrid.wire.foolscap_receiver import ALLOCATED_TOKENS, MAX_FURL_BYTES, Bounds, LimitExceeded
 from tests.wire.test_broker import DECISION, BrokerTestCase, Transport
 from tests.wire.test_calls import ALLOCATION, STORAGE, WORDS
 

@@ -13,12 +13,12 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.wire import banana_receiver
 from pipegrid.wire import foolscap_broker as bounded
-from pipegrid.wire import foolscap_receiver
 from pipegrid.wire.banana import ERROR, LONGINT, OPEN, PING, STRING, VOCAB
+from pipegrid.wire.banana_receiver import Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import GRACE_S, BoundedBroker, BoundedNegotiation
 from pipegrid.wire.foolscap_interfaces import MAX_SHARES, RIStorageServer, answer_cost
-from pipegrid.wire.foolscap_receiver import Bounds, LimitExceeded
 
 DECISION = negotiate.Negotiation().loopbackDecision()
 PIECE = b"x" * 65536
@@ -212,7 +212,7 @@ class TurnTests(BrokerTestCase):
         """Of calls fewer."""
         calls = [call(number, 1, b"echo", value(number)) for number in range(1, 101)]
         self.broker.dataReceived(b"".join(calls))
-        self.assertLessEqual(len(self.broker.inboundDeliveryQueue), foolscap_receiver.TURN_CALLS)
+        self.assertLessEqual(len(self.broker.inboundDeliveryQueue), banana_receiver.TURN_CALLS)
         self.settle()
         self.assertEqual([heard for (heard,) in self.echo.heard], list(range(1, 101)))
 
@@ -220,16 +220,16 @@ class TurnTests(BrokerTestCase):
         """So many calls are under way, and no more is read until one of them has ended."""
         answers: list[Deferred[None]] = []
         self.echo.remote_echo = lambda: answers.append(Deferred()) or answers[-1]  # type: ignore
-        calls = [call(number, 1, b"echo") for number in range(1, 2 * foolscap_receiver.MAX_CALLS)]
+        calls = [call(number, 1, b"echo") for number in range(1, 2 * banana_receiver.MAX_CALLS)]
         self.receive(b"".join(calls))
-        self.assertEqual(len(answers), foolscap_receiver.MAX_CALLS - 1)  # and one is being received
+        self.assertEqual(len(answers), banana_receiver.MAX_CALLS - 1)  # and one is being received
         self.assertEqual(self.transport.events[-1], "pauseProducing")
         while waiting := [answer for answer in answers if not answer.called]:
-            self.assertLess(len(waiting), foolscap_receiver.MAX_CALLS)
+            self.assertLess(len(waiting), banana_receiver.MAX_CALLS)
             for answer in waiting:
                 answer.callback(None)
             self.settle()
-        self.assertEqual(len(answers), 2 * foolscap_receiver.MAX_CALLS - 1)
+        self.assertEqual(len(answers), 2 * banana_receiver.MAX_CALLS - 1)
         self.assertEqual(self.transport.events[-1], "resumeProducing")
 
 

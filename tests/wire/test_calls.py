@@ -21,6 +21,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire.banana import CLOSE, INT, OPEN, STRING, VOCAB
+from pipegrid.wire.banana_receiver import Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import (
     IDLE_CHECK_S,
     MAX_CALL_BYTES,
@@ -31,7 +32,6 @@ from pipegrid.wire.foolscap_broker import (
     can_pack,
 )
 from pipegrid.wire.foolscap_interfaces import RIStorageServer, answer_cost
-from pipegrid.wire.foolscap_receiver import Bounds, LimitExceeded
 from tests.wire.test_broker import DECISION, BrokerTestCase, Transport
 
 STORAGE = str(RIStorageServer.__remote_name__)

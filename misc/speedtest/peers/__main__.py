@@ -63,7 +63,7 @@ from misc.speedtest.peers.nodes import (
 )
 from pipegrid import Grid
 from pipegrid.core import erasure
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
 from pipegrid.reactor.process_settings import tune_gc

@@ -54,7 +54,7 @@ from misc.speedtest.peers.operations import (
     Subject,
 )
 from pipegrid import Grid
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.reactor.process_settings import tune_gc
 
 RTT_MS = 100.0

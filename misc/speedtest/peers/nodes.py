@@ -29,7 +29,7 @@ import attrs
 
 from misc.speedtest.processes import LOOPBACK, ROOT
 from pipegrid.core import base32
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.server import identity
 from pipegrid.wire.server_address import Furl, Nurl

@@ -16,7 +16,7 @@ from misc.speedtest import processes
 from misc.speedtest.peers.nodes import HTTPS, Address, Gateway, StorageNodes, servers_file
 from misc.speedtest.processes import LOOPBACK, Servers, cpu_s
 from misc.speedtest.trees.sides import Pipegrid, Runner, Tahoe, gateway_cpu
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
 

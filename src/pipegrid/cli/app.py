@@ -13,12 +13,12 @@ import click
 
 from pipegrid.cli import completion
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus, Interrupted
+from pipegrid.cli.error_report import ExitStatus, Interrupted
 from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, failure
 from pipegrid.cli.options import common_options
 from pipegrid.cli.startup.fast_args import COMPLETION
 from pipegrid.errors import SinkError
-from pipegrid.tree import tree_grid
+from pipegrid.tree import public_grid
 from pipegrid.version import __version__
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ SECTIONS = {
         "put": "cmd_put",
         "get": "cmd_get",
         "cat": "cmd_get",
-        "encode": "cmd_offline",
-        "decode": "cmd_offline",
-        "storage-index": "cmd_offline",
+        "encode": "cmd_encode_decode",
+        "decode": "cmd_encode_decode",
+        "storage-index": "cmd_encode_decode",
     },
     "Directories": {
         "alias": "cmd_alias",
@@ -297,6 +297,6 @@ def start_job(
         return Deferred.fromCoroutine(job.run(invocation, reactor))
     if open_grid is None:
         open_grid = (
-            tree_grid.Grid.open if ahead is None else partial(tree_grid.Grid.open, ahead=ahead)
+            public_grid.Grid.open if ahead is None else partial(public_grid.Grid.open, ahead=ahead)
         )
     return Deferred.fromCoroutine(job.run(invocation, reactor, open_grid))

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipegrid.cli import cap_file, grid_arguments
+from pipegrid.cli import cap_file, cap_lookup
 from pipegrid.cli.app import CommandGroup
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import GridJob, OfflineJob
 from pipegrid.cli.options import (
     alias_name,
@@ -27,7 +27,7 @@ from pipegrid.tree import aliases, grid_paths
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 
 @click.group(name="alias", cls=CommandGroup)
@@ -97,7 +97,7 @@ def create(name: str, format: str | None, read_only: bool) -> GridJob:
 @common_options
 def list_(read_only: bool) -> OfflineJob:
     """List the aliases and their write caps; any program that has a write cap can change the directory."""
-    directory = grid_arguments.client_directory()
+    directory = cap_lookup.client_directory()
 
     def work(console: Console) -> int:
         status = ExitStatus.DONE
@@ -162,7 +162,7 @@ def _configured() -> Path:
     Raises:
         UsageError: nothing is configured there.
     """
-    directory = grid_arguments.client_directory()
+    directory = cap_lookup.client_directory()
     if not client_paths.is_configured(directory):
         raise UsageError(
             f"{directory} is not a client's directory, so no servers are known; join the grid of the alias "

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid.cli import grid_arguments, output, progress_bar
+from pipegrid.cli import cap_lookup, output, progress_bar
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus, sentence, worst_status
+from pipegrid.cli.error_report import ExitStatus, sentence, worst_status
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
 from pipegrid.cli.tree_transfers import (
@@ -26,7 +26,7 @@ from pipegrid.tree.backup import backup_run, retention
 
 if TYPE_CHECKING:
     from pipegrid.tree.backup.backup_run import BackupOptions, Backups
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 
 @click.command(name="backup")
@@ -99,7 +99,7 @@ def backup_command(
         kept = retention.Retention(keep_last, keep_daily, keep_weekly)
         archives = None
         if path is not None:
-            archives = grid_arguments.root_of(grid, path)
+            archives = cap_lookup.root_of(grid, path)
         options = backup_run.BackupOptions(
             made_anew, chosen.one_file_system, kept, archives, named is not None
         )

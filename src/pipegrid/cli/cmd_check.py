@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pipegrid.cli import grid_arguments, output, progress_bar
+from pipegrid.cli import cap_lookup, output, progress_bar
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus, sentence, worst_status
+from pipegrid.cli.error_report import ExitStatus, sentence, worst_status
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import (
     CapArguments,
@@ -27,7 +27,7 @@ from pipegrid.transfer import results, upkeep
 from pipegrid.tree import tree_check
 
 if TYPE_CHECKING:
-    from pipegrid.cli.grid_arguments import NamedFile
+    from pipegrid.cli.cap_lookup import NamedFile
     from pipegrid.grid import Grid
     from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
     from pipegrid.transfer.settings import UpkeepSettings
@@ -87,7 +87,7 @@ def upkeep_job(
         alone: looks after one by its cap, if it is the only one; None: then it is as with many.
     """
     understand: Callable[[Any], Any] = core_caps.walkable if recursive else core_caps.keepable
-    files = grid_arguments.named_files(invocation.console, *caps, understand)
+    files = cap_lookup.named_files(invocation.console, *caps, understand)
 
     async def work(grid: Grid, console: Console) -> int:
         def shown(file: NamedFile[Any], outcome: Any) -> ExitStatus:
@@ -95,7 +95,7 @@ def upkeep_job(
             return show(console, file, outcome, lead)
 
         if len(files) == 1 and alone is not None and not recursive:
-            file = await grid_arguments.Locator(grid).located(files[0], core_caps.keepable)
+            file = await cap_lookup.Locator(grid).located(files[0], core_caps.keepable)
             return shown(file, await alone(grid, console, file.cap))
 
         options = UpkeepOptions(
@@ -103,7 +103,7 @@ def upkeep_job(
         )
         return await look_after(grid, console, files, options, shown)
 
-    return GridJob(work, *grid_arguments.starts_of(files))
+    return GridJob(work, *cap_lookup.starts_of(files))
 
 
 async def located_files(
@@ -112,7 +112,7 @@ async def located_files(
     """Follow the paths behind caps; one of several that leads nowhere is named, and left out."""
     found: list[NamedFile[Any]] = []
     statuses: set[ExitStatus] = set()
-    locator = grid_arguments.Locator(grid)
+    locator = cap_lookup.Locator(grid)
     for file in files:
         try:
             found.append(
@@ -121,7 +121,7 @@ async def located_files(
         except PipegridError as error:  # noqa: PERF203
             if len(files) == 1:
                 raise
-            statuses.add(console.failed(error, file.label, grid_arguments.identity(file), True))
+            statuses.add(console.failed(error, file.label, cap_lookup.identity(file), True))
     return found, statuses
 
 
@@ -149,7 +149,7 @@ class ObjectsReport:
         if isinstance(outcome, Failure):
             error = outcome.value
             assert error is not None
-            self.statuses.add(self.console.failed(error, file.label, grid_arguments.identity(file)))
+            self.statuses.add(self.console.failed(error, file.label, cap_lookup.identity(file)))
             return
         if self.terse and not self.console.json and self.console.verbosity <= 0:
             if output.is_well(outcome):
@@ -167,9 +167,7 @@ class ObjectsReport:
         )
         self.statuses.add(ExitStatus.FAILED)
         if self.console.json:
-            self.console.result(
-                "", {**grid_arguments.identity(file), "unreadable": sentence(error)}
-            )
+            self.console.result("", {**cap_lookup.identity(file), "unreadable": sentence(error)})
         else:
             self.console.fault(f"pipegrid: {what}")
 
@@ -244,7 +242,7 @@ async def _many(
 
 async def _trees(
     grid: Grid,
-    files: Sequence[grid_arguments.NamedFile[Any]],
+    files: Sequence[cap_lookup.NamedFile[Any]],
     todo: UpkeepRequest,
     bounds: UpkeepSettings,
     report: ObjectsReport,
@@ -253,12 +251,12 @@ async def _trees(
 ) -> UpkeepSummary:
     summary = tree_check.TreeSummary()
 
-    def named(root: int, place: FirstMet) -> grid_arguments.NamedFile[Any]:
+    def named(root: int, place: FirstMet) -> cap_lookup.NamedFile[Any]:
         path = "/".join(place.path)
         if len(files) > 1 or not path:
             path = _below(files[root].label, path)
         text = files[root].text if not place.path else "" if place.cap is None else str(place.cap)
-        return grid_arguments.NamedFile(text, place.cap, path)
+        return cap_lookup.NamedFile(text, place.cap, path)
 
     def ended(root: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
         count(summary.objects, 0)
@@ -384,9 +382,7 @@ def tell(
     """Tell what was found of one file, and which leases were not renewed if that was wanted."""
     leases = {"renewed": result.renewed, "lease_problems": result.lease_problems}
     more = leases if add_lease else {}
-    console.result(
-        lead + summary(result), {**grid_arguments.identity(file), **fields(result), **more}
-    )
+    console.result(lead + summary(result), {**cap_lookup.identity(file), **fields(result), **more})
     if not console.json:
         say_more(console, result, lead)
     say_some(console, [f"{lead}no lease: {reason}" for reason in grouped(result.lease_problems)])
@@ -456,7 +452,7 @@ def report_repair(
     console.result(
         lead + _outcome(result),
         {
-            **grid_arguments.identity(file),
+            **cap_lookup.identity(file),
             "before": fields(result.before),
             "after": fields(result.after),
             "uploaded": result.uploaded,
@@ -525,7 +521,7 @@ def report_renewal(
     console.result(
         lead + renewal_summary(result),
         {
-            **grid_arguments.identity(file),
+            **cap_lookup.identity(file),
             "leases": result.leases,
             "required_shares": result.required_shares,
             "total_shares": result.total_shares,

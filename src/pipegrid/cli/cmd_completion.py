@@ -12,7 +12,7 @@ import click
 
 from pipegrid.cli import completion
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import OfflineJob
 from pipegrid.cli.options import common_options, usage_error
 from pipegrid.disk import atomic_write

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipegrid.cli import copy_items, grid_arguments, grid_destination
+from pipegrid.cli import cap_lookup, copy_items, grid_destination
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import (
     EMPTY_NAME,
@@ -26,7 +26,7 @@ from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.tree import directory
 
 if TYPE_CHECKING:
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 
 # ``pipegrid cp``: copies to, from and within a grid.
@@ -114,12 +114,12 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
 
     async def link(grid: Grid, console: Console, source: str) -> None:
-        root, names = grid_arguments.root_of(grid, source)
+        root, names = cap_lookup.root_of(grid, source)
         way = await directory.look_up(grid, root, names)
         if len(way) <= len(names):
             name = names[len(way) - 1]
             raise NoSuchChild(
-                f"there is no '{grid_arguments.shown_path([name])}' to link; check the path", name
+                f"there is no '{cap_lookup.shown_path([name])}' to link; check the path", name
             )
         spot = await grid_destination.spot_at(grid, path, names[-1] if names else None, make=True)
         spot.check_free(force, way[-1].cap)
@@ -128,7 +128,7 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
 
     async def work(grid: Grid, console: Console) -> int:
         await grid_destination.check_takes(grid, path, sources)
-        return await grid_arguments.each_argument(
+        return await cap_lookup.each_argument(
             console, sources, lambda source: link(grid, console, source)
         )
 
@@ -159,7 +159,7 @@ def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -
         if path is None:
             made = await grid.create_directory(format=format)
         else:
-            root, names = grid_arguments.root_of(grid, path)
+            root, names = cap_lookup.root_of(grid, path)
             made = await directory.make_directories(grid, root, names, format)
         cap = made.cap
         read_cap = str(cap.readonly())
@@ -169,7 +169,7 @@ def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -
 
     async def work(grid: Grid, console: Console) -> int:
         if paths:
-            return await grid_arguments.each_argument(
+            return await cap_lookup.each_argument(
                 console, paths, lambda path: make(grid, console, path)
             )
         await make(grid, console, None)
@@ -209,7 +209,7 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
         if (
             new.directory.cap == old.there.cap
             and not new.missing
-            and grid_arguments.root_of(grid, path)[1]
+            and cap_lookup.root_of(grid, path)[1]
         ):
             new = await grid_destination.spot_at(
                 grid, path
@@ -228,7 +228,7 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
 
     async def work(grid: Grid, console: Console) -> int:
         await grid_destination.check_takes(grid, path, sources)
-        return await grid_arguments.each_argument(
+        return await cap_lookup.each_argument(
             console, sources, lambda source: move_one(grid, console, source)
         )
 
@@ -269,7 +269,7 @@ def rm_command(paths: tuple[str, ...], recursive: bool) -> GridJob:
         console.json_result({"name": spot.name, "cap": str(spot.there.cap)})
 
     async def work(grid: Grid, console: Console) -> int:
-        return await grid_arguments.each_argument(
+        return await cap_lookup.each_argument(
             console, paths, lambda path: remove(grid, console, path)
         )
 

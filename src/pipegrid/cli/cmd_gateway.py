@@ -9,7 +9,7 @@ import click
 from twisted.internet import defer
 
 from pipegrid.cli import log_file
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import GridJob, ReactorGridJob
 from pipegrid.cli.options import grid_options
 from pipegrid.cli.startup import lazy_modules
@@ -18,7 +18,7 @@ from pipegrid.server import systemd
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 
 @click.command(name="gateway")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
-from pipegrid.cli import grid_arguments, output, output_file, progress_bar, tree_transfers
+from pipegrid.cli import cap_lookup, output, output_file, progress_bar, tree_transfers
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.options import (
     EMPTY_NAME,
@@ -31,7 +31,7 @@ from pipegrid.errors import UsageError
 from pipegrid.tree import local_directory
 
 if TYPE_CHECKING:
-    from pipegrid.cli.grid_arguments import NamedFile
+    from pipegrid.cli.cap_lookup import NamedFile
     from pipegrid.cli.progress_bar import ProgressCall
     from pipegrid.core.caps import ChkCap, LitCap, MutableCap
     from pipegrid.disk.part_file import PartFile
@@ -216,7 +216,7 @@ def get_command(invocation: Invocation, caps: CapArguments, options: GetOptions)
         at_once = invocation.jobs or FILES_AT_ONCE
         return await fetch_files(grid, console, files, places, options, at_once)
 
-    return GridJob(work, *grid_arguments.starts_of(files))
+    return GridJob(work, *cap_lookup.starts_of(files))
 
 
 async def fetch_files(
@@ -238,7 +238,7 @@ async def fetch_files(
         if options.output is not None or not console.results.isatty():
             progress = stack.enter_context(progress_bar.ProgressBar(console, "get"))
 
-        locator = grid_arguments.Locator(grid)
+        locator = cap_lookup.Locator(grid)
 
         async def get(file: NamedFile[Any]) -> GetResult:
             path = places.of(file)
@@ -256,7 +256,7 @@ async def fetch_files(
         def fields(file: NamedFile[Any]) -> dict[str, Any]:
             return {"path": places.of(file)}
 
-        return await grid_arguments.each_in_order(console, files, at_once, get, show, fields)
+        return await cap_lookup.each_in_order(console, files, at_once, get, show, fields)
 
 
 def _asked_for(
@@ -274,7 +274,7 @@ def _asked_for(
         raise usage_error("--force needs -o")
     if options.output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
-    files = grid_arguments.named_files(console, *caps, core_caps.fetchable)
+    files = cap_lookup.named_files(console, *caps, core_caps.fetchable)
     if len(files) > 1 and options.byte_range is not None:
         raise UsageError("--range is for one file; leave it out, or fetch them one by one")
     places = destinations(files, options.output)
@@ -358,12 +358,12 @@ def cat_command(invocation: Invocation, caps: CapArguments) -> GridJob:
     Each argument is a cap, or a cap and a path: CAP/some/path. Every byte is verified before it is written.
     A file that cannot be fetched does not stop the others; the exit status shows it.
     """
-    files = grid_arguments.named_files(invocation.console, *caps, core_caps.fetchable)
+    files = cap_lookup.named_files(invocation.console, *caps, core_caps.fetchable)
 
     async def work(grid: Grid, console: Console) -> int:
         if console.json:
             raise UsageError("--json would mix with the files on standard output; leave it out")
-        locator = grid_arguments.Locator(grid)
+        locator = cap_lookup.Locator(grid)
 
         async def write(file: NamedFile[Any]) -> None:
             located = await locator.located(file, core_caps.fetchable)
@@ -373,9 +373,9 @@ def cat_command(invocation: Invocation, caps: CapArguments) -> GridJob:
         def show(file: NamedFile[Any], result: None) -> ExitStatus:
             return ExitStatus.DONE
 
-        return await grid_arguments.each_in_order(console, files, 1, write, show)
+        return await cap_lookup.each_in_order(console, files, 1, write, show)
 
-    return GridJob(work, *grid_arguments.starts_of(files))
+    return GridJob(work, *cap_lookup.starts_of(files))
 
 
 # Byte ranges as users give them: ``A-B`` with both ends included, as in HTTP.

@@ -19,14 +19,14 @@ from pipegrid.cli.options import (
     happy_option,
     init_options,
 )
-from pipegrid.core import params as core_params
+from pipegrid.core import encoding_parameters
 from pipegrid.core.text import counted, decode_text
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_config, client_paths, configured_servers, creation
+from pipegrid.grid import client_config, client_paths, creation, servers_yaml
 from pipegrid.wire import server_address
 
 if TYPE_CHECKING:
-    from pipegrid.core.params import Params
+    from pipegrid.core.encoding_parameters import Params
     from pipegrid.grid.client_config import GridConfig
 
 
@@ -158,7 +158,7 @@ def _create(
     else:
         makes_local = True
     suggestion, enough = (
-        (core_params.Params(), None) if number is None else creation.suggested(number)
+        (encoding_parameters.Params(), None) if number is None else creation.suggested(number)
     )
     params = _fitting(suggestion, encoding)
     if enough is not None:
@@ -181,7 +181,7 @@ def _tell(console: Console, config: GridConfig) -> None:
     for warning in config.warnings:
         console.say(f"pipegrid: {warning}")
 
-    if crowded := core_params.too_many_shares(
+    if crowded := encoding_parameters.too_many_shares(
         config.params.total_shares, creation.known_servers(config) or 0
     ):
         console.say(f"pipegrid: {crowded}")
@@ -239,8 +239,8 @@ def _count_or_file(servers: str | None) -> tuple[int, str | None]:
 def _named_servers(directory: Path) -> int | None:
     """Return how many servers the directory's files name; 0 if it has none; None: introducers know."""
     static, introducers = (
-        configured_servers.load_static_servers(directory),
-        configured_servers.load_introducers(directory),
+        servers_yaml.load_static_servers(directory),
+        servers_yaml.load_introducers(directory),
     )
     if introducers.addresses:
         return None
@@ -273,15 +273,11 @@ def _files(
             name = "default" if len(introducer_furls) == 1 else f"introducer-{number}"
             try:
                 addresses.append(
-                    configured_servers.IntroducerAddress(
-                        name, server_address.parse_furl(text.strip())
-                    )
+                    servers_yaml.IntroducerAddress(name, server_address.parse_furl(text.strip()))
                 )
             except UsageError as error:
                 raise UsageError(f"--introducer: {error}") from None
-        files[client_paths.INTRODUCERS_NAME] = configured_servers.Introducers(
-            tuple(addresses)
-        ).as_text()
+        files[client_paths.INTRODUCERS_NAME] = servers_yaml.Introducers(tuple(addresses)).as_text()
         number = None
     return files, number
 
@@ -293,17 +289,17 @@ def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
     addresses: list[tuple[str, str]] = []
     text, name = "", "the command line"
     for number, source in enumerate(sources, 1):
-        if configured_servers.is_address(source):
+        if servers_yaml.is_address(source):
             addresses.append((f"address {number}", source.strip()))
             continue
-        data = configured_servers.read_bounded(Path(source))
+        data = servers_yaml.read_bounded(Path(source))
         if data is None:
             raise UsageError(
                 f"{source} does not exist; give NURLs or fURLs as 'pipegrid serve' prints them, a file with "
                 "one per line, or a file in the format of servers.yaml"
             )
         content = decode_text(data, source)
-        found = configured_servers.addresses_of(content, source)
+        found = servers_yaml.addresses_of(content, source)
         if found is not None:
             addresses += found
         elif len(sources) > 1:
@@ -312,8 +308,8 @@ def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
             )
         else:
             text, name = content, source
-    text = text or json.dumps(configured_servers.servers_of(addresses), indent=2) + "\n"
-    servers = configured_servers.parse_static_servers(text.encode("utf-8"), name)
+    text = text or json.dumps(servers_yaml.servers_of(addresses), indent=2) + "\n"
+    servers = servers_yaml.parse_static_servers(text.encode("utf-8"), name)
     if not servers.servers:
         because = "".join(f" ({warning})" for warning in servers.warnings[:1])
         raise UsageError(f"{name} names no servers that can be used{because}")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from pipegrid.cli import cap_file, grid_arguments
+from pipegrid.cli import cap_file, cap_lookup
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import (
     NO_SHORT_HELP,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipegrid.core.caps import Cap
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.listing import Listing
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 
 # ``pipegrid ls``: what is in a directory?
@@ -66,9 +66,9 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
     layout: Layout = "human" if human else "long" if long else "names"
 
     async def work(grid: Grid, console: Console) -> int:
-        place = await grid_arguments.place_of(grid, path)
+        place = await cap_lookup.place_of(grid, path)
         if not place.names:
-            grid_arguments.check_known(place)
+            cap_lookup.check_known(place)
         if place.kind != "directory":
             bare = not (place.names or console.json or read_only)
             name = (str(place.cap),) if bare else place.names[-1:]
@@ -96,7 +96,7 @@ def _names(listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the line of each entry, as ``_shower`` would show it; ten thousand are worth a shorter way."""
     for entry in listing.entries:
         yield (
-            grid_arguments.shown_path((entry.name,)) + ("/" if entry.kind == "directory" else ""),
+            cap_lookup.shown_path((entry.name,)) + ("/" if entry.kind == "directory" else ""),
             {},
         )
 
@@ -110,7 +110,7 @@ async def _list_all(
         if met.path and isinstance(met, walk.Found):
             console.result(*show(met.path, grid_paths.PathEnd(met.cap, (), met.metadata_json)))
 
-    return await grid_arguments.walk_through(grid, console, place, meet)
+    return await cap_lookup.walk_through(grid, console, place, meet)
 
 
 def _shower(
@@ -125,7 +125,7 @@ def _shower(
         return place
 
     def named(path: Sequence[str], place: PathEnd) -> str:
-        name = grid_arguments.shown_path(path) + ("/" if place.kind == "directory" else "")
+        name = cap_lookup.shown_path(path) + ("/" if place.kind == "directory" else "")
         # One of a kind that nobody knows may be any text, of several lines.
         return (
             f"{'-' if place.cap is None else printable(str(place.cap))} {name}"
@@ -168,9 +168,7 @@ def _long(name: str, place: PathEnd, human: bool) -> str:
     kind = "l" if link is not None else {"directory": "d", "file": "-"}.get(place.kind, "?")
     mode = "---------" if kept.mode is None else _mode(kept.mode)
     arrow = (
-        ""
-        if link is None
-        else f" -> {grid_arguments.shown_path([link.decode('utf-8', 'replace')])}"
+        "" if link is None else f" -> {cap_lookup.shown_path([link.decode('utf-8', 'replace')])}"
     )
     digits = "?" if size is None else amount(size) if human else str(size)
     width = 8 if human else 13
@@ -230,7 +228,7 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
                 if sums:
                     sums[-1] = (sums[-1][0], sums[-1][1] + size)
                 if not summarize or not sums:
-                    within = grid_arguments.shown_path(name)
+                    within = cap_lookup.shown_path(name)
                     if root is not None:
                         within = f"{root.rstrip('/')}/{within}" if name else root
                     more = {} if root is None else {"argument": root}
@@ -249,8 +247,8 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
                 name, size = sums[-1]
                 sums[-1] = (name, size + (size_of(met.cap) or 0))
 
-        status = await grid_arguments.walk_through(
-            grid, console, await grid_arguments.directory_at(grid, path), meet
+        status = await cap_lookup.walk_through(
+            grid, console, await cap_lookup.directory_at(grid, path), meet
         )
         close(0)
         return status
@@ -260,10 +258,10 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
 
         async def each(path: str) -> ExitStatus:
             number = next(numbers)
-            root = grid_arguments.argument_label(path, number) if len(paths) > 1 else None
+            root = cap_lookup.argument_label(path, number) if len(paths) > 1 else None
             return await measure(grid, console, path, root)
 
-        return await grid_arguments.each_argument(console, paths, each)
+        return await cap_lookup.each_argument(console, paths, each)
 
     return GridJob(work, *paths)
 
@@ -285,8 +283,8 @@ def stats_command(path: str) -> GridJob:
 
     async def work(grid: Grid, console: Console) -> int:
         stats = walk.TreeStats()
-        status = await grid_arguments.walk_through(
-            grid, console, await grid_arguments.directory_at(grid, path), stats.count
+        status = await cap_lookup.walk_through(
+            grid, console, await cap_lookup.directory_at(grid, path), stats.count
         )
         fields = stats.fields()
         lines = [
@@ -344,8 +342,8 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
                 line = shown if storage_index or not name else cap_file.as_line(shown, name)
                 console.result(line, fields)
 
-        return await grid_arguments.walk_through(
-            grid, console, await grid_arguments.directory_at(grid, path), meet
+        return await cap_lookup.walk_through(
+            grid, console, await cap_lookup.directory_at(grid, path), meet
         )
 
     return GridJob(work, path)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid.cli import mirror_job, mirror_list, mirror_verify, output_file
+from pipegrid.cli import mirror_listed_files, mirror_options, mirror_verify, output_file
 from pipegrid.cli.app import CommandGroup
 from pipegrid.cli.cap_file import check_no_file
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.mirror_archive import (
     DEBIAN_KEYRING,
@@ -22,7 +22,7 @@ from pipegrid.cli.mirror_archive import (
     debian_job,
     rpm_job,
 )
-from pipegrid.cli.mirror_job import RunOutcome
+from pipegrid.cli.mirror_options import RunOutcome
 from pipegrid.cli.options import (
     F,
     all_of,
@@ -47,7 +47,7 @@ from pipegrid.mirror import (
 )
 
 if TYPE_CHECKING:
-    from pipegrid.cli.mirror_job import MirrorOptions
+    from pipegrid.cli.mirror_options import MirrorOptions
     from pipegrid.grid import Grid
     from pipegrid.mirror.mirror_lists import Metalink
 
@@ -90,12 +90,12 @@ def _fetching(
     client_cert: str | None,
     client_key: str | None,
     **options: Any,
-) -> mirror_job.MirrorOptions:
+) -> mirror_options.MirrorOptions:
     limit = None if limit_rate is None else byte_rate(limit_rate)
     tls = None
     if ca is not None or client_cert is not None or client_key is not None:
         tls = credentials.TlsFiles(ca, client_cert, client_key)
-    return mirror_job.MirrorOptions(limit_bytes_per_s=limit, tls=tls, **options)
+    return mirror_options.MirrorOptions(limit_bytes_per_s=limit, tls=tls, **options)
 
 
 def _file(name: str, help: str) -> Callable[[F], F]:
@@ -264,7 +264,7 @@ def list_command(
     """
     _check_urls(fetching)
 
-    return mirror_list.list_job(file, dest, jobs, fetching)
+    return mirror_listed_files.list_job(file, dest, jobs, fetching)
 
 
 @mirror_command.command(name="debian")

@@ -8,7 +8,7 @@ import click
 
 from pipegrid.cli import grid_destination, put_files, tree_transfers
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import (
     EMPTY_NAME,
@@ -27,7 +27,7 @@ from pipegrid.cli.options import (
 from pipegrid.cli.tree_transfers import SelectionOptions, selection_options
 
 if TYPE_CHECKING:
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 
 class PutOptions(NamedTuple):

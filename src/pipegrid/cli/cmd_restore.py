@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from pipegrid.cli import cap_file, grid_arguments, output, tree_transfers
+from pipegrid.cli import cap_file, cap_lookup, output, tree_transfers
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import (
     EMPTY_NAME,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pipegrid.core.caps import Cap
     from pipegrid.tree.backup.catalogue import BackupRun
     from pipegrid.tree.grid_paths import PathEnd
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 
 # ``pipegrid backups``: which runs are there?
@@ -105,7 +105,7 @@ async def listed_runs(
         if some and not own:
             raise UsageError(NONE_LISTED)
         return own
-    place = await grid_arguments.place_of(grid, cap)
+    place = await cap_lookup.place_of(grid, cap)
     if not isinstance(place.cap, caps.DirectoryCap):
         raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
     name = place.names[-1] if place.names else "backup"
@@ -275,7 +275,7 @@ def _directory_of_one(place: PathEnd) -> caps.DirectoryCap:
     Raises:
         CapError: nothing is known that reads this, or it can change, and no backup has stored it.
     """
-    cap = grid_arguments.check_known(place).cap
+    cap = cap_lookup.check_known(place).cap
     if cap is None or isinstance(cap, caps.MutableCap):
         path = printable("/".join(place.names))
         raise CapError(
@@ -293,4 +293,4 @@ def _is_cap(text: str) -> bool:
     if bare.startswith("URI:") or ":" not in bare:
         return bare.startswith("URI:")
 
-    return grid_arguments.begins_with_alias(bare)
+    return cap_lookup.begins_with_alias(bare)

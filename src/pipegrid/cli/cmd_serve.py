@@ -10,7 +10,7 @@ import click
 
 from pipegrid.cli import log_file
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.options import byte_room, common_options, gathered, kept_duration
 from pipegrid.cli.startup import lazy_modules

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus
+from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
 from pipegrid.cli.output import amount, columns

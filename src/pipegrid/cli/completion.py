@@ -25,7 +25,7 @@ from pipegrid.tree import aliases as tree_aliases
 from pipegrid.tree import grid_paths, listing
 
 if TYPE_CHECKING:
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 
 # What is typed in a shell, taken apart as that shell does, and names put into it so that they stay one word.

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import isfinite
 
-from pipegrid.cli.exit_status import ExitStatus, sentence, status_of
+from pipegrid.cli.error_report import ExitStatus, sentence, status_of
 from pipegrid.cli.startup.fast_json import plain_json
 from pipegrid.core.text import harmless, printable
-from pipegrid.disk.private_output import interruptible, wait_for_room
+from pipegrid.disk.private_files import interruptible, wait_for_room
 from pipegrid.errors import SinkError
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli import cmd_get, progress_bar, put_files, tree_transfers
+from pipegrid.cli.cap_lookup import argument_label, root_of
 from pipegrid.cli.cmd_get import made_home
-from pipegrid.cli.exit_status import ExitStatus, one_status
-from pipegrid.cli.grid_arguments import argument_label, root_of
+from pipegrid.cli.error_report import ExitStatus, one_status
 from pipegrid.cli.grid_destination import no_directory, spot_at
 from pipegrid.core import caps
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.tree.directory import Child
     from pipegrid.tree.local_directory import DirectoryFd
+    from pipegrid.tree.public_grid import Grid
     from pipegrid.tree.tree_copy import Copier, Item
-    from pipegrid.tree.tree_grid import Grid
 
 
 class CopiesTold:

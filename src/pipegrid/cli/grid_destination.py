@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from pipegrid.cli import grid_arguments
+from pipegrid.cli import cap_lookup
 from pipegrid.core.caps import Cap, DirectoryCap
 from pipegrid.core.text import CAP_STARTS, as_pasted, printable
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UsageError
@@ -16,7 +16,7 @@ from pipegrid.tree import directory, grid_paths
 
 if TYPE_CHECKING:
     from pipegrid.tree.directory import Child, Directory
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 
 def is_on_grid(text: str) -> bool:
@@ -34,7 +34,7 @@ def is_on_grid(text: str) -> bool:
         return not os.path.lexists(text)
     if not grid_paths.names_alias(bare):
         return False
-    return grid_arguments.begins_with_alias(bare) or not os.path.lexists(text)
+    return cap_lookup.begins_with_alias(bare) or not os.path.lexists(text)
 
 
 def alias_meant(text: str) -> str:
@@ -46,7 +46,7 @@ def alias_meant(text: str) -> str:
     """
     meant = f"{text.strip()}:"
     there = ":" in text or "/" in text or os.path.lexists(text)
-    return meant if not there and grid_arguments.begins_with_alias(meant) else ""
+    return meant if not there and cap_lookup.begins_with_alias(meant) else ""
 
 
 @attrs.frozen
@@ -133,7 +133,7 @@ async def spot_at(
         NoSuchChild: a directory on the way is not there, or is none.
         CapError: the directory cannot be changed.
     """
-    root, names = grid_arguments.root_of(grid, text)
+    root, names = cap_lookup.root_of(grid, text)
     ends_with_slash = text.rstrip().endswith("/")
     way = await directory.look_up(grid, root, names)
     whole = len(way) == len(names) + 1
@@ -174,7 +174,7 @@ async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
     if len(sources) < 2:
         return
 
-    root, names = grid_arguments.root_of(grid, path)
+    root, names = cap_lookup.root_of(grid, path)
     way = await directory.look_up(grid, root, names)
     if len(way) <= len(names) or way[-1].kind != "directory":
         raise UsageError(

@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus, Interrupted, UnprintedCap, sentence
-from pipegrid.disk import private_output
+from pipegrid.cli.error_report import ExitStatus, Interrupted, UnprintedCap, sentence
+from pipegrid.disk import private_files
 from pipegrid.errors import SinkError
 from pipegrid.grid import client_paths
 from pipegrid.reactor import trace
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from twisted.internet.defer import Deferred
 
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 OpenGrid = Callable[..., "Deferred[Grid]"]
 
@@ -263,7 +263,7 @@ def tracing(path: str | None, reactor: Any) -> Iterator[trace.Tracer | None]:
     with ExitStack() as stack:
         try:
             # It says which files were moved, and when.
-            fd = private_output.open_private(path, os.O_WRONLY | os.O_TRUNC)
+            fd = private_files.open_private(path, os.O_WRONLY | os.O_TRUNC)
             file = stack.enter_context(os.fdopen(fd, "wb"))
         except OSError as error:
             raise SinkError(f"cannot write the trace to {path}: {error.strerror}") from error

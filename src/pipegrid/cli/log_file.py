@@ -25,7 +25,7 @@ from zope.interface import provider
 from pipegrid.cli.console import Console
 from pipegrid.core.dates import within_calendar
 from pipegrid.core.text import printable
-from pipegrid.disk.private_output import open_private
+from pipegrid.disk.private_files import open_private
 from pipegrid.errors import UsageError
 
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipegrid.cli.exit_status import Interrupted
+from pipegrid.cli.error_report import Interrupted
 from pipegrid.cli.job import GridJob, ReactorJob
-from pipegrid.cli.mirror_job import Display, MirrorOptions, RunOutcome, store, tell_skipped
+from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, store, tell_skipped
 from pipegrid.core.text import counted, printable
 from pipegrid.mirror import (
     blocking_mirror,

@@ -7,7 +7,7 @@ import os
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.job import OfflineJob
-from pipegrid.cli.mirror_job import Display, tell_verified
+from pipegrid.cli.mirror_options import Display, tell_verified
 from pipegrid.mirror import (
     archive_file,
     destination,

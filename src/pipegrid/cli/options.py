@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import click
     from click.shell_completion import CompletionItem
 
-    from pipegrid.core.params import Params
+    from pipegrid.core.encoding_parameters import Params
 
 
 # What a shell is offered where an argument may begin with an alias; what it costs is imported then.

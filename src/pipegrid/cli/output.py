@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipegrid.cli.cap_file import as_line
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import UnprintedCap, sentence
+from pipegrid.cli.error_report import UnprintedCap, sentence
 from pipegrid.core.text import amount as amount
 from pipegrid.core.text import counted, printable
-from pipegrid.disk.private_output import open_private
+from pipegrid.disk.private_files import open_private
 from pipegrid.errors import CorruptionError, SinkError
 from pipegrid.transfer import results
 

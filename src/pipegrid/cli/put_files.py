@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twisted.python.failure import Failure
 
-from pipegrid.cli import grid_arguments, grid_destination, output
+from pipegrid.cli import cap_lookup, grid_destination, output
 from pipegrid.cli.cap_file import as_line
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus, UnprintedCap, one_status
+from pipegrid.cli.error_report import ExitStatus, UnprintedCap, one_status
+from pipegrid.cli.interruptible_input import InterruptibleInput, opened
 from pipegrid.cli.output import keep_caps, print_cap
 from pipegrid.cli.progress_bar import ProgressBar
-from pipegrid.cli.stdin import InterruptibleInput, opened
 from pipegrid.core import caps
 from pipegrid.core.caps import Cap, MutableCap, UnknownCap
 from pipegrid.core.text import counted, printable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipegrid.cli.grid_destination import GridDestination
     from pipegrid.grid import Grid as FileGrid
     from pipegrid.transfer.results import PutResult
-    from pipegrid.tree.tree_grid import Grid
+    from pipegrid.tree.public_grid import Grid
 
 
 # The files of one ``put``: stored many at once, their caps printed in the order asked for.
@@ -235,7 +235,7 @@ async def put_at(
         if path is None:
             show(await _store(grid, source, format, options), read_only)
             return
-        root, names = grid_arguments.root_of(grid, path)
+        root, names = cap_lookup.root_of(grid, path)
         if not names and isinstance(cap := caps.parse_cap(root), MutableCap):
             if cap.access != "write":
                 raise CapError("this cap does not write the file; use its write cap")

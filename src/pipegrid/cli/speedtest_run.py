@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus, sentence
+from pipegrid.cli.error_report import ExitStatus, sentence
 from pipegrid.cli.job import GridJob, Invocation, OpenGrid, status_of_job
 from pipegrid.cli.options import byte_size, common_options
-from pipegrid.core import params
+from pipegrid.core import encoding_parameters
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.speedtest import (
     baseline,
@@ -225,12 +225,14 @@ def link_of(given: dict[str, Any]) -> EmulatedLink | None:
     return link_proxy.make_link(profile, *details)
 
 
-def params_of(given: dict[str, Any], default: params.Params, servers: int) -> params.Params:
+def params_of(
+    given: dict[str, Any], default: encoding_parameters.Params, servers: int
+) -> encoding_parameters.Params:
     """Return how files are encoded."""
     required, total = given["required"], given["total"]
     total = default.total_shares if total is None else total
     required = min(default.required_shares, total) if required is None else required
-    return params.Params(required, total)
+    return encoding_parameters.Params(required, total)
 
 
 def responder(text: str) -> Responder:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from pipegrid.cli import grid_arguments, output, progress_bar
+from pipegrid.cli import cap_lookup, output, progress_bar
 from pipegrid.cli.cap_file import as_line
-from pipegrid.cli.exit_status import ExitStatus, one_status, with_options
+from pipegrid.cli.error_report import ExitStatus, one_status, with_options
+from pipegrid.cli.interruptible_input import read_given
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, CapArguments, as_one, usage_error
-from pipegrid.cli.stdin import read_given
 from pipegrid.core.text import counted, decode_text, printable
 from pipegrid.errors import PipegridError, SourceError
 from pipegrid.tree import selection, tree_upload
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.tree.local_directory import DirectoryFd
     from pipegrid.tree.metadata import Modes
+    from pipegrid.tree.public_grid import Grid
     from pipegrid.tree.tree_download import TreeGetResult
-    from pipegrid.tree.tree_grid import Grid
     from pipegrid.tree.tree_upload import TreeCounts
 
 
@@ -64,7 +64,7 @@ def tree_job(
     directory = output
 
     async def work(grid: Grid, console: Console) -> int:
-        place = await grid_arguments.directory_at(grid, caps[0])
+        place = await cap_lookup.directory_at(grid, caps[0])
         return await fetch_tree(grid, console, place.cap, directory, options, place.metadata_json)
 
     return GridJob(work, *caps)
@@ -88,13 +88,13 @@ async def fetch_tree(
     statuses: set[ExitStatus] = set()
 
     def problem(path: tuple[str, ...], error: Exception) -> None:
-        statuses.add(console.failed(error, grid_arguments.shown_path(path), {"path": list(path)}))
+        statuses.add(console.failed(error, cap_lookup.shown_path(path), {"path": list(path)}))
 
     def done(path: tuple[str, ...], how: str, size: int) -> None:
         if console.json:
             console.result("", {"path": list(path), "outcome": how, "size": size})
         else:
-            console.detail(f"{grid_arguments.shown_path(path)}: {how}")
+            console.detail(f"{cap_lookup.shown_path(path)}: {how}")
 
     noted = 0
 
@@ -102,7 +102,7 @@ async def fetch_tree(
         nonlocal noted
         noted += 1
         if noted <= MAX_NOTED:
-            console.say(f"pipegrid: {grid_arguments.shown_path(path) or '.'}: {why}")
+            console.say(f"pipegrid: {cap_lookup.shown_path(path) or '.'}: {why}")
 
     with progress_bar.ProgressBar(console, "get") as progress:
         result = await grid.tree.get_tree(

@@ -29,7 +29,7 @@ from twisted.python import usage
 
 from pipegrid.cli import tell_time
 from pipegrid.cli.cmd_serve import ServeOptions, settings_of
-from pipegrid.cli.exit_status import ExitStatus, sentence, status_of
+from pipegrid.cli.error_report import ExitStatus, sentence, status_of
 from pipegrid.cli.options import byte_room
 from pipegrid.disk.files import few_files
 from pipegrid.errors import UsageError

@@ -17,7 +17,7 @@ import attrs
 
 from pipegrid.arguments import check_kind, shown
 from pipegrid.core import base32, hashes
-from pipegrid.core.params import MAX_LITERAL_BYTES
+from pipegrid.core.encoding_parameters import MAX_LITERAL_BYTES
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import CapError, UsageError, naming
 

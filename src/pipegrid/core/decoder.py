@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from pipegrid.core import layout
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.encoding_parameters import DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, Geometry
 from pipegrid.core.file_shares import FileShares, ReadPlan, SegmentQueue, block_range
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.layout import ShareLayout
-from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, Geometry
 from pipegrid.core.segment_job import Block, SegmentJob, SegmentResult
 from pipegrid.core.share_parts import BadPart, ShareParts, ShareTree
 from pipegrid.core.spans import Range, Span, Spans

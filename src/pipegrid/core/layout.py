@@ -11,7 +11,7 @@ import struct
 import attrs
 
 from pipegrid.core import ueb
-from pipegrid.core.params import Geometry
+from pipegrid.core.encoding_parameters import Geometry
 
 CHAIN_ENTRY_BYTES = 34
 

@@ -12,8 +12,8 @@ import attrs
 
 from pipegrid.core import erasure
 from pipegrid.core.crypto import StreamCipher
+from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.core.hashes import BLOCK, CRYPTTEXT_SEGMENT, Buffer
-from pipegrid.core.params import Geometry
 
 
 @attrs.frozen(eq=False)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from pipegrid.core import hash_tree, layout, ueb
+from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.core.hash_tree import BadNode, VerifiedTree, group_end, nodes_to_read
 from pipegrid.core.hashes import HASH_BYTES, MERKLE_NODE, UEB, Buffer
 from pipegrid.core.layout import CHAIN_ENTRY_BYTES, ShareLayout
-from pipegrid.core.params import Geometry
 from pipegrid.core.spans import Spans
 
 # Only bytes that were requested are kept, each once, until they are released, so no server can make a

@@ -12,8 +12,8 @@ from functools import lru_cache
 import attrs
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.core.hashes import HASH_BYTES, UEB, netstring
-from pipegrid.core.params import Geometry
 from pipegrid.errors import CapMismatch
 
 MAX_UEB_BYTES = 1999

@@ -13,10 +13,15 @@ import attrs
 
 from pipegrid.core import hash_tree, layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
+from pipegrid.core.encoding_parameters import (
+    DEFAULT_SEGMENT_BYTES,
+    OLD_SEGMENT_BYTES,
+    Geometry,
+    Params,
+)
 from pipegrid.core.hash_tree import BadNode, VerifiedTree
 from pipegrid.core.hashes import BLOCK, HASH_BYTES, UEB, Buffer, TaggedHasher
 from pipegrid.core.layout import MAX_HEADER_BYTES, ShareLayout
-from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, OLD_SEGMENT_BYTES, Geometry, Params
 from pipegrid.core.share_parts import (
     BadPart,
     blamed_offset,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipegrid.disk.atomic_write import open_spool
-from pipegrid.disk.private_output import make_private
+from pipegrid.disk.private_files import make_private
 from pipegrid.errors import PipegridError
 
 IN_MEMORY_BYTES = 64 << 10

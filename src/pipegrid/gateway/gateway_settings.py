@@ -17,7 +17,7 @@ import attrs
 
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_paths import expanded
-from pipegrid.grid.config_files import SettingsFile, read_config
+from pipegrid.grid.strict_config import SettingsFile, read_config
 
 DEFAULT_PORT = "tcp:3456:interface=127.0.0.1"
 DEFAULT_SFTP_PORT = "tcp:8022:interface=127.0.0.1"

@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, as_cap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import PipegridError
 from pipegrid.gateway.transfer_records import TransferKind, TransferRecord, TransferRecords, joined
 from pipegrid.transfer.get.sink import SinkLike
@@ -23,7 +23,7 @@ from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
 from pipegrid.transfer.mutable.write_queue import Merge
 from pipegrid.transfer.put.source import SourceLike, size_of
 from pipegrid.transfer.results import GetResult, Progress, PutResult
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 
 # What directories do goes through the same methods, so it is recorded as well: to list one is a retrieve, to
 # change it a publish. What a cap contains by itself is no transfer.

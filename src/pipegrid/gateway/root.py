@@ -13,7 +13,7 @@ from pipegrid.gateway.http_response import HttpResponse
 from pipegrid.gateway.web_api.api_request import ApiRequest, ApiResource, Handler
 from pipegrid.gateway.web_api.object_resource import object_resource
 from pipegrid.gateway.web_api.web_errors import WebError
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 
 
 @attrs.frozen

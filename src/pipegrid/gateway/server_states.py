@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.transfer.results import ServerStatus
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 from pipegrid.wire.messages import ServerIdentity
 
 # Servers are asked when a client asks, and no more often than every ``FRESH_S``. What is known is answered at

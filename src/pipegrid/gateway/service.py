@@ -19,7 +19,7 @@ from pipegrid.gateway.node_files import NodeFiles
 from pipegrid.gateway.request_origin import LOOPBACK
 from pipegrid.gateway.root import SiteParts, root_resource
 from pipegrid.gateway.site import GatewaySite
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 
 log = Logger()
 

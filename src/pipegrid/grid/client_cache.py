@@ -12,9 +12,9 @@ from typing import Any
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
-from pipegrid.grid.config_files import parse_yaml
-from pipegrid.grid.configured_servers import read_bounded
-from pipegrid.transfer.put.existing_shares import AskFirst, PlacementHistory
+from pipegrid.grid.servers_yaml import read_bounded
+from pipegrid.grid.strict_config import parse_yaml
+from pipegrid.transfer.put.placement_history import AskFirst, PlacementHistory
 from pipegrid.wire.announcements import MAX_ID_CHARACTERS, MAX_SERVERS, Announcement
 
 # What introducers said, kept for the day on which they are down; one file for each.

@@ -13,22 +13,22 @@ import attrs
 
 from pipegrid.arguments import check_whole
 from pipegrid.core import base32
-from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
+from pipegrid.core.encoding_parameters import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.core.text import counted, decode_text
 from pipegrid.disk.commit import Policy
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError, naming
 from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, cache_directory, expanded, state_directory
-from pipegrid.grid.config_files import SettingsFile, read_config
-from pipegrid.grid.configured_servers import (
+from pipegrid.grid.servers_yaml import (
     Introducers,
     StaticServers,
     load_introducers,
     load_static_servers,
 )
+from pipegrid.grid.strict_config import SettingsFile, read_config
 from pipegrid.grid.tahoe_settings import RefusedSetting, checked_config
-from pipegrid.transfer.put.existing_shares import AskFirst
-from pipegrid.transfer.put.existing_shares import ask_first as parse_ask_first
+from pipegrid.transfer.put.placement_history import AskFirst
+from pipegrid.transfer.put.placement_history import ask_first as parse_ask_first
 from pipegrid.wire.grid_manager import ManagerKey, parse_manager_key
 
 # How long something is kept, as people write it: ``7 days``, ``12h``, ``30 minutes``.

@@ -14,11 +14,11 @@ from pathlib import Path
 import attrs
 
 from pipegrid.core import base32
-from pipegrid.core.params import DEFAULT_SEGMENT_BYTES, Params
+from pipegrid.core.encoding_parameters import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.core.text import counted, decode_text
 from pipegrid.disk.atomic_write import create_file, remove_stale_link, replace_file
 from pipegrid.disk.files import FULL
-from pipegrid.disk.private_output import make_directory
+from pipegrid.disk.private_files import make_directory
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import SinkError, UsageError, naming
 from pipegrid.grid.client_config import (
@@ -39,8 +39,8 @@ from pipegrid.grid.client_paths import (
     aside_of,
     is_configured,
 )
-from pipegrid.grid.config_files import settings_in
-from pipegrid.grid.configured_servers import load_introducers, load_static_servers
+from pipegrid.grid.servers_yaml import load_introducers, load_static_servers
+from pipegrid.grid.strict_config import settings_in
 from pipegrid.wire.grid_manager import ManagerKey
 
 DEFAULT_HAPPY = 7

@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.placement import permutation_seed
 from pipegrid.disk.group_commit import GroupCommit
-from pipegrid.disk.private_output import keep_private, others_may
+from pipegrid.disk.private_files import keep_private, others_may
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.client_config import GridConfig, LocalGrid
 from pipegrid.grid.client_paths import CONFIG_NAME

@@ -26,8 +26,8 @@ from pipegrid.core.caps import (
     readable,
     writable,
 )
+from pipegrid.core.encoding_parameters import MAX_SEGMENT_BYTES, Params, too_many_shares
 from pipegrid.core.lease_secrets import ClientSecrets
-from pipegrid.core.params import MAX_SEGMENT_BYTES, Params, too_many_shares
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError, UsageError
 from pipegrid.flow.concurrency import MANY, Budget, SmallFileCapacity
@@ -71,8 +71,8 @@ from pipegrid.transfer.settings import (
 )
 
 if TYPE_CHECKING:
-    from pipegrid.grid.discovery import Discovery
     from pipegrid.grid.introducer_client import IntroducerStatus
+    from pipegrid.grid.introducer_discovery import Discovery
     from pipegrid.grid.mutables import Mutables
     from pipegrid.reactor.preconnect import Preconnector
     from pipegrid.transfer.mutable.base_version import Redo

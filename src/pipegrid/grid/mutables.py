@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from pipegrid.arguments import check_callable, check_kind, check_whole, shown
 from pipegrid.core.caps import MutableCap
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.mutable.versions import Format
-from pipegrid.core.params import Params
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import CapError, UsageError
 from pipegrid.grid.client_config import GridConfig

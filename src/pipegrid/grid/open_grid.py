@@ -29,8 +29,8 @@ from pipegrid.grid.client_paths import (
     default_directory,
     is_configured,
 )
-from pipegrid.grid.configured_servers import Windows, open_server
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
+from pipegrid.grid.servers_yaml import Windows, open_server
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers, Workers
 from pipegrid.transfer.peers import Peer
@@ -39,8 +39,8 @@ from pipegrid.wire.announcements import KnownServer
 from pipegrid.wire.grid_manager import Certification, certified_by
 
 if TYPE_CHECKING:
-    from pipegrid.grid.discovery import Discovery
     from pipegrid.grid.embedded_grid import OpenLocalGrid
+    from pipegrid.grid.introducer_discovery import Discovery
     from pipegrid.reactor.preconnect import Preconnector
 
 
@@ -298,7 +298,7 @@ def _discover(
 ) -> tuple[Discovery, Any]:
     """Begin to ask introducers; returns who does, and the tub that is to be stopped."""
     # Foolscap takes long to import.
-    from pipegrid.grid.discovery import Discovery, DiscoverySettings
+    from pipegrid.grid.introducer_discovery import Discovery, DiscoverySettings
     from pipegrid.wire.foolscap_broker import make_tub
     from pipegrid.wire.introducer_protocol import BOUNDS, LOST_AFTER_S
 

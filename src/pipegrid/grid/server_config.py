@@ -32,8 +32,8 @@ from pipegrid.core.text import decode_text
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import nickname_of, old_introducer, parse_kept
 from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, expanded, is_configured
-from pipegrid.grid.config_files import SettingsFile
-from pipegrid.grid.configured_servers import load_introducers, read_bounded
+from pipegrid.grid.servers_yaml import load_introducers, read_bounded
+from pipegrid.grid.strict_config import SettingsFile
 from pipegrid.grid.tahoe_settings import checked_config
 from pipegrid.server.identity import load_furl
 from pipegrid.server.serve import ServeSettings

@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from pipegrid.errors import ServerError, UnhappyError
-from pipegrid.grid.configured_servers import same_address
+from pipegrid.grid.servers_yaml import same_address
 from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.transfer.peers import CallTimeout, Peer
 from pipegrid.transfer.results import ServerStatus
@@ -20,7 +20,7 @@ from pipegrid.wire.announcements import KnownServer
 from pipegrid.wire.server_address import Furl, Nurl
 
 if TYPE_CHECKING:
-    from pipegrid.grid.discovery import Discovery
+    from pipegrid.grid.introducer_discovery import Discovery
 
 
 # The servers of a grid while it runs: they appear, move to other addresses, and are told apart by id.

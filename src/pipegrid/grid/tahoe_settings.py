@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME, TAHOE_CONFIG_NAME
-from pipegrid.grid.config_files import SettingsFile, closest_name, read_config
+from pipegrid.grid.strict_config import SettingsFile, closest_name, read_config
 
 Role = Literal["client", "server"]
 Treatment = Literal["followed", "refused", "reported", "not used"]

@@ -15,7 +15,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from pipegrid.errors import UsageError
 from pipegrid.http11.exchange import WrongServerKey
 from pipegrid.reactor.client_tls import CheckCertificate, ClientTLSEndpoint
-from pipegrid.reactor.tls_context import http_context
+from pipegrid.reactor.tls_settings import http_context
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -54,7 +54,7 @@ from pipegrid.mirror.repomd import (
     packages,
     read_repomd,
 )
-from pipegrid.mirror.rpm_signatures import check_packages
+from pipegrid.mirror.rpm_package_signatures import check_packages
 from pipegrid.mirror.scheduler import Report
 from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, Keys, check_signature
 from pipegrid.mirror.suites import remove_in_order
@@ -114,7 +114,7 @@ class RpmRepository:
             ``MODULAR`` ones all. As ``newest`` of a filter.
         wanted: which packages of the index are wanted.
         metalink: says which ``repomd.xml`` may be used; None: any.
-        checks_packages: each package has to be signed by one of the keys; see ``rpm_signatures``.
+        checks_packages: each package has to be signed by one of the keys; see ``rpm_package_signatures``.
     """
 
     def __init__(

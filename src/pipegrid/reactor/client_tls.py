@@ -28,7 +28,7 @@ from zope.interface import directlyProvides, implementer, providedBy
 
 from pipegrid.reactor.preconnect import HostPort, Preconnected, Preconnector, handshake
 from pipegrid.reactor.sockets import Buffer, Outlet, socket_of
-from pipegrid.reactor.tls_context import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
+from pipegrid.reactor.tls_settings import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 
 # Importing pyOpenSSL and ``cryptography``'s X.509 takes a tenth of the CPU time of a ``put`` of a small
 # file. A client of storage servers needs only the handshake, one check of the certificate, and records. As

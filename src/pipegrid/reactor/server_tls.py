@@ -19,7 +19,7 @@ from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory, TL
 from twisted.python.failure import Failure
 
 from pipegrid.reactor.sockets import Buffer, Outlet, socket_of
-from pipegrid.reactor.tls_context import BATCH_BYTES, DELIVERY_BYTES, GATHERED_BYTES, RECORD_BYTES
+from pipegrid.reactor.tls_settings import BATCH_BYTES, DELIVERY_BYTES, GATHERED_BYTES, RECORD_BYTES
 
 log = Logger()
 

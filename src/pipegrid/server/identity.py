@@ -21,11 +21,11 @@ from pipegrid.core import base32
 from pipegrid.core.text import decode_text
 from pipegrid.disk.atomic_write import create_file, remove_stale_link, replace_file
 from pipegrid.disk.files import FULL
-from pipegrid.disk.private_output import make_directory
+from pipegrid.disk.private_files import make_directory
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError, naming
 from pipegrid.reactor.server_tls import write_whole
-from pipegrid.reactor.tls_context import bound_handshakes, only_forward_secret, self_signed_pem
+from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
 from pipegrid.wire import server_address
 from pipegrid.wire.server_address import Furl, Nurl
 

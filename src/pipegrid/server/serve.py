@@ -23,7 +23,7 @@ from pipegrid.disk import files as disk
 from pipegrid.disk.atomic_write import syncs_names
 from pipegrid.disk.commit import Policy
 from pipegrid.disk.group_commit import GroupCommit
-from pipegrid.disk.private_output import make_directory
+from pipegrid.disk.private_files import make_directory
 from pipegrid.errors import UsageError
 from pipegrid.reactor.process_settings import make_monotonic, wall_time
 from pipegrid.reactor.workers import Workers

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import GridError
 from pipegrid.reactor.deferreds import as_deferred, gather
 from pipegrid.reactor.trace import Tracer

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from pipegrid.core import layout
-from pipegrid.core.params import MAX_LITERAL_BYTES, Params
+from pipegrid.core.encoding_parameters import MAX_LITERAL_BYTES, Params
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.run_results import (
     COLD_START,

@@ -19,7 +19,7 @@ from twisted.internet.endpoints import HostnameEndpoint, connectProtocol
 from twisted.internet.protocol import Protocol as Connection
 
 from pipegrid.core.caps import ChkCap, parse_cap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CorruptionError, GridError, ServerUnreachable, UsageError
 from pipegrid.grid import client_config
 from pipegrid.grid.client_paths import default_directory, is_configured

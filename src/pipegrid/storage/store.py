@@ -17,7 +17,7 @@ import attrs
 from pipegrid.core import base32, dates
 from pipegrid.core.text import harmless
 from pipegrid.disk import files as disk
-from pipegrid.disk.private_output import PRIVATE_FILE, make_private
+from pipegrid.disk.private_files import PRIVATE_FILE, make_private
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
 from pipegrid.storage import garbage_collector, share_file
 from pipegrid.storage.mutable import slot_file as slotfiles

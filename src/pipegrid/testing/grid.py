@@ -13,14 +13,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from twisted.internet.defer import Deferred, execute, succeed
 from twisted.internet.interfaces import IProtocolFactory
 
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import tagged_hash
-from pipegrid.core.params import Params
 from pipegrid.core.placement import permutation_seed
 from pipegrid.disk.commit import Disk, Policy
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.grid.configured_servers import Windows
+from pipegrid.grid.servers_yaml import Windows
 from pipegrid.reactor.blocking_calls import BlockingCall
 from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.service import GbsService
@@ -31,7 +31,7 @@ from pipegrid.testing.faults import FaultPlan
 from pipegrid.testing.network import SimulatedNetwork, leaks, run
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.server_address import Nurl
 

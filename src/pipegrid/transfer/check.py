@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core import layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.placement import possible_happiness, servers_of_happiness
 from pipegrid.core.ueb import CapCheck
 from pipegrid.core.verifier import ShareVerifier

@@ -14,8 +14,8 @@ from pipegrid.core import hashes
 from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoder import Encoder, ShareWrite
+from pipegrid.core.encoding_parameters import MAX_SEGMENT_BYTES, Geometry, Params
 from pipegrid.core.hashes import KEY_BYTES, Buffer
-from pipegrid.core.params import MAX_SEGMENT_BYTES, Geometry, Params
 from pipegrid.core.text import counted
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import (

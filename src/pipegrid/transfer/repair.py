@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 from pipegrid.core import ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.encoder import CodedSegment, Reencoder, ShareWrite
-from pipegrid.core.params import Geometry, check_segment_bytes
+from pipegrid.core.encoding_parameters import Geometry, check_segment_bytes
 from pipegrid.errors import ServerError
 from pipegrid.reactor.deferreds import Wakeup, few_at_a_time
 from pipegrid.transfer.capacity import Capacity
@@ -26,10 +26,10 @@ from pipegrid.transfer.get.share_search import MAX_QUESTIONS
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, ring
 from pipegrid.transfer.put.allocation import Allocations, RoomAnswer
 from pipegrid.transfer.put.file_key import ShareSet, ShareTarget
+from pipegrid.transfer.put.share_assignment import UploadPlan
 from pipegrid.transfer.put.share_tracker import ActiveShares
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload
-from pipegrid.transfer.put.stragglers import until_silence
-from pipegrid.transfer.put.upload_plan import UploadPlan
+from pipegrid.transfer.put.straggler_policy import until_silence
 from pipegrid.transfer.results import CheckResult, Progress, ProgressReport, RepairResult
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transport.interface import StreamConsumer

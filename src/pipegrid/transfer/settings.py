@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from pipegrid.arguments import check_whole
-from pipegrid.core.params import MAX_SEGMENT_BYTES
+from pipegrid.core.encoding_parameters import MAX_SEGMENT_BYTES
 
 MIN_MEMORY_BYTES = 8 << 20
 """With less a file of segments of one MiB would not get on."""

@@ -21,7 +21,8 @@ from pipegrid.core.caps import (
     parse_cap,
     unknown_kind,
 )
-from pipegrid.core.mutable.directory_edits import (
+from pipegrid.core.encoding_parameters import Params
+from pipegrid.core.mutable.directory_content import (
     Edit,
     Link,
     OpenDirectory,
@@ -34,7 +35,6 @@ from pipegrid.core.mutable.directory_edits import (
     name_bytes,
     pack_entries,
 )
-from pipegrid.core.params import Params
 from pipegrid.core.text import composed, printable
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, PipegridError, UsageError
 from pipegrid.reactor.deferreds import as_deferred, start_cancellable
@@ -66,7 +66,7 @@ class NamesEdit(StepwiseEdit):
         return OpenDirectory.of(content)
 
     def step(self, opened: OpenDirectory) -> OpenDirectory:
-        """See ``StepwiseEdit``; raises as ``core.mutable.directory_edits.apply_edits`` does."""
+        """See ``StepwiseEdit``; raises as ``core.mutable.directory_content.apply_edits`` does."""
         return edited(opened, self._edits, self._writekey, self._now(), self._repeated)
 
     def close(self, opened: OpenDirectory) -> bytes:
@@ -130,7 +130,7 @@ class ChosenEdit(StepwiseEdit):
         return content
 
     def step(self, opened: bytes) -> bytes:
-        """See ``StepwiseEdit``; raises as ``core.mutable.directory_edits.apply_edits`` does."""
+        """See ``StepwiseEdit``; raises as ``core.mutable.directory_content.apply_edits`` does."""
         edits = self._choose(opened)
         made = apply_edits(opened, edits, self._writekey, self._now(), self._repeated)
         self.result = made
@@ -315,7 +315,7 @@ class Directory:
         replace: bool = False,
     ) -> WriteResult:
         """
-        Put a child into the directory; see ``core.mutable.directory_edits.Link``.
+        Put a child into the directory; see ``core.mutable.directory_content.Link``.
 
         Raises (through the Deferred):
             ChildExists: there is one of this name, and it is not to be replaced.
@@ -431,7 +431,7 @@ class Directory:
     @as_deferred
     async def change(self, edits: Sequence[Edit]) -> WriteResult:
         """
-        Apply edits (``core.mutable.directory_edits``) in their order, in one publish; all take effect, or
+        Apply edits (``core.mutable.directory_content``) in their order, in one publish; all take effect, or
         none does.
 
         Raises (through the Deferred):

@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.arguments import check_kind
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap
-from pipegrid.core.mutable.directory_edits import open_write_cap
+from pipegrid.core.mutable.directory_content import open_write_cap
 from pipegrid.core.packed_directory import immutable_cap, plain_entries, readonly_cap
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, DirectoryError, PipegridError

@@ -26,7 +26,7 @@ from typing import Any
 import attrs
 
 from pipegrid.disk.atomic_write import is_part_name
-from pipegrid.tree.directory_plan import MAX_ENTRIES
+from pipegrid.tree.packing_order import MAX_ENTRIES
 from pipegrid.tree.selection import TreeSelection
 
 SMALL_BYTES = 128 << 10

@@ -34,7 +34,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import attrs
 
-from pipegrid.disk.private_output import current_umask
+from pipegrid.disk.private_files import current_umask
 
 KEY = "pipegrid"
 

@@ -13,7 +13,7 @@ from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
-from pipegrid.core.params import Params
+from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.text import printable
 from pipegrid.errors import SourceError
 from pipegrid.flow.concurrency import SmallFileCapacity

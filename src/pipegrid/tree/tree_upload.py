@@ -18,7 +18,6 @@ from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.grid.grid import Grid
 from pipegrid.tree import local_walk
-from pipegrid.tree.directory_plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.local_walk import (
     DirectoryBegun,
     DirectoryEnded,
@@ -29,6 +28,7 @@ from pipegrid.tree.local_walk import (
     own_directories,
 )
 from pipegrid.tree.metadata import entry_metadata, entry_name
+from pipegrid.tree.packing_order import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.retry import RetryQueue
 from pipegrid.tree.selection import TreeSelection
 from pipegrid.tree.tree_store import (

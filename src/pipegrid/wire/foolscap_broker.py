@@ -28,9 +28,9 @@ from twisted.python.failure import Failure
 
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.reactor.sockets import StallWatch, unsent_bytes
-from pipegrid.reactor.tls_context import bound_handshakes, only_forward_secret, self_signed_pem
+from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
 from pipegrid.wire.banana import CLOSE, INT, LONGINT, OPEN, STRING, VOCAB
-from pipegrid.wire.foolscap_receiver import ANSWER_COST, BoundedReceiver, Bounds, LimitExceeded
+from pipegrid.wire.banana_receiver import ANSWER_COST, BoundedReceiver, Bounds, LimitExceeded
 
 # Foolscap releases each remote object at once, by a call that is answered. The writer of a small share is
 # needed for two calls, so every fourth call of many small puts was a release, and delayed others at the

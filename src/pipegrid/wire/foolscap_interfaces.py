@@ -18,7 +18,7 @@ from foolscap.remoteinterface import RemoteInterface
 from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 
 from pipegrid.wire import gbs_messages
-from pipegrid.wire.foolscap_receiver import ANSWER_COST, TOKEN_COST, AllocatedAnswers
+from pipegrid.wire.banana_receiver import ANSWER_COST, TOKEN_COST, AllocatedAnswers
 from pipegrid.wire.messages import (
     MAX_FOOLSCAP_WRITES,
     MAX_SMALL_WRITES,
@@ -154,7 +154,7 @@ ALLOCATED = AllocatedAnswers(
 
 def answer_cost(method: str, arguments: tuple[Any, ...]) -> int:
     """
-    Return how much memory a server's answer may take, for ``wire.foolscap_receiver.Bounds``.
+    Return how much memory a server's answer may take, for ``wire.banana_receiver.Bounds``.
 
     Args:
         arguments: of the call, in order.

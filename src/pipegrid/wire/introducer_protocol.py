@@ -27,8 +27,8 @@ from twisted.internet.task import deferLater
 
 from pipegrid.core.text import printable
 from pipegrid.wire.announcements import MAX_SERVERS
+from pipegrid.wire.banana_receiver import Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import KEEPALIVE_S
-from pipegrid.wire.foolscap_receiver import Bounds, LimitExceeded
 from pipegrid.wire.server_address import Furl
 
 # mypy: ignore-errors

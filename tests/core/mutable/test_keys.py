@@ -167,7 +167,7 @@ class KeyTests(SynchronousTestCase):
         """Importing what reads shares imports no asymmetric cryptography."""
         code = (
             "import sys, pipegrid.core.mutable.share, pipegrid.core.mutable.range_update, "
-            "pipegrid.core.mutable.directory_edits; "
+            "pipegrid.core.mutable.directory_content; "
             "print([m for m in sys.modules if 'asymmetric' in m or 'serialization' in m])"
         )
         source = str(Path(pipegrid.__file__).parent.parent)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import LitCap
-from pipegrid.core.mutable.directory_edits import (
+from pipegrid.core.mutable.directory_content import (
     Edit,
     Link,
     Rename,

@@ -288,12 +288,12 @@ def plain_job(
 def _fetching_job(
     command: str, values: Values, words: list[str], begun: EarlySockets | None
 ) -> Job:
-    from pipegrid.cli.mirror_job import MirrorOptions
+    from pipegrid.cli.mirror_options import MirrorOptions
 
     shared = [each.name for each in FETCH if each not in COMMON]
     fetching = MirrorOptions(**{name: values[name] for name in shared}, begun=begun)
     if command == "list":
-        from pipegrid.cli.mirror_list import list_job
+        from pipegrid.cli.mirror_listed_files import list_job
 
         return list_job(words[0], words[1], values["jobs"], fetching)
     from pipegrid.cli.mirror_archive import DebianOptions, RpmOptions, debian_job, rpm_job

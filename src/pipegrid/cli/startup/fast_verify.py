@@ -44,7 +44,7 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckRes
         found = glimpse(dest, (os.cpu_count() or 1) > 1)
     except KeyboardInterrupt:
         from pipegrid.cli.console import Console
-        from pipegrid.cli.exit_status import Interrupted
+        from pipegrid.cli.error_report import Interrupted
 
         return Console(None, None, sys.stderr).complain(Interrupted())
     if found is None or found.others:

@@ -71,7 +71,7 @@ def dial(directory: str | os.PathLike[str] | None) -> Preconnector | None:
     except (OSError, UsageError):
         return None  # whoever opens the grid tells what is wrong
     from pipegrid.reactor.preconnect import Preconnector
-    from pipegrid.reactor.tls_context import http_context
+    from pipegrid.reactor.tls_settings import http_context
 
     try:
         return Preconnector(addresses, http_context())

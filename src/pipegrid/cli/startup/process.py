@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus, Interrupted, sentence
+from pipegrid.cli.error_report import ExitStatus, Interrupted, sentence
 from pipegrid.cli.job import GridJob, Invocation, Job, NoReactorJob, OfflineJob, ReactorJob, failure
 from pipegrid.cli.startup.fast_args import plain_job
 from pipegrid.cli.startup.lazy_modules import install_lazy_modules, tls_put_off
-from pipegrid.disk.private_output import end_waiting
+from pipegrid.disk.private_files import end_waiting
 from pipegrid.errors import SinkError
 from pipegrid.reactor.process_settings import (
     SHORTAGE,

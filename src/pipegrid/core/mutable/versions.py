@@ -15,10 +15,10 @@ import attrs
 
 from pipegrid.arguments import check_whole
 from pipegrid.core.caps import MutableCap
+from pipegrid.core.encoding_parameters import round_up
 from pipegrid.core.hash_tree import num_nodes, padded_leaves
 from pipegrid.core.hashes import HASH_BYTES, Buffer
 from pipegrid.core.layout import CHAIN_ENTRY_BYTES
-from pipegrid.core.params import round_up
 from pipegrid.errors import UsageError
 
 MDMF_SEGMENT_BYTES = 1 << 17

@@ -16,7 +16,7 @@ from pipegrid.gateway.http_response import HttpResponse, redirect, respond
 from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_api.web_arguments import Arguments, decode_path, read_arguments
 from pipegrid.gateway.web_api.web_errors import WebError
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 
 
 @attrs.frozen(eq=False)

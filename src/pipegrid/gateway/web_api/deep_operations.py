@@ -26,8 +26,8 @@ from pipegrid.gateway.web_api.check_json import (
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest
 from pipegrid.tree.listing import kind_of
+from pipegrid.tree.public_grid import Grid
 from pipegrid.tree.tree_check import CheckReports, FirstMet, TreeSummary, check_trees
-from pipegrid.tree.tree_grid import Grid
 from pipegrid.tree.walk import Met, TreePath, TreeStats, Unreadable, walk
 
 # What is below a directory, found by the engine's walk; each object once, literal ones every time.

@@ -17,7 +17,7 @@ from pipegrid.gateway.web_api.file_requests import download
 from pipegrid.gateway.web_api.new_objects import answer_unlinked
 from pipegrid.gateway.web_api.path_lookup import find
 from pipegrid.gateway.web_api.web_errors import no_such_child
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 
 
 def object_resource(

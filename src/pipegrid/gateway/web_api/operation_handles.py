@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import PipegridError, UsageError
 from pipegrid.gateway.web_api.deep_operations import DeepOperation
 from pipegrid.reactor.deferreds import start_cancellable
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 
 # **How long.** A running operation is kept. What has ended and was never asked for is kept for four days, or
 # as long as it ran; after the first answer, a day more. ``retain-for`` replaces both.

@@ -16,9 +16,9 @@ from twisted.python.failure import Failure
 
 from pipegrid.reactor.sockets import Backpressure, unsent_bytes
 from pipegrid.server.fair_scheduler import CpuUsage
+from pipegrid.wire.banana_receiver import MAX_TOKENS, TOKEN_COST, Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import BoundedBroker, BoundedNegotiation
 from pipegrid.wire.foolscap_interfaces import MAX_SHARE_DATA_BYTES
-from pipegrid.wire.foolscap_receiver import MAX_TOKENS, TOKEN_COST, Bounds, LimitExceeded
 
 # The size of answers, known before they are sent.
 

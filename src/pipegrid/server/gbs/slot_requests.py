@@ -19,7 +19,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.disk import files as disk
 from pipegrid.disk.atomic_write import open_spool
 from pipegrid.disk.group_commit import GroupCommit
-from pipegrid.disk.private_output import make_private
+from pipegrid.disk.private_files import make_private
 from pipegrid.errors import NoSpace, Overloaded, PipegridError, UsageError
 from pipegrid.reactor.sockets import gather
 from pipegrid.server.gbs import responses

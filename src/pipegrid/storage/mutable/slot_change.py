@@ -14,7 +14,7 @@ from typing import Protocol
 from pipegrid.core import base32
 from pipegrid.disk import files as disk
 from pipegrid.disk.commit import Disk
-from pipegrid.disk.private_output import PRIVATE_FILE, make_private
+from pipegrid.disk.private_files import PRIVATE_FILE, make_private
 from pipegrid.errors import NoSpace, ServerRefused, UsageError
 from pipegrid.storage.mutable import slot_file
 from pipegrid.storage.mutable import slot_file as slotfiles

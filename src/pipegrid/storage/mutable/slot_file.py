@@ -16,7 +16,7 @@ import attrs
 
 from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.disk import files as disk
-from pipegrid.disk.private_output import make_private
+from pipegrid.disk.private_files import make_private
 from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.storage.share_file import (
     LEASE_DURATION_S,

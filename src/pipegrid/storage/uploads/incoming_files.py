@@ -18,7 +18,7 @@ from pipegrid.core import base32
 from pipegrid.core.spans import Range
 from pipegrid.disk import files as disk
 from pipegrid.disk.atomic_write import give_name
-from pipegrid.disk.private_output import PRIVATE_DIRECTORY, PRIVATE_FILE, make_private
+from pipegrid.disk.private_files import PRIVATE_DIRECTORY, PRIVATE_FILE, make_private
 from pipegrid.errors import NoSuchShare, WrongSecret
 from pipegrid.storage import share_file
 from pipegrid.storage.storage_paths import SHARE_NUMBERS, ShareKey

@@ -15,7 +15,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Range, Spans
 from pipegrid.disk import files as disk
 from pipegrid.disk.atomic_write import can_name, open_unnamed
-from pipegrid.disk.private_output import PRIVATE_FILE
+from pipegrid.disk.private_files import PRIVATE_FILE
 from pipegrid.errors import ConflictingWrite, NoSuchShare, PipegridError, ServerRefused
 from pipegrid.storage import share_file
 from pipegrid.storage.storage_paths import Paths, ShareKey

@@ -24,7 +24,7 @@ from pipegrid.core.segment_job import SegmentJob, SegmentResult
 from pipegrid.disk.part_file import PartFile
 from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.get.get_history import GetHistory
-from pipegrid.transfer.get.hedged_read import ReadPolicy
+from pipegrid.transfer.get.hedge_policy import ReadPolicy
 from pipegrid.transfer.get.resume import Rechecked, ResumingDecoder
 from pipegrid.transfer.get.share_readers import DownloadRequest, ShareReaders
 from pipegrid.transfer.get.sink import SinkLike, open_sink

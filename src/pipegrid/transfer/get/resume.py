@@ -19,10 +19,10 @@ import attrs
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.decoder import Decoder
+from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.core.file_shares import ReadPlan, block_range
 from pipegrid.core.hashes import CRYPTTEXT_SEGMENT, Buffer
 from pipegrid.core.layout import ShareLayout
-from pipegrid.core.params import Geometry
 from pipegrid.core.segment_job import SegmentJob
 from pipegrid.transfer.get.sink import PresentBytes, PresentSegments
 

@@ -14,9 +14,9 @@ from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
 
 from pipegrid.arguments import check_has
+from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.core.hash_tree import GROUP_LEAVES
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.params import Geometry
 from pipegrid.core.spans import Spans
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import SinkError

@@ -14,7 +14,7 @@ from pipegrid.core.mutable.share import Part, VerifiedVersions
 from pipegrid.core.mutable.versions import Choice, Version, checkstring_order
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError, UsageError
 from pipegrid.reactor.deferreds import gather
-from pipegrid.transfer.mutable.mutable_errors import nothing_to_change, rollback
+from pipegrid.transfer.mutable.mutable_failure_messages import nothing_to_change, rollback
 from pipegrid.transfer.mutable.publish import PublishOutcome, check_quorum
 from pipegrid.transfer.mutable.retrieve import read_whole
 from pipegrid.transfer.mutable.servermap import (

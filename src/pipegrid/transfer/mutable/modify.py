@@ -22,7 +22,7 @@ from pipegrid.transfer.mutable.base_version import (
     ModifyOptions,
     check_size,
 )
-from pipegrid.transfer.mutable.mutable_errors import not_writable
+from pipegrid.transfer.mutable.mutable_failure_messages import not_writable
 from pipegrid.transfer.mutable.publish import (
     ExpectedHeads,
     Publish,

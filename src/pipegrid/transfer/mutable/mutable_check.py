@@ -24,7 +24,7 @@ from pipegrid.core.placement import possible_happiness, servers_of_happiness
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, UncoordinatedWriteError
 from pipegrid.reactor.deferreds import few_at_a_time
 from pipegrid.transfer.capacity import Capacity
-from pipegrid.transfer.mutable.mutable_errors import rollback
+from pipegrid.transfer.mutable.mutable_failure_messages import rollback
 from pipegrid.transfer.mutable.publish import WriteResult
 from pipegrid.transfer.mutable.servermap import Copy, ServerMap, ServermapUpdate
 from pipegrid.transfer.mutable.slot import Slot

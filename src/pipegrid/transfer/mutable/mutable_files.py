@@ -42,7 +42,7 @@ from pipegrid.transfer.mutable.mutable_check import (
     held_against,
     repaired,
 )
-from pipegrid.transfer.mutable.mutable_errors import not_writable, rollback, unreadable
+from pipegrid.transfer.mutable.mutable_failure_messages import not_writable, rollback, unreadable
 from pipegrid.transfer.mutable.publish import (
     CreateResult,
     Publish,

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.put.allocation import FullServers
-from pipegrid.transfer.put.existing_shares import PlacementHistory
+from pipegrid.transfer.put.placement_history import PlacementHistory
 from pipegrid.transfer.settings import UploadSettings
 
 # One timer for all small files that are under way, since a timer for each would cost more than the file.

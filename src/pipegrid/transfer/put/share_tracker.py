@@ -10,9 +10,9 @@ from twisted.internet.interfaces import IReactorTime
 from pipegrid.errors import NoSuchShare, ServerError, ServerTimeout, is_absence
 from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.put.share_assignment import UploadPlan
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload, is_unexplained
-from pipegrid.transfer.put.stragglers import is_silent
-from pipegrid.transfer.put.upload_plan import UploadPlan
+from pipegrid.transfer.put.straggler_policy import is_silent
 from pipegrid.transfer.results import Progress, ProgressReport
 
 # The ways of one transfer: those that are open, those that have ended, and why some have failed.

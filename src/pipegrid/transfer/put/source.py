@@ -39,7 +39,7 @@ SourceLike = Union[
     "IBodyProducer",
     "IResponse",
 ]
-"""A path, bytes, a binary file object; or what comes through the reactor (``streamed_source``)."""
+"""A path, bytes, a binary file object; or what comes through the reactor (``async_source``)."""
 
 KINDS = "bytes, a path, a file opened in binary mode, an async iterator, an IBodyProducer or an IResponse"
 

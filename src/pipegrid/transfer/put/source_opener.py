@@ -38,7 +38,7 @@ async def open_for_put(
         given, "read"
     ):
         # With Twisted's web client, which no file needs.
-        from pipegrid.transfer.put.streamed_source import copy_streamed, is_streamed
+        from pipegrid.transfer.put.async_source import copy_streamed, is_streamed
 
         if is_streamed(given):
             return await copy_streamed(given, workers, clock, most_bytes)

@@ -10,16 +10,17 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
 
 from pipegrid.core.caps import LitCap, is_literal_size
-from pipegrid.core.params import Geometry, Params
+from pipegrid.core.encoding_parameters import Geometry, Params
 from pipegrid.errors import UnhappyError
 from pipegrid.flow.concurrency import Budget, PerTurnLimit
 from pipegrid.transfer.failure_messages import too_few_servers
 from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.put.allocation import FullServers
 from pipegrid.transfer.put.encode_ahead import DEPTH
-from pipegrid.transfer.put.existing_shares import PlacementHistory
 from pipegrid.transfer.put.file_key import KeyedFile, KeyNote, KeyNotes, with_key
+from pipegrid.transfer.put.placement_history import PlacementHistory
 from pipegrid.transfer.put.put_context import Deadlines, PutContext
+from pipegrid.transfer.put.segmented_upload import Upload
 from pipegrid.transfer.put.small_file import Handover, put_whole
 from pipegrid.transfer.put.source import (
     BytesSource,
@@ -30,7 +31,6 @@ from pipegrid.transfer.put.source import (
     open_at_once,
 )
 from pipegrid.transfer.put.source_opener import copy_unread, open_for_put
-from pipegrid.transfer.put.upload import Upload
 from pipegrid.transfer.results import PutReports, PutResult
 from pipegrid.transfer.settings import UploadSettings
 

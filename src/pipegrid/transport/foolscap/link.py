@@ -39,9 +39,9 @@ from pipegrid.reactor.server_tls import upgrade_started_tls
 from pipegrid.reactor.sockets import be_prompt, set_bulk_buffers
 from pipegrid.transport.interface import disconnected, excerpt, nonsense, wrong_swissnum
 from pipegrid.transport.throttle import Throttle, Throttled
+from pipegrid.wire.banana_receiver import Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import KEEPALIVE_S, call_remote, make_tub
 from pipegrid.wire.foolscap_interfaces import ALLOCATED, RIStorageServer, answer_cost
-from pipegrid.wire.foolscap_receiver import Bounds, LimitExceeded
 from pipegrid.wire.server_address import Furl
 
 if TYPE_CHECKING:

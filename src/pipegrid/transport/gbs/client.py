@@ -33,13 +33,13 @@ from pipegrid.http11.host_pool import HostPool
 from pipegrid.http11.pinned_key import pin_endpoint
 from pipegrid.reactor.client_tls import PreconnectedEndpoint
 from pipegrid.reactor.deferreds import gather
-from pipegrid.reactor.tls_context import http_context
+from pipegrid.reactor.tls_settings import http_context
 from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
-from pipegrid.transport.gbs.connection_order import GbsOrder
 from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, StoresBeside
+from pipegrid.transport.gbs.ordered_requests import GbsOrder
+from pipegrid.transport.gbs.read_streams import GbsStreams
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
-from pipegrid.transport.gbs.streams import GbsStreams
 from pipegrid.transport.gbs.uploads import GbsContext, GbsUploads
 from pipegrid.transport.interface import disconnected, nothing_to_write
 from pipegrid.wire.messages import (

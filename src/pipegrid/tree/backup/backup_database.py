@@ -17,7 +17,7 @@ import attrs
 from pipegrid.core.caps import ChkCap, LitCap, parse_cap
 from pipegrid.disk.databases import open_database
 from pipegrid.disk.files import FULL
-from pipegrid.disk.private_output import open_private
+from pipegrid.disk.private_files import open_private
 from pipegrid.errors import CapError, SinkError, UsageError
 from pipegrid.tree.local_walk import FileMet
 from pipegrid.tree.tree_store import KnownObject, KnownObjects

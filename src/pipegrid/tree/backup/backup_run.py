@@ -17,7 +17,7 @@ from pipegrid.errors import NotEnoughSharesError, PipegridError, RollbackError, 
 from pipegrid.grid.grid import Grid
 from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.backup.backup_database import Database
-from pipegrid.tree.backup.backup_state import BackupPlace, CatalogueState
+from pipegrid.tree.backup.backup_state_directory import BackupPlace, CatalogueState
 from pipegrid.tree.backup.catalogue import (
     Archives,
     BackupRun,

@@ -19,7 +19,7 @@ from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import AutoWindow
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
-from pipegrid.grid.config_files import check_top_level, near_misses, parse_yaml, repeated_keys
+from pipegrid.grid.strict_config import check_top_level, near_misses, parse_yaml, repeated_keys
 from pipegrid.grid.tahoe_settings import CONNECTIONS, RefusedSetting, check_entry
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.failover import FailoverServer, Route

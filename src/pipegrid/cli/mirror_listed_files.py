@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
-from pipegrid.cli.exit_status import Interrupted, unreadable
+from pipegrid.cli.error_report import Interrupted, unreadable
 from pipegrid.cli.job import GridJob, ReactorJob
-from pipegrid.cli.mirror_job import Display, MirrorOptions, RunOutcome, store
+from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, store
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.mirror import (
     archive_file,

@@ -13,7 +13,7 @@ import click
 from pipegrid.cli import cap_file
 from pipegrid.cli.cap_file import CapLine, caps_in_file, read_cap_file
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus, one_status
+from pipegrid.cli.error_report import ExitStatus, one_status
 from pipegrid.cli.job import Invocation
 from pipegrid.core import base32
 from pipegrid.core.caps import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid.grid import Grid
     from pipegrid.tree.grid_paths import PathEnd, PathFinder
-    from pipegrid.tree.tree_grid import Grid as TreeGrid
+    from pipegrid.tree.public_grid import Grid as TreeGrid
     from pipegrid.tree.walk import Met
 
 
@@ -57,10 +57,10 @@ class NamedFile(Generic[C]):
         cap: the same, understood.
         name: as the cap file has it, or the last of its path; or None.
         names: the path below the cap, if that is a directory's: then ``cap`` is of no use until
-            ``grid_arguments.Locator`` has found what is there.
+            ``cap_lookup.Locator`` has found what is there.
         root: the cap that the path begins with.
         where: it was given, if it is one of several.
-        problem: why it names no file; then ``cap`` is of no use, and ``grid_arguments.Locator`` raises this.
+        problem: why it names no file; then ``cap`` is of no use, and ``cap_lookup.Locator`` raises this.
         place: the path as given, if it begins with an alias, and so gives nothing away.
     """
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from pipegrid.cli import grid_arguments, progress_bar
+from pipegrid.cli import cap_lookup, progress_bar
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus, Interrupted
+from pipegrid.cli.error_report import ExitStatus, Interrupted
 from pipegrid.cli.job import GridJob, NoReactorJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.startup.fast_verify import verified
 from pipegrid.core.text import amount, counted, printable
@@ -310,7 +310,7 @@ def _check_configured() -> None:
             that nobody chose would be on the same disk.
     """
 
-    directory = grid_arguments.client_directory()
+    directory = cap_lookup.client_directory()
     if not client_paths.is_configured(directory):
         raise UsageError(
             f"no grid is configured in {directory}, and --to-grid makes none; join one, or make one on this "

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import attrs
 
-from pipegrid.core.params import Geometry
+from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.transfer.get.get_history import MIN_SAMPLE_BYTES, GetHistory
 from pipegrid.transfer.settings import DownloadSettings
 

@@ -22,8 +22,8 @@ from twisted.logger import Logger
 from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_cache import cache_name, cache_names, read_cache, write_cache
-from pipegrid.grid.configured_servers import IntroducerAddress
 from pipegrid.grid.introducer_client import IntroducerCallbacks, IntroducerClient, IntroducerStatus
+from pipegrid.grid.servers_yaml import IntroducerAddress
 from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.wire.announcements import Announcement, AnnouncementBook, KnownServer, describe
 from pipegrid.wire.grid_manager import ManagerKey

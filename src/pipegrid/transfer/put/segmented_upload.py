@@ -15,14 +15,14 @@ from pipegrid.transfer.failure_messages import PlacementOutcome, not_spread, too
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.allocation import ASK_S, Allocations, Refusals, RoomAnswer
 from pipegrid.transfer.put.encode_ahead import Segments
-from pipegrid.transfer.put.existing_shares import FinalByteHold, PlacementHistory
 from pipegrid.transfer.put.file_key import KeyedFile, ShareSet, ShareTarget
+from pipegrid.transfer.put.placement_history import FinalByteHold, PlacementHistory
 from pipegrid.transfer.put.put_context import PutContext
+from pipegrid.transfer.put.share_assignment import UploadPlan
 from pipegrid.transfer.put.share_tracker import ActiveShares, StoredShares
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload, is_unexplained
 from pipegrid.transfer.put.small_file import Handover, split_call
-from pipegrid.transfer.put.stragglers import TICK_S, StragglerPolicy
-from pipegrid.transfer.put.upload_plan import UploadPlan
+from pipegrid.transfer.put.straggler_policy import TICK_S, StragglerPolicy
 from pipegrid.transfer.results import PutReports, PutResult
 from pipegrid.wire.messages import Allocation, UploadSecrets
 

@@ -20,7 +20,7 @@ from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.packed_directory import PackedChild, pack_immutable
 from pipegrid.core.text import decode_text
 from pipegrid.disk.atomic_write import SUFFIX, replace_file, sync_path
-from pipegrid.disk.private_output import make_directory, open_private
+from pipegrid.disk.private_files import make_directory, open_private
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import CapError, PipegridError, SinkError, UsageError
 from pipegrid.grid.client_config import GridConfig

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from pipegrid.cli import grid_arguments, output, output_file, progress_bar
+from pipegrid.cli import cap_lookup, output, output_file, progress_bar
 from pipegrid.cli.console import Console
-from pipegrid.cli.exit_status import ExitStatus, one_status
+from pipegrid.cli.error_report import ExitStatus, one_status
 from pipegrid.cli.job import Invocation, OfflineJob
 from pipegrid.cli.options import (
     CapArguments,
@@ -24,7 +24,7 @@ from pipegrid.cli.options import (
     key_options,
 )
 from pipegrid.core import caps as core_caps
-from pipegrid.core import params as core_params
+from pipegrid.core import encoding_parameters
 from pipegrid.core.text import counted
 from pipegrid.errors import CapError, UsageError
 from pipegrid.grid import client_config, client_paths
@@ -71,7 +71,7 @@ def encode_command(
 
     def work(console: Console) -> int:
         config = _configuration(invocation.directory)
-        params = choose_params(config.params if config else core_params.Params(), encoding)
+        params = choose_params(config.params if config else encoding_parameters.Params(), encoding)
         secret = key["convergence"]
         if secret is None and config and not key["random_key"]:
             secret = config.convergence
@@ -170,10 +170,10 @@ def decode(
     max_segment: int | None,
 ) -> int:
     """Restore one file to where it shall go."""
-    files = grid_arguments.named_files(console, caps, cap_files, core_caps.readable)
+    files = cap_lookup.named_files(console, caps, cap_files, core_caps.readable)
     if len(files) > 1:
         raise UsageError(f"decode restores one file, but {len(files)} caps were given; give one")
-    grid_arguments.check_path(files[0])
+    cap_lookup.check_path(files[0])
     cap = files[0].cap
     if console.json and output == "-":
         raise UsageError("--json would mix with the file on standard output; choose a file for -o")
@@ -197,7 +197,9 @@ def decode(
             paths,
             sink,
             progress=progress,
-            max_segment_bytes=core_params.MAX_SEGMENT_BYTES if max_segment is None else max_segment,
+            max_segment_bytes=encoding_parameters.MAX_SEGMENT_BYTES
+            if max_segment is None
+            else max_segment,
         )
     _tell(console, result, output)
     return 0
@@ -235,22 +237,22 @@ def storage_index_command(caps: CapArguments) -> OfflineJob:
     """
 
     def work(console: Console) -> int:
-        files = grid_arguments.named_files(console, *caps, core_caps.keepable)
+        files = cap_lookup.named_files(console, *caps, core_caps.keepable)
         statuses: set[ExitStatus] = set()
         for file in files:
             try:
-                grid_arguments.check_path(file)
+                cap_lookup.check_path(file)
             except CapError as error:
                 if len(files) == 1:
                     raise
-                statuses.add(console.failed(error, file.label, grid_arguments.identity(file), True))
+                statuses.add(console.failed(error, file.label, cap_lookup.identity(file), True))
                 continue
-            index = grid_arguments.storage_index_text(file.cap) or None
+            index = cap_lookup.storage_index_text(file.cap) or None
             coded = (
                 None if isinstance(file.cap, (core_caps.LitCap, core_caps.MutableCap)) else file.cap
             )
             fields: dict[str, Any] = {
-                **grid_arguments.identity(file),
+                **cap_lookup.identity(file),
                 "storage_index": index,
                 "size": None if isinstance(file.cap, core_caps.MutableCap) else file.cap.size,
                 "required_shares": None if coded is None else coded.required_shares,
