@@ -25,7 +25,8 @@ GLOSSARY = PACKAGE.parent.parent / "docs" / "glossary.md"
 
 _WORDS = """
 address agent ahead aliases announce answers api app archive args arguments backup bar base base32
-batches blocking body build buildbot byte cache calls capacity change charts check client clock cmd collector
+batches blocking body build buildbot byte cache calls capacity change charts check children client clock cmd
+collector
 compare completion config configured connection console context copied copy creation credentials
 crypto database
 databases dates deb822 debian decoder decompress deferreds dialer discovery download embedded encode
@@ -34,7 +35,7 @@ figures foolscap form formats garbage get hashes history host hosts html http id
 init interface interfaces isal items job json layout lazy lifeline link list listener listing local
 log lookup loss ls manager manpage many messages metadata metrics mirror mirrors model modules mutable
 mutables network new node object objects offline
-open opener operation options order origin output package packed params parser paths peers
+open opener operation options order origin output package packed params parser pages paths peers plain
 plan plugin pool port private probe process processes progress protocol proxy put query queue quick
 range raw reader readers readonly receiver receivers registry relay repair report responder resource restore
 running

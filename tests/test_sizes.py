@@ -39,8 +39,6 @@ SMALL = {
     "gateway/node_files.py": "files that other programs read, by their names",
     "gateway/request_origin.py": "pure decisions, apart from the server that asks for them",
     "gateway/root.py": "where other packages add their part",
-    "gateway/web_api/new_objects.py": "one path of the API",
-    "gateway/web_api/object_resource.py": "the table of the API's requests",
     "http11/limits.py": _CONTRACT,
     "http11/pinned_endpoints.py": "brings twisted.web, which storage clients do not need",
     "speedtest/lifeline.py": "run with python -m",

@@ -19,6 +19,7 @@ from pipegrid.gateway.transfer_records import TransferKind, TransferRecord, Tran
 from pipegrid.transfer.get.sink import SinkLike
 from pipegrid.transfer.mutable.base_version import Redo
 from pipegrid.transfer.mutable.modify import ContentEdit
+from pipegrid.transfer.mutable.mutable_files import ContentOfKey
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
 from pipegrid.transfer.mutable.write_queue import Merge
 from pipegrid.transfer.put.source import SourceLike, size_of
@@ -96,15 +97,21 @@ class RecordedGrid(Grid):
 
     def create_mutable(
         self,
-        source: SourceLike,
+        source: SourceLike | ContentOfKey,
         *,
         format: str | None = None,
         params: Params | None = None,
         progress: Progress | None = None,
+        private_key: bytes | None = None,
     ) -> Deferred[CreateResult]:
         """Store a mutable file; see ``Grid.create_mutable``."""
         creating = partial(
-            super().create_mutable, source, format=format, params=params, progress=progress
+            super().create_mutable,
+            source,
+            format=format,
+            params=params,
+            progress=progress,
+            private_key=private_key,
         )
         return self.records.follow("publish", lambda record: creating(), _note_create)
 

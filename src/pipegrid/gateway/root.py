@@ -11,7 +11,7 @@ from twisted.web.static import File
 from pipegrid.gateway.gateway_settings import GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse
 from pipegrid.gateway.web_api.api_request import ApiRequest, ApiResource, Handler
-from pipegrid.gateway.web_api.object_resource import object_resource
+from pipegrid.gateway.web_api.object_resource import named_resource, object_resource
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.tree.public_grid import Grid
 
@@ -37,16 +37,35 @@ def root_resource(
 ) -> IResource:
     """Return the resource of ``/`` with all below it."""
     parts = parts or SiteParts()
-    root = Resource()
+    root = _Root(grid, settings)
     objects = object_resource(grid, settings, parts.posts)
     root.putChild(b"uri", objects)
     root.putChild(b"cap", objects)
+    named = named_resource(grid, settings)
+    root.putChild(b"named", named)
+    root.putChild(b"file", named)
     if settings.static.is_dir():
         root.putChild(b"static", File(str(settings.static)))
     for name, resource in parts.resources.items():
         root.putChild(name, resource)
     root.putChild(b"", parts.home or ApiResource(grid, settings, _welcome))
     return root
+
+
+class _Root(Resource):
+    """The resource of ``/``; what it does not know is not there."""
+
+    def __init__(self, grid: Grid, settings: GatewaySettings) -> None:
+        super().__init__()
+        self._nothing = ApiResource(grid, settings, _nothing)
+
+    def getChild(self, path: bytes, request: object) -> IResource:
+        """Return what answers below a first part of the path that nobody serves."""
+        return self._nothing
+
+
+async def _nothing(_: ApiRequest) -> HttpResponse | None:
+    raise WebError(404, "there is nothing at this path of the gateway")
 
 
 async def _welcome(call: ApiRequest) -> HttpResponse | None:

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from pipegrid.reactor.preconnect import Preconnector
     from pipegrid.transfer.mutable.base_version import Redo
     from pipegrid.transfer.mutable.modify import ContentEdit
-    from pipegrid.transfer.mutable.mutable_files import RangeOf
+    from pipegrid.transfer.mutable.mutable_files import ContentOfKey, RangeOf
     from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
     from pipegrid.transfer.mutable.write_queue import Merge
     from pipegrid.transfer.put.uploader import Uploader
@@ -946,37 +946,43 @@ class ChangingGrid(FileGrid):
 
     def create_mutable(
         self,
-        source: SourceLike,
+        source: SourceLike | ContentOfKey,
         *,
         format: str | None = None,
         params: Params | None = None,
         progress: Progress | None = None,
+        private_key: bytes | None = None,
     ) -> Deferred[CreateResult]:
         """
         Store a mutable file; fires with its write cap (``result.cap``; ``.readonly()`` is to be given away).
 
         Args:
-            source: as for ``put``; at most 128 MiB, which are held in memory.
+            source: as for ``put``; at most 128 MiB, which are held in memory. Or a function that returns
+                the content, given the file's write key, as a directory with children needs it.
             format: ``"sdmf"``, one segment; or ``"mdmf"``, of which ranges can be changed; by
                 default, as configured.
             params: other than configured; the segment size is the format's.
             progress: called once, with all bytes stored.
+            private_key: DER (PKCS#1 or PKCS#8) of the RSA key of 2048 bits that the file gets, from which
+                its caps follow; by default a fresh one.
 
         Raises (through the Deferred):
             SourceError: the source cannot be read.
             UnhappyError: too few servers took it.
-            UsageError: it is too large.
+            UncoordinatedWriteError: there is a file of this private key.
+            UsageError: it is too large, or that is no such key.
         """
-        return self._start(self._create(source, format, params, progress))
+        return self._start(self._create(source, format, params, progress, private_key))
 
     async def _create(
         self,
-        source: SourceLike,
+        source: SourceLike | ContentOfKey,
         format: str | None,
         params: Params | None,
         progress: Progress | None,
+        private_key: bytes | None,
     ) -> CreateResult:
-        result = await self._open_mutables().create(source, format, params, progress)
+        result = await self._open_mutables().create(source, format, params, progress, private_key)
         self._warn_of_shares(self.config.params if params is None else params)
         return result
 

@@ -20,7 +20,7 @@ from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.mutable.base_version import Redo
 from pipegrid.transfer.mutable.modify import ContentEdit
-from pipegrid.transfer.mutable.mutable_files import MutableFiles, RangeOf, ReadResult
+from pipegrid.transfer.mutable.mutable_files import ContentOfKey, MutableFiles, RangeOf, ReadResult
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
 from pipegrid.transfer.mutable.retrieve import Retrieve
 from pipegrid.transfer.mutable.version_cache import VersionCache, recall
@@ -78,12 +78,14 @@ class Mutables:
 
     async def create(
         self,
-        source: SourceLike,
+        source: SourceLike | ContentOfKey,
         format: str | None,
         params: Params | None,
         progress: Progress | None,
+        private_key: bytes | None = None,
     ) -> CreateResult:
         """Store a new file; see ``Grid.create_mutable``."""
+        check_kind(private_key, (bytes, type(None)), "a private key", "bytes", secret=True)
         check_kind(params, (Params, type(None)), "how a file is encoded", "a Params")
         check_callable(progress, "progress")
         if format is None:
@@ -93,12 +95,13 @@ class Mutables:
             raise UsageError(
                 f"a mutable file is of the format 'sdmf' or 'mdmf', not {shown(format)}; choose one"
             )
-        self.files.keys.prepare()  # while the source is read, and connections come up
-        content = await self._read_source(source)
+        if private_key is None:
+            self.files.keys.prepare()  # while the source is read, and connections come up
+        content = source if callable(source) else await self._read_source(source)
         usual = self._usual if params is None else (params.required_shares, params.total_shares)
         await self._readiness.wait(min(self._settings.happy, usual[1]), storing=True)
-        result = await self.files.create(content, chosen, usual)
-        if progress is not None:
+        result = await self.files.create(content, chosen, usual, private_key)
+        if progress is not None and not callable(content):
             progress(len(content), len(content))
         return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Protocol, TypeVar, get_args
 
 import attrs
@@ -34,6 +34,7 @@ from pipegrid.core.mutable.directory_content import (
     merge_directories,
     name_bytes,
     pack_entries,
+    pack_new,
 )
 from pipegrid.core.text import composed, printable
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, PipegridError, UsageError
@@ -230,7 +231,12 @@ class ChangesFiles(Protocol):
         """``Grid.put``, which stores an immutable file, and fires with its cap in a ``PutResult``."""
 
     def create_mutable(
-        self, source: Any, *, format: str | None = None, params: Params | None = None
+        self,
+        source: Any,
+        *,
+        format: str | None = None,
+        params: Params | None = None,
+        private_key: bytes | None = None,
     ) -> Deferred[CreateResult]:
         """Store a new mutable file."""
 
@@ -510,9 +516,25 @@ def check_writable(cap: Cap | None, about: str = "this directory") -> DirectoryC
     return cap
 
 
-async def create_directory(grid: ChangesFiles, format: str | None = None) -> Directory:
-    """Store an empty directory; see ``Grid.create_directory``."""
-    result = await grid.create_mutable(b"", format=format)
+async def create_directory(
+    grid: ChangesFiles,
+    format: str | None = None,
+    children: Sequence[Link] = (),
+    private_key: bytes | None = None,
+) -> Directory:
+    """
+    Store a directory; see ``Grid.create_directory``.
+
+    Args:
+        children: what is in it from the start, with metadata exactly as given.
+        private_key: see ``Grid.create_mutable``.
+
+    Raises:
+        CapError, UsageError: a child cannot be linked.
+    """
+    links = [each for each in checked_edits(children) if isinstance(each, Link)]
+    content = partial(pack_new, links) if links else b""
+    result = await grid.create_mutable(content, format=format, private_key=private_key)
     return Directory(grid, DirectoryCap(result.cap))
 
 
@@ -524,12 +546,19 @@ def _merge(versions: Sequence[bytes]) -> bytes:
 
 
 async def move(
-    source: Directory, name: str, target: Directory, new_name: str, replace: bool = False
+    source: Directory,
+    name: str,
+    target: Directory,
+    new_name: str,
+    replace: bool = False,
+    replace_directory: bool = True,
 ) -> None:
     """
     Give a child another name, or another directory: linked there first, then taken out here.
 
-    Metadata go with it. Who is interrupted between the two has it twice; nothing is lost, and the same move
+    Metadata go with it. ``replace`` and ``replace_directory`` are those of ``Link``.
+
+    Who is interrupted between the two has it twice; nothing is lost, and the same move
     again finishes it.
 
     Raises:
@@ -542,13 +571,14 @@ async def move(
     check_writable(source.cap, "the directory that it is taken out of")
     check_writable(target.cap, "the directory that it goes to")
     if source.cap == target.cap:
-        await source.rename(name, new_name, replace=replace)
+        await source.change([Rename(name, new_name, replace, replace_directory)])
         return
     child = (await source.list()).get(composed(name))
     if child is None:
         raise NoSuchChild(f"there is no '{printable(name)}' in the directory; check the path", name)
     try:
-        await target.change([link_of(child, new_name, replace)])
+        link = attrs.evolve(link_of(child, new_name, replace), replace_directory=replace_directory)
+        await target.change([link])
     except ChildExists:
         if not is_same(child, (await target.list()).get(composed(new_name))):
             raise

@@ -342,11 +342,13 @@ class Link:
     Attributes:
         name: any text; composed when it is applied.
         cap: of the child; a write cap is stored with its read cap. An ``UnknownCap`` without a prefix
-            counts as a write cap, and then ``read_cap`` must be given.
+            counts as a write cap, and then ``read_cap`` must be given; an empty one is a child of which no
+            cap is known.
         read_cap: only with an unknown ``cap``.
         metadata: replaces that of an existing child of this name, except the times of linking; None to keep
             it. With ``no-write`` in it only the read cap is stored.
         replace: whether a child of this name may exist.
+        replace_directory: whether that may be a directory.
     """
 
     name: str
@@ -354,6 +356,7 @@ class Link:
     read_cap: Cap | None = attrs.field(default=None, repr=shown_cap)
     metadata: dict[str, Any] | None = None
     replace: bool = True
+    replace_directory: bool = True
 
 
 @attrs.frozen
@@ -376,11 +379,13 @@ class Rename:
 
     Attributes:
         replace: whether a child with the new name may exist.
+        replace_directory: whether that may be a directory.
     """
 
     old: str
     new: str
     replace: bool = True
+    replace_directory: bool = True
 
 
 Edit = Link | Unlink | Rename
@@ -454,7 +459,7 @@ def _link(
     name = composed(edit.name)
     old = entries.get(name)
     write_text, read_text = _stored_caps(edit)
-    if old is not None and not edit.replace:
+    if old is not None and not _may_replace(edit, old):
         there = {old.read_cap, old.write_cap(writekey)}
         if not repeated or edit.cap not in there:
             raise _child_exists(edit.name, repeated)
@@ -463,6 +468,36 @@ def _link(
         write_text = ""
     packed = _metadata_bytes(edit.name, metadata, strict=edit.metadata is not None)
     entries[name] = _entry(name, read_text, write_text, packed, writekey)
+
+
+def _may_replace(edit: Link | Rename, old: LazyEntry) -> bool:
+    if not edit.replace:
+        return False
+    return edit.replace_directory or not isinstance(old.read_cap, DirectoryCap)
+
+
+def pack_new(links: Sequence[Link], writekey: bytes) -> bytes:
+    """
+    Return the bytes of a directory that is created with its children, whose metadata are as given.
+
+    Of several children with one name the last counts. With ``no-write`` in its metadata a child is stored
+    with its read cap only.
+
+    Raises:
+        UsageError: a child cannot be stored, or there are too many.
+    """
+    entries: dict[str, LazyEntry] = {}
+    for link in links:
+        if (link.metadata or {}).get("no-write") and not isinstance(link.cap, UnknownCap):
+            link = attrs.evolve(link, cap=link.cap.readonly())
+        entry = new_entry(link, writekey)
+        entries[entry.name] = entry
+    if len(entries) > MAX_CHILDREN:
+        raise UsageError(
+            f"the directory would have {len(entries)} entries, and at most {MAX_CHILDREN} are allowed; "
+            "put some of them into another"
+        )
+    return pack_entries(entries)
 
 
 def new_entry(link: Link, writekey: bytes) -> LazyEntry:
@@ -511,7 +546,7 @@ def _rename(entries: dict[str, LazyEntry], edit: Rename, now: float, repeated: b
         return
     there = entries.get(new_name)
     done = repeated and there is not None and there.read_cap == entry.read_cap
-    if there is not None and not edit.replace and not done:
+    if there is not None and not _may_replace(edit, there) and not done:
         raise _child_exists(edit.new, repeated)
     del entries[old_name]
     _, cap_text, rw_data, stored_metadata = entry_fields(entry.stored)
@@ -537,6 +572,8 @@ def _stored_caps(edit: Link) -> tuple[str, str]:
         assert isinstance(file, (ChkVerifierCap, MutableCap))
         raise _unlinkable(edit.name, "a verifier cap does not read anything; give a cap that does")
     text = str(cap)
+    if not text and read_cap is None:
+        return "", ""
     if text.startswith((_READ_ONLY, _IMMUTABLE)) and read_cap is None:
         return "", _unknown_read_text(edit.name, text)
     if read_cap is None or str(read_cap).startswith(_IMMUTABLE) or not text:

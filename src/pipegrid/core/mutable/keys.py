@@ -198,6 +198,41 @@ def load_signing_key(der: bytes, proven: bool = False) -> SigningKey:
     return loaded
 
 
+def import_signing_key(der: bytes) -> SigningKey:
+    """
+    Return the key pair that a user brings for a new file.
+
+    Args:
+        der: of an RSA key, in PKCS#1 or PKCS#8 form, unencrypted.
+
+    Raises:
+        UsageError: it is not an RSA key of 2048 bits.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_der_private_key,
+    )
+
+    wrong = UsageError(
+        f"the private key is not the DER form of an RSA key with {KEY_BITS} bits; give another"
+    )
+    if len(der) > MAX_PRIVATE_KEY_BYTES:
+        raise wrong
+    try:
+        key = load_der_private_key(der, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise wrong from None
+    if not isinstance(key, RSAPrivateKey):
+        raise wrong
+    return load_signing_key(
+        key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()), proven=True
+    )
+
+
 def load_verifying_key(public_der: bytes, cap: MutableCap, share_number: int) -> VerifyingKey:
     """
     Return the public key that a share holds, after comparing it with the cap's fingerprint.

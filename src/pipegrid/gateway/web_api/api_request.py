@@ -9,7 +9,7 @@ import attrs
 from twisted.web.resource import IResource
 from zope.interface import implementer
 
-from pipegrid.core.caps import UnknownCap
+from pipegrid.core.caps import Cap, UnknownCap
 from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.gateway_settings import GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse, redirect, respond
@@ -17,6 +17,10 @@ from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_api.web_arguments import Arguments, decode_path, read_arguments
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.tree.public_grid import Grid
+
+
+def _allow(_: Cap | None) -> None:
+    """Allow every object, since there is no list of blocked ones."""
 
 
 @attrs.frozen(eq=False)
@@ -28,6 +32,7 @@ class ApiRequest:
         http: twisted.web's request: what streams writes to it, and finishes it.
         method: ``GET`` for HEAD, too; see ``is_head``.
         names: the decoded parts of the path, from the first on (``uri``).
+        allowed: raises if the object of a cap is not to be given to any client.
     """
 
     http: Any
@@ -38,6 +43,7 @@ class ApiRequest:
     arguments: Arguments
     body: BodySpool
     is_head: bool = False
+    allowed: Callable[[Cap | None], object] = _allow
 
     def header(self, name: str) -> str | None:
         """Return the first value of a header; None if there is none."""

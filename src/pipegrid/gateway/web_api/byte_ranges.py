@@ -64,7 +64,8 @@ def parse_range(header: str | None, size: int) -> ByteRange:
             raise _beyond(size)
         return ByteRange(start, length, size, True)
     start = int(first)
-    if last and int(last) < start:
+    # Without an end a range ends at the end of the file, so that one that begins there makes no sense.
+    if (int(last) if last else size - 1) < start:
         return whole
     if start >= size:
         raise _beyond(size)

@@ -1,13 +1,15 @@
-"""Requests about files: downloads with ranges, and bodies that become files."""
+"""Requests about files: downloads with ranges, bodies that replace their content, and PUTs of links."""
 
 from __future__ import annotations
 
 from io import BytesIO
 from typing import Any
 
-from pipegrid.core.caps import Cap, ChkCap, LitCap, MutableCap, UnknownCap
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap, writes
+from pipegrid.core.mutable.directory_content import Link
 from pipegrid.errors import NotEnoughSharesError
-from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.body_spool import BodySpool
+from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, json_text
 from pipegrid.gateway.web_api.api_request import ApiRequest, unknown_cap
 from pipegrid.gateway.web_api.byte_ranges import (
     ByteRange,
@@ -17,8 +19,23 @@ from pipegrid.gateway.web_api.byte_ranges import (
     matches,
     parse_range,
 )
-from pipegrid.gateway.web_api.path_lookup import is_verifier, unreadable
+from pipegrid.gateway.web_api.children_json import link_of_caps
+from pipegrid.gateway.web_api.new_objects import store_file
+from pipegrid.gateway.web_api.object_json import (
+    file_json,
+    kind_word,
+    read_cap_text,
+    unknown_json,
+)
+from pipegrid.gateway.web_api.path_lookup import (
+    FoundObject,
+    check_writes,
+    is_verifier,
+    unreadable,
+)
+from pipegrid.gateway.web_api.plain_pages import info_page
 from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.tree.directory import Directory, make_directories
 
 CONTENT_POLICY = (
     "sandbox; default-src 'none'; img-src 'self' data:; media-src 'self' data:; "
@@ -64,7 +81,8 @@ async def download(call: ApiRequest, given: Cap | None, name: str) -> HttpRespon
     if tag is not None:
         if matches(call.header("if-none-match"), tag):
             return HttpResponse(status=304, headers={"ETag": f'"{tag}"'})
-        headers["ETag"] = f'"{tag}"'
+        if not call.is_head:
+            headers["ETag"] = f'"{tag}"'
 
     def begin(size: int) -> tuple[int, int]:
         found = parse_range(call.header("range"), size)
@@ -97,3 +115,189 @@ def _set_head(http: Any, found: ByteRange, headers: dict[str, str]) -> None:
     http.setHeader("Content-Length", str(found.length))
     if found.partial:
         http.setHeader("Content-Range", found.content_range)
+
+
+# What ``t`` asks of a file, or of an object of an unknown kind.
+
+
+async def get_file(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
+    """Answer a GET of what is no directory."""
+    operation = call.arguments.operation
+    cap = found.cap
+    if found.slash:
+        raise WebError(400, "a path with a slash at its end names a directory, and this is a file")
+    if operation == "json":
+        return tagged(call, cap, await _json(call, found))
+    if operation == "info":
+        return info_page(kind_word(cap), cap)
+    if operation == "":
+        return await download(call, cap, found.name)
+    if operation not in ("uri", "readonly-uri"):
+        raise WebError(400, "GET of a file does not know this t")
+    return tagged(call, cap, cap_text(cap, operation))
+
+
+def cap_text(cap: Cap | None, operation: str) -> HttpResponse:
+    """Answer ``t=uri`` or ``t=readonly-uri`` with the cap."""
+    if cap is None:
+        raise WebError(400, "no capability of this object is known")
+    if isinstance(cap, UnknownCap):
+        raise unknown_cap(cap)
+    return HttpResponse(str(cap) if operation == "uri" else read_cap_text(cap))
+
+
+def tagged(call: ApiRequest, cap: Cap | None, response: HttpResponse) -> HttpResponse:
+    """Return a response with the tag of an immutable object, or 304 if the client has it."""
+    tag = entity_tag(cap, call.arguments.operation)
+    if tag is None:
+        return response
+    headers = {**response.headers, "ETag": f'"{tag}"'}
+    if matches(call.header("if-none-match"), tag):
+        return HttpResponse(status=304, headers=headers)
+    return HttpResponse(response.body, response.status, response.content_type, headers)
+
+
+async def _json(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    cap, kind = found.cap, kind_word(found.cap)
+    if kind == "unknown":
+        _check_future(found)
+        properties = unknown_json(found.child, cap)
+    else:
+        assert isinstance(cap, (ChkCap, LitCap, MutableCap))
+        size = await mutable_size(call, cap) if isinstance(cap, MutableCap) else None
+        properties = file_json(cap, size)
+    if found.metadata is not None:
+        properties["metadata"] = found.metadata
+    return HttpResponse(json_text([kind, properties]), content_type=JSON_OF_OBJECTS)
+
+
+def _check_future(found: FoundObject) -> None:
+    """Refuse what no later version can know either: typing errors."""
+    cap = found.cap
+    future = ("URI:", "ro.URI:", "imm.URI:")
+    if found.child is None and isinstance(cap, UnknownCap) and not cap.text.startswith(future):
+        raise unknown_cap(cap)
+
+
+async def mutable_size(call: ApiRequest, cap: MutableCap) -> int | None:
+    """Return how many bytes a mutable file has; None: no version was found."""
+    found: list[int] = []
+
+    def note(size: int) -> tuple[int, int]:
+        found.append(size)
+        return 0, 0
+
+    try:
+        await call.grid.get(cap, BytesIO(), range_of=note)
+    except NotEnoughSharesError:
+        return None
+    return found[-1]
+
+
+# Bodies that replace what is there, and links to new files.
+
+
+async def put_object(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    """Answer a PUT without ``t``, or with ``t=uri``, of what exists or may be made."""
+    if call.header("content-range") is not None:
+        raise WebError(501, "Content-Range in a PUT is not supported; use the argument offset")
+    if call.arguments.operation == "uri":
+        return await _put_cap(call, found)
+    if found.exists and isinstance(found.cap, DirectoryCap):
+        raise WebError(400, "PUT to a directory: give the name of a file in it")
+    if found.slash:
+        raise WebError(400, "the path of a file has no slash at its end")
+    if found.exists:
+        return HttpResponse(str(await replace_file(call, found, call.body)))
+    return HttpResponse(str(await link_file(call, found, call.body)), 201)
+
+
+async def replace_file(call: ApiRequest, found: FoundObject, body: BodySpool) -> Cap:
+    """
+    Give a file that exists a new content: in place if it is mutable, else by another link.
+
+    Raises:
+        WebError: it cannot be replaced.
+    """
+    replace = call.arguments.replace()
+    if isinstance(found.cap, MutableCap):
+        if replace == "false":
+            raise WebError(409, "there is a mutable file of this name, and replace=false")
+        await overwrite(call, found.cap, body)
+        return found.cap
+    if call.arguments.get("offset") is not None:
+        raise WebError(400, "an immutable file cannot be changed at an offset; replace it")
+    if found.parent is None:
+        raise WebError(400, "this capability names an immutable file, which never changes")
+    if replace == "false":
+        raise WebError(409, f"'{found.name}' exists, and replace=false")
+    return await link_file(call, found, body)
+
+
+async def overwrite(call: ApiRequest, cap: MutableCap, body: BodySpool) -> None:
+    """
+    Replace the content of a mutable file, or what is at the argument ``offset``.
+
+    Raises:
+        WebError: the cap does not write, or the offset is none.
+    """
+    if not writes(cap):
+        raise WebError(400, "replace or update requested with read-only cap; use the write cap")
+    text = call.arguments.get("offset")
+    if text is None:
+        await call.grid.overwrite(cap, body.source())
+        return
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        raise WebError(400, "the offset is not a number of bytes, 0 or more")
+    data = body.read_all(MOST_UPDATE_BYTES, "a change of a mutable file")
+    await call.grid.update(cap, int(digits), data)
+
+
+MOST_UPDATE_BYTES = 128 << 20
+"""Of a change at an offset, which is held in memory."""
+
+
+async def link_file(call: ApiRequest, found: FoundObject, body: BodySpool) -> Cap:
+    """Store a body, and link it where a path leads; returns its cap."""
+    replace = call.arguments.replace()
+    call.arguments.format()
+    if found.parent is not None:
+        check_writes(found.parent)
+    cap = await store_file(call, body)
+    directory, name = await parent_for(call, found)
+    # Where no file was found, one that somebody has linked meanwhile counts as one that was.
+    await directory.change([Link(name, cap, None, None, replace != "false", replace == "true")])
+    return cap
+
+
+async def _put_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    text = call.body.read_all(call.settings.limits.text_bytes, "a capability").decode(
+        "utf-8", "replace"
+    )
+    text = text.removesuffix("\n").removesuffix("\r")
+    if found.parent is None:
+        raise WebError(400, "t=uri gives a name to a capability; give the path of that name")
+    check_writes(found.parent)
+    link = link_of_caps(found.name, text, None, None, call.arguments.replace())
+    directory, name = await parent_for(call, found)
+    await directory.change([Link(name, *_of(link))])
+    return HttpResponse(text)
+
+
+def _of(link: Link) -> tuple[Any, ...]:
+    return link.cap, link.read_cap, link.metadata, link.replace, link.replace_directory
+
+
+async def parent_for(call: ApiRequest, found: FoundObject) -> tuple[Directory, str]:
+    """
+    Return the directory of a link, and its name; directories on the way are made.
+
+    Raises:
+        WebError: the path is a capability alone, or a directory cannot be changed.
+    """
+    parent = check_writes(found.parent)
+    if len(found.missing) < 2:
+        return Directory(call.grid, parent), found.name
+    directory = await make_directories(call.grid, parent, found.missing[:-1], "sdmf")
+    return directory, found.missing[-1]

@@ -1,32 +1,163 @@
-"""Requests to ``/uri`` itself: new files and directories that no directory links to."""
+"""Requests to ``/uri`` itself, and bodies that become new files and directories."""
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode
 from contextlib import closing, nullcontext
 from typing import Any
+from urllib.parse import quote, urlencode
 
-from pipegrid.core.caps import Cap
+from pipegrid.core.caps import Cap, UnknownCap
+from pipegrid.core.packed_directory import directory_cap, pack_immutable
 from pipegrid.gateway.body_spool import BodySpool
-from pipegrid.gateway.http_response import HttpResponse
-from pipegrid.gateway.web_api.api_request import ApiRequest, method_not_allowed
+from pipegrid.gateway.http_response import HttpResponse, redirect
+from pipegrid.gateway.web_api.api_request import (
+    ApiRequest,
+    local_target,
+    method_not_allowed,
+    unknown_cap,
+)
+from pipegrid.gateway.web_api.children_json import links_of, packed_children, parse_children
+from pipegrid.gateway.web_api.path_lookup import cap_of
+from pipegrid.gateway.web_api.plain_pages import upload_page
 from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.tree.directory import create_directory
+
+MKDIRS = ("mkdir", "mkdir-with-children", "mkdir-immutable")
+"""Operations that make a directory."""
 
 
 async def answer_unlinked(call: ApiRequest) -> HttpResponse | None:
     """Answer a request to ``/uri``."""
     operation = call.arguments.operation
+    if call.method == "GET":
+        return _redirect_to_cap(call)
     if call.method == "PUT" and operation == "":
-        cap = await store_file(call, call.body)
-        return HttpResponse(str(cap))
-    if call.method in ("GET", "PUT", "POST"):
+        return HttpResponse(str(await store_file(call, call.body)))
+    if call.method == "POST" and operation in ("", "upload"):
+        return await _upload(call)
+    if operation in MKDIRS and (call.method == "POST" or operation == "mkdir"):
+        return await _make_directory(call)
+    if call.method in ("PUT", "POST"):
         raise WebError(400, "the argument t is not one that /uri knows")
     raise method_not_allowed(call, "GET, HEAD, PUT, POST")
 
 
+def _redirect_to_cap(call: ApiRequest) -> HttpResponse:
+    text = call.arguments.get("uri")
+    if text is None:
+        raise WebError(400, "GET /uri takes the argument uri, a capability; it is missing")
+    if isinstance(cap_of(text), UnknownCap) and not text.startswith(("URI:", "ro.", "imm.")):
+        raise WebError(400, "Invalid capability: copy it whole")
+    kept = {name: value for name, value in call.arguments.values.items() if name != "uri"}
+    query = f"?{urlencode(kept)}" if kept else ""
+    return redirect(f"/uri/{quote(text, safe='')}{query}")
+
+
+async def _upload(call: ApiRequest) -> HttpResponse:
+    cap = await store_file(call, uploaded(call))
+    target = call.arguments.get("when_done")
+    if target:
+        return redirect(local_target(target.replace("%(uri)s", quote(str(cap), safe=""))))
+    if call.arguments.format() in ("SDMF", "MDMF"):
+        return HttpResponse(str(cap))
+    return upload_page(cap)
+
+
+async def _make_directory(call: ApiRequest) -> HttpResponse:
+    cap = await new_directory(call)
+    if call.arguments.flag("redirect_to_result"):
+        return redirect(f"uri/{quote(str(cap), safe='')}", 303)
+    return HttpResponse(str(cap))
+
+
+def uploaded(call: ApiRequest) -> BodySpool:
+    """
+    Return the file of a form.
+
+    Raises:
+        WebError: it has none.
+    """
+    if call.arguments.file is None:
+        raise WebError(400, "the form has no field 'file', which is what is stored")
+    return call.arguments.file.body
+
+
 async def store_file(call: ApiRequest, body: BodySpool) -> Cap:
-    """Store a body as an immutable file; returns its cap."""
+    """Store a body as a new file of the format that the request names; returns its cap."""
+    chosen = call.arguments.format()
+    private_key = private_key_of(call)
     source = body.source()
     closes: Any = nullcontext() if isinstance(source, bytes) else closing(source)
     with closes:
-        result = await call.grid.put(source)
-    return result.cap
+        if chosen in (None, "CHK"):
+            return (await call.grid.put(source)).cap
+        assert chosen is not None
+        made = await call.grid.create_mutable(
+            source, format=chosen.lower(), private_key=private_key
+        )
+        return made.cap
+
+
+async def new_directory(call: ApiRequest) -> Cap:
+    """
+    Store the directory that a request describes, with the children in its body; returns its cap.
+
+    Raises:
+        WebError: it is described in a way that makes no sense.
+    """
+    operation = call.arguments.operation
+    if operation == "mkdir-immutable":
+        children = packed_children(parse_children(_children(call)))
+        return directory_cap((await call.grid.put(pack_immutable(children))).cap)
+    chosen = call.arguments.format()
+    if chosen == "CHK":
+        raise WebError(400, "a directory that can change is SDMF or MDMF, not CHK")
+    links = []
+    if operation == "mkdir-with-children":
+        links = links_of(parse_children(_children(call)), "true")
+    elif call.body.size and not call.arguments.is_form:
+        raise WebError(400, "t=mkdir takes no body; t=mkdir-with-children does")
+    made = await create_directory(
+        call.grid,
+        None if chosen is None else chosen.lower(),
+        links,
+        private_key_of(call),
+    )
+    return made.cap
+
+
+def _children(call: ApiRequest) -> bytes:
+    if call.arguments.is_form:
+        return b""
+    return call.body.read_all(call.settings.limits.children_bytes, "the list of children")
+
+
+def private_key_of(call: ApiRequest) -> bytes | None:
+    """
+    Return the DER of the key that a new mutable object gets; None: a fresh one.
+
+    Raises:
+        WebError: it is not base64.
+    """
+    text = call.arguments.get("private-key")
+    if text is None:
+        return None
+    try:
+        return urlsafe_b64decode(text.encode("ascii"))
+    except ValueError:
+        raise WebError(400, "private-key is not the base64url of a DER key") from None
+
+
+def check_known(cap: Cap | None) -> Cap:
+    """
+    Return a cap of a known kind.
+
+    Raises:
+        WebError: it is of another.
+    """
+    if cap is None:
+        raise WebError(400, "no capability of this object is known")
+    if isinstance(cap, UnknownCap):
+        raise unknown_cap(cap)
+    return cap

@@ -4,20 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from urllib.parse import urlencode
 
+from pipegrid.core.caps import DirectoryCap
 from pipegrid.gateway.gateway_settings import GatewaySettings
-from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.http_response import HttpResponse, redirect
 from pipegrid.gateway.web_api.api_request import (
     ApiRequest,
     ApiResource,
     Handler,
     method_not_allowed,
 )
-from pipegrid.gateway.web_api.file_requests import download
-from pipegrid.gateway.web_api.new_objects import answer_unlinked
-from pipegrid.gateway.web_api.path_lookup import find
-from pipegrid.gateway.web_api.web_errors import no_such_child
+from pipegrid.gateway.web_api.directory_requests import (
+    delete_link,
+    get_directory,
+    link_cap,
+    make_directory,
+    relink,
+    set_children,
+    unlink,
+    upload,
+)
+from pipegrid.gateway.web_api.file_requests import get_file, put_object
+from pipegrid.gateway.web_api.new_objects import MKDIRS, answer_unlinked
+from pipegrid.gateway.web_api.path_lookup import FileInTheWay, FoundObject, find
+from pipegrid.gateway.web_api.web_errors import WebError, no_such_child
 from pipegrid.tree.public_grid import Grid
+
+METHODS = "GET, HEAD, PUT, POST, DELETE"
+
+_POSTS: Mapping[str, Handler] = {
+    **dict.fromkeys(MKDIRS, make_directory),
+    "upload": upload,
+    "uri": link_cap,
+    "unlink": unlink,
+    "delete": unlink,
+    "rename": relink,
+    "relink": relink,
+    "set_children": set_children,
+    "set-children": set_children,
+}
+"""``POST ?t=...`` of a directory that exists."""
+
+_OF_FILES = frozenset({"upload", "check"})
+"""Those that files have, too."""
 
 
 def object_resource(
@@ -27,20 +57,84 @@ def object_resource(
     Return the resource of ``/uri`` and ``/cap``.
 
     Args:
-        posts: handlers of ``POST ?t=...`` for objects that exist, by ``t``.
+        posts: further handlers of ``POST ?t=...`` for objects that exist, by ``t``.
     """
-    return ApiResource(grid, settings, partial(answer_object, posts))
+    return ApiResource(grid, settings, partial(answer_object, {**_POSTS, **posts}))
+
+
+def named_resource(grid: Grid, settings: GatewaySettings) -> ApiResource:
+    """Return the resource of ``/named`` and ``/file``, below which files are read only."""
+    return ApiResource(grid, settings, answer_named)
 
 
 async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpResponse | None:
     """Answer a request to ``/uri`` and all below it."""
     if len(call.names) < 2:
         return await answer_unlinked(call)
-    found = await find(call.grid, call.names[1], call.names[2:])
+    if call.names[1:] == [""]:
+        query = urlencode(call.arguments.values)
+        return redirect("/uri" + (f"?{query}" if query else ""))
+    if call.method not in ("GET", "PUT", "POST", "DELETE"):
+        raise method_not_allowed(call, METHODS)
+    try:
+        found = await find(call.grid, call.names[1], call.names[2:], call.allowed)
+    except FileInTheWay as error:
+        if call.method in ("PUT", "POST"):
+            raise WebError(409, str(error)) from None
+        raise
     if not found.exists:
-        raise no_such_child(found.missing[0])
-    if call.method == "POST" and call.arguments.operation in posts:
-        return await posts[call.arguments.operation](call, found)
+        return await _answer_missing(call, found)
     if call.method == "GET":
-        return await download(call, found.cap, found.name)
-    raise method_not_allowed(call, "GET, HEAD, PUT, POST, DELETE")
+        if found.is_directory:
+            return await get_directory(call, found)
+        return await get_file(call, found)
+    if call.method == "PUT":
+        return await _put(call, found)
+    if call.method == "DELETE":
+        return await delete_link(call, found)
+    return await _post(posts, call, found)
+
+
+async def _answer_missing(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
+    operation = call.arguments.operation
+    if call.method == "PUT" and operation in ("", "uri"):
+        return await put_object(call, found)
+    if (call.method == "PUT" and operation == "mkdir") or (
+        call.method == "POST" and operation in MKDIRS
+    ):
+        return await make_directory(call, found)
+    if call.method == "POST" and operation == "upload":
+        return await upload(call, found)
+    raise no_such_child(found.missing[0])
+
+
+async def _put(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
+    operation = call.arguments.operation
+    if operation == "mkdir" and isinstance(found.cap, DirectoryCap):
+        return await make_directory(call, found)
+    if operation not in ("", "uri"):
+        raise WebError(400, "PUT does not know this t here")
+    return await put_object(call, found)
+
+
+async def _post(
+    posts: Mapping[str, Handler], call: ApiRequest, found: FoundObject
+) -> HttpResponse | None:
+    operation = call.arguments.operation
+    handler = posts.get(operation)
+    if handler is None or not (found.is_directory or operation in _OF_FILES):
+        raise WebError(400, "POST does not know this t here")
+    return await handler(call, found)
+
+
+async def answer_named(call: ApiRequest) -> HttpResponse | None:
+    """Answer a request below ``/named``: the last part of the path names the media type."""
+    if len(call.names) < 2 or not call.names[1]:
+        raise WebError(404, "the path has no capability; it is /named/CAP/NAME")
+    if call.method != "GET":
+        raise WebError(400, "files below /named can only be read")
+    found = await find(call.grid, call.names[1], [], call.allowed)
+    if isinstance(found.cap, DirectoryCap):
+        raise WebError(400, "below /named there are files only, and this is a directory")
+    name = call.names[-1] if len(call.names) > 2 else ""
+    return await get_file(call, FoundObject(found.cap, name=name))

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import attrs
 from multipart import parse_options_header
 
+from pipegrid.arguments import shown
 from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.form_body import FormBody, FormFile
 from pipegrid.gateway.web_api.web_errors import WebError
@@ -89,7 +90,9 @@ class Arguments:
         given = self.values.get("format", "").strip().upper()
         if given:
             if given not in ("CHK", "SDMF", "MDMF"):
-                raise WebError(400, "Unknown format: it is CHK, SDMF or MDMF")
+                raise WebError(
+                    400, f"Unknown format: {shown(given.lower())}; it is CHK, SDMF or MDMF"
+                )
             return given
         if self.flag("mutable"):
             return "SDMF"

@@ -29,6 +29,7 @@ from pipegrid.errors import (
     CorruptionError,
     NotEnoughSharesError,
     PipegridError,
+    UncoordinatedWriteError,
     UsageError,
 )
 from pipegrid.reactor.workers import CpuWorkers
@@ -139,6 +140,9 @@ class SigningKeys:
 RangeOf = Callable[[int], tuple[int, "int | None"]]
 """From the size of a file to where a range of it begins, and its length; None: to the end."""
 
+ContentOfKey = Callable[[bytes], bytes]
+"""From the write key of a new file to its content, which a directory with children needs."""
+
 READ_ATTEMPTS = 3
 """A version that is written over while it is read is looked for again, if nothing was handed on yet."""
 
@@ -200,15 +204,27 @@ class MutableFiles:
     # Making.
 
     async def create(
-        self, content: bytes, format: Format, usual: tuple[int, int] | None = None
+        self,
+        content: bytes | ContentOfKey,
+        format: Format,
+        usual: tuple[int, int] | None = None,
+        private_key: bytes | None = None,
     ) -> CreateResult:
         """
         Store a new mutable file.
 
+        Args:
+            content: or what returns it, given the write key of the file.
+            private_key: DER of the RSA key that it gets; None: a fresh one.
+
         Raises:
             UnhappyError: too few servers took shares.
-            UsageError: it is too long to be written whole.
+            UncoordinatedWriteError: there is a file of this private key.
+            UsageError: it is too long to be written whole, or that is no such key.
         """
+        key = await self._key_of_new(private_key)
+        if callable(content):
+            content = content(key.writekey)
         if len(content) > self._settings.max_content_bytes:
             raise UsageError(
                 f"a mutable file of {len(content)} bytes is too long to be written whole, "
@@ -216,7 +232,6 @@ class MutableFiles:
             )
         k, n = usual or self._usual
         geometry = MutableGeometry(format, len(content), k, n)
-        key = await self.keys.take()
         cap = key.cap(format)
         slot = self.slot(cap)
         salts = [os.urandom(SALT_BYTES) for _ in range(geometry.num_salts)]
@@ -224,12 +239,21 @@ class MutableFiles:
             6 * len(content), encode, content, geometry, FIRST_SEQUENCE_NUMBER, key, salts
         )
         places = place(n, {}, slot.peers, set())
-        # A storage index that nobody else can have.
-        outcome = await Publish(slot, encoded, places, {}, is_new=True).run()
+        # Of a fresh key no other client can have the storage index.
+        outcome = await Publish(slot, encoded, places, {}, is_new=private_key is None).run()
+        if private_key is not None and not outcome.is_clean:
+            raise UncoordinatedWriteError(
+                "a mutable file with this private key exists already; give another key"
+            )
         check_happy(slot, encoded.version, outcome)
         self.known.of(cap.storage_index).signing_key = key
         remember(self.known, slot, encoded, content, outcome, {})
         return CreateResult(cap, write_result(slot, encoded.version, outcome, 1))
+
+    async def _key_of_new(self, private_key: bytes | None) -> SigningKey:
+        if private_key is None:
+            return await self.keys.take()
+        return await self._workers.run(keys.import_signing_key, private_key)
 
     # Reading.
 

@@ -1,0 +1,187 @@
+"""
+Children in the body of a request: JSON, and the capabilities in it, to links.
+
+Where a capability goes depends on its kind: an unknown one is never taken for a read cap unless its prefix
+says so.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pipegrid.core.caps import (
+    Cap,
+    ChkCap,
+    DirectoryCap,
+    LitCap,
+    MutableCap,
+    UnknownCap,
+    parse_cap,
+)
+from pipegrid.core.mutable.directory_content import Link
+from pipegrid.core.packed_directory import PackedChild
+from pipegrid.errors import CapError
+from pipegrid.gateway.web_api.web_arguments import Replace
+from pipegrid.gateway.web_api.web_errors import WebError
+
+READ_ONLY, IMMUTABLE = "ro.", "imm."
+Caps = tuple[Cap, "Cap | None"]
+"""What a ``Link`` takes: its cap, and the read cap of an unknown one."""
+
+
+def parse_children(data: bytes) -> dict[str, dict[str, Any]]:
+    """
+    Return the properties of each child by name; an empty body has none.
+
+    Raises:
+        WebError: it is not the JSON of children.
+    """
+    if not data.strip():
+        return {}
+    try:
+        found = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise WebError(400, "the body is not JSON; it names children, as in a listing") from None
+    if not isinstance(found, dict):
+        raise WebError(400, "the body is not a JSON object that names children")
+    return {name: _properties(name, given) for name, given in found.items()}
+
+
+def _properties(name: str, given: Any) -> dict[str, Any]:
+    if not (isinstance(given, list) and len(given) == 2 and isinstance(given[1], dict)):
+        raise WebError(
+            400, f"the child {name[:50]!r} is not a list of its type and an object with its caps"
+        )
+    properties: dict[str, Any] = given[1]
+    for key in ("rw_uri", "ro_uri"):
+        if not isinstance(properties.get(key), (str, type(None))):
+            raise WebError(400, f"the {key} of the child {name[:50]!r} is not text")
+    if not isinstance(properties.get("metadata", {}), dict):
+        raise WebError(400, f"the metadata of the child {name[:50]!r} are not a JSON object")
+    return properties
+
+
+def links_of(children: dict[str, dict[str, Any]], replace: Replace) -> list[Link]:
+    """
+    Return the edits that link children into a mutable directory.
+
+    Raises:
+        WebError: a capability cannot be linked.
+    """
+    return [
+        link_of_caps(name, given.get("rw_uri"), given.get("ro_uri"), given.get("metadata"), replace)
+        for name, given in children.items()
+    ]
+
+
+def link_of_caps(
+    name: str,
+    rw: str | None,
+    ro: str | None,
+    metadata: dict[str, Any] | None,
+    replace: Replace,
+) -> Link:
+    """
+    Return the edit that links one child.
+
+    Args:
+        rw, ro: its capabilities as they were given; perhaps none.
+
+    Raises:
+        WebError: they cannot be linked.
+    """
+    cap, read_cap = sorted_caps(rw or "", ro or "")
+    may_replace = replace != "false"
+    return Link(name, cap, read_cap, metadata, may_replace, replace == "true")
+
+
+def sorted_caps(rw: str, ro: str) -> Caps:
+    """
+    Return the capabilities of a child of a mutable directory.
+
+    Raises:
+        WebError: they cannot be linked.
+    """
+    if not rw and not ro:
+        return UnknownCap(""), None
+    if rw:
+        cap = _parsed(rw)
+        if not isinstance(cap, UnknownCap):
+            return _linkable(cap), None
+        if not rw.startswith((READ_ONLY, IMMUTABLE)):
+            if not ro or ro.startswith(IMMUTABLE):
+                raise WebError(
+                    400,
+                    "MustNotBeUnknownRWError: a capability of an unknown kind cannot be linked as a write "
+                    "cap without its read cap; give that, or put ro. or imm. before it if it is one",
+                )
+            read = _parsed(ro)
+            text = ro if ro.startswith(READ_ONLY) else READ_ONLY + ro
+            return cap, UnknownCap(text) if isinstance(read, UnknownCap) else read
+        ro = ro or rw
+    cap = _parsed(ro)
+    if not isinstance(cap, UnknownCap):
+        return _linkable(cap), None
+    bare = ro.removeprefix(READ_ONLY).removeprefix(IMMUTABLE)
+    if not isinstance(_parsed(bare), UnknownCap):
+        wrong = "MustBeReadonlyError" if ro.startswith(READ_ONLY) else "MustBeDeepImmutableError"
+        raise WebError(400, f"{wrong}: a capability can do more than the prefix before it says")
+    return UnknownCap(ro if ro.startswith((READ_ONLY, IMMUTABLE)) else READ_ONLY + ro), None
+
+
+def packed_children(children: dict[str, dict[str, Any]]) -> list[PackedChild]:
+    """
+    Return the entries of an immutable directory.
+
+    Raises:
+        WebError: a child may change, or its capability is not known.
+    """
+    return [
+        PackedChild(name, immutable_child(given), given.get("metadata") or {})
+        for name, given in children.items()
+    ]
+
+
+def immutable_child(given: dict[str, Any]) -> Cap:
+    """
+    Return the capability of a child of an immutable directory.
+
+    Raises:
+        WebError: it may change, or nothing is known of it.
+    """
+    rw, ro = given.get("rw_uri") or "", given.get("ro_uri") or ""
+    text = rw or ro
+    cap = _parsed(text)
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    if isinstance(file, (ChkCap, LitCap)):
+        return cap
+    bare = text.removeprefix(READ_ONLY).removeprefix(IMMUTABLE)
+    is_unknown = isinstance(cap, UnknownCap) and isinstance(_parsed(bare), UnknownCap)
+    if is_unknown and bare and (not rw or rw != bare):
+        return UnknownCap(IMMUTABLE + bare)
+    if is_unknown and bare:
+        raise WebError(
+            400,
+            "MustNotBeUnknownRWError: a capability of an unknown kind cannot be a write cap in an immutable "
+            "directory",
+        )
+    raise WebError(
+        400, "MustBeDeepImmutableError: an immutable directory has immutable children only"
+    )
+
+
+def _parsed(text: str) -> Cap:
+    try:
+        return parse_cap(text)
+    except CapError as error:
+        raise WebError(400, str(error)) from None
+
+
+def _linkable(cap: Cap) -> Cap:
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    if isinstance(file, (ChkCap, LitCap)) or (
+        isinstance(file, MutableCap) and file.access != "verify"
+    ):
+        return cap
+    raise WebError(400, "a verifier cap does not read anything; link a capability that does")

@@ -1,0 +1,217 @@
+"""Requests about directories: their listings, and forms that change links."""
+
+from __future__ import annotations
+
+from pipegrid.core.caps import DirectoryCap, UnknownCap
+from pipegrid.core.mutable.directory_content import Link, Unlink
+from pipegrid.core.text import composed
+from pipegrid.errors import NotEnoughSharesError, PipegridError
+from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, json_text
+from pipegrid.gateway.web_api.api_request import ApiRequest, when_done
+from pipegrid.gateway.web_api.children_json import link_of_caps, links_of, parse_children
+from pipegrid.gateway.web_api.file_requests import (
+    cap_text,
+    link_file,
+    parent_for,
+    replace_file,
+    tagged,
+)
+from pipegrid.gateway.web_api.new_objects import new_directory, uploaded
+from pipegrid.gateway.web_api.object_json import directory_json
+from pipegrid.gateway.web_api.path_lookup import (
+    FoundObject,
+    best_cap,
+    check_writes,
+    children_of,
+    find,
+)
+from pipegrid.gateway.web_api.plain_pages import directory_page, info_page, rename_page
+from pipegrid.gateway.web_api.web_errors import WebError, no_such_child, problem_of
+from pipegrid.tree.directory import Directory, move
+
+UNNAMED = "unknown-filename"
+"""What Tahoe-LAFS calls a file whose form names it neither way."""
+
+
+async def get_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    """Answer a GET of a directory."""
+    cap = found.cap
+    assert isinstance(cap, DirectoryCap)
+    operation = call.arguments.operation
+    if operation == "json":
+        return tagged(call, cap, await _listing(call, cap))
+    if operation == "info":
+        return info_page("directory", cap)
+    if operation == "rename-form":
+        return rename_page(call.arguments.text("name"))
+    if operation == "":
+        return await _page(call, cap)
+    if operation not in ("uri", "readonly-uri"):
+        raise WebError(400, "GET of a directory does not know this t")
+    return tagged(call, cap, cap_text(cap, operation))
+
+
+async def _listing(call: ApiRequest, cap: DirectoryCap) -> HttpResponse:
+    try:
+        children = await children_of(call.grid, cap)
+    except PipegridError as error:
+        problem = problem_of(error)
+        status = 410 if problem.status == 500 else problem.status
+        text = json_text({"error": problem.text})
+        return HttpResponse(text, status, content_type=JSON_OF_OBJECTS)
+    body = json_text(["dirnode", directory_json(cap, children)])
+    return HttpResponse(body, content_type=JSON_OF_OBJECTS)
+
+
+async def _page(call: ApiRequest, cap: DirectoryCap) -> HttpResponse:
+    try:
+        children = await children_of(call.grid, cap)
+    except (PipegridError, NotEnoughSharesError) as error:
+        return directory_page(cap, None, problem_of(error).text)
+    return directory_page(cap, children, "")
+
+
+async def delete_link(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    """Answer a DELETE: the link is removed, and what it led to stays."""
+    if found.parent is None:
+        raise WebError(400, "DELETE removes a link; give the path of one below a directory")
+    parent = check_writes(found.parent)
+    await Directory(call.grid, parent).change([Unlink(found.name)])
+    return HttpResponse("" if found.cap is None else str(found.cap))
+
+
+async def make_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    """Answer ``t=mkdir`` and its like: for a path, or for ``name`` in a directory that exists."""
+    operation = call.arguments.operation
+    name = call.arguments.text("name").strip() if call.method == "POST" else ""
+    if found.exists and not name:
+        return _existing(found, operation)
+    replace = False
+    if found.exists:
+        replace = operation == "mkdir" and call.arguments.flag("replace", True)
+        found = await _child_of(call, found, name, replace)
+    check_writes(found.parent)
+    if call.arguments.format() == "CHK" and operation == "mkdir":
+        raise WebError(400, "a directory that can change is SDMF or MDMF, not CHK")
+    cap = await new_directory(call)
+    directory, name = await parent_for(call, found)
+    await directory.change([Link(name, cap, None, None, replace)])
+    return when_done(call, str(cap))
+
+
+def _existing(found: FoundObject, operation: str) -> HttpResponse:
+    if not isinstance(found.cap, DirectoryCap):
+        raise WebError(400, "there is a file of this name, and no directory")
+    if operation != "mkdir":
+        raise WebError(409, "the directory exists; give another path, or the argument name")
+    return HttpResponse(str(found.cap))
+
+
+async def _child_of(
+    call: ApiRequest, found: FoundObject, given: str, replace: bool = True
+) -> FoundObject:
+    """Return what a name in a directory leads to."""
+    if "/" in given:
+        raise WebError(400, "the name of a child has no slash; make the directories one by one")
+    if not found.is_directory:
+        raise WebError(400, "this is not a directory, and only that has children")
+    assert isinstance(found.cap, DirectoryCap)
+    name = composed(given)
+    child = (await children_of(call.grid, found.cap)).get(name)
+    if child is None:
+        return FoundObject(None, None, found.cap, (name,), name)
+    if not replace:
+        raise WebError(409, "there is a child of this name already; choose another")
+    return FoundObject(best_cap(child), child, found.cap, (), name)
+
+
+async def upload(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    """Answer ``t=upload``: a form's file becomes a child, or the content of a file."""
+    body = uploaded(call)
+    if found.exists and isinstance(found.cap, DirectoryCap):
+        assert call.arguments.file is not None
+        name = call.arguments.text("name").strip() or call.arguments.file.name.strip()
+        name = name or UNNAMED
+        found = await _child_of(call, found, name)
+        if isinstance(found.cap, DirectoryCap):
+            raise WebError(409, "there is a directory of this name; choose another")
+    if not found.exists:
+        cap = await link_file(call, found, body)
+    else:
+        if isinstance(found.cap, UnknownCap) and found.parent is None:
+            raise WebError(400, "this is not a capability that can be uploaded to")
+        cap = await replace_file(call, found, body)
+    return when_done(call, str(cap))
+
+
+async def link_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    """Answer ``POST ?t=uri``: a capability gets a name in a directory."""
+    name, text = call.arguments.text("name").strip(), call.arguments.text("uri").strip()
+    if not name or not text:
+        raise WebError(400, "t=uri takes the arguments name and uri; one of them is missing")
+    if "/" in name:
+        raise WebError(400, "the name of a child has no slash")
+    directory = Directory(call.grid, check_writes(found.cap))
+    await directory.change([link_of_caps(name, text, None, None, call.arguments.replace())])
+    return when_done(call, text)
+
+
+async def unlink(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    """Answer ``t=unlink``: a child is removed from a directory."""
+    directory = Directory(call.grid, check_writes(found.cap))
+    await directory.change([Unlink(call.arguments.text("name"))])
+    return when_done(call, "the link was removed\n")
+
+
+async def relink(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    """Answer ``t=rename`` and ``t=relink``: a child gets another name, or another directory."""
+    arguments = call.arguments
+    is_rename = arguments.operation == "rename"
+    old, new = arguments.text("from_name").strip(), arguments.text("to_name").strip()
+    to_dir = arguments.get("to_dir")
+    if not old or (is_rename and not new):
+        raise WebError(400, "from_name or to_name is missing: which child, and what it becomes")
+    if is_rename and to_dir is not None:
+        raise WebError(400, "t=rename stays in its directory; t=relink takes to_dir")
+    new = new or old
+    if "/" in old or "/" in new:
+        raise WebError(400, "the name of a child has no slash; another directory is to_dir")
+    source = check_writes(found.cap)
+    target = source if to_dir is None else await _target(call, to_dir)
+    replace = arguments.replace()
+    if target == source and composed(old) == composed(new):
+        if composed(old) not in await children_of(call.grid, source):
+            raise no_such_child(old)
+        return when_done(call, "the child has this name already\n")
+    await move(
+        Directory(call.grid, source),
+        old,
+        Directory(call.grid, target),
+        new,
+        replace != "false",
+        replace == "true",
+    )
+    return when_done(call, "the child was moved\n")
+
+
+async def _target(call: ApiRequest, to_dir: str) -> DirectoryCap:
+    text, _, path = to_dir.partition("/")
+    found = await find(call.grid, text, path.split("/") if path else [], call.allowed)
+    if not found.exists:
+        raise no_such_child(found.missing[0])
+    if not isinstance(found.cap, DirectoryCap):
+        raise WebError(400, "to_dir is not a directory, so nothing can be moved there")
+    return check_writes(found.cap)
+
+
+async def set_children(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    """Answer ``t=set_children``: many links at once, all or none."""
+    data = call.body.read_all(call.settings.limits.children_bytes, "the list of children")
+    replace = call.arguments.replace()
+    if "replace" not in call.arguments.values and not call.arguments.flag("overwrite", True):
+        replace = "false"
+    links = links_of(parse_children(data), replace)
+    directory = Directory(call.grid, check_writes(found.cap))
+    if links:
+        await directory.change(links)
+    return when_done(call, "the children were linked\n")

@@ -1,0 +1,124 @@
+"""
+JSON of objects, as ``t=json`` answers it: a list of two, the kind and the properties.
+
+Properties are in Tahoe-LAFS's order; what is not known is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipegrid.core.caps import (
+    Cap,
+    ChkCap,
+    ChkVerifierCap,
+    DirectoryCap,
+    LitCap,
+    MutableCap,
+    UnknownCap,
+    writes,
+)
+from pipegrid.gateway.web_api.path_lookup import is_verifier
+from pipegrid.tree.directory import Child
+
+Json = dict[str, Any]
+
+
+def kind_word(cap: Cap | None) -> str:
+    """Return the first of the two: ``filenode``, ``dirnode`` or ``unknown``."""
+    if cap is None or isinstance(cap, (UnknownCap, ChkVerifierCap)) or is_verifier(cap):
+        return "unknown"
+    return "dirnode" if isinstance(cap, DirectoryCap) else "filenode"
+
+
+def read_cap_text(cap: Cap) -> str:
+    """Return the cap that reads an object, which for most is derived."""
+    return str(cap) if isinstance(cap, UnknownCap) else str(cap.readonly())
+
+
+def file_json(cap: ChkCap | LitCap | MutableCap, size: int | None = None) -> Json:
+    """
+    Return the properties of a file.
+
+    Args:
+        size: of a mutable one, in bytes; None: not known.
+    """
+    if not isinstance(cap, MutableCap):
+        found: Json = {"mutable": False, "format": "CHK", "size": cap.size, "ro_uri": str(cap)}
+    else:
+        found = {"mutable": True, "format": "MDMF" if cap.kind == "MDMF" else "SDMF"}
+        if size is not None:
+            found["size"] = size
+        found["ro_uri"] = str(cap.readonly())
+        if writes(cap):
+            found["rw_uri"] = str(cap)
+    verifier = cap.verifier()
+    if verifier is not None:
+        found["verify_uri"] = str(verifier)
+    return found
+
+
+def directory_json(cap: DirectoryCap, children: Mapping[str, Child]) -> Json:
+    """Return the properties of a directory with what is in it."""
+    found: Json = {"children": {name: child_json(child) for name, child in children.items()}}
+    return {**found, **_directory_caps(cap), "mutable": isinstance(cap.file, MutableCap)}
+
+
+def child_json(child: Child) -> list[Any]:
+    """Return what a listing says of an entry."""
+    cap = known_cap(child)
+    kind = kind_word(cap)
+    metadata = {"metadata": child.metadata}
+    if kind == "unknown":
+        return [kind, {**metadata, **_unknown_caps(child)}]
+    if isinstance(cap, DirectoryCap):
+        mutable = isinstance(cap.file, MutableCap)
+        return [kind, {"mutable": mutable, **metadata, **_directory_caps(cap, True)}]
+    assert isinstance(cap, (ChkCap, LitCap, MutableCap))
+    return [kind, {**file_json(cap), **metadata}]
+
+
+def known_cap(child: Child) -> Cap | None:
+    """Return the cap of a child that grants most of those of known kinds; None: there is none."""
+    write, read = child.write_cap, child.read_cap
+    if isinstance(write, UnknownCap) or write is None:
+        return None if isinstance(read, UnknownCap) else read
+    if read is None or write.readonly() == read:
+        return write
+    return None if isinstance(read, UnknownCap) else read
+
+
+def unknown_json(child: Child | None, cap: Cap | None) -> Json:
+    """Return the properties of an object of an unknown kind, alone or by its entry."""
+    if child is None:
+        text = "" if cap is None else str(cap)
+        if text.startswith("ro."):
+            return {"ro_uri": text}
+        return {"ro_uri": text, "mutable": False} if text.startswith("imm.") else {}
+    found = _unknown_caps(child)
+    if "rw_uri" in found:
+        found["mutable"] = True
+    elif found.get("ro_uri", "").startswith("imm."):
+        found["mutable"] = False
+    return found
+
+
+def _unknown_caps(child: Child) -> Json:
+    found: Json = {}
+    if child.read_cap is not None:
+        found["ro_uri"] = str(child.read_cap)
+    if child.write_cap is not None:
+        found["rw_uri"] = str(child.write_cap)
+    return found
+
+
+def _directory_caps(cap: DirectoryCap, write_first: bool = False) -> Json:
+    found: Json = {"rw_uri": str(cap)} if write_first and writes(cap) else {}
+    found["ro_uri"] = str(cap.readonly())
+    if writes(cap):
+        found["rw_uri"] = str(cap)
+    verifier = cap.verifier()
+    if verifier is not None:
+        found["verify_uri"] = str(verifier)
+    return found
