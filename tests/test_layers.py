@@ -72,7 +72,7 @@ EXCEPTIONS = {
     "http11/request_writer.py": "requests whose body is no stream spare its sender: 5 ms",
     "mirror/epoll_driver.py": "requests are sent before what stores the answers is loaded: 12 ms",
     "mirror/hash_cache.py": "a mirror that is new has no database yet: 12 ms",
-    "mirror/host_queues.py": "mirrors that never redirect spare the table of where to: 3 of 60 ms",
+    "mirror/host_scheduler.py": "mirrors that never redirect spare the table of where to: 3 of 60 ms",
     "mirror/local_check.py": "arguments are explained only if they are wrong: 4 ms of a 60 ms command",
     "mirror/mirror_http.py": "proxies are read only if the environment names one: 44 ms",
     "mirror/quick_check.py": "an unchanged mirror is verified by names alone: 14 ms of 25 ms",

@@ -232,22 +232,22 @@ class PlanTests(SynchronousTestCase):
     """What is decided."""
 
     def asked(self, plan: Scheduler, mirror: int = 0, company: bool = True) -> Any:
-        """Return the next errand of a mirror."""
-        errand = plan.next(mirror)
-        assert errand is not None
+        """Return the next job of a mirror."""
+        job = plan.next(mirror)
+        assert job is not None
         if company:
-            errand.company |= 1 << mirror
-        return errand
+            job.company |= 1 << mirror
+        return job
 
     def test_right_when_alone(self) -> None:
         """Then the mirror is serial from now on."""
         plan = Scheduler(1)
         plan.add(ArchiveFile("a", 3, "sha256", b"x" * 32))
-        errand = self.asked(plan)
-        self.assertFalse(plan.failed_at(errand, 0, "wrong", "it has 4 bytes"))
+        job = self.asked(plan)
+        self.assertFalse(plan.failed_at(job, 0, "wrong", "it has 4 bytes"))
         self.assertTrue(plan.is_serial(0))
         again = self.asked(plan, company=False)
-        self.assertIs(again, errand)
+        self.assertIs(again, job)
         plan.done(again, 0, 3)
         self.assertEqual((plan.is_serial(0), plan.serial_urls), (True, {"0"}))
         self.assertEqual((plan.failed, plan.retries, plan.is_idle), ([], 1, True))
@@ -257,35 +257,35 @@ class PlanTests(SynchronousTestCase):
         plan = Scheduler(1)
         plan.add(ArchiveFile("a", 3, "sha256", b"x" * 32))
         for company in (True, False):
-            errand = self.asked(plan, company=company)
-            self.assertEqual(plan.failed_at(errand, 0, "wrong", "it has 4 bytes"), not company)
+            job = self.asked(plan, company=company)
+            self.assertEqual(plan.failed_at(job, 0, "wrong", "it has 4 bytes"), not company)
         self.assertFalse(plan.is_serial(0))
-        self.assertEqual(plan.failed, [errand])
+        self.assertEqual(plan.failed, [job])
 
     def test_refused_in_company(self) -> None:
         """Others are asked first; where none has it, each is asked again, alone."""
         plan = Scheduler(2)
         plan.add(ArchiveFile("a", 3, "sha256", b"x" * 32))
         for mirror in (0, 1):
-            errand = self.asked(plan, mirror)
-            self.assertTrue(plan.failed_at(errand, mirror, "refused", "it answers 404"))
+            job = self.asked(plan, mirror)
+            self.assertTrue(plan.failed_at(job, mirror, "refused", "it answers 404"))
         self.assertEqual((plan.is_serial(0), plan.is_serial(1)), (True, True))
         for mirror in (0, 1):
-            self.assertIs(self.asked(plan, mirror, company=False), errand)
-            plan.failed_at(errand, mirror, "refused", "it answers 404")
+            self.assertIs(self.asked(plan, mirror, company=False), job)
+            plan.failed_at(job, mirror, "refused", "it answers 404")
             plan._check_invariants()
-        self.assertEqual((plan.failed, plan.is_idle), ([errand], True))
+        self.assertEqual((plan.failed, plan.is_idle), ([job], True))
         self.assertFalse(plan.is_serial(0) or plan.is_serial(1))
 
     def test_given_up_in_doubt(self) -> None:
         """What was doubted at a mirror that is given up, others are asked for."""
         plan = Scheduler(2)
         plan.add(ArchiveFile("a", 3, "sha256", b"x" * 32))
-        errand = self.asked(plan)
-        plan.failed_at(errand, 0, "wrong", "it has 4 bytes")
+        job = self.asked(plan)
+        plan.failed_at(job, 0, "wrong", "it has 4 bytes")
         plan.gave_up(0, "it is gone")
-        self.assertIs(self.asked(plan, 1), errand)
-        plan.done(errand, 1, 3)
+        self.assertIs(self.asked(plan, 1), job)
+        plan.done(job, 1, 3)
         plan._check_invariants()
         self.assertEqual((plan.is_idle, plan.is_serial(1)), (True, False))
 

@@ -27,15 +27,15 @@ class PlanTests(SynchronousTestCase):
 
     def take(self, mirror: int) -> FetchJob:
         """What a mirror is asked for next, which must be something."""
-        errand = self.plan.next(mirror)
-        assert errand is not None
-        return errand
+        job = self.plan.next(mirror)
+        assert job is not None
+        return job
 
     def paths(self, mirror: int) -> list[str]:
         """Everything that a mirror is asked for, in that order."""
         found = []
-        while errand := self.plan.next(mirror):
-            found.append(errand.wanted.path)
+        while job := self.plan.next(mirror):
+            found.append(job.wanted.path)
         return found
 
     def test_largest_first(self) -> None:
@@ -58,11 +58,11 @@ class PlanTests(SynchronousTestCase):
         """Who refused a file is not asked for it again; when all have, it has failed, with all reasons."""
         self.make(3, [1])
         for mirror in (1, 0, 2):
-            errand = self.take(mirror)
-            self.plan.failed_at(errand, mirror, "refused", f"no {mirror}")
+            job = self.take(mirror)
+            self.plan.failed_at(job, mirror, "refused", f"no {mirror}")
             self.assertIsNone(self.plan.next(mirror))
-        self.assertEqual(self.plan.failed, [errand])
-        self.assertEqual(errand.reasons, {0: "no 0", 1: "no 1", 2: "no 2"})
+        self.assertEqual(self.plan.failed, [job])
+        self.assertEqual(job.reasons, {0: "no 0", 1: "no 1", 2: "no 2"})
         self.assertTrue(self.plan.is_idle)
 
     def test_broken_is_tried_elsewhere_first(self) -> None:
@@ -70,31 +70,31 @@ class PlanTests(SynchronousTestCase):
         self.make(2, [1])
         for _ in range(MAX_BREAKS):
             for mirror in (0, 1):
-                errand = self.take(mirror)
-                self.plan.failed_at(errand, mirror, "broken", "reset")
+                job = self.take(mirror)
+                self.plan.failed_at(job, mirror, "broken", "reset")
                 self.assertTrue(self.plan.is_idle or self.plan.waits)
                 if mirror == 0:
                     self.assertIsNone(self.plan.next(0))
         self.assertTrue(self.plan.is_idle)
-        self.assertEqual(self.plan.failed, [errand])
+        self.assertEqual(self.plan.failed, [job])
         self.assertEqual(self.plan.retries, 2 * MAX_BREAKS)
 
     def test_nobody_waits_for_who_rests(self) -> None:
         """While the other mirror rests, one that broke may try again."""
         self.make(2, [1])
-        errand = self.take(0)
-        self.plan.failed_at(errand, 0, "broken", "reset")
+        job = self.take(0)
+        self.plan.failed_at(job, 0, "broken", "reset")
         self.assertIsNone(self.plan.next(0))
         self.plan.rests(1)
-        self.assertIs(self.plan.next(0), errand)
+        self.assertIs(self.plan.next(0), job)
 
     def test_unasked_is_no_failure(self) -> None:
         """It goes back to its place, however often."""
         self.make(1, [1, 2])
         for _ in range(99):
-            errand = self.take(0)
-            self.assertEqual(errand.size_bytes, 2)
-            self.plan.put_back(errand, 0)
+            job = self.take(0)
+            self.assertEqual(job.size_bytes, 2)
+            self.plan.put_back(job, 0)
         self.assertEqual(self.plan.retries, 0)
 
     def test_gave_up(self) -> None:
@@ -102,8 +102,8 @@ class PlanTests(SynchronousTestCase):
         self.make(2, [1, 2])
         self.plan.gave_up(0, "gone")
         self.assertIsNone(self.plan.next(0))
-        errand = self.take(1)
-        self.plan.put_back(errand, 1)
+        job = self.take(1)
+        self.plan.put_back(job, 1)
         self.plan.gave_up(1, "gone, too")
         self.assertTrue(self.plan.is_idle)
         self.assertEqual([each.reasons for each in self.plan.failed], [{1: "gone, too"}] * 2)
@@ -111,23 +111,23 @@ class PlanTests(SynchronousTestCase):
     def test_copies(self) -> None:
         """Two mirrors may be asked; the first counts, and what the other does is no failure."""
         self.make(2, [5])
-        errand = self.take(0)
-        self.assertTrue(self.plan.copy(errand, 1))
-        self.assertFalse(self.plan.copy(errand, 1))
-        self.assertTrue(self.plan.done(errand, 1, 5))
+        job = self.take(0)
+        self.assertTrue(self.plan.copy(job, 1))
+        self.assertFalse(self.plan.copy(job, 1))
+        self.assertTrue(self.plan.done(job, 1, 5))
         self.assertTrue(self.plan.is_idle)
-        self.plan.failed_at(errand, 0, "broken", "reset")
+        self.plan.failed_at(job, 0, "broken", "reset")
         self.assertEqual((self.plan.done_files, self.plan.retries), (1, 0))
         self.assertFalse(self.plan.waits)
 
     def test_one_copy_fails(self) -> None:
         """Then the other is waited for."""
         self.make(2, [5])
-        errand = self.take(0)
-        self.plan.copy(errand, 1)
-        self.plan.failed_at(errand, 0, "refused", "404")
+        job = self.take(0)
+        self.plan.copy(job, 1)
+        self.plan.failed_at(job, 0, "refused", "404")
         self.assertFalse(self.plan.waits)
-        self.assertTrue(self.plan.done(errand, 1, 5))
+        self.assertTrue(self.plan.done(job, 1, 5))
 
     def test_any_course_of_events(self) -> None:
         """Each file is done or failed in the end, and failed only if every mirror failed it."""
@@ -144,9 +144,9 @@ class PlanTests(SynchronousTestCase):
                     break
                 mirror = rng.randrange(mirrors)
                 if rng.random() < 0.5:
-                    errand = None if mirror in gone else self.plan.next(mirror)
-                    if errand is not None:
-                        under_way.append((errand, mirror))
+                    job = None if mirror in gone else self.plan.next(mirror)
+                    if job is not None:
+                        under_way.append((job, mirror))
                 elif rng.random() < 0.01:
                     mine = [each for each in under_way if each[1] == mirror]
                     for each in mine:
@@ -155,22 +155,22 @@ class PlanTests(SynchronousTestCase):
                     self.plan.gave_up(mirror, "gone")
                     gone.add(mirror)
                 elif under_way:
-                    errand, mirror = under_way.pop(rng.randrange(len(under_way)))
+                    job, mirror = under_way.pop(rng.randrange(len(under_way)))
                     fate = rng.random()
                     if fate < 0.4:
-                        self.plan.done(errand, mirror, errand.size_bytes)
+                        self.plan.done(job, mirror, job.size_bytes)
                     elif fate < 0.6:
-                        self.plan.put_back(errand, mirror)
+                        self.plan.put_back(job, mirror)
                     else:
                         kind = rng.choice(("refused", "broken"))
-                        self.plan.failed_at(errand, mirror, kind, "why")  # type: ignore[arg-type]
+                        self.plan.failed_at(job, mirror, kind, "why")  # type: ignore[arg-type]
             self.assertTrue(self.plan.is_idle, seed)
             self.assertEqual(self.plan.done_files + len(self.plan.failed), count, seed)
-            for errand in self.plan.failed:
+            for job in self.plan.failed:
                 for mirror in range(mirrors):
                     self.assertTrue(
                         mirror in gone
-                        or errand.refused_by >> mirror & 1
-                        or errand.breaks_at(mirror) == MAX_BREAKS,
+                        or job.refused_by >> mirror & 1
+                        or job.breaks_at(mirror) == MAX_BREAKS,
                         seed,
                     )

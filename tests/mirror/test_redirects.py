@@ -11,9 +11,9 @@ from urllib.parse import unquote
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import host_queues
+from pipegrid.mirror import host_scheduler
 from pipegrid.mirror.blocking_mirror import fetch_small
-from pipegrid.mirror.epoll_driver import FIRST_REQUESTS
+from pipegrid.mirror.host_scheduler import FIRST_REQUESTS
 from pipegrid.mirror.mirror_http import (
     HostAccess,
     RedirectRefused,
@@ -212,7 +212,7 @@ class SprintRedirectTests(SprintCase):
 
     def test_learnt(self) -> None:
         """What comes later goes to the other host at once, and each file once."""
-        self.patch(host_queues, "MAX_QUEUED", 8)
+        self.patch(host_scheduler, "MAX_QUEUED", 8)
         self.files = {f"p{n}/f{n}": b"%d" % n * 40_000 for n in range(3000)}
         first, second = self.pair(lambda a, b, p, n: moved(b.url + p))
         self.assert_all(first)

@@ -23,7 +23,8 @@ from pipegrid.mirror import epoll_driver, file_store
 from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
-from pipegrid.mirror.epoll_driver import EpollMirror
+from pipegrid.mirror.epoll_driver import HostConnector
+from pipegrid.mirror.host_scheduler import FetchSchedule
 from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.mirror_http import (
     SocketCache,
@@ -34,7 +35,7 @@ from pipegrid.mirror.mirror_http import (
 )
 from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
-from pipegrid.mirror.scheduler import Tally
+from pipegrid.mirror.scheduler import Scheduler, Tally
 
 PATIENCE_S = 30
 
@@ -280,9 +281,10 @@ class SprintTests(SprintCase):
         server = self.server()
         address = parse_url(server.url)
         with contextlib.closing(SocketCache([address], 2)) as ahead:
-            entrant = EpollMirror(0, address, Tally(address.url), ahead)
+            schedule = FetchSchedule(Scheduler(1), [address], [Tally(address.url)], 4)
+            connector = HostConnector(schedule.mirrors[0].own, ahead)
             runner: Any = None
-            made = [entrant.connect(runner) for _ in range(3)]
+            made = [connector.connect(runner) for _ in range(3)]
             self.assertIsNone(ahead.take(address))
             for each in made:
                 each.close()
@@ -325,12 +327,14 @@ class SprintTests(SprintCase):
             raise ConnectionError("reached")
 
         runner: Any = None
-        connection = Connection(runner, 0, waiting.pop(), secure)
+        address = parse_url("http://nobody.invalid/")
+        host = FetchSchedule(Scheduler(1), [address], [Tally("")], 4).mirrors[0].own
+        connection = Connection(runner, host, waiting.pop(), secure)
         self.addCleanup(connection.close)
         connection.write()
         self.assertEqual((secured, connection.wants_to_write), ([], True))
         ready = begin(place_of(*parse_url(self.server().url).place))
-        there = Connection(runner, 0, ready, secure)
+        there = Connection(runner, host, ready, secure)
         self.addCleanup(there.close)
         select.select([], [ready], [], PATIENCE_S)
         self.assertRaises(Lost, there.write)

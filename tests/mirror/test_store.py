@@ -16,7 +16,7 @@ from pipegrid.disk.commit import Disk, Policy
 from pipegrid.mirror import file_store as store_module
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.file_store import SprintStore
+from pipegrid.mirror.file_store import FileStore
 from pipegrid.mirror.hash_cache import ATTRIBUTE, proof
 from pipegrid.mirror.scheduler import FetchJob
 from tests.descriptors import left_open, open_files
@@ -54,30 +54,30 @@ class StoreTests(SynchronousTestCase):
         self.told: list[str] = []
         self.data = os.urandom(100)
 
-    def store(self, policy: Policy = "batch", fails: int = -1) -> SprintStore:
+    def store(self, policy: Policy = "batch", fails: int = -1) -> FileStore:
         """Make one."""
         destination = Destination(str(self.dest))
         self.addCleanup(destination.close)
         self.disk = Recording(self.dest, fails)
         self.patch(store_module, "Disk", lambda: self.disk)
 
-        def stored(errand: FetchJob, mirror: int, size: int) -> None:
-            self.assertIn(errand.wanted.path, set().union(*self.disk.named[1:]))
-            self.told.append(errand.wanted.path)
+        def stored(job: FetchJob, mirror: int, size: int) -> None:
+            self.assertIn(job.wanted.path, set().union(*self.disk.named[1:]))
+            self.told.append(job.wanted.path)
 
-        made = SprintStore(
+        made = FileStore(
             destination, policy, False, stored, lambda *wrong: self.fail(str(wrong)), lambda: None
         )
         self.addCleanup(made.close)
         return made
 
-    def add(self, store: SprintStore, *names: str) -> None:
+    def add(self, store: FileStore, *names: str) -> None:
         """Files come in."""
         for name in names:
             wanted = ArchiveFile(f"d/{name}.deb", 100, "sha256", sha256(self.data).digest())
             self.assertIsNone(store.whole(FetchJob(wanted), 0, memoryview(self.data)))
 
-    def finish(self, store: SprintStore) -> None:
+    def finish(self, store: FileStore) -> None:
         """Until nothing is left to do."""
         while store.is_busy:
             store.work(idle=True)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.scheduler import MirrorStanding, ReceiveRate, Theft, choose_steal, has_stalled
+from pipegrid.mirror.host_scheduler import (
+    MirrorStanding,
+    ReceiveRate,
+    Theft,
+    choose_steal,
+    has_stalled,
+)
 
 MB = 1_000_000
 

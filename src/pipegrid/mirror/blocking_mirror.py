@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 from pipegrid.disk.commit import Policy
 from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.host_queues import SmallRoutes
+from pipegrid.mirror.host_scheduler import SmallRoutes
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
 from pipegrid.mirror.mirror_http import (
     LF_ALONE,

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pipegrid.mirror.archive_file import MAX_UNTOLD_BYTES
+from pipegrid.mirror.host_scheduler import HostSchedule, ScheduledConnection
 from pipegrid.mirror.mirror_http import (
     LF_ALONE,
     MAX_HEAD_BYTES,
@@ -36,18 +37,16 @@ TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    from pipegrid.mirror.file_store import IncomingFile, SprintStore
+    from pipegrid.mirror.file_store import FileStore, IncomingFile
 
-    class SprintRunner(Protocol):
-        """What a connection tells whoever runs it."""
+    class ConnectionEvents(Protocol):
+        """What a connection reports to its driver."""
 
         @property
-        def store(self) -> SprintStore:
+        def store(self) -> FileStore:
             """Where what comes is stored."""
 
-        def refused(
-            self, connection: Connection, errand: FetchJob, reason: str, wrong: bool
-        ) -> None:
+        def refused(self, connection: Connection, job: FetchJob, reason: str, wrong: bool) -> None:
             """
             The mirror lacks the file, or has it wrong.
 
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
             """
 
         def redirected(
-            self, connection: Connection, errand: FetchJob, locations: Sequence[bytes]
+            self, connection: Connection, job: FetchJob, locations: Sequence[bytes]
         ) -> None:
             """
             The mirror says that the file is where these ``Location`` fields lead.
@@ -65,10 +64,10 @@ if TYPE_CHECKING:
                 Lost: as ``refused``.
             """
 
-        def not_now(self, connection: Connection, errand: FetchJob, reason: str) -> None:
+        def not_now(self, connection: Connection, job: FetchJob, reason: str) -> None:
             """The mirror is not to be asked for a while."""
 
-        def unwanted(self, connection: Connection, errand: FetchJob) -> None:
+        def unwanted(self, connection: Connection, job: FetchJob) -> None:
             """Another mirror was quicker, so nothing of the answer is stored."""
 
 
@@ -96,11 +95,10 @@ class Lost(Exception):
         self.ours = ours
 
 
-class Connection:
+class Connection(ScheduledConnection):
     """
     Args:
-        mirror: its number in the plan.
-        host: that of the driver's hosts to which it leads; None: the mirror itself.
+        host: to which it leads.
         sock: not blocking; it may be connecting still.
         secure: makes TLS of a socket that is connected; None: it is not wanted, or was done.
         count: how many files were asked for on it, and given, before.
@@ -108,29 +106,22 @@ class Connection:
     Attributes:
         asked: what is to be answered, in this order.
         owed_bytes: of the files among them, and of the one that is being received.
-        count: how many were asked for in all; ``answered``: and were answered.
-        last_s: when something was received, or asked while nothing was owed.
-        received_bytes: of files, in all.
-        pipelined: it has had two requests at a time.
     """
+
+    owed_bytes = 0
 
     def __init__(
         self,
-        runner: SprintRunner,
-        mirror: int,
+        runner: ConnectionEvents,
+        host: HostSchedule,
         sock: socket,
         secure: Callable[[Any], Any] | None = None,
         count: int = 0,
-        host: int | None = None,
     ) -> None:
-        self.mirror = mirror
-        self.host = mirror if host is None else host
+        super().__init__(host, count=count)
+        self.mirror = host.mirror.number
         self.sock: Any = sock
         self.asked: deque[FetchJob] = deque()
-        self.owed_bytes = self.received_bytes = 0
-        self.count = self.answered = count
-        self.last_s = 0.0
-        self.pipelined = False
         self.wants_to_write = True  # until it is known to be connected
         self._runner = runner
         self._secure = secure
@@ -139,7 +130,7 @@ class Connection:
         self._out = b""
         self._requests: list[bytes] = []
         self._head = b""  # the beginning of one
-        self._errand: FetchJob | None = None  # whose body is being received
+        self._job: FetchJob | None = None  # whose body is being received
         self._left = 0  # of that
         self._gathered: bytearray | None = None
         self._part: IncomingFile | None = None
@@ -148,7 +139,7 @@ class Connection:
     @property
     def is_owed(self) -> bool:
         """Whether an answer is to come, or to be gone on with."""
-        return self._errand is not None or bool(self.asked)
+        return self._job is not None or bool(self.asked)
 
     @property
     def mask(self) -> int:
@@ -165,22 +156,15 @@ class Connection:
     @property
     def unanswered(self) -> list[FetchJob]:
         """What was asked and has not wholly come, the one that is being received first."""
-        return [self._errand, *self.asked] if self._errand is not None else list(self.asked)
+        receiving = self._job
+        return [*([receiving] if receiving not in (None, _NOBODY) else ()), *self.asked]
 
-    def ask(self, errand: FetchJob, request: bytes) -> None:
+    def ask(self, job: FetchJob, now_s: float) -> None:
         """Ask for one more file; ``write`` sends the request."""
-        bit = 1 << self.mirror
-        if not self.pipelined and self.is_owed:
-            self.pipelined = True
-            for each in self.unanswered:
-                if each is not _NOBODY:
-                    each.company |= bit
-        if self.pipelined:
-            errand.company |= bit
-        self.asked.append(errand)
-        self.owed_bytes += errand.size_bytes
+        self._requests.append(self.host.ask(self, job, now_s))
+        self.asked.append(job)
+        self.owed_bytes += job.size_bytes
         self.count += 1
-        self._requests.append(request)
 
     def write(self) -> None:
         """
@@ -262,7 +246,7 @@ class Connection:
                 if not got:
                     if size:
                         break  # it will say so again
-                    cut = self._errand is not None and self._errand is not _NOBODY
+                    cut = self._job is not None and self._job is not _NOBODY
                     raise Lost("the server closed it", self._closes and not cut)
                 size += got
                 if not self._tls:  # a record at a time
@@ -280,7 +264,7 @@ class Connection:
     def _parse(self, page: Page, size: int) -> None:
         at = 0
         while at < size:
-            take = self._take_head if self._errand is None else self._take_body
+            take = self._take_head if self._job is None else self._take_body
             at = take(page, at, size)
 
     def _take_head(self, page: Page, at: int, size: int) -> int:
@@ -311,53 +295,54 @@ class Connection:
         return after
 
     def _begin(self, head: Head) -> None:
-        errand = self.asked.popleft()
-        self.owed_bytes -= errand.size_bytes
+        job = self.asked.popleft()
+        self.owed_bytes -= job.size_bytes
         self._closes = head.closes
         self.answered += 1
-        wanted = errand.wanted
+        self.host.has_answered = True
+        wanted = job.wanted
         runner = self._runner
         if head.status in REDIRECTS:
-            runner.redirected(self, errand, head.locations)
+            runner.redirected(self, job, head.locations)
         elif head.status != 200:
             transient, reason = judge(head.status)
             if transient:
-                runner.not_now(self, errand, reason)
+                runner.not_now(self, job, reason)
             else:
-                runner.refused(self, errand, reason, False)
+                runner.refused(self, job, reason, False)
         elif wanted.size is None and head.length > MAX_UNTOLD_BYTES:
             reason = f"it has {head.length} bytes, more than any whose size is not told"
-            runner.refused(self, errand, reason, True)
+            runner.refused(self, job, reason, True)
         elif wanted.size is not None and head.length != wanted.size:
             reason = f"it has {head.length} bytes, and {wanted.size} by the index"
-            runner.refused(self, errand, reason, True)
-        elif not errand.is_over:
-            self._errand, self._left = errand, head.length
+            runner.refused(self, job, reason, True)
+        elif not job.is_over:
+            self._job, self._left = job, head.length
             self.owed_bytes += head.length
             if not head.length:
                 self._store_whole(memoryview(b""))
             return
         else:  # another mirror was quicker
-            runner.unwanted(self, errand)
+            runner.unwanted(self, job)
         self._skip(head.length)
 
     def _skip(self, length: int) -> None:
         if length > SKIPPED_BYTES:
             raise Lost("more of an unwanted answer was to come", ours=True)
         if length:
-            self._errand, self._left, self._gathered = _NOBODY, length, None
+            self._job, self._left, self._gathered = _NOBODY, length, None
 
     def _take_body(self, page: Page, at: int, size: int) -> int:
         end = min(size, at + self._left)
         length = end - at
         self._left -= length
-        errand = self._errand
-        if errand is _NOBODY:
+        job = self._job
+        if job is _NOBODY:
             if not self._left:
                 self._done()
             return end
         self.owed_bytes -= length
-        self.received_bytes += length
+        self.host.received_bytes += length
         if self._part is not None:
             self._part.add(page, at, end)
             if not self._left:
@@ -373,30 +358,30 @@ class Connection:
         elif length + self._left <= GATHERED_BYTES:
             self._gathered = bytearray(page.view[at:end])
         else:
-            assert errand is not None
-            self._part = self._runner.store.begin(errand, self.mirror)
+            assert job is not None
+            self._part = self._runner.store.begin(job, self.mirror)
             self._part.add(page, at, end)
         return end
 
     def _store_whole(self, data: memoryview) -> None:
-        errand = self._errand
-        assert errand is not None
-        wrong = self._runner.store.whole(errand, self.mirror, data)
-        self._errand = self._gathered = None
+        job = self._job
+        assert job is not None
+        wrong = self._runner.store.whole(job, self.mirror, data)
+        self._job = self._gathered = None
         if wrong is not None:
-            self._runner.refused(self, errand, wrong, True)
+            self._runner.refused(self, job, wrong, True)
         self._done()
 
     def _done(self) -> None:
-        self._errand = self._gathered = None
+        self._job = self._gathered = None
         if self._closes:
             raise Lost("it closes after its last answer", announced=True)
 
     def close(self) -> list[FetchJob]:
         """Let go of it; returns what was not answered, the first being the one that was due."""
-        left = [errand for errand in self.unanswered if errand is not _NOBODY]
+        left = self.unanswered
         self.asked.clear()
-        self._errand = None
+        self._job = None
         self.owed_bytes = 0
         part, self._part = self._part, None
         if part is not None:

@@ -24,6 +24,7 @@ from pipegrid.mirror.scheduler import FetchJob
 from pipegrid.reactor.workers import CpuWorkers
 
 if TYPE_CHECKING:
+    from pipegrid.mirror.host_scheduler import HostSchedule
     from pipegrid.mirror.scheduler import Failure
 
 
@@ -357,15 +358,19 @@ MAX_DATE_BYTES = 64
 
 
 class Asks(Protocol):
-    """Who asks for files, and is told what comes of them; see ``Source``."""
+    """Requests files, and is told what happens to them; see ``MirrorSource``."""
 
-    is_paused: bool
+    host: HostSchedule
     sink: ArchiveSink
 
-    def received(self, errand: FetchJob, receiver: FileReceiver) -> None:
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is read for now."""
+
+    def received(self, job: FetchJob, receiver: FileReceiver) -> None:
         """All of it is here."""
 
-    def refused(self, errand: FetchJob, reason: str, kind: Failure = "refused") -> bool:
+    def refused(self, job: FetchJob, reason: str, kind: Failure = "refused") -> bool:
         """It is lacking, or wrong, and all that it has was received; False: see ``Scheduler.failed_at``."""
 
     def refuse(self, exchange: FileExchange, reason: str, kind: Failure) -> None:
@@ -377,24 +382,24 @@ class Asks(Protocol):
     def defer(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
         """It is not given now; has the mirror too much to do, and for how long at least?"""
 
-    def failed(self, errand: FetchJob, error: PipegridError) -> None:
+    def failed(self, job: FetchJob, error: PipegridError) -> None:
         """The connection ended before all of it had come."""
 
 
 class FileExchange(Exchange):
     """One file, asked of one mirror."""
 
-    __slots__ = ("_receiver", "_source", "errand")
+    __slots__ = ("_receiver", "_source", "job")
 
-    def __init__(self, source: Asks, errand: FetchJob, head: bytes) -> None:
-        size = errand.size_bytes
+    def __init__(self, source: Asks, job: FetchJob, head: bytes) -> None:
+        size = job.size_bytes
         Exchange.__init__(self, b"GET", head, idempotent=True, expected_response_bytes=size + 300)
         self._source = source
-        self.errand = errand
+        self.job = job
         self._receiver: FileReceiver | None = None
 
     def head_received(self, head: ResponseHead) -> None:
-        wanted = self.errand.wanted
+        wanted = self.job.wanted
         if head.status in REDIRECTS:
             places = [value for name, value in head.headers if name == b"location"]
             self._source.redirected(self, places)
@@ -419,24 +424,25 @@ class FileExchange(Exchange):
         receiver = self._receiver
         assert receiver is not None
         receiver.write(data)
-        most = most_bytes(self.errand.wanted)
+        self._source.host.received_bytes += len(data)
+        most = most_bytes(self.job.wanted)
         if receiver.size_bytes > most:
             self._source.refuse(self, f"it has more than the {most} bytes of the index", "wrong")
 
     def completed(self) -> None:
         receiver = self._receiver
         assert receiver is not None
-        size = self.errand.wanted.size
+        size = self.job.wanted.size
         if size is not None and receiver.size_bytes != size:
             receiver.discard()
             reason = f"it has {receiver.size_bytes} bytes of {size}"
-            self._source.refused(self.errand, reason, "wrong")
+            self._source.refused(self.job, reason, "wrong")
         else:
-            self._source.received(self.errand, receiver)
+            self._source.received(self.job, receiver)
 
     def failed(self, error: PipegridError) -> None:
         self.let_go()
-        self._source.failed(self.errand, error)
+        self._source.failed(self.job, error)
 
     def let_go(self) -> None:
         """Nothing more is kept of what was received."""

@@ -32,7 +32,7 @@ class SyncBatch:
             the whole file system is synced, and which therefore must hear of all errors since.
 
     Attributes:
-        files: errand, mirror, name in ``incoming`` and size of each.
+        files: job, mirror, name in ``incoming`` and size of each.
         refused: number of each that could not get its name, and why, as a sentence.
     """
 
@@ -51,9 +51,9 @@ class SyncBatch:
         self.size_bytes = 0
         self.refused: dict[int, str] = {}
 
-    def add(self, errand: FetchJob, mirror: int, fd: int, name: str, size: int) -> None:
+    def add(self, job: FetchJob, mirror: int, fd: int, name: str, size: int) -> None:
         """Add a file that is written; its descriptor is the group's from now on."""
-        self.files.append((errand, mirror, name, size))
+        self.files.append((job, mirror, name, size))
         self.size_bytes += size
         if self._keeps_open or not self._open:
             self._open.append(fd)
@@ -74,8 +74,8 @@ class SyncBatch:
 
     def publish(self) -> tuple[str, ...]:
         changed: dict[str, None] = {}
-        for number, (errand, _, name, _) in enumerate(self.files):
-            directory = self._name(number, name, errand.wanted.path)
+        for number, (job, _, name, _) in enumerate(self.files):
+            directory = self._name(number, name, job.wanted.path)
             if directory is not None:
                 changed[directory] = None
         self._named = True
@@ -229,13 +229,13 @@ class IncomingFile:
         held: parts of pages that the thread was not given yet.
     """
 
-    def __init__(self, store: SprintStore, errand: FetchJob, mirror: int) -> None:
+    def __init__(self, store: FileStore, job: FetchJob, mirror: int) -> None:
         self._store = store
-        self.errand = errand
+        self.job = job
         self.mirror = mirror
-        wanted = errand.wanted
+        wanted = job.wanted
         self._hasher = sha256() if wanted.algorithm == "sha256" else new_hash(wanted.algorithm)
-        self.fd, self.name = store.open(errand)
+        self.fd, self.name = store.open(job)
         self.size = 0
         self.held: list[tuple[Page, int, int]] = []
         self._held_bytes = 0
@@ -294,17 +294,17 @@ class IncomingFile:
         store.hasher.run(last, ended)
 
     def _digested(self, digest: Any) -> None:
-        store, errand = self._store, self.errand
+        store, job = self._store, self.job
         store.parts.discard(self)
         if isinstance(digest, BaseException):
             self._discard()
         store.check(digest)
-        if digest != errand.wanted.digest:
+        if digest != job.wanted.digest:
             self._discard()
-            store.wrong(errand, self.mirror, f"its {errand.wanted.algorithm} is another one")
+            store.wrong(job, self.mirror, f"its {job.wanted.algorithm} is another one")
             return
-        store.destination.note(self.fd, errand.wanted)
-        store.complete(errand, self.mirror, self.fd, self.name, self.size)
+        store.destination.note(self.fd, job.wanted)
+        store.complete(job, self.mirror, self.fd, self.name, self.size)
 
     def drop(self) -> None:
         """It will not be complete."""
@@ -325,11 +325,11 @@ class IncomingFile:
             self._store.destination.discard(self.name)
 
 
-class SprintStore:
+class FileStore:
     """
     Args:
-        stored: called with errand, mirror and size of each file that has its name.
-        wrong: called with errand, mirror and reason of each that is not what it should be.
+        stored: called with job, mirror and size of each file that has its name.
+        wrong: called with job, mirror and reason of each that is not what it should be.
         wake: makes the caller look at ``work``; called in threads.
 
     Attributes:
@@ -416,9 +416,9 @@ class SprintStore:
             GROUP_FILES, self._most_files
         )
 
-    def whole(self, errand: FetchJob, mirror: int, data: memoryview) -> str | None:
+    def whole(self, job: FetchJob, mirror: int, data: memoryview) -> str | None:
         """Store a file that was received whole; returns what is wrong with it, as a clause."""
-        wanted = errand.wanted
+        wanted = job.wanted
         if wanted.algorithm == "sha256":
             digest = sha256(data).digest()
         else:
@@ -426,7 +426,7 @@ class SprintStore:
         if digest != wanted.digest:
             return f"its {wanted.algorithm} is another one"
         destination = self.destination
-        fd, name = self.open(errand)
+        fd, name = self.open(job)
         try:
             if os.write(fd, data) < len(data):
                 write_all(fd, data, 0)
@@ -435,28 +435,28 @@ class SprintStore:
             os.close(fd)
             destination.discard(name)
             raise destination.error(error, "hold the files") from error
-        self.complete(errand, mirror, fd, name, len(data))
+        self.complete(job, mirror, fd, name, len(data))
         return None
 
-    def begin(self, errand: FetchJob, mirror: int) -> IncomingFile:
+    def begin(self, job: FetchJob, mirror: int) -> IncomingFile:
         """Begin to store a long one."""
-        return IncomingFile(self, errand, mirror)
+        return IncomingFile(self, job, mirror)
 
-    def open(self, errand: FetchJob) -> tuple[int, str]:
+    def open(self, job: FetchJob) -> tuple[int, str]:
         """Make the file of something that comes; returns descriptor and name."""
         try:
-            return self.destination.open_incoming(errand.wanted)
+            return self.destination.open_incoming(job.wanted)
         except OSError as error:
             raise self.destination.error(error, "hold the files") from error
 
-    def complete(self, errand: FetchJob, mirror: int, fd: int, name: str, size: int) -> None:
+    def complete(self, job: FetchJob, mirror: int, fd: int, name: str, size: int) -> None:
         """A file is written, and right."""
-        if errand.is_over:  # another mirror was quicker
+        if job.is_over:  # another mirror was quicker
             os.close(fd)
             self.destination.discard(name)
-            self._stored(errand, mirror, size)
+            self._stored(job, mirror, size)
             return
-        self._next.add(errand, mirror, fd, name, size)
+        self._next.add(job, mirror, fd, name, size)
         if self._policy == "none":
             self._publish_now()
             return
@@ -511,12 +511,12 @@ class SprintStore:
         self._tell(group)
 
     def _tell(self, group: SyncBatch) -> None:
-        for number, (errand, mirror, _, size) in enumerate(group.files):
+        for number, (job, mirror, _, size) in enumerate(group.files):
             reason = group.refused.get(number)
             if reason is None:
-                self._stored(errand, mirror, size)
+                self._stored(job, mirror, size)
             else:
-                self.wrong(errand, mirror, reason)
+                self.wrong(job, mirror, reason)
 
     def check(self, result: object) -> None:
         """Raise what a thread raised."""

@@ -32,7 +32,7 @@ from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.credentials import TlsFiles
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.file_sink import retry_after_s
-from pipegrid.mirror.host_queues import SmallRoutes
+from pipegrid.mirror.host_scheduler import SmallRoutes
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
 from pipegrid.mirror.manifest import write_manifest
 from pipegrid.mirror.mirror_http import (

@@ -191,12 +191,12 @@ class MirrorRun:
         report.elapsed_s = self._now() - self._began_s
         failed = plan.failed[self._told :]
         self._told += len(failed)
-        for errand in failed:
-            reasons = errand.reasons or {}
+        for job in failed:
+            reasons = job.reasons or {}
             why = "; ".join(
                 f"{self.addresses[number].url}: {reason}" for number, reason in reasons.items()
             )
-            report.fail(errand.wanted.path, why or "no mirror could be used")
+            report.fail(job.wanted.path, why or "no mirror could be used")
         return report
 
 

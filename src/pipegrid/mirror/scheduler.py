@@ -1,15 +1,15 @@
-"""Fetch scheduler (pure): queue, stalls, stealing, tallies."""
+"""File scheduler (pure): which file is requested from which mirror next, and what came of it."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
 
-from pipegrid.mirror.archive_file import ArchiveFile, Value
+from pipegrid.mirror.archive_file import ArchiveFile
 
 # Which file is asked of which mirror next: decisions, without a connection, a clock or a file.
 #
-# **Goal.** Every mirror's line is full until the last file; no file is lost because one mirror failed;
+# **Goal.** Every mirror's link is full until the last file; no file is lost because one mirror failed;
 # nobody waits for the slowest.
 #
 # **Queue.** Files go out largest first. The first request on a connection is then a large one, so that TCP
@@ -105,7 +105,7 @@ def _size_of(wanted: ArchiveFile) -> int:
     return UNKNOWN_BYTES if wanted.size is None else wanted.size
 
 
-def _errand(each: FetchJob | ArchiveFile) -> FetchJob:
+def _job_of(each: FetchJob | ArchiveFile) -> FetchJob:
     return each if isinstance(each, FetchJob) else FetchJob(each)
 
 
@@ -139,7 +139,7 @@ class Scheduler:
         self._gone: set[int] = set()
         self._resting: set[int] = set()
         # Largest first; the count keeps equal sizes in the order in which they came. Both are one number, and
-        # what was not asked for yet has no errand: of a list of 300,000 files that is 50 MB less.
+        # what was not asked for yet has no job: of a list of 300,000 files that is 50 MB less.
         self._waiting: list[tuple[int, FetchJob | ArchiveFile]] = []
         self._count = 0
         # Not for every mirror: few, so they are looked through.
@@ -186,57 +186,57 @@ class Scheduler:
 
     def add_failed(self, wanted: ArchiveFile, refused_by: int, reasons: dict[int, str]) -> None:
         """One more file is wanted, for which others have asked in vain; as attributes of ``FetchJob``."""
-        errand = FetchJob(wanted)
-        errand.refused_by = refused_by
-        errand.reasons = reasons or None
+        job = FetchJob(wanted)
+        job.refused_by = refused_by
+        job.reasons = reasons or None
         self._open += 1
-        self._put_back(errand)
+        self._put_back(job)
 
     def next(self, mirror: int) -> FetchJob | None:
         """Return what to ask this mirror for now; None: nothing that it may be asked for waits."""
         if mirror in self._gone:
             return None
-        errand = self._take_doubted(mirror, mirror) or self._take_again(mirror)
-        if errand is None and self._waiting:
-            errand = _errand(heapq.heappop(self._waiting)[1])
-        if errand is None:
+        job = self._take_doubted(mirror, mirror) or self._take_again(mirror)
+        if job is None and self._waiting:
+            job = _job_of(heapq.heappop(self._waiting)[1])
+        if job is None:
             for other in range(self._mirrors):
-                errand = errand or self._take_doubted(other, mirror)
-        if errand is None:
+                job = job or self._take_doubted(other, mirror)
+        if job is None:
             return None
-        errand.under_way |= 1 << mirror
-        return errand
+        job.under_way |= 1 << mirror
+        return job
 
-    def copy(self, errand: FetchJob, mirror: int) -> bool:
+    def copy(self, job: FetchJob, mirror: int) -> bool:
         """Ask another mirror, too, for what one is slow to give; returns whether it may be asked."""
-        if errand.is_over or errand.under_way >> mirror & 1 or not self._may_ask(errand, mirror):
+        if job.is_over or job.under_way >> mirror & 1 or not self._may_ask(job, mirror):
             return False
-        errand.under_way |= 1 << mirror
+        job.under_way |= 1 << mirror
         return True
 
-    def done(self, errand: FetchJob, mirror: int, size_bytes: int) -> bool:
+    def done(self, job: FetchJob, mirror: int, size_bytes: int) -> bool:
         """Note that it has come and is right; returns False if another mirror was quicker."""
-        self._arrived(errand, mirror)
-        if errand.is_over:
+        self._arrived(job, mirror)
+        if job.is_over:
             return False
-        if errand.in_doubt >> mirror & 1:
+        if job.in_doubt >> mirror & 1:
             self.retries += 1
             self.becomes_serial(mirror)
-        self._settle(errand, errand.in_doubt)
-        errand.is_over = True
+        self._settle(job, job.in_doubt)
+        job.is_over = True
         self._open -= 1
         self.done_files += 1
         self.done_bytes += size_bytes
         if len(self.done_paths) < MAX_SHOWN:
-            self.done_paths.append(errand.wanted.path)
+            self.done_paths.append(job.wanted.path)
         return True
 
-    def put_back(self, errand: FetchJob, mirror: int) -> None:
+    def put_back(self, job: FetchJob, mirror: int) -> None:
         """The mirror never looked at the request, or it was taken back: that is no failure."""
-        self._arrived(errand, mirror)
-        self._put_back(errand)
+        self._arrived(job, mirror)
+        self._put_back(job)
 
-    def failed_at(self, errand: FetchJob, mirror: int, kind: Failure, reason: str) -> bool:
+    def failed_at(self, job: FetchJob, mirror: int, kind: Failure, reason: str) -> bool:
         """
         Note that this mirror could not give it; it is put back for another one, or has failed.
 
@@ -244,38 +244,38 @@ class Scheduler:
             False if that is only a doubt: the file is wrong, and other requests were on the connection.
         """
         bit = 1 << mirror
-        in_company = errand.company & bit
-        self._arrived(errand, mirror)
-        if errand.is_over:
+        in_company = job.company & bit
+        self._arrived(job, mirror)
+        if job.is_over:
             return True
-        errand.note(mirror, reason)
+        job.note(mirror, reason)
         if kind == "wrong" and in_company:
-            self._doubt(errand, bit)
-            self._put_back(errand)
+            self._doubt(job, bit)
+            self._put_back(job)
             return False
         if kind in ("refused", "wrong"):
-            errand.refused_by |= bit
-            errand.unproven |= in_company
+            job.refused_by |= bit
+            job.unproven |= in_company
             if not in_company:
-                self._settle(errand, errand.in_doubt & bit)
+                self._settle(job, job.in_doubt & bit)
         elif kind == "broken":
-            breaks = errand.breaks = errand.breaks or {}
+            breaks = job.breaks = job.breaks or {}
             breaks[mirror] = breaks.get(mirror, 0) + 1
         self.retries += 1
-        self._put_back(errand)
+        self._put_back(job)
         return True
 
-    def _doubt(self, errand: FetchJob, mirrors: int) -> None:
+    def _doubt(self, job: FetchJob, mirrors: int) -> None:
         """Have these mirrors asked for it again, alone."""
-        errand.refused_by &= ~mirrors
-        errand.unproven &= ~mirrors
+        job.refused_by &= ~mirrors
+        job.unproven &= ~mirrors
         for mirror in range(self._mirrors):
-            self._doubts[mirror] += (mirrors & ~errand.in_doubt) >> mirror & 1
-        errand.in_doubt |= mirrors
+            self._doubts[mirror] += (mirrors & ~job.in_doubt) >> mirror & 1
+        job.in_doubt |= mirrors
 
-    def _settle(self, errand: FetchJob, mirrors: int) -> None:
+    def _settle(self, job: FetchJob, mirrors: int) -> None:
         """These mirrors, of those that were to be asked for it alone, are not any more."""
-        errand.in_doubt &= ~mirrors
+        job.in_doubt &= ~mirrors
         if mirrors:
             for mirror in range(self._mirrors):
                 self._doubts[mirror] -= mirrors >> mirror & 1
@@ -292,80 +292,80 @@ class Scheduler:
         self._gone.add(mirror)
         again, self._again = self._again + self._doubted[mirror], []
         self._doubted[mirror] = []
-        for errand in again:
+        for job in again:
             if len(self._gone) == self._mirrors:
-                errand.note(mirror, reason)
-            self._put_back(errand)
+                job.note(mirror, reason)
+            self._put_back(job)
         if len(self._gone) < self._mirrors:
             return  # others may be asked for all that waits
         waiting, self._waiting = self._waiting, []
         common = {mirror: reason}
         for _, each in waiting:
-            errand = _errand(each)
-            if errand.reasons is None:
-                errand.reasons = common
+            job = _job_of(each)
+            if job.reasons is None:
+                job.reasons = common
             else:
-                errand.note(mirror, reason)
-            self._put_back(errand)
+                job.note(mirror, reason)
+            self._put_back(job)
 
     def _put(self, each: FetchJob | ArchiveFile, size_bytes: int) -> None:
         self._count += 1
         heapq.heappush(self._waiting, (self._count - (size_bytes << 32), each))
 
-    def _put_back(self, errand: FetchJob) -> None:
-        if errand.is_over or errand.under_way:
+    def _put_back(self, job: FetchJob) -> None:
+        if job.is_over or job.under_way:
             return
-        if errand.in_doubt:
-            able = self._able(errand)
-            self._settle(errand, errand.in_doubt & ~able)
-        elif errand.unproven and not self._able(errand):
-            self._doubt(errand, errand.unproven)
-            self._settle(errand, errand.in_doubt & ~self._able(errand))
-        if errand.in_doubt:
-            first = (errand.in_doubt & -errand.in_doubt).bit_length() - 1
-            self._doubted[first].append(errand)
-        elif not any(self._may_ask(errand, mirror) for mirror in range(self._mirrors)):
-            errand.is_over = True
+        if job.in_doubt:
+            able = self._able(job)
+            self._settle(job, job.in_doubt & ~able)
+        elif job.unproven and not self._able(job):
+            self._doubt(job, job.unproven)
+            self._settle(job, job.in_doubt & ~self._able(job))
+        if job.in_doubt:
+            first = (job.in_doubt & -job.in_doubt).bit_length() - 1
+            self._doubted[first].append(job)
+        elif not any(self._may_ask(job, mirror) for mirror in range(self._mirrors)):
+            job.is_over = True
             self._open -= 1
-            self.failed.append(errand)
-        elif errand.refused_by or errand.breaks:
-            self._again.append(errand)
+            self.failed.append(job)
+        elif job.refused_by or job.breaks:
+            self._again.append(job)
         else:
-            self._put(errand, errand.size_bytes)
+            self._put(job, job.size_bytes)
 
-    def _arrived(self, errand: FetchJob, mirror: int) -> None:
-        assert errand.under_way >> mirror & 1, errand
-        errand.under_way &= ~(1 << mirror)
-        errand.company &= ~(1 << mirror)
+    def _arrived(self, job: FetchJob, mirror: int) -> None:
+        assert job.under_way >> mirror & 1, job
+        job.under_way &= ~(1 << mirror)
+        job.company &= ~(1 << mirror)
 
-    def _able(self, errand: FetchJob) -> int:
+    def _able(self, job: FetchJob) -> int:
         """Return the bits of those that may be asked for it."""
-        return sum(1 << each for each in range(self._mirrors) if self._may_ask(errand, each))
+        return sum(1 << each for each in range(self._mirrors) if self._may_ask(job, each))
 
-    def _may_ask(self, errand: FetchJob, mirror: int) -> bool:
+    def _may_ask(self, job: FetchJob, mirror: int) -> bool:
         return (
             mirror not in self._gone
-            and not errand.refused_by >> mirror & 1
-            and errand.breaks_at(mirror) < MAX_BREAKS
+            and not job.refused_by >> mirror & 1
+            and job.breaks_at(mirror) < MAX_BREAKS
         )
 
     def _take_doubted(self, of: int, mirror: int) -> FetchJob | None:
         """What one mirror is to be asked for alone goes out first, and to others only in the end."""
-        for index, errand in enumerate(self._doubted[of]):
-            if self._may_ask(errand, mirror):
+        for index, job in enumerate(self._doubted[of]):
+            if self._may_ask(job, mirror):
                 return self._doubted[of].pop(index)
         return None
 
     def _take_again(self, mirror: int) -> FetchJob | None:
         """What came back goes out first, to a mirror where it did not break yet, if there is one."""
-        for index, errand in enumerate(self._again):
-            if not self._may_ask(errand, mirror):
+        for index, job in enumerate(self._again):
+            if not self._may_ask(job, mirror):
                 continue
-            breaks = errand.breaks_at(mirror)
+            breaks = job.breaks_at(mirror)
             others = (
-                errand.breaks_at(other)
+                job.breaks_at(other)
                 for other in range(self._mirrors)
-                if other not in self._resting and self._may_ask(errand, other)
+                if other not in self._resting and self._may_ask(job, other)
             )
             if breaks <= min(others, default=breaks):
                 return self._again.pop(index)
@@ -374,130 +374,17 @@ class Scheduler:
     def waiting(self) -> Iterator[FetchJob]:
         """Yield what waits, in no order."""
         for entry in self._waiting:
-            yield _errand(entry[1])
+            yield _job_of(entry[1])
         yield from self._again
         for doubted in self._doubted:
             yield from doubted
 
     def _check_invariants(self) -> None:
-        for errand in self.waiting():
-            assert not errand.is_over, errand
-            assert not errand.under_way, errand
+        for job in self.waiting():
+            assert not job.is_over, job
+            assert not job.under_way, job
         assert self._open >= 0, self
         assert all(count >= 0 for count in self._doubts), self._doubts
-
-
-# Which mirror is too slow, and what of its work others should do: numbers in, moves out.
-#
-# Called a few times a second, with what each mirror owes and how long ago its last byte came.
-#
-# **Stalls.** A connection from which no byte has come for a second, though it owes some, loses what it was
-# asked for, if there is another mirror; if there is none, after ``LONE_STALL_S``, or ``PIPELINED_STALL_S``.
-# While our own disk holds reading up nobody stalls.
-#
-# **The tail.** When nothing waits any more, a mirror that has finished takes over from the one that would
-# finish last as much as evens out their times. What it takes is asked twice, and whoever is first has given
-# it.
-
-STALL_S = 1.0
-LONE_STALL_S = 15.0
-PIPELINED_STALL_S = 3.0
-"""Of a connection that has had several requests at a time, and may be silent because of that."""
-
-WORTH_STEALING_S = 0.5
-"""What would come within this time anyway is left where it is."""
-
-RATE_MEMORY_S = 2.0
-
-
-class ReceiveRate:
-    """How fast one mirror gives, lately."""
-
-    __slots__ = ("_at_s", "_received_bytes", "bytes_per_s")
-
-    def __init__(self) -> None:
-        self.bytes_per_s = 0.0
-        self._received_bytes = 0
-        self._at_s: float | None = None
-
-    def note(self, now_s: float, received_bytes: int, owes: bool) -> None:
-        """So many bytes have come in all. Time in which nothing was owed does not count."""
-        if self._at_s is not None and now_s > self._at_s:
-            elapsed_s = now_s - self._at_s
-            rate = (received_bytes - self._received_bytes) / elapsed_s
-            if owes or rate > 0:
-                weight = min(1.0, elapsed_s / RATE_MEMORY_S) if self.bytes_per_s else 1.0
-                self.bytes_per_s += weight * (rate - self.bytes_per_s)
-        self._at_s, self._received_bytes = now_s, received_bytes
-
-
-class MirrorStanding(Value):
-    """
-    How one mirror stands.
-
-    Attributes:
-        mirror: its number.
-        owed_bytes: asked and not come.
-        bytes_per_s: lately; 0.0 while unknown.
-        can_work: is neither resting nor given up.
-    """
-
-    __slots__ = ("bytes_per_s", "can_work", "mirror", "owed_bytes")
-
-    def __init__(self, mirror: int, owed_bytes: int, bytes_per_s: float, can_work: bool) -> None:
-        self.mirror = mirror
-        self.owed_bytes = owed_bytes
-        self.bytes_per_s = bytes_per_s
-        self.can_work = can_work
-
-    @property
-    def left_s(self) -> float:
-        """When it would have finished."""
-        if not self.owed_bytes:
-            return 0.0
-        return self.owed_bytes / self.bytes_per_s if self.bytes_per_s else float("inf")
-
-
-def has_stalled(idle_s: float, others: bool, pipelined: bool = False) -> bool:
-    """
-    Return whether a connection that owes something has been silent for too long.
-
-    Args:
-        others: whether another mirror can do its work.
-        pipelined: it has had several requests at a time.
-    """
-    return idle_s > (STALL_S if others else PIPELINED_STALL_S if pipelined else LONE_STALL_S)
-
-
-class Theft(Value):
-    """A mirror takes over from another about so many bytes, from the end of what that was asked for."""
-
-    __slots__ = ("size_bytes", "thief", "victim")
-
-    def __init__(self, thief: int, victim: int, size_bytes: int) -> None:
-        self.thief = thief
-        self.victim = victim
-        self.size_bytes = size_bytes
-
-
-def choose_steal(
-    standings: Sequence[MirrorStanding], reserve_bytes: int = 64 << 10
-) -> Theft | None:
-    """
-    Return who should take over from whom, now that nothing waits; None: nobody needs to.
-
-    Args:
-        reserve_bytes: what is taken at least, so that a mirror that gives nothing is relieved of something.
-    """
-    able = [one for one in standings if one.can_work]
-    idle = [one for one in able if not one.owed_bytes]
-    late = max(standings, key=lambda one: one.left_s, default=None)
-    if not idle or late is None or late.left_s < WORTH_STEALING_S:
-        return None
-    thief = max(idle, key=lambda one: one.bytes_per_s)
-    rates = thief.bytes_per_s + late.bytes_per_s
-    share = thief.bytes_per_s / rates if rates else 0.5
-    return Theft(thief.mirror, late.mirror, max(reserve_bytes, int(late.owed_bytes * share)))
 
 
 # What has become of a mirroring, in all and of each mirror; also while it goes on.

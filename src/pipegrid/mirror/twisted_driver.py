@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -19,46 +18,30 @@ from pipegrid.http11.dialer import quiet
 from pipegrid.http11.host_pool import HostStats
 from pipegrid.mirror.archive_file import ArchiveFile, kept_first
 from pipegrid.mirror.file_sink import LIMITS, ArchiveSink, FileExchange, FileReceiver
-from pipegrid.mirror.host_queues import HostQueue, MirrorHosts
+from pipegrid.mirror.host_scheduler import FetchSchedule, HostSchedule, ScheduledConnection
 from pipegrid.mirror.local_check import MirrorEntry, checked
-from pipegrid.mirror.mirror_http import Address, RedirectRefused, head_tail
+from pipegrid.mirror.mirror_http import Address, RedirectRefused
 from pipegrid.mirror.mirror_run import MirrorRun
-from pipegrid.mirror.scheduler import (
-    MAX_SHOWN,
-    FetchJob,
-    MirrorStanding,
-    ReceiveRate,
-    Report,
-    Scheduler,
-    Tally,
-    choose_steal,
-    has_stalled,
-)
+from pipegrid.mirror.scheduler import MAX_SHOWN, FetchJob, Report
 from pipegrid.reactor.workers import CpuWorkers
 
 if TYPE_CHECKING:
     from pipegrid.mirror.scheduler import Failure as FailureKind
 
 
-# One mirror: its connections, what is asked on them, and how it does.
+# One host: its connections, and what is requested on them.
 #
 # A ``MirrorSource`` owns its connections (``http11.Owner``) and fills each as far as its window allows, from
-# the plan, largest files first. What becomes of a request is told to the plan; a mirror that fails again and
-# again rests, longer each time, and is given up in the end.
-#
-# Anything but 200 with the right length is a refusal, of which no byte is kept.
+# the schedule. Anything but 200 with the right length is a refusal, of which no byte is kept.
 
 CONNECTIONS = 4
-REST_S = 0.5
-MAX_RESTS = 6
-"""Half a second, one, two…: a mirror that has not given a byte for half a minute of tries is given up."""
 
 
 class SourceEvents(Protocol):
-    """What a source tells whoever runs it."""
+    """What a source reports to its driver."""
 
-    def arrived(self, source: MirrorSource, errand: FetchJob, size_bytes: int) -> None:
-        """A file is there, under its name."""
+    def arrived(self, job: FetchJob) -> None:
+        """A file has come, and has its name."""
 
     def changed(self) -> None:
         """Something was put back, failed or refused: others may have something to do, or all is over."""
@@ -71,100 +54,97 @@ class SourceContext(NamedTuple):
     Attributes:
         sink: stores what they give.
         events: is told what happens to them.
-        connections: to each mirror at most.
     """
 
-    plan: Scheduler
     sink: ArchiveSink
     clock: IReactorTime
     events: SourceEvents
-    connections: int = CONNECTIONS
     limits: Limits = LIMITS
+
+
+class SourceConnection(ScheduledConnection):
+    """A connection of ``http11``, as far as it matters for decisions."""
+
+    def __init__(
+        self, host: HostSchedule, carrier: PipelinedConnection, stats: HostStats, now_s: float
+    ) -> None:
+        super().__init__(host, now_s)
+        self.carrier = carrier
+        self._stats = stats
+
+    @property
+    def exchanges(self) -> list[FileExchange]:
+        """The requests on it that are wanted still."""
+        lane = self.carrier.lane
+        return [
+            each
+            for each in (*lane.written, *lane.queued)
+            if isinstance(each, FileExchange) and not each.abandoned
+        ]
+
+    @property
+    def unanswered(self) -> list[FetchJob]:
+        return [exchange.job for exchange in self.exchanges]
+
+    @property
+    def is_owed(self) -> bool:
+        return len(self.carrier.lane) > 0
+
+    @property
+    def owed_bytes(self) -> int:
+        return self.carrier.lane.owed_bytes
+
+    @property
+    def is_ready(self) -> bool:  # type: ignore[override]
+        return self.carrier.ready
+
+    @property
+    def is_open(self) -> bool:  # type: ignore[override]
+        return self.carrier.open
+
+    @property
+    def is_spent(self) -> bool:
+        return self._stats.quota_is_told and self.carrier.lane.is_spent
 
 
 class MirrorSource:
     """
     Args:
-        number: of this mirror in the plan.
+        host: what is decided about it.
         connect: makes the endpoint for one more connection.
-        queue: what it is asked for, if it is a host that the mirror redirects to.
-        own: the mirror itself then.
-
-    Attributes:
-        is_paused: the sink takes no more for now.
-        last_byte_s: when anything was received, or asked of an idle mirror; by connection.
-        asked_bytes: of files, in all.
-        pipelined: connections that have had two requests at a time.
-        others: the hosts that it redirects to.
     """
 
     def __init__(
         self,
         context: SourceContext,
-        number: int,
-        address: Address,
+        host: HostSchedule,
         connect: Callable[[], IStreamClientEndpoint],
-        tally: Tally | None = None,
-        queue: HostQueue | None = None,
-        own: MirrorSource | None = None,
     ) -> None:
-        self.number = number
-        self.others: list[MirrorSource] = []
-        self.queue = queue or MirrorHosts(context.plan, number, address).own
-        self._own = own or self
-        self._given_up = False
-        self.address = address
+        self.host = host
         self.sink = context.sink
-        self.tally = tally or Tally(address.url)
-        self.is_paused = False
-        self.last_byte_s: dict[PipelinedConnection, float] = {}
-        self.pipelined: set[PipelinedConnection] = set()
-        self._doubtful: set[PipelinedConnection] = set()  # whose end says nothing of the mirror
-        self._plan = self.queue
+        self._schedule = host.mirror.schedule
         self._clock = context.clock
         self._connect = connect
         self._events = context.events
-        self._wanted_connections = context.connections
         self._limits = context.limits
-        self._name = address.netloc.decode("ascii")
-        self._record = HostStats(context.limits)
-        self._connections: list[PipelinedConnection] = []
+        self._name = host.address.netloc.decode("ascii")
+        self._stats = HostStats(context.limits)
+        self._connections: dict[PipelinedConnection, SourceConnection] = {}
         self._connecting: set[Deferred[Any]] = set()
-        self.asked_bytes = 0
-        self._rests = 0
         self._resting: IDelayedCall | None = None
-        self._busy_since_s: float | None = None
         self._closed = False
-        self._head_tail = head_tail(address)
 
     def __repr__(self) -> str:
-        return f"<MirrorSource {self._name}: {self._connections}, {self.tally}>"
+        return f"<MirrorSource {self._name}: {list(self._connections)}>"
 
     @property
-    def connections(self) -> list[PipelinedConnection]:
-        """The connections that were made and are not lost: the list itself, not to be changed."""
-        return self._connections
-
-    @property
-    def all_hosts(self) -> list[MirrorSource]:
-        """This, and those that it redirects to."""
-        return [self, *self.others]
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether it is asked for nothing any more."""
-        return self._given_up or (self._own is self and self.tally.given_up is not None)
-
-    @property
-    def is_resting(self) -> bool:
-        """Whether it is left alone for a moment."""
-        return self._resting is not None
+    def is_paused(self) -> bool:
+        """Whether the sink takes no more for now."""
+        return self._schedule.is_paused
 
     def work(self) -> None:
         """Ask for what waits, as far as the windows allow; make connections for the rest."""
-        if self._closed or self.is_given_up or self._resting is not None:
-            return
-        for connection in list(self._connections):
+        for connection in list(self._connections.values()):
             self._feed(connection)
         self._connect_more()
 
@@ -172,189 +152,96 @@ class MirrorSource:
         """
         Make the connections that are lacking.
 
-        One that has been asked for as much as the server is known to answer on one is as good as gone:
-        another is on its way while that is still coming.
+        One on which as much was requested as the server is known to answer on one is as good as gone:
+        another is being made while that is still coming.
         """
-        if self._closed or self.is_given_up or self._resting is not None:
-            return
-        coming = len(self._connecting) + sum(not each.ready for each in self._connections)
-        count = len(self._connections) + len(self._connecting)
-        if self._record.quota_is_told:
-            count -= sum(each.lane.is_spent for each in self._connections)
-        serial = self._plan.is_serial(self.number)
-        if serial:
-            count -= len(self.pipelined)
-        while (
-            self._plan.waits
-            and count < self._wanted_connections
-            and coming < self._wanted_connections
-        ):
-            if count >= 1 and not serial and self._record.is_serial(self._clock.seconds()):
+        host = self.host
+        while not self._closed and host.may_open:
+            has_one = self._connections or self._connecting
+            if has_one and not host.is_serial and self._stats.is_serial(self._clock.seconds()):
                 break
-            if not self._open_connection():
-                break
-            coming, count = coming + 1, count + 1
+            self.open_connection()
 
     def pause(self, paused: bool) -> None:
         """Stop reading, or go on."""
-        self.is_paused = paused
-        now_s = self._clock.seconds()
-        for connection in list(self._connections):
-            self.last_byte_s[connection] = now_s
-            for exchange in list(connection.lane.written)[:1]:
+        for carrier in list(self._connections):
+            for exchange in list(carrier.lane.written)[:1]:
                 if exchange.response is not None and not exchange.abandoned:
                     exchange.paused = paused
-                    connection.pause_changed(exchange)
+                    carrier.pause_changed(exchange)
         if not paused:
             self.work()
 
-    @property
-    def owed_bytes(self) -> int:
-        """What was asked and has not come, of whichever host."""
-        return sum(
-            connection.lane.owed_bytes for host in self.all_hosts for connection in host.connections
-        )
-
-    def stalled(self, connection: PipelinedConnection, reason: str, others: bool) -> None:
-        """
-        Take back all that was asked on a connection, and leave the mirror alone for a while.
-
-        If several requests were on it, the mirror is serial from now on. If there are no ``others``, it is
-        then asked on at once: perhaps it answers only the first of several.
-        """
-        pipelined = connection in self.pipelined
-        if pipelined:
-            self._plan.becomes_serial(self.number)
-        if pipelined and not others:
-            self._doubtful.add(connection)
-        else:
+    def stalled(self, connection: SourceConnection, reason: str, excused: bool) -> None:
+        """Take back all that was asked on a connection, and leave the host alone for a while."""
+        connection.excused = excused
+        if not excused:
             self._rest(reason)
-        connection.abort(reason)
+        connection.carrier.abort(reason)
 
-    def under_way(self) -> list[FetchJob]:
-        """Return what it was asked for and has not given, in the order in which it will."""
-        connections = [each for host in self.all_hosts for each in host.connections]
-        asked = [
-            exchange.errand
-            for lane in (connection.lane for connection in connections)
-            for exchange in (*lane.written, *lane.queued)
-            if isinstance(exchange, FileExchange) and not exchange.abandoned
-        ]
-        return asked + [job for queue in self.queue.hosts.queues for job in queue.waiting]
-
-    def duplicate_request(self, errand: FetchJob) -> bool:
-        """Ask for what another mirror is slow to give; returns whether it was."""
-        serial = self._plan.is_serial(self.number)
-        ready = [
-            each
-            for each in self._connections
-            if each.ready
-            and each.open
-            and not (serial and (each in self.pipelined or len(each.lane)))
-        ]
-        if not ready or self.is_paused or not self._plan.copy(errand, self.number):
-            return False
-        self._ask(min(ready, key=lambda each: each.lane.owed_bytes), errand)
-        return True
-
-    def forget(self, errand: FetchJob) -> None:
-        """It has come from elsewhere."""
-        for connection in self._connections:
-            for exchange in (*connection.lane.written, *connection.lane.queued):
-                if isinstance(exchange, FileExchange) and exchange.errand is errand:
+    def forget(self, job: FetchJob) -> None:
+        """It has come from another mirror."""
+        for connection in self._connections.values():
+            for exchange in connection.exchanges:
+                if exchange.job is job:
                     self._take_back(exchange)
-                    self._plan.put_back(errand, self.number)
+                    self.host.put_back(job)
                     return
-        for other in self.others:
-            other.forget(errand)
 
     def close(self) -> None:
-        """End everything now; what is under way is forgotten."""
+        """End everything now; what is in flight is forgotten."""
         self._closed = True
         call, self._resting = self._resting, None
         if call is not None:
             call.cancel()
         for attempt in list(self._connecting):
             attempt.cancel()
-        for connection in list(self._connections):
-            connection.abort("the mirror is finished")
+        for carrier in list(self._connections):
+            carrier.abort("the mirror is finished")
 
     # Asking.
 
-    def _feed(self, connection: PipelinedConnection) -> None:
-        lane = connection.lane
-        if not (connection.ready and connection.open) or self.is_paused:
+    def _feed(self, connection: SourceConnection) -> None:
+        host, carrier = self.host, connection.carrier
+        lane = carrier.lane
+        if not (carrier.ready and carrier.open and host.can_work) or self.is_paused or self._closed:
             return
-        if self._resting is not None or self.is_given_up:
+        if host.is_useless(connection):
+            carrier.close()
+        if not host.may_ask(connection):
             return
-        now_s = self._clock.seconds()
-        serial = self._plan.is_serial(self.number)
-        if serial and connection in self.pipelined:
-            if not len(lane):
-                connection.close()
-            return
-        lane.serial = serial or self._record.is_serial(now_s)
-        if not lane.written:
-            self.last_byte_s[connection] = now_s
-        lane.quota = self._record.quota
+        lane.serial = host.is_serial or self._stats.is_serial(self._clock.seconds())
+        lane.quota = self._stats.quota
         while lane.takes_more:
-            errand = self._plan.next(self.number)
-            if errand is None:
+            job = host.next()
+            if job is None:
                 break
-            self._ask(connection, errand)
-        self._note_busy(now_s)
+            self.ask(connection, job)
 
-    def _ask(self, connection: PipelinedConnection, errand: FetchJob) -> None:
-        head = b"GET %s%s" % (self.queue.hosts.request_target(errand), self._head_tail)
-        self.asked_bytes += errand.size_bytes
-        self._note_company(connection, errand)
-        connection.submit(FileExchange(self, errand, head))
-
-    def _note_company(self, connection: PipelinedConnection, errand: FetchJob) -> None:
-        bit, lane = 1 << self.number, connection.lane
-        if len(lane) and connection not in self.pipelined:
-            self.pipelined.add(connection)
-            for exchange in (*lane.written, *lane.queued):
-                if isinstance(exchange, FileExchange) and not exchange.abandoned:
-                    exchange.errand.company |= bit
-        if connection in self.pipelined:
-            errand.company |= bit
-
-    def _note_busy(self, now_s: float) -> None:
-        if self._own is not self:
-            self._own._note_busy(now_s)
-            return
-        owes = any(
-            connection.lane.written or connection.lane.queued
-            for host in self.all_hosts
-            for connection in host.connections
-        )
-        since_s = self._busy_since_s
-        if since_s is not None:
-            self.tally.busy_s += now_s - since_s
-        self._busy_since_s = now_s if owes else None
+    def ask(self, connection: SourceConnection, job: FetchJob) -> None:
+        """Request a file on one of its connections."""
+        head = self.host.ask(connection, job, self._clock.seconds())
+        connection.carrier.submit(FileExchange(self, job, head))
 
     # What exchanges tell.
 
-    def received(self, errand: FetchJob, receiver: FileReceiver) -> None:
+    def received(self, job: FetchJob, receiver: FileReceiver) -> None:
         """All of it is here."""
         size = receiver.size_bytes
-        self.tally.received_bytes += size
-        self._rests = 0
+        self.host.works()
 
         def ended(wrong: str | None) -> None:
             if wrong is not None:
-                self.refused(errand, wrong, "wrong")
-            elif self._plan.done(errand, self.number, size):
-                self.tally.files += 1
-                self._events.arrived(self, errand, size)
+                self.refused(job, wrong, "wrong")
+            elif self.host.mirror.stored(job, size):
+                self._events.arrived(job)
 
         receiver.finish(ended)
 
     def redirected(self, exchange: FileExchange, locations: Sequence[bytes]) -> None:
         """The file is where these ``Location`` fields lead: it waits for that host."""
         try:
-            self.queue.hosts.redirected(exchange.errand, locations)
+            self.host.mirror.redirected(exchange.job, locations)
         except RedirectRefused as error:
             self.refuse(exchange, str(error), "refused")
             return
@@ -365,64 +252,57 @@ class MirrorSource:
         """It does not give the file now; has it too much to do, and for how long at least?"""
         self._take_back(exchange)
         self._rest(reason, busy_s or 0.0)  # before it could be asked again at once
-        self._broken(exchange.errand, reason, busy_s is not None)
+        kind: FailureKind = "broken" if busy_s is None else "busy"
+        self.host.mirror.failed(exchange.job, kind, reason)
+        self._events.changed()
 
     def refuse(self, exchange: FileExchange, reason: str, kind: FailureKind) -> None:
         """What it gives is not what is wanted; the rest of it is not, either."""
-        carriers = (each for each in self._connections if each is exchange.connection)
-        connection = next(carriers, None)
-        believed = self._refused(exchange.errand, reason, kind)
-        if not believed and connection is not None:
-            self._doubtful.add(connection)
+        carrier = exchange.connection
+        believed = self.host.mirror.failed(exchange.job, kind, reason)
         self._take_back(exchange)
-        if not believed and connection is not None:
-            connection.abort(reason)
+        for connection in [] if believed else list(self._connections.values()):
+            if connection.carrier is carrier:
+                connection.excused = True
+                connection.carrier.abort(reason)
         self._events.changed()
 
     def _take_back(self, exchange: FileExchange) -> None:
         exchange.let_go()
         exchange.withdraw()
 
-    def refused(self, errand: FetchJob, reason: str, kind: FailureKind = "refused") -> bool:
+    def refused(self, job: FetchJob, reason: str, kind: FailureKind = "refused") -> bool:
         """It lacks the file, or has it wrong."""
-        believed = self._refused(errand, reason, kind)
+        believed = self.host.mirror.failed(job, kind, reason)
         self._events.changed()
         return believed
 
-    def _refused(self, errand: FetchJob, reason: str, kind: FailureKind) -> bool:
-        believed = self._plan.failed_at(errand, self.number, kind, reason)
-        self.tally.refused += believed
-        return believed
-
-    def _broken(self, errand: FetchJob, reason: str, busy: bool = False) -> None:
-        self.tally.broken += 1
-        self._plan.failed_at(errand, self.number, "busy" if busy else "broken", reason)
-        self._events.changed()
-
-    def failed(self, errand: FetchJob, error: PipegridError) -> None:
+    def failed(self, job: FetchJob, error: PipegridError) -> None:
         """The connection ended before all of it had come."""
-        self._broken(errand, str(error))
+        self.host.mirror.failed(job, "broken", str(error))
+        self._events.changed()
 
     # Connections.
 
-    def _open_connection(self) -> bool:
-        """Begin to make one; returns whether another may be tried."""
+    def open_connection(self) -> None:
+        """Connect once more; what waits is requested on it as soon as that has succeeded."""
         made: list[PipelinedConnection] = []
 
         def build() -> PipelinedConnection:
             made.append(PipelinedConnection(self._clock, self._limits, self._name, self))
             return made[-1]
 
+        self.host.connecting += 1
         attempt = self._connect().connect(quiet(build))
         self._connecting.add(attempt)
         attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
         attempt.addBoth(self._connected, attempt, made)
-        return self._resting is None and not self.is_given_up
 
     def _connected(
         self, result: object, attempt: Deferred[Any], made: list[PipelinedConnection]
     ) -> None:
         self._connecting.discard(attempt)
+        self.host.connecting -= 1
         if self._closed:
             if made:
                 made[-1].abort("the mirror is finished")
@@ -430,98 +310,94 @@ class MirrorSource:
             if not self._connections:
                 self._rest(str(result.value).rstrip(".") or type(result.value).__name__)
         elif made[-1].open:
-            connection = made[-1]
-            self._connections.append(connection)
-            self.tally.connections += 1
-            self.last_byte_s[connection] = self._clock.seconds()
+            carrier = made[-1]
+            connection = SourceConnection(self.host, carrier, self._stats, self._clock.seconds())
+            self._connections[carrier] = connection
+            self.host.opened(connection)
             self._feed(connection)
 
     def _rest(self, reason: str, least_s: float = 0.0) -> None:
         """Leave it alone for a while, longer each time; in the end for ever."""
-        if self._resting is not None or self.is_given_up or self._closed:
+        if not self.host.can_work or self._closed:
             return
-        self._rests += 1
-        if self._rests > MAX_RESTS:
+        pause_s = self.host.rest(least_s)
+        if pause_s is None:
             self.give_up(reason)
             return
-        self._plan.rests(self.number)
-        pause_s = max(least_s, REST_S * 2 ** (self._rests - 1))
         self._resting = self._clock.callLater(pause_s, self._rested)
         self._events.changed()
 
     def _rested(self) -> None:
         self._resting = None
-        self._plan.rests(self.number, False)
+        self.host.rested()
         self.work()
 
     def give_up(self, reason: str) -> None:
         """Ask it for nothing any more."""
-        self._given_up = True
-        if self._own is self:
-            self.tally.given_up = reason
-        for connection in list(self._connections):
-            connection.abort(reason)
-        self._plan.gave_up(self.number, reason)
+        self.host.given_up = reason
+        for carrier in list(self._connections):
+            carrier.abort(reason)
+        self.host.give_up(reason)
         self._events.changed()
 
     # ``http11.Owner``.
 
-    def has_room(self, connection: PipelinedConnection) -> None:
-        self.last_byte_s[connection] = self._clock.seconds()
+    def has_room(self, carrier: PipelinedConnection) -> None:
+        connection = self._connections.get(carrier)
+        if connection is None:  # it is being made
+            return
+        connection.last_s = self._clock.seconds()
         self._feed(connection)
-        if connection.lane.is_spent:
+        if carrier.lane.is_spent:
             self._connect_more()
 
-    def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
-        lane = connection.lane
-        self._record.answered(exchange, self._clock.seconds(), bool(lane.written))
-        if self._record.takes_larger_budget:
+    def answered(self, carrier: PipelinedConnection, exchange: Exchange) -> None:
+        lane = carrier.lane
+        self._stats.answered(exchange, self._clock.seconds(), bool(lane.written))
+        if self._stats.takes_larger_budget:
             lane.measure()
         if lane.is_spent and exchange.response is not None and exchange.response.keep_alive:
-            self._record.outlasted(connection.answered)
+            self._stats.outlasted(carrier.answered)
 
-    def held_up(self, connection: PipelinedConnection) -> None:
+    def held_up(self, carrier: PipelinedConnection) -> None:
         """Its reader is our disk."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
-        self._put_back(unsent, broken=0)
+        for each in unsent:
+            self.host.put_back(self._job_of(each))
+        if unsent:
+            self._events.changed()
 
-    def lost(
-        self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
-    ) -> None:
+    def lost(self, carrier: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]) -> None:
         now_s = self._clock.seconds()
-        self._note_busy(now_s)
-        self.last_byte_s.pop(connection, None)
-        if connection in self._connections:
-            self._connections.remove(connection)
-        failed = self._record.lost(loss, connection.answered_behind, now_s)
-        if failed or (loss.garbage and connection in self.pipelined):
-            self._plan.becomes_serial(self.number)
-            self._doubtful.add(connection)
-        forgiven = loss.announced or connection in self._doubtful
-        self._doubtful.discard(connection)
-        self.pipelined.discard(connection)
-        # The first is the one whose answer was due; about those behind it nothing is known.
-        self._put_back(unanswered, broken=0 if forgiven else 1)
+        failed = self._stats.lost(loss, carrier.answered_behind, now_s)
+        connection = self._connections.pop(carrier, None)
+        if connection is None:
+            connection = SourceConnection(self.host, carrier, self._stats, now_s)
+        mirror = self.host.mirror
+        if failed or (loss.garbage and connection.pipelined):
+            mirror.plan.becomes_serial(mirror.number)
+            connection.excused = True
+        excused = connection.excused or loss.announced
+        jobs = [self._job_of(each) for each in unanswered]
+        unsent = bool(unanswered) and isinstance(unanswered[0].error, RequestNotSent)
+        reason = str(unanswered[0].error) if unanswered else loss.reason
+        self.host.lost(connection, jobs, reason, excused or unsent)
+        mirror.note(now_s)
+        if unanswered:
+            self._events.changed()
         if self._closed:
             return
-        if loss.answered or forgiven:
+        if loss.answered or excused:
             self.work()
         else:
             self._rest(loss.reason)
 
-    def _put_back(self, unanswered: list[Unanswered], broken: int) -> None:
-        for each in unanswered:
-            exchange = each.exchange
-            assert isinstance(exchange, FileExchange)
-            exchange.let_go()
-            if broken and not isinstance(each.error, RequestNotSent):
-                broken -= 1
-                self._broken(exchange.errand, str(each.error))
-            else:
-                self._plan.put_back(exchange.errand, self.number)
-        if unanswered:
-            self._events.changed()
+    def _job_of(self, unanswered: Unanswered) -> FetchJob:
+        exchange = unanswered.exchange
+        assert isinstance(exchange, FileExchange)
+        exchange.let_go()
+        return exchange.job
 
 
 # One bringing up to date on a reactor: what happens at the sources is told to the plan, and they are
@@ -581,20 +457,14 @@ class TwistedDriver:
             None if options.limit is None else self._throttle,
             work.staged,
         )
-        self._context = SourceContext(self._plan, self._sink, reactor, self, options.connections)
-        self._sources = [
-            MirrorSource(
-                self._context,
-                number,
-                address,
-                options.connect(address),
-                tally=work.report.tallies[number],
-            )
-            for number, address in enumerate(addresses)
-        ]
-        for source in self._sources:
-            source.queue.hosts.added = partial(self._add_host, source)
-        self._paces = [ReceiveRate() for _ in addresses]
+        self._context = SourceContext(self._sink, reactor, self)
+        self._schedule = FetchSchedule(
+            self._plan, addresses, work.report.tallies, options.connections
+        )
+        self._sources: dict[HostSchedule, MirrorSource] = {}
+        for host in self._schedule.hosts:
+            self._add_host(host)
+        self._schedule.added = self._add_host
         self._all_read = False
         self._closed = False
         self._sink_is_full = False
@@ -603,24 +473,9 @@ class TwistedDriver:
         self._watcher: IDelayedCall | None = None
         self._ended: Deferred[None] = Deferred()
 
-    def _add_host(self, own: MirrorSource, queue: HostQueue) -> None:
-        """A mirror redirects to one more host."""
-        host = MirrorSource(
-            self._context,
-            own.number,
-            queue.address,
-            self._options.connect(queue.address),
-            tally=own.tally,
-            queue=queue,
-            own=own,
-        )
-        host.is_paused = own.is_paused
-        own.others.append(host)
-
-    @property
-    def _hosts(self) -> list[MirrorSource]:
-        """The mirrors, and all that they redirect to."""
-        return [host for source in self._sources for host in source.all_hosts]
+    def _add_host(self, host: HostSchedule) -> None:
+        connect = self._options.connect(host.address)
+        self._sources[host] = MirrorSource(self._context, host, connect)
 
     async def run(self, files: Iterable[MirrorEntry]) -> Report:
         """Bring some files up to date; what that means is told at ``Mirror.sync``."""
@@ -651,6 +506,7 @@ class TwistedDriver:
         self._work()
         self._look_finished()
         await self._ended
+        self._note()
         await self._sink.flush()
         await self._workers.run(work.finish)
         return work.sum_up()
@@ -693,16 +549,15 @@ class TwistedDriver:
         throttled, self._throttled = self._throttled, None
         if throttled is not None:
             throttled.cancel()
-        for source in self._hosts:
+        for source in self._sources.values():
             source.close()
 
     # What happens.
 
-    def arrived(self, source: MirrorSource, errand: FetchJob, size_bytes: int) -> None:
-        if errand.under_way:
-            for other in self._sources:
-                if errand.under_way >> other.number & 1:
-                    other.forget(errand)
+    def arrived(self, job: FetchJob) -> None:
+        for host, source in list(self._sources.items()):
+            if job.under_way >> host.mirror.number & 1:
+                source.forget(job)
         self._look_finished()
 
     def changed(self) -> None:
@@ -715,8 +570,10 @@ class TwistedDriver:
 
     def _pause(self) -> None:
         paused = self._sink_is_full or self._throttled is not None
-        for source in self._hosts:
-            if source.is_paused != paused:
+        if self._schedule.is_paused != paused:
+            self._schedule.is_paused = paused
+            self._schedule.was_away(self._clock.seconds())
+            for source in list(self._sources.values()):
                 source.pause(paused)
 
     def _broken(self, error: Exception) -> None:
@@ -725,7 +582,7 @@ class TwistedDriver:
 
     def _work(self) -> None:
         if not self._closed:
-            for source in self._hosts:
+            for source in list(self._sources.values()):
                 source.work()
 
     def _look_finished(self) -> None:
@@ -736,49 +593,22 @@ class TwistedDriver:
 
     def _watch(self) -> None:
         self._watcher = self._clock.callLater(WATCH_S, self._watch)
-        now_s = self._clock.seconds()
-        able = [s for s in self._sources if not (s.is_resting or s.is_given_up)]
-        for source, pace in zip(self._sources, self._paces, strict=True):
-            owed = source.owed_bytes
-            asked_bytes = sum(host.asked_bytes for host in source.all_hosts)
-            pace.note(now_s, asked_bytes - owed, owed > 0 and not source.is_paused)
-            if source.is_paused:
-                continue
-            others = any(other is not source for other in able)
-            for host in source.all_hosts:
-                self._watch_host(host, now_s, others)
-        if not self._plan.waits and self._all_read:
-            self._steal()
+        for stalled in self._schedule.tick(self._clock.seconds()):
+            connection: Any = stalled.connection
+            self._sources[connection.host].stalled(connection, stalled.reason, stalled.excused)
+        for move in self._schedule.steals() if self._all_read else ():
+            source, thief = self._sources[move.host], cast(Any, move.connection)
+            if thief is None or move.job is None:
+                source.open_connection()
+            else:
+                source.ask(thief, move.job)
         if self._options.progress is not None:
             self._tell(self._work_done.sum_up())
 
-    def _watch_host(self, host: MirrorSource, now_s: float, others: bool) -> None:
-        for connection in list(host.connections):
-            idle_s = now_s - host.last_byte_s.get(connection, now_s)
-            pipelined = connection in host.pipelined
-            if connection.lane.written and has_stalled(idle_s, others, pipelined):
-                host.stalled(connection, f"no byte came for {idle_s:.1f} s", others)
-
-    def _steal(self) -> None:
-        move = choose_steal(
-            [
-                MirrorStanding(
-                    source.number,
-                    source.owed_bytes,
-                    pace.bytes_per_s,
-                    not (source.is_resting or source.is_given_up or source.is_paused),
-                )
-                for source, pace in zip(self._sources, self._paces, strict=True)
-            ]
-        )
-        if move is None:
-            return
-        thief, left_bytes = self._sources[move.thief], move.size_bytes
-        for errand in reversed(self._sources[move.victim].under_way()):
-            if left_bytes <= 0:
-                break
-            if thief.duplicate_request(errand):
-                left_bytes -= errand.size_bytes
+    def _note(self) -> None:
+        now_s = self._clock.seconds()
+        for mirror in self._schedule.mirrors:
+            mirror.note(now_s)
 
     def _throttle(self, received_bytes: int) -> None:
         """Do not read on before so many bytes may have come."""

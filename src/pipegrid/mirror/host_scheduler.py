@@ -1,0 +1,826 @@
+"""Host scheduler (pure): which host is asked on which connection; windows, stalls, stealing and rests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from pipegrid.mirror.archive_file import Value
+from pipegrid.mirror.mirror_http import (
+    Address,
+    FileRoute,
+    RedirectRefused,
+    head_tail,
+    own_route,
+    target_of,
+)
+from pipegrid.mirror.scheduler import FetchJob, Scheduler
+
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+if TYPE_CHECKING:
+    from pipegrid.mirror.scheduler import Failure, Tally
+
+# The scheduler knows files and mirrors. Here are the hosts and connections by which mirrors are asked: what
+# happens to them goes in, what a driver should do comes out. Drivers move bytes, and decide nothing.
+#
+# **Hosts.** A mirror may redirect to other hosts. Each is asked on connections of its own, in the name of the
+# mirror, of which alone the scheduler knows: a job that is redirected is in flight there all the time, and
+# waits in the queue of its host.
+#
+# **How much is asked.** A mirror that is alone is asked for as much as its connections may carry: requests
+# wait in its socket at no cost, and no other mirror could have had them. Of several, each has a window for
+# each connection, which doubles whenever as much has come. A host that has not answered yet may redirect
+# everything, so it is asked for little. (Connections of ``http11`` have windows of their own.)
+#
+# **Stalls.** A connection from which no byte has come for a second, though it owes some, loses what it was
+# asked for, if there is another mirror; if there is none, after a longer time. While our own disk delays
+# reading nobody stalls. If several requests were on it, the mirror is serial from then on: perhaps it answers
+# only the first of several, so if it is alone it is asked on at once.
+#
+# **The tail.** When nothing waits any more, a mirror that has finished takes over from the one that would
+# finish last as much as evens out their times. What it takes is requested twice; the first response counts.
+#
+# **Rests.** A host that fails again and again is left alone for half a second, one, two..., and given up
+# after half a minute of tries. A driver that only handles what goes well leaves it to the other instead.
+
+QUOTA = 1000
+"""Requests on one connection: nginx closes it after that many."""
+
+FIRST_REQUESTS = 256
+"""On one connection to a host that has not answered yet: it may redirect all of them."""
+
+FIRST_WINDOW_BYTES = 1 << 20
+MAX_WINDOW_BYTES = 16 << 20
+ALONE_WINDOW_BYTES = 256 << 20
+
+MAX_REFUSED = 64
+"""Files that a mirror may lack, in addition to as many as it gives, before the epoll driver leaves it."""
+
+STALL_S = 1.0
+LONE_STALL_S = 15.0
+PIPELINED_STALL_S = 3.0
+"""Of a connection that has had several requests at a time, and may be silent because of that."""
+
+WORTH_STEALING_S = 0.5
+"""What would come within this time anyway is left where it is."""
+
+RATE_MEMORY_S = 2.0
+
+REST_S = 0.5
+MAX_RESTS = 6
+
+MAX_HOSTS = 32
+"""That one mirror redirects to."""
+
+MAX_QUEUED = 1024
+"""Jobs that wait for hosts, before the mirror is asked for more."""
+
+
+def has_stalled(
+    idle_s: float, others: bool, pipelined: bool = False, lone_stall_s: float = LONE_STALL_S
+) -> bool:
+    """
+    Return whether a connection that owes something has been silent for too long.
+
+    Args:
+        others: whether another mirror can do its work.
+        pipelined: it has had several requests at a time.
+        lone_stall_s: how long is too long where neither holds.
+    """
+    return idle_s > (STALL_S if others else PIPELINED_STALL_S if pipelined else lone_stall_s)
+
+
+class ReceiveRate:
+    """How fast one mirror gives, lately."""
+
+    __slots__ = ("_at_s", "_received_bytes", "bytes_per_s")
+
+    def __init__(self) -> None:
+        self.bytes_per_s = 0.0
+        self._received_bytes = 0
+        self._at_s: float | None = None
+
+    def note(self, now_s: float, received_bytes: int, owes: bool) -> None:
+        """So many bytes have come in all. Time in which nothing was owed does not count."""
+        if self._at_s is not None and now_s > self._at_s:
+            elapsed_s = now_s - self._at_s
+            rate = (received_bytes - self._received_bytes) / elapsed_s
+            if owes or rate > 0:
+                weight = min(1.0, elapsed_s / RATE_MEMORY_S) if self.bytes_per_s else 1.0
+                self.bytes_per_s += weight * (rate - self.bytes_per_s)
+        self._at_s, self._received_bytes = now_s, received_bytes
+
+
+class MirrorStanding(Value):
+    """
+    How one mirror stands.
+
+    Attributes:
+        mirror: its number.
+        owed_bytes: asked and not come.
+        bytes_per_s: lately; 0.0 while unknown.
+        can_work: is neither resting nor given up.
+    """
+
+    __slots__ = ("bytes_per_s", "can_work", "mirror", "owed_bytes")
+
+    def __init__(self, mirror: int, owed_bytes: int, bytes_per_s: float, can_work: bool) -> None:
+        self.mirror = mirror
+        self.owed_bytes = owed_bytes
+        self.bytes_per_s = bytes_per_s
+        self.can_work = can_work
+
+    @property
+    def left_s(self) -> float:
+        """When it would have finished."""
+        if not self.owed_bytes:
+            return 0.0
+        return self.owed_bytes / self.bytes_per_s if self.bytes_per_s else float("inf")
+
+
+class Theft(Value):
+    """A mirror takes over from another about that many bytes, from the end of what that was asked for."""
+
+    __slots__ = ("size_bytes", "thief", "victim")
+
+    def __init__(self, thief: int, victim: int, size_bytes: int) -> None:
+        self.thief = thief
+        self.victim = victim
+        self.size_bytes = size_bytes
+
+
+def choose_steal(
+    standings: Sequence[MirrorStanding], reserve_bytes: int = 64 << 10
+) -> Theft | None:
+    """
+    Return who should take over from whom, now that nothing waits; None: nobody needs to.
+
+    Args:
+        reserve_bytes: what is taken at least, so that a mirror that gives nothing is relieved of something.
+    """
+    able = [one for one in standings if one.can_work]
+    idle = [one for one in able if not one.owed_bytes]
+    late = max(standings, key=lambda one: one.left_s, default=None)
+    if not idle or late is None or late.left_s < WORTH_STEALING_S:
+        return None
+    thief = max(idle, key=lambda one: one.bytes_per_s)
+    rates = thief.bytes_per_s + late.bytes_per_s
+    share = thief.bytes_per_s / rates if rates else 0.5
+    return Theft(thief.mirror, late.mirror, max(reserve_bytes, int(late.owed_bytes * share)))
+
+
+class ScheduledConnection:
+    """
+    One connection, as far as it matters for decisions; drivers add the bytes.
+
+    Args:
+        count: files that were requested on it, and received, before.
+
+    Attributes:
+        last_s: when something was received, or requested while nothing was outstanding.
+        count: how many files were requested on it; ``answered``: how many responses came.
+        pipelined: it has had two requests at a time.
+        excused: it ends for a reason that says nothing of the mirror.
+        is_owed: a response is outstanding; ``owed_bytes``: how much of them.
+        is_ready: it can be written to, or soon; ``is_open``: nothing has ended it yet.
+        is_spent: no more can be requested on it.
+    """
+
+    is_ready = is_open = True
+
+    def __init__(self, host: HostSchedule, now_s: float = 0.0, count: int = 0) -> None:
+        self.host = host
+        self.last_s = now_s
+        self.count = self.answered = count
+        self.pipelined = self.excused = False
+        host.has_answered |= count > 0
+
+    @property
+    def is_owed(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def owed_bytes(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def unanswered(self) -> list[FetchJob]:
+        """What was requested on it and has not wholly come, in that order."""
+        raise NotImplementedError
+
+    @property
+    def is_spent(self) -> bool:
+        return self.count >= self.host.spent
+
+
+class Stalled(Value):
+    """
+    A driver should end this connection. Unless that is ``excused``, the host should rest, or be left.
+    """
+
+    __slots__ = ("connection", "excused", "reason")
+
+    def __init__(self, connection: ScheduledConnection, reason: str, excused: bool) -> None:
+        self.connection = connection
+        self.reason = reason
+        self.excused = excused
+
+
+class Duplicate(Value):
+    """A driver should request a file on this connection as well; without one it should open one."""
+
+    __slots__ = ("connection", "host", "job")
+
+    def __init__(
+        self, host: HostSchedule, connection: ScheduledConnection | None, job: FetchJob | None
+    ) -> None:
+        self.host = host
+        self.connection = connection
+        self.job = job
+
+
+class FetchSchedule:
+    """
+    All mirrors of one driver.
+
+    Args:
+        tallies: of the mirrors, in the same order.
+        connections: to each host at most; those on which nothing more is requested do not count.
+        lone_stall_s: silence after which a mirror has stalled that is alone.
+
+    Attributes:
+        mirrors: in the order of their numbers.
+        hosts: those of the mirrors first, in the same order; then those that mirrors redirect to.
+        is_paused: nothing is read for now, so silence says nothing.
+        added: called with each further host.
+    """
+
+    def __init__(
+        self,
+        plan: Scheduler,
+        addresses: Sequence[Address],
+        tallies: Sequence[Tally],
+        connections: int,
+        lone_stall_s: float = LONE_STALL_S,
+    ) -> None:
+        self.plan = plan
+        self.most_connections = connections
+        self.is_paused = False
+        self.added: Callable[[HostSchedule], None] = lambda host: None
+        self.window_bytes = FIRST_WINDOW_BYTES if len(addresses) > 1 else ALONE_WINDOW_BYTES
+        self._lone_stall_s = lone_stall_s
+        self.hosts: list[HostSchedule] = []
+        self.mirrors = [
+            MirrorSchedule(self, number, address, tally)
+            for number, (address, tally) in enumerate(zip(addresses, tallies, strict=True))
+        ]
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits to be requested, of whichever host."""
+        return self.plan.waits or any(mirror.queued for mirror in self.mirrors)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether any response is outstanding."""
+        return any(connection.is_owed for connection in self.connections)
+
+    @property
+    def connections(self) -> Iterator[ScheduledConnection]:
+        """Those that were opened to any host and are not lost."""
+        for host in self.hosts:
+            yield from host.connections
+
+    def asks(self) -> Iterator[tuple[ScheduledConnection, FetchJob]]:
+        """Yield what to request and where, while windows allow; each is to be requested at once."""
+        going = True
+        while going and self.waits:
+            going = False
+            for host in list(self.hosts):
+                connection = host.free_connection()
+                job = None if connection is None else host.next()
+                if connection is not None and job is not None:
+                    yield connection, job
+                    going = True
+
+    def was_away(self, now_s: float) -> None:
+        """Nothing was read until now: that was not the silence of mirrors."""
+        for connection in self.connections:
+            connection.last_s = now_s
+
+    def tick(self, now_s: float) -> list[Stalled]:
+        """Return what has stalled; to be called a few times a second."""
+        able = {mirror.number for mirror in self.mirrors if mirror.own.can_work}
+        stalled = []
+        for mirror in self.mirrors:
+            mirror.note(now_s)
+            others = bool(able - {mirror.number})
+            for connection in mirror.connections if not self.is_paused else ():
+                idle_s = now_s - connection.last_s
+                pipelined = connection.pipelined
+                if not connection.is_owed or not has_stalled(
+                    idle_s, others, pipelined, self._lone_stall_s
+                ):
+                    continue
+                if pipelined:
+                    self.plan.becomes_serial(mirror.number)
+                reason = f"no byte came for {idle_s:.1f} s"
+                stalled.append(Stalled(connection, reason, pipelined and not others))
+        return stalled
+
+    def steals(self) -> list[Duplicate]:
+        """Return what who has finished takes over; to be called when nothing more is wanted."""
+        if self.is_paused or self.waits:
+            return []
+        steal = choose_steal([mirror.standing for mirror in self.mirrors])
+        if steal is None:
+            return []
+        thief, left_bytes = self.mirrors[steal.thief].own, steal.size_bytes
+        loads = {
+            each: each.owed_bytes
+            for each in thief.connections
+            if each.is_ready and each.is_open and not each.is_spent and thief.may_ask(each)
+        }
+        if not loads:
+            return [Duplicate(thief, None, None)] if thief.has_space else []
+        moves = []
+        for job in reversed(self.mirrors[steal.victim].in_flight):
+            if left_bytes <= 0 or not loads:
+                break
+            if self.plan.copy(job, steal.thief):
+                connection = min(loads, key=lambda each: loads[each])
+                moves.append(Duplicate(thief, connection, job))
+                left_bytes -= job.size_bytes
+                loads[connection] += job.size_bytes
+                if thief.is_serial:
+                    del loads[connection]
+        return moves
+
+    def release(self) -> None:
+        """Put back all that waits for hosts."""
+        for mirror in self.mirrors:
+            mirror.release()
+
+
+class MirrorSchedule:
+    """
+    One mirror, and the hosts that are asked in its name: its own, and those that it redirects to.
+
+    Attributes:
+        hosts: its own first.
+        queued: jobs that wait for them.
+        is_out: its driver requests nothing from it any more.
+    """
+
+    def __init__(
+        self, schedule: FetchSchedule, number: int, address: Address, tally: Tally
+    ) -> None:
+        self.schedule = schedule
+        self.plan = schedule.plan
+        self.number = number
+        self.address = address
+        self.tally = tally
+        self.access = address.access
+        self.routes: dict[FetchJob, FileRoute] = {}
+        self.queued = 0
+        self.is_out = False
+        self._refused = 0
+        self._rate = ReceiveRate()
+        self._busy_since_s: float | None = None
+        self.hosts: list[HostSchedule] = []
+        self._by_key: dict[tuple[str, bytes], HostSchedule] = {}
+        self.own = self._add(address)
+
+    def _add(self, address: Address) -> HostSchedule:
+        host = self._by_key[_key(address)] = HostSchedule(self, address)
+        self.hosts.append(host)
+        self.schedule.hosts.append(host)
+        return host
+
+    @property
+    def connections(self) -> Iterator[ScheduledConnection]:
+        """Those of all its hosts."""
+        for host in self.hosts:
+            yield from host.connections
+
+    @property
+    def in_flight(self) -> list[FetchJob]:
+        """What it was asked for and has not given, in the order in which it will."""
+        jobs = [job for connection in self.connections for job in connection.unanswered]
+        return jobs + [job for host in self.hosts for job in host.waiting]
+
+    @property
+    def standing(self) -> MirrorStanding:
+        """What decides who takes over from whom."""
+        owed_bytes = sum(connection.owed_bytes for connection in self.connections)
+        return MirrorStanding(self.number, owed_bytes, self._rate.bytes_per_s, self.own.can_work)
+
+    @property
+    def refuses_too_much(self) -> bool:
+        """Whether it lacks more than a mirror should."""
+        return self._refused > max(MAX_REFUSED, self.tally.files)
+
+    def note(self, now_s: float) -> None:
+        """Measure how fast it is, and count the time in which something is outstanding."""
+        owes = any(connection.is_owed for connection in self.connections)
+        received_bytes = sum(host.received_bytes for host in self.hosts)
+        self._rate.note(now_s, received_bytes, owes and not self.schedule.is_paused)
+        if self._busy_since_s is not None:
+            self.tally.busy_s += now_s - self._busy_since_s
+        self._busy_since_s = now_s if owes else None
+
+    def begins(self, now_s: float) -> None:
+        """A first request is outstanding since then: the time until ``note`` counts as busy."""
+        if self._busy_since_s is None:
+            self._busy_since_s = now_s
+
+    @property
+    def leads_to(self) -> HostSchedule:
+        """The host that is expected to have what the mirror has."""
+        table = self.access.redirects
+        if table is None:
+            return self.own
+        route = table.route_of(self.address.base_url)
+        return self.own if route is None else self._host_of(route) or self.own
+
+    def host_for(self, job: FetchJob) -> HostSchedule:
+        """Return the host that is expected to have a file."""
+        table = self.access.redirects
+        if table is None:
+            return self.own
+        own = own_route(self.address, job.wanted.remote or job.wanted.path)
+        route = table.route_of(own.url)
+        host = None if route is None else self._host_of(route)
+        if route is None or host is None:
+            return self.own
+        self.routes[job] = route
+        return host
+
+    def redirected(self, job: FetchJob, locations: Sequence[bytes]) -> None:
+        """
+        A host redirects to where a file is: it waits there.
+
+        Raises:
+            RedirectRefused: that is not followed.
+        """
+        from pipegrid.mirror.redirects import table_of  # which few need
+
+        table = table_of(self.access)
+        here = self.routes.get(job)
+        if here is None:
+            here = own_route(self.address, job.wanted.remote or job.wanted.path)
+        route = table.follow(here, locations)
+        host = self._host_of(route)
+        if host is None:
+            raise RedirectRefused(f"it redirects to more than {MAX_HOSTS} hosts")
+        if host.given_up is not None:
+            raise RedirectRefused(f"it redirects to {route.address.origin}: {host.given_up}")
+        self.routes[job] = route
+        host.put(job)
+
+    def _host_of(self, route: FileRoute) -> HostSchedule | None:
+        """Return the host of a route; None: there are too many, or it is expected to give nothing."""
+        if route.address.origin == self.address.origin:
+            return self.own
+        host = self._by_key.get(_key(route.address))
+        if host is None:
+            if len(self.hosts) > MAX_HOSTS:
+                return None
+            host = self._add(route.address)
+            self.schedule.added(host)
+        return None if route.rule is not None and host.given_up is not None else host
+
+    def stored(self, job: FetchJob, size_bytes: int) -> bool:
+        """A file has come and is right; False: another mirror was quicker."""
+        self.tally.received_bytes += size_bytes
+        table = self.access.redirects
+        if table is not None:
+            route = self.routes.pop(job, None)
+            if route is None:
+                route = own_route(self.address, job.wanted.remote or job.wanted.path)
+            if route.rule is None:
+                table.served(route.url)
+        first = self.plan.done(job, self.number, size_bytes)
+        self.tally.files += first
+        return first
+
+    def failed(self, job: FetchJob, kind: Failure, reason: str) -> bool:
+        """A file could not be had; what was learnt wrongly counts against nobody. As ``failed_at``."""
+        if kind in ("broken", "busy"):
+            self.tally.broken += 1
+        route = self.routes.pop(job, None)
+        if route is not None:
+            table = self.access.redirects
+            learnt = table is not None and route.rule is not None
+            if table and learnt and not job.is_over and kind in ("refused", "wrong"):
+                table.forget(route.rule or "")
+                self.plan.put_back(job, self.number)
+                return True
+            reason = f"redirected to {route.address.origin}, {reason}"
+        believed = self.plan.failed_at(job, self.number, kind, reason)
+        if believed and kind in ("refused", "wrong"):
+            self.tally.refused += 1
+            self._refused += 1
+        return believed
+
+    def release(self) -> None:
+        """Put back all that waits for a host."""
+        for host in self.hosts:
+            for job in host.take_all():
+                self.routes.pop(job, None)
+                self.plan.put_back(job, self.number)
+
+
+def _key(address: Address) -> tuple[str, bytes]:
+    return address.origin, address.headers
+
+
+class HostSchedule:
+    """
+    One host that is asked in the name of a mirror.
+
+    Attributes:
+        given_up: why nothing is requested from it any more; None: it may be.
+        is_resting: it is left alone for a while.
+        connecting: connections that are being made, and are none yet.
+        has_answered: to anything.
+        spent: how many requests a connection is good for.
+        window_bytes: how much may be outstanding on each.
+        received_bytes: in all, also of files that are not whole yet.
+    """
+
+    def __init__(self, mirror: MirrorSchedule, address: Address) -> None:
+        self.mirror = mirror
+        self.address = address
+        self.given_up: str | None = None
+        self.is_resting = self.has_answered = False
+        self.connections: list[ScheduledConnection] = []
+        self.connecting = 0
+        self.spent = QUOTA
+        self.window_bytes = mirror.schedule.window_bytes
+        self.received_bytes = 0
+        self._doubled_at_bytes = 0
+        self._rests = 0
+        self._plan = mirror.plan
+        self._most_connections = mirror.schedule.most_connections
+        self._tail = head_tail(address)
+        self._waiting: deque[FetchJob] = deque()
+
+    def __repr__(self) -> str:
+        return f"<HostSchedule {self.address.origin}: {len(self.connections)} connections>"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the host is the mirror itself."""
+        return self is self.mirror.own
+
+    @property
+    def is_redirected(self) -> bool:
+        """Whether the host is expected to redirect whatever it is asked for."""
+        return self.mirror.leads_to is not self
+
+    @property
+    def is_serial(self) -> bool:
+        """Whether requests go out one at a time, on connections that never had two."""
+        return self._plan.is_serial(self.mirror.number)
+
+    @property
+    def can_work(self) -> bool:
+        """Whether it may be asked for anything now."""
+        return not (self.is_resting or self.mirror.is_out or self.given_up is not None)
+
+    # What waits for it.
+
+    @property
+    def waiting(self) -> list[FetchJob]:
+        """What waits here, and is wanted still."""
+        return [job for job in self._waiting if not job.is_over]
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is anything to ask this host for."""
+        if self._waiting:
+            return True
+        return self._plan.waits and self.mirror.leads_to is self
+
+    def put(self, job: FetchJob) -> None:
+        """One more file is to be requested here."""
+        self._waiting.append(job)
+        self.mirror.queued += 1
+
+    def take_all(self) -> list[FetchJob]:
+        """Return what waits here; it does no more."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        self.mirror.queued -= len(waiting)
+        return waiting
+
+    def next(self) -> FetchJob | None:
+        """Return what to ask this host for now; None: nothing."""
+        mirror = self.mirror
+        while self._waiting:
+            job = self._waiting.popleft()
+            mirror.queued -= 1
+            if not job.is_over:
+                return job
+            self.put_back(job)
+        while mirror.queued < MAX_QUEUED:
+            found = self._plan.next(mirror.number)
+            if found is None:
+                break
+            host = mirror.host_for(found)
+            if host is self:
+                return found
+            host.put(found)
+        return None
+
+    def put_back(self, job: FetchJob) -> None:
+        """The host never looked at the request."""
+        mirror = self.mirror
+        if job in mirror.routes and not job.is_over and self.given_up is None:
+            self._waiting.appendleft(job)
+            mirror.queued += 1
+            return
+        mirror.routes.pop(job, None)
+        self._plan.put_back(job, mirror.number)
+
+    # Its connections.
+
+    def may_ask(self, connection: ScheduledConnection) -> bool:
+        """Whether one more request may be on a connection, as far as pipelining goes."""
+        return not (connection.pipelined or connection.is_owed) or not self.is_serial
+
+    def is_useless(self, connection: ScheduledConnection) -> bool:
+        """Whether nothing more is requested on a connection, and nothing comes."""
+        return connection.pipelined and not connection.is_owed and self.is_serial
+
+    @property
+    def has_space(self) -> bool:
+        """Whether there may be one more connection."""
+        most, serial = self._most_connections, self.is_serial
+        usable = coming = self.connecting
+        for connection in self.connections:
+            coming += not connection.is_ready
+            usable += not (connection.is_spent or (serial and connection.pipelined))
+        count = len(self.connections) + self.connecting
+        return self.can_work and usable < most and coming < most and count < 2 * most
+
+    @property
+    def may_open(self) -> bool:
+        """Whether one more connection should be made."""
+        return self.can_work and self.waits and self.has_space
+
+    def free_connection(self) -> ScheduledConnection | None:
+        """Return the connection that has least outstanding, if its window allows more."""
+        best: ScheduledConnection | None = None
+        serial = self.is_serial
+        for connection in self.connections:
+            if serial and (connection.pipelined or connection.is_owed):
+                continue
+            if (
+                connection.count < self.spent
+                and connection.owed_bytes < self.window_bytes
+                and (self.has_answered or connection.count < FIRST_REQUESTS)
+                and (best is None or connection.owed_bytes < best.owed_bytes)
+            ):
+                best = connection
+        return best
+
+    def widen(self) -> None:
+        """Double the window if as much has come."""
+        received = self.received_bytes
+        if (
+            self.window_bytes < MAX_WINDOW_BYTES
+            and received - self._doubled_at_bytes >= self.window_bytes
+        ):
+            self._doubled_at_bytes = received
+            self.window_bytes *= 2
+
+    def ask(self, connection: ScheduledConnection, job: FetchJob, now_s: float) -> bytes:
+        """Return the request for a file, which is to be sent on a connection."""
+        mirror = self.mirror
+        bit = 1 << mirror.number
+        if not connection.is_owed:
+            connection.last_s = max(connection.last_s, now_s)
+            mirror.begins(now_s)
+        elif not connection.pipelined:
+            connection.pipelined = True
+            for each in connection.unanswered:
+                each.company |= bit
+        if connection.pipelined:
+            job.company |= bit
+        route = mirror.routes.get(job) if mirror.routes else None
+        if route is not None:
+            return b"GET %s%s" % (route.target, self._tail)
+        wanted = job.wanted
+        return b"GET %s%s" % (target_of(mirror.address, wanted.remote or wanted.path), self._tail)
+
+    def opened(self, connection: ScheduledConnection) -> None:
+        """One more connection is being made, or was made."""
+        self.connections.append(connection)
+        self.mirror.tally.connections += 1
+
+    def lost(
+        self,
+        connection: ScheduledConnection,
+        unanswered: Sequence[FetchJob],
+        reason: str,
+        forgiven: bool,
+    ) -> None:
+        """
+        A connection has ended.
+
+        Args:
+            unanswered: the first is the one whose response was due; about those after it nothing is known.
+            forgiven: that is not the host's failure.
+        """
+        if connection in self.connections:
+            self.connections.remove(connection)
+        for job in unanswered:
+            if forgiven or job.is_over:
+                self.put_back(job)
+            else:
+                forgiven = True
+                self.mirror.failed(job, "broken", reason)
+
+    # Rests.
+
+    def rest(self, least_s: float = 0.0) -> float | None:
+        """Leave it alone; return for how many seconds, longer each time. None: it has to be given up."""
+        self._rests += 1
+        if self._rests > MAX_RESTS:
+            return None
+        self.is_resting = True
+        if self.is_own:
+            self._plan.rests(self.mirror.number)
+        return max(least_s, REST_S * 2.0 ** (self._rests - 1))
+
+    def rested(self) -> None:
+        """It may be asked again."""
+        self.is_resting = False
+        if self.is_own:
+            self._plan.rests(self.mirror.number, False)
+
+    def works(self) -> None:
+        """It gives what it should: the next rest is short."""
+        self._rests = 0
+
+    def give_up(self, reason: str) -> None:
+        """Request nothing from it any more; what was requested must have been lost already."""
+        self.given_up = reason
+        mirror = self.mirror
+        table = mirror.access.redirects
+        if table is not None and not self.is_own:
+            table.forget_host(self.address)
+        for job in self.take_all():
+            mirror.failed(job, "broken", reason)
+        if self.is_own:
+            mirror.tally.given_up = reason
+            self._plan.gave_up(mirror.number, reason)
+
+
+class SmallRoutes:
+    """
+    Where one mirror's small files are asked for.
+
+    Files that belong together go one way, even if the mirror redirects each to another host.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._access = address.access
+
+    def first(self, path: str) -> FileRoute:
+        """Return where a file is asked for first."""
+        own = own_route(self._address, path)
+        table = self._access.redirects
+        learnt = None if table is None else table.route_of(own.url)
+        return learnt or own
+
+    def redirected(self, route: FileRoute, locations: Sequence[bytes]) -> FileRoute:
+        """
+        Return where a file is asked for that was redirected.
+
+        Raises:
+            RedirectRefused: nowhere.
+        """
+        from pipegrid.mirror.redirects import table_of  # which few need
+
+        table = table_of(self._access)
+        learnt = None if route.hops else table.route_of(route.url)
+        found = table.follow(route, locations)
+        return found if learnt is None else learnt.replaced(hops=1)
+
+    def refused(self, path: str, route: FileRoute) -> FileRoute | None:
+        """Return where else a file is asked for that a host does not have; None: nowhere."""
+        table = self._access.redirects
+        if table is None or route.rule is None:
+            return None
+        table.forget(route.rule)
+        return own_route(self._address, path)
+
+    def served(self, route: FileRoute) -> None:
+        """A file has come by a route: where it was asked for, its host serves it itself."""
+        table = self._access.redirects
+        if table is not None and route.rule is None:
+            table.served(route.url)
