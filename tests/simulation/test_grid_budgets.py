@@ -25,6 +25,7 @@ from pipegrid.core.caps import ChkCap
 from pipegrid.grid.servers_yaml import Windows
 from pipegrid.testing.link_model import Bottleneck
 from pipegrid.transfer.peers import ring
+from pipegrid.transfer.put import uploader
 from pipegrid.transfer.results import PutResult
 from tests.core.simple_encoder import encode
 from tests.simulation.grid_budgets import (
@@ -95,6 +96,18 @@ class TlsTests(BudgetTestCase):
         self.assertEqual(self.trips(put_s), 3.0)
         found, get_s = world.timed(lambda: world.client("other").grid.read(result.cap))
         self.assertEqual((self.trips(get_s), found), (3.0, data))
+
+    def test_a_small_first_put(self) -> None:
+        """It needs nothing of what uploads of larger files need, whatever its servers take in one message."""
+        world = self.make_world(tls=True)
+
+        def needed(*_: object) -> None:
+            raise AssertionError("a small file became an upload")
+
+        self.patch(uploader, "Upload", needed)
+        data = Random(3).randbytes(100_000)
+        result, put_s = world.timed(lambda: world.client().grid.put(data))
+        self.assertEqual((self.trips(put_s), result.happiness), (3.0, 10))
 
     def trips(self, seconds: float) -> float:
         return round(seconds / RTT_S, 6)

@@ -144,7 +144,7 @@ class StorageServer(Protocol):
 
     @property
     def whole_bytes(self) -> int:
-        """How long a share may be to go with ``store_whole``; 0 if there is nothing gained by it now."""
+        """How long a share may be to go with ``store_whole``; 0: nothing is gained by it."""
 
     @property
     def appetite(self) -> SmallFileCapacity:

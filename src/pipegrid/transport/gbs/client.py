@@ -335,10 +335,8 @@ class GbsServer:
 
     @property
     def whole_bytes(self) -> int:
-        """As long as goes in a bundle, if the server takes any, or over Foolscap, if that is better now."""
-        if self.takes_bundles:
-            return MAX_SHARE_BYTES
-        return 0 if self._beside is None else self._beside.whole_bytes
+        """As long as goes in a bundle; without bundles its requests go one behind the other."""
+        return MAX_SHARE_BYTES
 
     @property
     def appetite(self) -> SmallFileCapacity:
@@ -362,11 +360,12 @@ class GbsServer:
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
         call = storage_index, shares, share_bytes, secrets
-        beside = self._beside
-        if beside is None or self.takes_bundles or beside.whole_bytes < share_bytes:
-            return self._change(storage_index, None, partial(self._uploads.store_whole, *call))
-        store = partial(beside.store, self._uploads.store_whole, *call)
-        return self._asked.track(lambda: beside.count(self._order.alone(storage_index, store)))
+        beside = None if self.takes_bundles else self._beside
+        if beside is not None and beside.whole_bytes >= share_bytes:
+            store = partial(beside.store, self._uploads.store_whole, *call)
+            return self._asked.track(lambda: beside.count(self._order.alone(storage_index, store)))
+        stored = self._change(storage_index, None, partial(self._uploads.store_whole, *call))
+        return stored if beside is None else beside.watch(stored, lambda: self.takes_bundles)
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
