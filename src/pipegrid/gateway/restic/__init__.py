@@ -1,0 +1,1 @@
+"""restic's REST protocol: repositories that are directories on a grid."""

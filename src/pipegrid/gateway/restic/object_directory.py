@@ -1,0 +1,246 @@
+"""
+A directory of a repository: what was read of it last, changes of it, and the directories in it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.caps import Cap, DirectoryCap
+from pipegrid.core.mutable.directory_edits import Link, Unlink
+from pipegrid.errors import ChildExists, DirectoryError
+from pipegrid.reactor.deferreds import Waiters
+from pipegrid.tree.directory import Directory
+from pipegrid.tree.listing import ENTRY_BYTES, read_listing
+from pipegrid.tree.tree_grid import Grid
+
+MEMORY_BYTES = 32 << 20
+"""Of all lists that are kept; an object takes about 1,000."""
+
+
+class ListMemory:
+    """
+    Bounds the memory of the lists that are kept: those that were not used for longest are dropped.
+
+    Args:
+        limit_bytes: of all of them.
+    """
+
+    def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[ObjectDirectory, int] = OrderedDict()
+        self.used_bytes = 0
+
+    def keep(self, directory: ObjectDirectory, entries: int) -> None:
+        """A directory has a list of so many entries, and was used."""
+        self.drop(directory)
+        self._kept[directory] = size = ENTRY_BYTES * (1 + entries)
+        self.used_bytes += size
+        while self.used_bytes > self._limit_bytes:
+            next(iter(self._kept)).forget()
+
+    def drop(self, directory: ObjectDirectory) -> None:
+        """A directory has no list any more."""
+        self.used_bytes -= self._kept.pop(directory, 0)
+
+
+class ObjectDirectory:
+    """
+    One directory.
+
+    An object that was seen is taken to be there until the directory is read again: its name says what is in
+    it. What was not seen is looked for on the grid. Changes that are asked for at the same time are one
+    publish (``transfer.mutable.write_queue``).
+
+    Attributes:
+        cap: that changes it.
+    """
+
+    def __init__(self, grid: Grid, cap: DirectoryCap, memory: ListMemory) -> None:
+        self.cap = cap
+        self._grid = grid
+        self._memory = memory
+        self._directory = Directory(grid, cap)
+        self._children: dict[str, Cap] | None = None
+        self._changes = 0
+        self._waiters: Waiters[Mapping[str, Cap]] = Waiters()
+        self._wanted = self._reads = False
+        self._subdirectories: dict[Cap, ObjectDirectory] = {}
+        self._making: dict[str, Waiters[ObjectDirectory]] = {}
+
+    # Reading.
+
+    def read(self) -> Deferred[Mapping[str, Cap]]:
+        """
+        Fire with what is in it on the grid, by name: as it is now or later.
+
+        Reads that are asked for while another one runs are one.
+        """
+        waiting = self._waiters.wait()
+        self._wanted = True
+        if not self._reads:
+            self._reads = True
+            Deferred.fromCoroutine(self._read_while_wanted())
+        return waiting
+
+    async def _read_while_wanted(self) -> None:
+        try:
+            while self._wanted:
+                waiters, self._waiters, self._wanted = self._waiters, Waiters(), False
+                try:
+                    children = await self._read()
+                except Exception as error:  # each of them handles it
+                    waiters.fail(error)
+                else:
+                    waiters.fire(children)
+        finally:
+            self._reads = False
+
+    async def _read(self) -> Mapping[str, Cap]:
+        changes = self._changes
+        listing = await read_listing(self._grid, self.cap)
+        children = {each.name: each.best for each in listing.entries if each.best is not None}
+        if changes == self._changes:  # else it may be what was there before
+            self._keep(children)
+        return children
+
+    def _keep(self, children: dict[str, Cap]) -> None:
+        self._children = children
+        self._memory.keep(self, len(children))
+
+    def forget(self) -> None:
+        """Drop the list of it that is kept, which is read again when it is needed."""
+        self._children = None
+        self._memory.drop(self)
+
+    async def find(self, name: str) -> Cap | None:
+        """Return what is linked by this name, as it was seen last or as it is now."""
+        known = self.known(name)
+        return (await self.read()).get(name) if known is None else known
+
+    def known(self, name: str) -> Cap | None:
+        """Return what was seen by this name last; None: nothing."""
+        if self._children is None:
+            return None
+        self._memory.keep(self, len(self._children))
+        return self._children.get(name)
+
+    # Changing.
+
+    def look_ahead(self) -> Deferred[None]:
+        """Find out what the next change needs to know; see ``Grid.look_ahead``."""
+        return self._grid.look_ahead(self.cap)
+
+    async def link(self, name: str, cap: Cap, *, replace: bool = True) -> None:
+        """
+        Link an object; returns when that is stored.
+
+        Raises:
+            ChildExists: there is another one, which is not to be replaced.
+            PipegridError: see ``Directory.change``.
+        """
+        if self.known(name) == cap:
+            return
+        try:
+            await self._directory.change([Link(name, cap, replace=replace)])
+        except ChildExists:
+            self.forget()
+            raise
+        self._changed(name, cap)
+
+    async def unlink(self, name: str) -> None:
+        """Unlink an object, if it is there; returns when that is stored."""
+        try:
+            await self._directory.change([Unlink(name, must_exist=False)])
+        finally:
+            self._changed(name, None)  # perhaps; then it is looked for
+
+    def _changed(self, name: str, cap: Cap | None) -> None:
+        self._changes += 1
+        if self._children is None:
+            return
+        if cap is None:
+            self._children.pop(name, None)
+        else:
+            self._children[name] = cap
+        self._memory.keep(self, len(self._children))
+
+    # The directories in it.
+
+    async def subdirectory(self, name: str, *, make: bool = False) -> ObjectDirectory | None:
+        """
+        Return the directory of this name; None if there is none.
+
+        Args:
+            make: one that is missing is made.
+
+        Raises:
+            DirectoryError: what is linked by this name is no directory.
+            PipegridError: the grid failed.
+        """
+        if name in self._making:
+            return await self._making[name].wait()
+        cap = self.known(name)
+        if cap is None and make and self._children is not None:
+            return await self._make(name)  # if there is one, that finds it
+        cap = cap or await self.find(name)
+        if cap is None:
+            return await self._make(name) if make else None
+        return self.opened(name, cap)
+
+    def opened(self, name: str, cap: Cap) -> ObjectDirectory:
+        """
+        Return the directory that is linked by this name.
+
+        Raises:
+            DirectoryError: it is none.
+        """
+        if not isinstance(cap, DirectoryCap):
+            raise DirectoryError(
+                f"'{name}' in a repository of restic is not a directory; rename it, or remove it"
+            )
+        if cap not in self._subdirectories:
+            self._subdirectories[cap] = ObjectDirectory(self._grid, cap, self._memory)
+        return self._subdirectories[cap]
+
+    def _make(self, name: str) -> Deferred[ObjectDirectory]:
+        """Make it once, however many wait for it, and however many of them give up."""
+        waiters = self._making.get(name)
+        if waiters is not None:
+            return waiters.wait()
+        waiters = self._making[name] = Waiters()
+        waiting = waiters.wait()
+
+        def ended(result: Any) -> None:
+            del self._making[name]
+            if isinstance(result, ObjectDirectory):
+                waiters.fire(result)
+            else:
+                waiters.fail(result.value)
+
+        Deferred.fromCoroutine(self._made(name)).addBoth(ended)
+        return waiting
+
+    async def _made(self, name: str) -> ObjectDirectory:
+        made = await self._grid.create_directory()
+        try:
+            await self.link(name, made.cap, replace=False)
+        except ChildExists:  # another process was faster
+            cap = await self.find(name)
+            if cap is None:
+                raise
+            return self.opened(name, cap)
+        opened = self.opened(name, made.cap)
+        opened._keep({})
+        return opened
+
+    def drop_subdirectories(self) -> None:
+        """Forget all that is in it."""
+        self.forget()
+        for each in self._subdirectories.values():
+            each.drop_subdirectories()
+        self._subdirectories.clear()

@@ -1,0 +1,238 @@
+"""
+Users and passwords of restic's clients: a ``.htpasswd`` file, as rest-server reads it.
+
+Each line is ``USER:HASH``, with a hash of bcrypt (``htpasswd -B``) or ``{SHA}`` (``htpasswd -s``).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import bcrypt
+from twisted.internet.defer import DeferredSemaphore
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.core.text import decode_text, printable
+from pipegrid.disk.safe_open import read_file
+from pipegrid.errors import UsageError
+from pipegrid.reactor.workers import CpuWorkers
+
+MAX_FILE_BYTES = 1 << 20
+MAX_USERS = 10_000
+MAX_CREDENTIALS_BYTES = 2000
+"""Of the header, in base64."""
+
+LOOK_S = 1.0
+"""How often it is looked whether the file has changed, at most."""
+
+KNOWN_S = 60.0
+"""A password that was right is not hashed again for so long: bcrypt takes a tenth of a second."""
+
+MAX_KNOWN = 1000
+AT_ONCE = 1
+MAX_WAITING = 50
+"""Passwords that wait to be hashed; more are refused."""
+
+_BCRYPT = (b"$2a$", b"$2b$", b"$2y$")
+_BCRYPT_BYTES = 72
+"""bcrypt has never looked at more of a password."""
+
+_SHA = b"{SHA}"
+_OTHER_SIGNS = "@._-"
+_DUMMY = b"$2b$05$fGPaBpO4r37ovJvIBO4wQetsIgFq6P.RoThODE5t8sSKIrMKiOM4C"
+"""Of no password that is known."""
+
+
+class TooManyPasswords(Exception):
+    """More passwords wait to be hashed than is allowed."""
+
+
+@attrs.frozen
+class _Users:
+    hashes: dict[str, bytes] = attrs.field(factory=dict, repr=False)
+    stamp: tuple[int, int, int] | None = None
+
+
+class PasswordFile:
+    """
+    The users that a file names.
+
+    Args:
+        path: is read again when it has changed.
+        workers: hash passwords.
+        say: is given a sentence for each line that cannot be used, and if the file cannot be read.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+
+    def __init__(
+        self, path: Path, workers: CpuWorkers, clock: IReactorTime, say: Callable[[str], object]
+    ) -> None:
+        self._path = path
+        self._workers = workers
+        self._clock = clock
+        self._say = say
+        self._looked_s = clock.seconds()
+        self._gate = DeferredSemaphore(AT_ONCE)
+        self._waiting = 0
+        self._known: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
+        self._salt = os.urandom(16)
+        self._users = self._load()
+
+    async def user_of(self, authorization: str | None) -> str | None:
+        """
+        Return the user of a request with this header; None if its password is missing or wrong.
+
+        Raises:
+            TooManyPasswords: others are being checked.
+        """
+        given = parse_credentials(authorization)
+        if given is None:
+            return None
+        self._look()
+        user, password = given
+        digest = hmac.digest(self._salt, user.encode() + b"\0" + password, "sha256")
+        now = self._clock.seconds()
+        known = self._known.get(user)
+        if known is not None and now < known[1] and hmac.compare_digest(known[0], digest):
+            return user
+        users = self._users
+        if not await self._is_right(users.hashes.get(user), password):
+            return None
+        if self._users is not users:  # it was changed meanwhile
+            return await self.user_of(authorization)
+        self._known[user] = digest, now + KNOWN_S
+        self._known.move_to_end(user)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return user
+
+    async def _is_right(self, stored: bytes | None, password: bytes) -> bool:
+        if stored is not None and stored.startswith(_SHA):
+            return is_right(stored, password)
+        if self._waiting >= MAX_WAITING:
+            raise TooManyPasswords
+        self._waiting += 1
+        try:
+            await self._gate.acquire()
+            try:
+                right = await self._workers.run(is_right, stored or self._like_others(), password)
+            finally:
+                self._gate.release()
+        finally:
+            self._waiting -= 1
+        return right and stored is not None
+
+    def _like_others(self) -> bytes:
+        """Return a hash for an unknown user, who takes as long as a known one."""
+        return next((each for each in self._users.hashes.values() if each[:4] in _BCRYPT), _DUMMY)
+
+    def _look(self) -> None:
+        now = self._clock.seconds()
+        if now - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now
+        if self._stamp() == self._users.stamp:
+            return
+        try:
+            self._users = self._load()
+        except UsageError as error:
+            # Nobody gets in with what was true once.
+            self._users = _Users(stamp=self._stamp())
+            self._say(str(error))
+        self._known.clear()
+
+    def _load(self) -> _Users:
+        stamp = self._stamp()
+        try:
+            data = read_file(self._path, MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise UsageError(
+                f"cannot read the passwords in {self._path}: {error.strerror}; make the file with "
+                "'htpasswd -B -c FILE USER'"
+            ) from error
+        if len(data) > MAX_FILE_BYTES:
+            raise UsageError(
+                f"{self._path} has more than {MAX_FILE_BYTES} bytes; remove lines that are not needed"
+            )
+        hashes, problems = parse_users(decode_text(data, str(self._path)))
+        for line, why in problems:
+            self._say(f"{self._path}:{line}: {why}")
+        return _Users(hashes, stamp)
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def parse_users(text: str) -> tuple[dict[str, bytes], list[tuple[int, str]]]:
+    """Return the hash of each user, and what is wrong with which line."""
+    hashes: dict[str, bytes] = {}
+    problems: list[tuple[int, str]] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        user, _, rest = line.partition(":")
+        stored = rest.partition(":")[0].encode()
+        shown = printable(user[:40])
+        if not is_user(user):
+            problems.append(
+                (number, f"'{shown}' is ignored: a user has letters, digits, '@', '.', '_' and '-'")
+            )
+        elif not stored.startswith((_SHA, *_BCRYPT)):
+            problems.append(
+                (number, f"the hash of '{shown}' is of another kind; make it with 'htpasswd -B'")
+            )
+        elif len(hashes) >= MAX_USERS:
+            problems.append((number, f"there are more than {MAX_USERS} users; the rest is ignored"))
+            break
+        else:
+            hashes[user] = stored
+    return hashes, problems
+
+
+def is_user(name: str) -> bool:
+    """Return whether a user may have this name."""
+    return 0 < len(name) <= 100 and all(each.isalnum() or each in _OTHER_SIGNS for each in name)
+
+
+def parse_credentials(header: str | None) -> tuple[str, bytes] | None:
+    """Return the user and the password of a header ``Authorization``; None if it has none."""
+    if header is None or len(header) > MAX_CREDENTIALS_BYTES:
+        return None
+    scheme, _, encoded = header.strip().partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        data = base64.b64decode(encoded.strip(), validate=True)
+        user, found, password = data.partition(b":")
+        name = user.decode("utf-8")
+    except (binascii.Error, ValueError):
+        return None
+    return (name, password) if found and is_user(name) else None
+
+
+def is_right(stored: bytes, password: bytes) -> bool:
+    """Return whether a password has this hash."""
+    if stored.startswith(_SHA):
+        digest = base64.b64encode(hashlib.sha1(password, usedforsecurity=False).digest())
+        return hmac.compare_digest(stored.removeprefix(_SHA), digest)
+    if b"\0" in password:
+        return False
+    try:
+        return bool(bcrypt.checkpw(password[:_BCRYPT_BYTES], stored))
+    except ValueError:  # the hash is not one
+        return False

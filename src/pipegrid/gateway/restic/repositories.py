@@ -1,0 +1,122 @@
+"""
+All repositories: directories below the one that the client's alias ``restic`` stands for.
+
+Its write cap is so in ``private/aliases``, and ``pipegrid ls restic:`` lists the repositories. The first
+repository makes it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from twisted.internet.defer import DeferredLock
+
+from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
+from pipegrid.errors import UsageError
+from pipegrid.gateway.restic.object_directory import ListMemory, ObjectDirectory
+from pipegrid.gateway.restic.repository import Repository
+from pipegrid.tree.aliases import add_alias, read_aliases
+from pipegrid.tree.directory import check_writable
+from pipegrid.tree.tree_grid import Grid
+
+ALIAS = "restic"
+MAX_OPEN = 64
+"""Repositories that are remembered."""
+
+
+class Repositories:
+    """
+    All repositories of a client.
+
+    Args:
+        directory: the client's.
+    """
+
+    def __init__(self, grid: Grid, directory: Path) -> None:
+        self._grid = grid
+        self._path = directory
+        self._memory = ListMemory()
+        self._root: ObjectDirectory | None = None
+        self._open: OrderedDict[Cap, Repository] = OrderedDict()
+        self._making = DeferredLock()
+
+    async def open(self, folders: Sequence[str], *, fresh: bool = False) -> Repository | None:
+        """
+        Return a repository; None if there is none.
+
+        Args:
+            fresh: look on the grid for what may have changed, also by other clients.
+
+        Raises:
+            UsageError, CapError: the alias names no directory that can be changed.
+            PipegridError: the grid failed.
+        """
+        root = self._find_root()
+        if root is None:
+            return None
+        here: ObjectDirectory | None = root
+        for name in folders:
+            if here is None:
+                return None
+            if fresh:
+                await here.read()
+            here = await here.subdirectory(name)
+        if here is None:
+            return None
+        repository = self._opened(here)
+        if fresh:
+            await repository.refresh()
+        return repository
+
+    async def make(self, folders: Sequence[str]) -> None:
+        """
+        Make a repository, if there is none.
+
+        Raises: as ``open``; SinkError: the alias cannot be written.
+        """
+        root = self._find_root() or await self._make_root()
+        here: ObjectDirectory | None = root
+        for name in folders:
+            assert here is not None
+            await here.read()
+            here = await here.subdirectory(name, make=True)
+        assert here is not None
+        await self._opened(here).make_directories()
+
+    def _opened(self, directory: ObjectDirectory) -> Repository:
+        if directory.cap not in self._open:
+            self._open[directory.cap] = Repository(self._grid, directory)
+        self._open.move_to_end(directory.cap)
+        while len(self._open) > MAX_OPEN:
+            self._open.popitem(last=False)
+        return self._open[directory.cap]
+
+    def _find_root(self) -> ObjectDirectory | None:
+        text = read_aliases(self._path).get(ALIAS)
+        if text is None:
+            return None
+        cap = parse_cap(text)
+        if self._root is None or self._root.cap != cap:
+            check_writable(cap, f"what the alias '{ALIAS}' stands for")
+            assert isinstance(cap, DirectoryCap)
+            self._root = ObjectDirectory(self._grid, cap, self._memory)
+        return self._root
+
+    async def _make_root(self) -> ObjectDirectory:
+        await self._making.acquire()
+        try:
+            found = self._find_root()
+            if found is None:
+                made = await self._grid.create_directory()
+                try:
+                    add_alias(self._path, ALIAS, str(made.cap))
+                except UsageError:  # another process was faster
+                    if self._find_root() is None:
+                        raise
+                found = self._find_root()
+            assert found is not None
+            return found
+        finally:
+            self._making.release()

@@ -1,0 +1,146 @@
+"""
+Paths and lists of restic's REST protocol, versions 1 and 2.
+
+Source: restic's documentation, "References", section "REST Backend"; the behaviour of rest-server and of
+``rclone serve restic``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import unquote_to_bytes
+
+import attrs
+
+from pipegrid.core.text import composed
+
+CONFIG = "config"
+DATA = "data"
+LOCKS = "locks"
+KINDS = (DATA, "index", "keys", LOCKS, "snapshots")
+"""The directories of a repository; ``config`` is a file next to them."""
+
+V1_TYPE = "application/vnd.x.restic.rest.v1"
+V2_TYPE = "application/vnd.x.restic.rest.v2"
+
+MAX_FOLDERS = 2
+"""A repository is ``NAME`` or ``USER/NAME``, as rest-server has it."""
+
+MAX_NAME_CHARACTERS = 100
+MAX_PATH_BYTES = 2000
+"""Of a whole path, with its escapes: two names in UTF-8, a kind and an id."""
+
+_BUCKET = re.compile(r"[0-9a-f]{2}")
+_ID = re.compile(r"[0-9a-f]{64}")
+
+
+@attrs.frozen
+class RepositoryPath:
+    """
+    What a request is about.
+
+    Attributes:
+        folders: one or two names that lead to the repository.
+        kind: one of ``KINDS``, or ``CONFIG``; empty: the repository itself.
+        object_id: 64 hexadecimal digits; empty: the list of the kind, or ``CONFIG``.
+    """
+
+    folders: tuple[str, ...]
+    kind: str = ""
+    object_id: str = ""
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it names one object."""
+        return self.kind == CONFIG or bool(self.object_id)
+
+    @property
+    def file_name(self) -> str:
+        """What the object is called in its directory."""
+        return self.object_id or self.kind
+
+
+def parse_path(path: bytes) -> RepositoryPath | None:
+    """
+    Return what a path below ``/restic/`` names; None if it is none of the protocol's.
+
+    Args:
+        path: as in the request, percent-encoded, without the query.
+    """
+    if len(path) > MAX_PATH_BYTES:
+        return None
+    try:
+        return _parsed(
+            [composed(unquote_to_bytes(part).decode("utf-8")) for part in path.split(b"/")]
+        )
+    except UnicodeDecodeError:
+        return None
+
+
+def _parsed(names: Sequence[str]) -> RepositoryPath | None:
+    is_directory = names[-1] == ""  # after the last slash
+    if is_directory:
+        names = names[:-1]
+    depth = next((at for at, name in enumerate(names) if _is_reserved(name)), len(names))
+    folders, rest = tuple(names[:depth]), names[depth:]
+    if not 1 <= len(folders) <= MAX_FOLDERS or not all(map(is_folder_name, folders)):
+        return None
+    if not rest:
+        return RepositoryPath(folders)
+    kind, *ids = rest
+    if not ids and not (kind == CONFIG and is_directory):
+        return RepositoryPath(folders, kind)
+    if kind == CONFIG or is_directory or len(ids) > 1 or not is_object_id(ids[0]):
+        return None
+    return RepositoryPath(folders, kind, ids[0])
+
+
+def _is_reserved(name: str) -> bool:
+    return name in KINDS or name == CONFIG
+
+
+def is_folder_name(name: str) -> bool:
+    """Return whether a repository, or what it is in, may have this name."""
+    return (
+        0 < len(name) <= MAX_NAME_CHARACTERS
+        and name.isprintable()
+        and not name.startswith(".")
+        and "/" not in name
+        and "\\" not in name
+        and not _is_reserved(name)
+    )
+
+
+def is_object_id(text: str) -> bool:
+    """Return whether this is a SHA-256 in hexadecimal, as restic writes it."""
+    return _ID.fullmatch(text) is not None
+
+
+def is_bucket(text: str) -> bool:
+    """Return whether a directory in ``data`` has this name."""
+    return _BUCKET.fullmatch(text) is not None
+
+
+def bucket_of(object_id: str) -> str:
+    """Return which directory in ``data`` an object is in, as in restic's layout on a disk."""
+    return object_id[:2]
+
+
+# Lists.
+
+
+def list_type(accept: str) -> str:
+    """Return the type of a list for a client that accepts this."""
+    return V2_TYPE if accept.strip() == V2_TYPE else V1_TYPE
+
+
+def list_items(objects: Iterable[tuple[str, int]], kind: str) -> list[bytes]:
+    """Return the items of a list, as JSON; objects are ids and sizes in bytes."""
+    if kind == V1_TYPE:
+        return [json.dumps(object_id).encode() for object_id, _ in objects]
+    return [
+        json.dumps({"name": object_id, "size": size}, separators=(",", ":")).encode()
+        for object_id, size in objects
+    ]
