@@ -208,6 +208,7 @@ NEEDS = (
         "to compare with another client",
         (*TESTS, "crash", "mirror"),
     ),
+    Need("restic", command("restic"), "restic", "to back up to a gateway", TESTS),
     Need("wget2", command("wget2"), "wget2", "to compare with it", ("mirror",), True),
     Need("aria2c", command("aria2c"), "aria2", "to compare with it", ("mirror",), True),
     Need(

@@ -1,4 +1,4 @@
-"""docs/reference-limits.md says what the code says; and how long pages of docs may be."""
+"""The pages of limits say what the code says; and how long pages of docs may be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE = DOCS / "reference-limits.md"
+PAGES = (DOCS / "reference-limits.md", DOCS / "reference-limits-gateway.md")
 MOST_WORDS = 2500
 """Of a page, but for the command reference: what a reader takes in at one sitting. Cut, or split it."""
 _ROW = re.compile(r"^\| [^|]+ \| ([^|]+) \| `([\w.]+)` \|$", re.MULTILINE)
@@ -39,15 +39,16 @@ class LimitsTests(SynchronousTestCase):
     """Every row of every table."""
 
     def test_numbers(self) -> None:
-        """What the page says is what the name beside it holds."""
-        rows = _ROW.findall(PAGE.read_text("utf-8"))
+        """What the pages say is what the name beside it holds."""
+        text = "".join(page.read_text("utf-8") for page in PAGES)
+        rows = _ROW.findall(text)
         for written, name in rows:
             value = value_of(name)
             if isinstance(value, type):
                 default = value()
                 value = f"{default.required_shares} of {default.total_shares}"
             self.assertEqual(meaning_of(written.strip()), value, name)
-        lines = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")]
+        lines = [line for line in text.splitlines() if line.startswith("| ")]
         heads = sum(line.startswith("| what | limit | ") for line in lines)
         self.assertEqual(len(rows), len(lines) - heads)
 

@@ -36,6 +36,23 @@ if TYPE_CHECKING:
     help="A name by which clients reach the gateway, in addition to its address; may be repeated.",
 )
 @click.option(
+    "--append-only",
+    is_flag=True,
+    help="restic's clients may store and read, and remove only locks.",
+)
+@click.option(
+    "--private-repos",
+    is_flag=True,
+    help="Each of restic's users has access to the repositories /restic/USER/ and /restic/USER/NAME/ alone.",
+)
+@click.option(
+    "--htpasswd-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Users and passwords of restic's clients.  [default: private/.htpasswd in the directory; without "
+    "it, all clients on this machine have access, and no others]",
+)
+@click.option(
     "--log",
     "log_path",
     type=click.Path(dir_okay=False, readable=False),
@@ -43,9 +60,17 @@ if TYPE_CHECKING:
     help="Append the log to FILE, as JSON, one object per line; SIGHUP opens it again.",
 )
 @grid_options
-def gateway_command(port: str | None, hosts: tuple[str, ...], log_path: str | None) -> GridJob:
+def gateway_command(
+    port: str | None,
+    hosts: tuple[str, ...],
+    append_only: bool,
+    private_repos: bool,
+    htpasswd_file: Path | None,
+    log_path: str | None,
+) -> GridJob:
     """
-    Let other programs use the grid, until it is stopped: Tahoe-LAFS's web API.
+    Let other programs use the grid, until it is stopped: Tahoe-LAFS's web API, and restic's REST protocol
+    below /restic/.
 
     Prints the gateway's address, and writes it to node.url in the directory, where 'tahoe' and other clients
     of a Tahoe-LAFS node look for it. -d may be a Tahoe-LAFS node's directory: its tahoe.cfg is followed, and
@@ -57,7 +82,10 @@ def gateway_command(port: str | None, hosts: tuple[str, ...], log_path: str | No
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
         lazy_modules.bring_in(log_file, service, systemd)
-        chosen = gateway_settings.load_settings(Path(grid.config.directory), port=port, hosts=hosts)
+        restic = gateway_settings.ResticSettings(htpasswd_file, append_only, private_repos)
+        chosen = gateway_settings.load_settings(
+            Path(grid.config.directory), port=port, hosts=hosts, restic=restic
+        )
         with log_file.logging_to(console, log_path, reactor):
             gateway = service.RunningGateway(
                 reactor, grid, chosen, lambda text: console.say(f"pipegrid: {text}")

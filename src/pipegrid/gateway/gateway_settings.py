@@ -20,6 +20,9 @@ from pipegrid.grid.client_paths import expanded
 from pipegrid.grid.strict_config import SettingsFile, read_config
 
 DEFAULT_PORT = "tcp:3456:interface=127.0.0.1"
+PASSWORDS_NAME = "private/.htpasswd"
+"""Of restic's users, unless another file is named."""
+
 DEFAULT_SFTP_PORT = "tcp:8022:interface=127.0.0.1"
 
 _BARE_PORT = re.compile(r"[0-9]")
@@ -69,6 +72,23 @@ class SftpSettings:
 
 
 @attrs.frozen
+class ResticSettings:
+    """
+    What clients may do with repositories of restic.
+
+    Attributes:
+        password_file: users and passwords, as ``htpasswd`` writes them; if it does not exist, all clients of
+            this machine have access, and no others.
+        append_only: only locks can be removed.
+        private_repositories: a user has access to repositories below the user's own name only.
+    """
+
+    password_file: Path | None = None
+    append_only: bool = False
+    private_repositories: bool = False
+
+
+@attrs.frozen
 class GatewaySettings:
     """
     What a gateway is told.
@@ -90,18 +110,23 @@ class GatewaySettings:
     temporary: Path = attrs.field(default=attrs.Factory(lambda self: self.directory / "tmp", True))
     hosts: tuple[str, ...] = ()
     sftp: SftpSettings | None = None
+    restic: ResticSettings = attrs.field(factory=ResticSettings)
     limits: GatewayLimits = attrs.field(factory=GatewayLimits)
 
 
 def load_settings(
-    directory: Path, *, port: str | None = None, hosts: tuple[str, ...] = ()
+    directory: Path,
+    *,
+    port: str | None = None,
+    hosts: tuple[str, ...] = (),
+    restic: ResticSettings | None = None,
 ) -> GatewaySettings:
     """
     Return what a directory says.
 
     Args:
         port: takes precedence over the directory's.
-        hosts: see ``GatewaySettings``.
+        hosts, restic: see ``GatewaySettings``.
 
     Raises:
         UsageError: it says something impossible.
@@ -115,7 +140,10 @@ def load_settings(
         temporary=_place(parser, directory, "node", "tempdir", "tmp"),
         hosts=tuple(host.strip().lower() for host in hosts),
     )
-    return attrs.evolve(settings, sftp=_sftp(parser, directory))
+    restic = restic or ResticSettings()
+    if restic.password_file is None:
+        restic = attrs.evolve(restic, password_file=directory / PASSWORDS_NAME)
+    return attrs.evolve(settings, sftp=_sftp(parser, directory), restic=restic)
 
 
 def endpoint_of(text: str) -> str:

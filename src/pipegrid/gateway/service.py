@@ -17,6 +17,7 @@ from pipegrid.errors import UsageError
 from pipegrid.gateway.gateway_settings import GatewaySettings
 from pipegrid.gateway.node_files import NodeFiles
 from pipegrid.gateway.request_origin import LOOPBACK
+from pipegrid.gateway.restic.restic_resource import restic_resource
 from pipegrid.gateway.root import SiteParts, root_resource
 from pipegrid.gateway.site import GatewaySite
 from pipegrid.tree.public_grid import Grid
@@ -79,7 +80,7 @@ class RunningGateway:
 
     def _parts(self) -> SiteParts:
         """Return what other modules add to the site."""
-        return SiteParts()
+        return SiteParts({b"restic": restic_resource(self._grid, self._settings)})
 
     async def _listen(self, text: str, factory: Any, setting: str) -> Any:
         try:

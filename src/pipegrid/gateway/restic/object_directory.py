@@ -11,12 +11,12 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap
-from pipegrid.core.mutable.directory_edits import Link, Unlink
+from pipegrid.core.mutable.directory_content import Link, Unlink
 from pipegrid.errors import ChildExists, DirectoryError
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.directory import Directory
 from pipegrid.tree.listing import ENTRY_BYTES, read_listing
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 
 MEMORY_BYTES = 32 << 20
 """Of all lists that are kept; an object takes about 1,000."""

@@ -19,7 +19,7 @@ from pipegrid.gateway.restic.object_directory import ListMemory, ObjectDirectory
 from pipegrid.gateway.restic.repository import Repository
 from pipegrid.tree.aliases import add_alias, read_aliases
 from pipegrid.tree.directory import check_writable
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 
 ALIAS = "restic"
 MAX_OPEN = 64

@@ -29,7 +29,7 @@ from pipegrid.gateway.restic.repository_paths import (
 )
 from pipegrid.reactor.deferreds import gather
 from pipegrid.transfer.put.source import SourceLike
-from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree.public_grid import Grid
 
 LISTS_AT_ONCE = 16
 """Directories of ``data`` that are read at once for a list."""

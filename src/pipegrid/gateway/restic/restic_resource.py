@@ -1,0 +1,319 @@
+"""
+The resource ``/restic``: requests of restic's REST protocol, versions 1 and 2, and their responses.
+
+``/restic/NAME/`` is a repository, as is ``/restic/USER/NAME/``. Statuses are those of rest-server, so that
+restic knows which failures are final; but an object that is stored again with the same content is no error,
+as restic repeats a request whose response was lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+from twisted.internet.address import UNIXAddress
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IPushProducer
+from twisted.logger import Logger
+from twisted.web.resource import IResource, Resource
+from zope.interface import implementer
+
+from pipegrid.core.caps import LitCap
+from pipegrid.errors import UsageError
+from pipegrid.gateway.body_spool import BodyRefused, BodySpool
+from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings
+from pipegrid.gateway.http_response import HttpResponse, respond
+from pipegrid.gateway.restic.password_file import PasswordFile, TooManyPasswords
+from pipegrid.gateway.restic.repositories import Repositories
+from pipegrid.gateway.restic.repository import File, ObjectExists, Repository
+from pipegrid.gateway.restic.repository_paths import (
+    CONFIG,
+    LOCKS,
+    RepositoryPath,
+    list_items,
+    list_type,
+    parse_path,
+)
+from pipegrid.gateway.web_api.byte_ranges import ByteRange, parse_range
+from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.tree.public_grid import Grid
+
+MAX_OBJECT_BYTES = 1 << 30
+"""restic's packs have 16 MiB, or up to 128 if that is asked for; its largest index has some 30."""
+
+_READ_BYTES = 1 << 18
+_OBJECT_TYPE = "application/octet-stream"
+_LOOPBACK = ("127.", "::1", "::ffff:127.")
+
+_OF_REPOSITORY = ("POST", "DELETE")
+_OF_LIST = ("GET",)
+_OF_OBJECT = ("HEAD", "GET", "POST", "DELETE")
+
+log = Logger()
+
+
+def restic_resource(grid: Grid, settings: GatewaySettings) -> IResource:
+    """
+    Return the resource of ``/restic``.
+
+    Raises:
+        UsageError: the password file cannot be read, or is missing though users are to have repositories of
+            their own.
+    """
+    return ResticResource(grid, settings)
+
+
+class ResticResource(Resource):
+    """
+    All below ``/restic``: who may do what, then one method for each kind of request.
+
+    Raises:
+        UsageError: see ``restic_resource``.
+    """
+
+    isLeaf = True
+
+    def __init__(self, grid: Grid, settings: GatewaySettings) -> None:
+        super().__init__()
+        self._grid = grid
+        self._settings: ResticSettings = settings.restic
+        self._repositories = Repositories(grid, settings.directory)
+        self._passwords: PasswordFile | None = None
+        path = self._settings.password_file
+        if path is not None and (path.exists() or self._settings.private_repositories):
+            self._passwords = PasswordFile(path, grid.workers, grid.clock, _say)
+        if self._settings.private_repositories and self._passwords is None:
+            raise UsageError(
+                "repositories can belong to users only where there are passwords; give a password file"
+            )
+
+    def render(self, request: Any) -> int:
+        """Start to answer a request; a client that disconnects cancels what it has started."""
+        return respond(request, self._answer(request), self._grid.clock)
+
+    async def _answer(self, request: Any) -> HttpResponse | None:
+        request.setHeader(b"accept-ranges", b"bytes")
+        user = await self._admitted(request)
+        path = parse_path(_path_below(request))
+        if path is None:
+            raise WebError(
+                404,
+                "this is not a path of restic's REST protocol; a repository is /restic/NAME/, and an object "
+                "is named by 64 hexadecimal digits",
+            )
+        if self._settings.private_repositories and path.folders[0] != user:
+            raise _unauthorized("this repository belongs to another user")
+        method = request.method.decode("ascii", "replace")
+        allowed = _allowed(path)
+        if method not in allowed:
+            raise WebError(
+                405, f"{method[:20]} is not possible here", {"Allow": ", ".join(allowed)}
+            )
+        if not path.kind:
+            return await self._change_repository(request, path, method)
+        if method == "POST":
+            return await self._store(request, path)
+        if method == "DELETE":
+            return await self._remove(path)
+        if path.is_object:
+            await self._send(request, path)
+        else:
+            await self._list(request, path)
+        return None
+
+    # Who may.
+
+    async def _admitted(self, request: Any) -> str | None:
+        """Return the user of a request; None where no passwords are asked for."""
+        if self._passwords is None:
+            if _is_on_this_machine(request):
+                return None
+            raise WebError(
+                403,
+                f"clients on other machines need a password; make {self._settings.password_file} with "
+                "'htpasswd -B -c FILE USER', and start the gateway again",
+            )
+        try:
+            user = await self._passwords.user_of(request.getHeader("authorization"))
+        except TooManyPasswords:
+            raise WebError(
+                503, "too many passwords are being checked; try again", {"Retry-After": "5"}
+            ) from None
+        if user is None:
+            raise _unauthorized("the user or the password is wrong, or missing")
+        return user
+
+    # Repositories.
+
+    async def _change_repository(
+        self, request: Any, path: RepositoryPath, method: str
+    ) -> HttpResponse:
+        if method == "DELETE":
+            raise WebError(
+                501,
+                "the gateway removes no repositories; 'pipegrid rm restic:NAME' does, on its machine",
+            )
+        if request.args.get(b"create") != [b"true"]:
+            raise WebError(400, "a repository is made by a POST with ?create=true")
+        await self._repositories.make(path.folders)
+        return HttpResponse()
+
+    async def _opened(self, path: RepositoryPath, *, fresh: bool = False) -> Repository:
+        repository = await self._repositories.open(path.folders, fresh=fresh)
+        if repository is None:
+            raise WebError(
+                404, "there is no repository of this name; 'restic init' makes one", _NOT_STORED
+            )
+        return repository
+
+    async def _list(self, request: Any, path: RepositoryPath) -> None:
+        repository = await self._opened(path)
+        kind = list_type(request.getHeader("accept") or "")
+        stream = ResponseStream(request)
+        request.setHeader(b"content-type", kind.encode("ascii"))
+        before = b"["
+        async for objects in repository.objects(path.kind):
+            items = list_items(objects, kind)
+            if items:
+                await stream.write(before + b",".join(items))
+                before = b","
+        await stream.write(b"]" if before == b"," else b"[]")
+        stream.finish()
+
+    # Objects.
+
+    async def _find(self, path: RepositoryPath, *, fresh: bool = False) -> File:
+        repository = await self._opened(path, fresh=fresh)
+        found = await repository.find(path.kind, path.object_id)
+        if found is None:
+            raise WebError(404, f"there is no such object in '{path.kind}'", _NOT_STORED)
+        return found
+
+    async def _send(self, request: Any, path: RepositoryPath) -> None:
+        # restic's first request is one for the config.
+        found = await self._find(path, fresh=path.kind == CONFIG)
+        part = parse_range(request.getHeader("range"), found.size)
+        request.setHeader(b"content-type", _OBJECT_TYPE.encode("ascii"))
+        request.setHeader(b"content-length", str(part.length).encode("ascii"))
+        if part.partial:
+            request.setResponseCode(206)
+            request.setHeader(b"content-range", part.content_range.encode("ascii"))
+        if request.method != b"HEAD":
+            await self._write(request, found, part)
+        request.finish()
+
+    async def _write(self, request: Any, found: File, part: ByteRange) -> None:
+        if isinstance(found, LitCap):
+            request.write(found.data[part.start : part.start + part.length])
+        else:
+            await self._grid.get(found, request, start=part.start, length=part.length)
+
+    async def _store(self, request: Any, path: RepositoryPath) -> HttpResponse:
+        body: BodySpool = request.body
+        body.check()
+        if body.size > MAX_OBJECT_BYTES:
+            raise BodyRefused(
+                f"the object has {body.size} bytes, and at most {MAX_OBJECT_BYTES} are allowed", 413
+            )
+        digest = await self._grid.workers.run_if_large(body.size, sha256_of, body)
+        if path.kind != CONFIG and not hmac.compare_digest(digest, path.object_id):
+            raise WebError(400, "the body is not what the name says: its SHA-256 is another")
+        repository = await self._opened(path)
+        source = body.source()
+        try:
+            await repository.store(path.kind, path.object_id, source)
+        except ObjectExists:
+            raise WebError(403, "there is another config, which is not replaced") from None
+        finally:
+            if not isinstance(source, bytes):
+                source.close()
+        return HttpResponse()
+
+    async def _remove(self, path: RepositoryPath) -> HttpResponse:
+        if self._settings.append_only and path.kind != LOCKS:
+            raise WebError(403, "this gateway removes only locks, since it is append-only")
+        repository = await self._opened(path)
+        await repository.remove(path.kind, path.object_id)
+        return HttpResponse()
+
+
+_NOT_STORED = {"Cache-Control": "no-store"}
+
+
+def _unauthorized(why: str) -> WebError:
+    return WebError(401, why, {"WWW-Authenticate": 'Basic realm="restic", charset="UTF-8"'})
+
+
+def _allowed(path: RepositoryPath) -> tuple[str, ...]:
+    if not path.kind:
+        return _OF_REPOSITORY
+    return _OF_OBJECT if path.is_object else _OF_LIST
+
+
+def _path_below(request: Any) -> bytes:
+    """Return the path after ``/restic/``, as the client wrote it."""
+    path: bytes = request.path
+    return path.split(b"/", 2)[-1] if path.count(b"/") > 1 else b""
+
+
+def _is_on_this_machine(request: Any) -> bool:
+    address = request.getClientAddress()
+    return isinstance(address, UNIXAddress) or str(getattr(address, "host", "")).startswith(
+        _LOOPBACK
+    )
+
+
+def _say(sentence: str) -> None:
+    log.warn("{sentence}", sentence=sentence)
+
+
+def sha256_of(body: BodySpool) -> str:
+    """Return the SHA-256 of a body, in hexadecimal."""
+    hasher = hashlib.sha256()
+    for start in range(0, body.size, _READ_BYTES):
+        hasher.update(body.read_at(start, _READ_BYTES))
+    return hasher.hexdigest()
+
+
+@implementer(IPushProducer)
+class ResponseStream:
+    """
+    Writes a response piece by piece, as fast as its client reads.
+
+    Args:
+        request: is written to, and finished.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._resumed: Deferred[None] | None = None
+        self._is_registered = False
+
+    async def write(self, data: bytes) -> None:
+        """Write a piece, once the client has read most of those before."""
+        if not self._is_registered:
+            self._is_registered = True
+            self._request.registerProducer(self, True)
+        if self._resumed is not None:
+            await self._resumed
+        self._request.write(data)
+
+    def finish(self) -> None:
+        """End the response; nothing more can be written."""
+        self._request.unregisterProducer()
+        self._request.finish()
+
+    def pauseProducing(self) -> None:
+        """The client does not read as fast."""
+        if self._resumed is None:
+            self._resumed = Deferred()
+
+    def resumeProducing(self) -> None:
+        """The client has read most of what it was sent."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and not resumed.called:
+            resumed.callback(None)
+
+    def stopProducing(self) -> None:
+        """The client has gone; what makes the response is cancelled by ``respond``."""

@@ -1,0 +1,105 @@
+"""The program restic on a gateway with an embedded grid; it comes with Debian."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from hashlib import shake_256
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as installed_reactor
+from twisted.internet.utils import getProcessOutputAndValue
+from twisted.trial.unittest import SkipTest
+
+from tests.gateway.test_restic_resource import ResourceTestCase
+
+reactor: Any = installed_reactor
+RESTIC = shutil.which("restic")
+
+
+class ResticTestCase(ResourceTestCase):
+    """restic, with a small tree of files."""
+
+    timeout = 300
+
+    async def setUp(self) -> None:  # type: ignore[override]
+        if RESTIC is None:
+            raise SkipTest("restic is not installed")
+        await super().setUp()
+        self.tree = Path(self.mktemp())
+        for n in range(40):
+            file = self.tree / f"d{n % 4}" / f"f{n}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(shake_256(b"%d" % n).digest(n * n * 60))
+        self.cache = Path(self.mktemp()).absolute()
+
+    async def run_restic(self, *arguments: str, repository: str = "r", status: int = 0) -> str:
+        """Run a command; returns what it printed."""
+        assert RESTIC is not None
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.cache),
+            "RESTIC_CACHE_DIR": str(self.cache),
+            "RESTIC_REPOSITORY": f"rest:{self.url}/restic/{repository}/",
+            "RESTIC_PASSWORD": "secret",
+            "GOMAXPROCS": "1",
+        }
+        out, err, code = await getProcessOutputAndValue(
+            RESTIC, arguments, environment, str(Path.cwd()), reactor
+        )
+        self.assertEqual(code, status, (arguments, out, err))
+        return str((out + err).decode())
+
+    def assert_same(self, found: Path) -> None:
+        """Compare a restored tree with the original."""
+        originals = {p.relative_to(self.tree): p for p in self.tree.rglob("*") if p.is_file()}
+        there = {p.relative_to(found): p for p in found.rglob("*") if p.is_file()}
+        self.assertEqual(originals.keys(), there.keys())
+        for name, path in originals.items():
+            self.assertEqual(there[name].read_bytes(), path.read_bytes(), name)
+
+
+class BackupTests(ResticTestCase):
+    """What people do with restic."""
+
+    async def test_backup(self) -> None:
+        """init, backup, backup again, check, restore with seven servers dead, forget --prune."""
+        await self.run_restic("init")
+        await self.run_restic("backup", str(self.tree))
+        (self.tree / "new").write_bytes(b"new" * 10_000)
+        again = await self.run_restic("backup", str(self.tree))
+        self.assertIn("1 new", again)
+        self.assertIn("no errors were found", await self.run_restic("check", "--read-data"))
+        target = Path(self.mktemp())
+        await self.run_restic("restore", "latest", "--target", str(target))
+        self.assert_same(target / self.tree)
+        await self.run_restic("forget", "--keep-last", "1", "--prune")
+        self.assertIn("no errors were found", await self.run_restic("check", "--read-data"))
+        self.assertEqual(len((await self.run_restic("list", "snapshots")).split()), 1)
+        self.assertEqual((await self.run_restic("list", "locks")).split(), [])
+
+    async def test_few_servers(self) -> None:
+        """With seven of ten servers gone, restore works, with its lock; backup fails, and changes nothing."""
+        await self.run_restic("init")
+        await self.run_restic("backup", str(self.tree))
+        await self.stop()
+        for n in range(7):
+            shutil.rmtree(self.directory / "storage" / f"{n:02d}")
+            (self.directory / "storage" / f"{n:02d}").write_text("dead")
+        await self.start()
+        target = Path(self.mktemp())
+        await self.run_restic("restore", "latest", "--target", str(target))
+        self.assert_same(target / self.tree)
+        self.assertEqual((await self.run_restic("list", "locks", "--no-lock")).split(), [])
+
+    async def test_plain_repository(self) -> None:
+        """What ``pipegrid get -r`` fetches is a repository that restic opens without a gateway."""
+        await self.run_restic("init")
+        await self.run_restic("backup", str(self.tree))
+        fetched = Path(self.mktemp()).absolute()
+        end = await self.grid.tree.resolve("restic:r")
+        assert end.cap is not None
+        await self.grid.tree.get_tree(end.cap, fetched)
+        out = await self.run_restic("check", "--read-data", "-r", str(fetched))
+        self.assertIn("no errors were found", out)
