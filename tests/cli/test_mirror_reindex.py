@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 import os
 import re
@@ -15,16 +16,23 @@ from hashlib import sha256, sha512
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from xml.sax.saxutils import quoteattr
 
 import zstandard
 from misc.mirror_world.case import Case
+from misc.mirror_world.packages import make_rpms, run
 from misc.mirror_world.readers import read, served
+from misc.mirror_world.rpm import COMPS
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
+from pipegrid.mirror.decompress import unpacked
+from pipegrid.mirror.repomd import read_repomd
 from tests.cli.test_mirror_filters import DebianFilterCase
+from tests.cli.test_mirror_rpm import RpmCase
 from tests.mirror.archive import BINARY, SOURCES, SUITE, Signer, check_readers
 from tests.mirror.flatarchive import FlatArchive
+from tests.mirror.rpmarchive import REPOMD, RpmArchive
 
 LISTED = re.compile(r"^ ([0-9a-f]{64,128}) +([0-9]+) (\S+)$", re.MULTILINE)
 
@@ -227,6 +235,208 @@ class ReindexTests(ReindexCase):
     def test_ring(self) -> Deferred[None]:
         """A key of the ring of the user; the same key in a file signs nothing again."""
         return Deferred.fromCoroutine(self._test_ring())
+
+
+class Directory:
+    """Files of a directory, as ``Files`` serves them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """All that is there now."""
+        return {
+            str(path.relative_to(self.root)): path.read_bytes()
+            for path in self.root.rglob("*")
+            if path.is_file()
+        }
+
+
+class RpmReindexTests(RpmCase):
+    """RPM repositories, of real programs."""
+
+    if missing := [
+        p for p in ("rpmbuild", "rpmsign", "createrepo_c", "dnf") if not shutil.which(p)
+    ]:
+        skip = f"{' and '.join(missing)} not installed"
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.ours = Signer()
+        self.addCleanup(self.ours.close)
+        self.key = Path(self.mktemp()).absolute()
+        self.key.write_bytes(self.ours._gpg("--armor", "--export-secret-keys"))
+        self.reindex = ("--reindex", "--sign-with", str(self.key), "--json")
+        self.root = Path(self.mktemp()).absolute()
+
+    def make(self, *options: str) -> None:
+        """Make a repository of four packages, and serve it."""
+        make_rpms(self.root / "Packages", ("one", "two", "three", "other"))
+        (self.root / "comps.xml").write_text(COMPS)
+        self.publish(*options)
+        archive: Any = Directory(self.root)
+        self.serve(archive)
+
+    def publish(self, *options: str) -> None:
+        """Make its indexes, and sign them."""
+        groups = "--groupfile=comps.xml"
+        run("createrepo_c", "--quiet", groups, "--retain-old-md=0", *options, str(self.root))
+        repomd = self.root / REPOMD
+        signature = self.signer.detached(repomd.read_bytes())
+        repomd.with_suffix(".xml.asc").write_bytes(signature)
+
+    async def built(self, *options: str) -> tuple[int, dict[str, Any], str]:
+        """Mirror with new indexes."""
+        status, out, err = await self.run_command(*self.arguments(*self.reindex, *options))
+        return status, json.loads(out) if out else {}, err
+
+    def index(self, kind: str) -> str:
+        """An index that is published; looks whether it is what ``repomd.xml`` says."""
+        repomd = read_repomd((self.dest / REPOMD).read_bytes(), "x")
+        each = next(each for each in repomd.files if each.kind == kind)
+        data = (self.dest / each.file.path).read_bytes()
+        self.assertEqual((sha256(data).digest(), len(data)), (each.file.digest, each.file.size))
+        text = b"".join(unpacked(str(self.dest / each.file.path)))
+        assert each.opened is not None
+        self.assertEqual((sha256(text).digest(), len(text)), (each.opened.digest, each.opened.size))
+        return text.decode()
+
+    def names(self) -> list[str]:
+        """The packages of all indexes."""
+        found = re.findall("<name>(.*?)</name>", self.index("primary"))
+        for kind in ("filelists", "other"):
+            text = self.index(kind)
+            self.assertEqual(re.findall(r'<package pkgid="\w+" name="(.*?)"', text), found)
+            self.assertIn(f'packages="{len(found)}"', text)
+        self.assertIn(f'packages="{len(found)}"', self.index("primary"))
+        return sorted(found)
+
+    async def _test_filtered(self) -> None:
+        for number, options in enumerate(
+            (("--revision=7", "--distro=cpe:/o:t,T"), ("--xz",), ("--general-compress-type=bz2",))
+        ):
+            self.root = self.root.with_name(f"root{number}")
+            self.make(*options)
+            self.dest = self.dest.with_name(f"dest{number}")
+            status, told, err = await self.built("--include=o*")
+            self.assertEqual((status, self.names()), (0, ["one", "other"]), err)
+            theirs = read_repomd((self.root / REPOMD).read_bytes(), "x")
+            ours = read_repomd((self.dest / REPOMD).read_bytes(), "x")
+            self.assertEqual(ours.head, theirs.head)
+            kinds = [each.kind for each in theirs.files if not each.kind.endswith("_db")]
+            self.assertEqual([each.kind for each in ours.files], kinds)
+            self.assertEqual((self.dest / "x.rpm").exists(), False)
+            before = self.found()
+            self.assertEqual(len([path for path in before if path.endswith(".rpm")]), 2)
+            for further in ((), ("--delete",), ("--dry-run",)):
+                status, told, _ = await self.built("--include=o*", "--exit-unchanged", *further)
+                self.assertEqual((status, told["changed"], self.found()), (6, False, before))
+            status, _, err = await self.run_command(
+                "mirror", "verify", str(self.dest), "--paranoid"
+            )
+            self.assertEqual((status, err), (0, ""))
+
+    def test_filtered(self) -> Deferred[None]:
+        """Elements of what was selected, in several forms; the same run again changes nothing."""
+        return Deferred.fromCoroutine(self._test_filtered())
+
+    async def _test_next(self) -> None:
+        self.make()
+        await self.built("--include=o*")
+        make_rpms(self.root / "More", ("only",))
+        next((self.root / "Packages").glob("other-*")).unlink()
+        self.publish()
+        status, told, _ = await self.built("--include=o*", "--dry-run")
+        self.assertTrue(told["changed"])
+        status, told, err = await self.built("--include=o*", "--delete")
+        self.assertEqual((status, self.names()), (0, ["one", "only"]), err)
+        status, _, err = await self.built("--include=two", "--delete")
+        self.assertEqual((status, self.names()), (0, ["one", "only", "two"]), err)
+        status, _, err = await self.built("--include=two", "--delete-excluded")
+        self.assertEqual((status, self.names()), (0, ["two"]), err)
+        status, _, err = await self.run_command(*self.arguments("--include=two", "--delete"))
+        theirs = (self.root / REPOMD).read_bytes()
+        self.assertEqual((status, self.found()[REPOMD]), (0, theirs), err)
+
+    def test_next(self) -> Deferred[None]:
+        """New packages, other filters, and the repository's own indexes again."""
+        return Deferred.fromCoroutine(self._test_next())
+
+    async def _test_dnf(self) -> None:
+        make_rpms(self.root / "Packages", ("one", "two"))
+        for path in (self.root / "Packages").iterdir():
+            sign_rpm(path, self.ours)
+        (self.root / "comps.xml").write_text(COMPS)
+        self.publish()
+        archive: Any = Directory(self.root)
+        self.serve(archive)
+        status, _, err = await self.built("--include=one")
+        self.assertEqual(status, 0, err)
+        case = Case("ours", lambda _: None, is_signed=True)
+        with served(self.dest) as url:
+            got = await deferToThread(read, case, url, Path(self.ours.armored))
+        self.assertEqual([each.partition("-")[0] for each in got], ["one"])
+
+    def test_dnf(self) -> Deferred[None]:
+        """dnf verifies repomd.xml by the new key, and reposync brings what is named."""
+        return Deferred.fromCoroutine(self._test_dnf())
+
+    async def _test_missing(self) -> None:
+        self.make()
+        next((self.root / "Packages").glob("other-*")).unlink()
+        status, _, _ = await self.built()
+        self.assertEqual((status, REPOMD in self.found()), (1, False))
+        status, _, _ = await self.built("--keep-going")
+        self.assertEqual((status, self.names()), (1, ["one", "three", "two"]))
+
+    def test_missing(self) -> Deferred[None]:
+        """What no mirror has is in no index."""
+        return Deferred.fromCoroutine(self._test_missing())
+
+    async def _test_unsigned_packages(self) -> None:
+        self.make()
+        sign_rpm(next((self.root / "Packages").glob("one-*")), self.signer)
+        self.publish()
+        await self.built()
+        status, _, _ = await self.built("--gpgcheck", "--keep-going")
+        self.assertEqual((status, self.names()), (1, ["one"]))
+
+    def test_unsigned_packages(self) -> Deferred[None]:
+        """A package that was there and that nobody signed is in no index of a run that looks."""
+        return Deferred.fromCoroutine(self._test_unsigned_packages())
+
+    async def _test_places(self) -> None:
+        archive = RpmArchive(self.signer, count=0)
+        self.serve(archive)
+        for name, further in (
+            ("a", f"xml:base={quoteattr(self.url + 'sub/')} "),
+            ("b", 'xml:base="sub" '),
+            ("c", ""),
+        ):
+            made = archive.add(name, further=further)
+            made.path = made.path.replace("/", "/.//")
+        archive.head = "<!-- a > b -->"
+        archive.publish()
+        for made in archive.packages:
+            place = made.path.replace("/.//", "/")
+            archive.files[f"sub/{place}" if made.further else place] = made.data
+        status, _, err = await self.built()
+        self.assertEqual(status, 0, err)
+        places = re.findall('<location href="(.*?)"/>', self.index("primary"))
+        there = sorted(path for path in self.found() if path.endswith(".rpm"))
+        self.assertEqual(sorted(places), there)
+
+    def test_places(self) -> Deferred[None]:
+        """Packages are named where they are, without xml:base."""
+        return Deferred.fromCoroutine(self._test_places())
+
+
+def sign_rpm(path: Path, signer: Signer) -> None:
+    """Sign a package in its header."""
+    defined = {"_gpg_name": "Test", "_gpg_path": signer.home, "__gpg": shutil.which("gpg")}
+    given = [word for name, value in defined.items() for word in ("--define", f"{name} {value}")]
+    run("rpmsign", *given, "--addsign", str(path))
 
 
 class FormTests(ReindexCase):

@@ -164,10 +164,6 @@ _by_name = all_of(
         is_flag=True,
         help="As --delete; also files that only filters of earlier runs select.",
     ),
-)
-"""The filters that both kinds of archives have."""
-
-_reindexing = all_of(
     click.option(
         "--reindex",
         is_flag=True,
@@ -179,7 +175,7 @@ _reindexing = all_of(
         help="Sign rebuilt indexes with KEY: a file with a secret key, or what gpg calls one.",
     ),
 )
-"""Whether indexes are rebuilt."""
+"""The filters that both kinds of archives have."""
 
 debian_filters = as_one(
     "filtering",
@@ -190,7 +186,6 @@ debian_filters = as_one(
     click.option(
         "--sources", is_flag=True, help="The sources of the packages that are selected, too."
     ),
-    _reindexing,
 )
 """Which packages of a Debian archive are wanted; see ``PackageFilter``."""
 
@@ -223,9 +218,7 @@ def _set_filters(fetching: MirrorOptions, filtering: dict[str, Any]) -> None:
     fetching.delete_excluded = filtering.pop("delete_excluded")
     fetching.delete = fetching.delete or fetching.delete_excluded
     fetching.gpgcheck = filtering.pop("gpgcheck", False)
-    fetching.sign_with = _signing_key(
-        filtering.pop("reindex", False), filtering.pop("sign_with", None)
-    )
+    fetching.sign_with = _signing_key(filtering.pop("reindex"), filtering.pop("sign_with"))
     fetching.filters = {name: value for name, value in filtering.items() if value} or None
 
 

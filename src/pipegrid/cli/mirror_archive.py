@@ -122,12 +122,13 @@ def rpm_job(
 
         wanted = filter_of(fetching.filters)
         keys = signatures.Keys(options.keyrings, options.allow_unsigned)
-        repository = rpm.RpmRepository(
-            mirror, keys, options.newest_only, wanted, metalink, fetching.gpgcheck
-        )
-        outcome = await repository.sync(
-            fetching.delete, fetching.dry_run, options.keep_going, fetching.delete_excluded
-        )
+        with opened_key(fetching, mirror) as key:
+            repository = rpm.RpmRepository(
+                mirror, keys, options.newest_only, wanted, metalink, fetching.gpgcheck, key
+            )
+            outcome = await repository.sync(
+                fetching.delete, fetching.dry_run, options.keep_going, fetching.delete_excluded
+            )
         return outcome, {}
 
     return ArchiveRun(dest, fetching, update).job()

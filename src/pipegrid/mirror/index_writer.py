@@ -15,7 +15,7 @@ import bz2
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import new as new_hash
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,8 +77,7 @@ def prepare(
         if index.kind:
             index.spare = [*index.forms[1:], *index.spare]
             index.forms = index.forms[:1]
-        for form in (*index.forms, *index.spare):
-            destination.move(f"{UPSTREAM}/{form.path}", f"{STAGED}/{form.path}")
+        take_back(destination, (form.path for form in (*index.forms, *index.spare)))
     return others
 
 
@@ -107,12 +106,7 @@ def rebuilt(
     }
     # All are read, so new ones may take their places.
     aside = {index.forms[0].path for index in indexes if index.kind}
-    for path in aside:
-        destination.move(f"{STAGED}/{path}", f"{UPSTREAM}/{path}")
-    others = destination.others(frozenset(f"{UPSTREAM}/{path}" for path in aside), UPSTREAM)
-    for path in list(others):
-        if any(path.startswith(f"{UPSTREAM}/{suite.place('')}") for suite in suites):
-            destination.delete(path)
+    keep_aside(destination, aside, *(suite.place("") for suite in suites))
     for outputs in made.values():
         for output in outputs:
             output.stage(destination)
@@ -120,6 +114,27 @@ def rebuilt(
         _signed(destination, suite, indexes, made, algorithms[suite.directory], key)
         for suite in suites
     ]
+
+
+def keep_aside(destination: Destination, paths: Collection[str], *above: str) -> None:
+    """
+    Keep staged indexes of the archive where the next run takes them from.
+
+    Args:
+        above: beginnings of paths; what was kept below them before, and is another one, goes.
+    """
+    for path in paths:
+        destination.move(f"{STAGED}/{path}", f"{UPSTREAM}/{path}")
+    kept = frozenset(f"{UPSTREAM}/{path}" for path in paths)
+    for path in list(destination.others(kept, UPSTREAM)):
+        if path.startswith(tuple(f"{UPSTREAM}/{each}" for each in above)):
+            destination.delete(path)
+
+
+def take_back(destination: Destination, paths: Iterable[str]) -> None:
+    """Stage indexes that were kept aside, as far as there are any."""
+    for path in paths:
+        destination.move(f"{UPSTREAM}/{path}", f"{STAGED}/{path}")
 
 
 def _algorithms(suite: Suite) -> tuple[str, ...]:
@@ -156,12 +171,18 @@ _PACKERS: Mapping[str, Callable[[], Any]] = {
 }
 
 
-class _Output:
+class PackedIndex:
     """
     One form of a new index.
 
     Args:
+        path: without the ending.
+        ending: says how it is packed.
         name: in ``incoming``; None: its hashes alone are wanted.
+        algorithms: of its hashes.
+
+    Attributes:
+        size: in bytes, packed, of what was written.
     """
 
     def __init__(
@@ -183,9 +204,11 @@ class _Output:
             self._fd = destination.open_own(name)
 
     def write(self, data: bytes) -> None:
+        """Add bytes of the index, which may stay in the compressor until ``finish``."""
         self._add(self._packer.compress(data))
 
     def finish(self, destination: Destination) -> None:
+        """That was all: it is whole, and known to be right."""
         self._add(self._packer.flush())
         if self._fd >= 0:
             os.fsync(self._fd)
@@ -193,6 +216,7 @@ class _Output:
         self.close()
 
     def close(self) -> None:
+        """Let go of the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -237,17 +261,17 @@ def _written(
     number: int,
     own: OwnNames,
     algorithms: Sequence[str],
-) -> list[_Output]:
+) -> list[PackedIndex]:
     """Write the forms of one new index to ``incoming``."""
     base = base_of(index.path)
     named = index.suite.release.files
     endings = [each for each in READ if index.suite.within(base) + each in named]
-    outputs: list[_Output] = []
+    outputs: list[PackedIndex] = []
     try:
         for ending in endings:
             is_kept = bool(ending) or endings == [""]
             name = f"reindex.{number}{ending}" if is_kept else None
-            outputs.append(_Output(destination, base, ending, name, algorithms))
+            outputs.append(PackedIndex(destination, base, ending, name, algorithms))
         for text in _paragraphs(destination, index, own):
             for output in outputs:
                 output.write(text)
@@ -285,7 +309,7 @@ def _signed(
     destination: Destination,
     suite: Suite,
     indexes: Sequence[Index],
-    made: Mapping[int, Sequence[_Output]],
+    made: Mapping[int, Sequence[PackedIndex]],
     algorithms: Sequence[str],
     key: GpgKey,
 ) -> Suite:

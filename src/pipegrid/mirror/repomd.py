@@ -112,6 +112,11 @@ class XmlParser:
         """
         self._parse(b"", True)
 
+    @property
+    def offset(self) -> int:
+        """How many bytes stand before what is being read: the tag that opens or closes an element."""
+        return self._expat.CurrentByteIndex
+
     def _parse(self, data: bytes, last: bool) -> None:
         try:
             self._expat.Parse(data, last)
@@ -153,6 +158,66 @@ class XmlParser:
             self._expat.CharacterDataHandler = None
         self._depth = depth - 1
         self._reader.closed(depth, name, text)
+
+
+MAX_ELEMENT_BYTES = 64 << 20
+"""Of the element of one package: the largest has a tenth of that, with its files."""
+
+
+class RawElements:
+    """
+    The bytes of a document from a tag to another, while it is being read.
+
+    Attributes:
+        parser: of the document; to be set before anything is read.
+        base: where the first byte that is kept is in the document.
+        keep_from: where the element begins that is wanted; None: none is.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.parser: XmlParser | None = None
+        self.base = 0
+        self.keep_from: int | None = None
+        self._name = name
+        self._data = bytearray()
+
+    def add(self, block: bytes) -> None:
+        """
+        Some more of the document, before the parser is given it.
+
+        Raises:
+            BadEntry: an element is longer than ``MAX_ELEMENT_BYTES``.
+        """
+        self._data += block
+        if len(self._data) > MAX_ELEMENT_BYTES:
+            raise BadEntry(f"{self._name} has an element of more than {MAX_ELEMENT_BYTES} bytes")
+
+    def tag(self) -> tuple[int, int]:
+        """Return where the tag that is being read begins and ends."""
+        assert self.parser is not None
+        begin = at = self.parser.offset
+        data, base = self._data, self.base
+        while (end := data.find(b">", at - base)) >= 0:
+            quotes = {data.find(mark, at - base, end): mark for mark in (b'"', b"'")}
+            first = min((place for place in quotes if place >= 0), default=-1)
+            if first < 0:
+                return begin, end + 1 + base
+            closing = data.find(quotes[first], first + 1)
+            if closing < 0:
+                break
+            at = closing + 1 + base
+        return begin, base + len(data)  # which the parser would not have taken for a tag
+
+    def cut(self, begin: int, end: int) -> bytes:
+        """Return what is from one place of the document to another."""
+        return bytes(self._data[begin - self.base : end - self.base])
+
+    def forget(self) -> None:
+        """Drop what was read and is not wanted."""
+        assert self.parser is not None
+        until = self.parser.offset if self.keep_from is None else self.keep_from
+        del self._data[: max(0, until - self.base)]
+        self.base = max(self.base, until)
 
 
 # Which of two versions of a package is the newer one, as rpm sees it. Pure.
@@ -248,11 +313,15 @@ class Metadata(NamedTuple):
     Attributes:
         kind: such as ``primary``, ``filelists``, ``primary_db``.
         opened: what it is unpacked; None: that is not told.
+        timestamp: in seconds since 1970; 0: none is told.
+        raw: the element as it is.
     """
 
     kind: str
     file: ArchiveFile
     opened: ArchiveFile | None
+    timestamp: int = 0
+    raw: bytes = b""
 
 
 class Repomd(NamedTuple):
@@ -263,11 +332,13 @@ class Repomd(NamedTuple):
         revision: as it stands there; mostly seconds since 1970.
         timestamp: of the newest of its files; 0: none has one.
         files: in their order.
+        head: all other elements as they are, such as the revision and tags.
     """
 
     revision: str
     timestamp: int
     files: tuple[Metadata, ...]
+    head: tuple[bytes, ...] = ()
 
     @property
     def primary(self) -> Metadata:
@@ -281,12 +352,16 @@ class Package(NamedTuple):
 
     Attributes:
         arch: such as ``x86_64``, ``noarch`` or ``src``.
+        number: its place among the packages of its ``primary``.
+        identity: as other indexes call it: its hash, as text.
     """
 
     name: str
     arch: str
     version: RpmVersion
     file: ArchiveFile
+    number: int = 0
+    identity: str = ""
 
 
 def read_repomd(data: bytes, name: str, skip: Skip | None = None) -> Repomd:
@@ -301,13 +376,14 @@ def read_repomd(data: bytes, name: str, skip: Skip | None = None) -> Repomd:
         BadEntry: it is none, or names files that may not be, or that only weaker hashes than SHA-256 prove.
     """
     reader = _RepomdReader(name, skip or _refuse)
-    parser = XmlParser(reader, name)
+    parser = reader.raw.parser = XmlParser(reader, name)
+    reader.raw.add(data)
     parser.feed(data)
     parser.end()
     if not any(each.kind == "primary" for each in reader.found):
         why = f" ({reader.reasons[0]})" if reader.reasons else ""
         raise BadEntry(f"{name} names no primary, which says what the packages are{why}")
-    return Repomd(reader.revision, reader.timestamp, tuple(reader.found))
+    return Repomd(reader.revision, reader.timestamp, tuple(reader.found), tuple(reader.head))
 
 
 def packages(
@@ -409,6 +485,9 @@ class _RepomdReader:
     _TEXTS = frozenset(("checksum", "open-checksum", "size", "open-size", "timestamp"))
 
     def __init__(self, name: str, skip: Skip) -> None:
+        self.raw = RawElements(name)
+        self.head: list[bytes] = []
+        self._begin = 0
         self.found: list[Metadata] = []
         self.reasons: list[BadEntry] = []
         self._skip = skip
@@ -424,6 +503,8 @@ class _RepomdReader:
             raise BadEntry(
                 f"{self._name} is not a repomd.xml; perhaps the mirror answers every request with a web page"
             )
+        if depth == 2:
+            self._begin, _ = self.raw.tag()
         if depth == 2 and name == "data":
             if len(self.found) >= MAX_METADATA_FILES:
                 raise BadEntry(f"{self._name} names more than {MAX_METADATA_FILES} files")
@@ -441,6 +522,9 @@ class _RepomdReader:
         entry = self._entry
         if depth == 2 and name == "revision":
             self.revision = text.strip()
+        raw = self.raw.cut(self._begin, self.raw.tag()[1]) if depth == 2 else b""
+        if depth == 2 and entry is None and len(self.head) < MAX_METADATA_FILES:
+            self.head.append(raw)
         if entry is None:
             return
         if depth == 3 and name in self._TEXTS:
@@ -448,12 +532,12 @@ class _RepomdReader:
         elif depth == 2:
             self._entry = None
             try:
-                self._add(entry)
+                self._add(entry, raw)
             except BadEntry as error:
                 self.reasons[1:] = [error]
                 self._skip(error)
 
-    def _add(self, entry: _Entry) -> None:
+    def _add(self, entry: _Entry, raw: bytes) -> None:
         file = entry.file(entry.size(entry.texts.get("size")))
         place = casefold_path(file.path)
         if place in self._places:
@@ -467,10 +551,10 @@ class _RepomdReader:
         if entry.texts.get("open-checksum") and entry.texts.get("open-size"):
             with suppress(BadEntry):  # of no use, and not needed
                 opened = entry.file(entry.size(entry.texts["open-size"]), "open-checksum")
-        timestamp = entry.texts.get("timestamp", "").partition(".")[0]
-        if _SIZE.fullmatch(timestamp):
-            self.timestamp = max(self.timestamp, int(timestamp))
-        self.found.append(Metadata(self._kind, file, opened))
+        told = entry.texts.get("timestamp", "").partition(".")[0]
+        timestamp = int(told) if _SIZE.fullmatch(told) else 0
+        self.timestamp = max(self.timestamp, timestamp)
+        self.found.append(Metadata(self._kind, file, opened, timestamp, raw))
 
 
 class _PrimaryReader:
@@ -485,6 +569,7 @@ class _PrimaryReader:
         self._name = name
         self._urls = urls
         self._entry: _Entry | None = None
+        self._number = -1
 
     def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
         if depth > 3:
@@ -500,6 +585,7 @@ class _PrimaryReader:
         elif depth == 2:
             if name == "package" and attributes.get("type", "rpm") == "rpm":
                 self._entry = _Entry(self._name, self._urls)
+                self._number += 1
         elif name != "metadata":
             raise BadEntry(
                 f"{self._name} is not a primary; it has {quoted(name)} in place of metadata"
@@ -532,4 +618,5 @@ class _PrimaryReader:
             raise BadEntry(
                 f"{quoted(file.path)} has a name or version of more than {MAX_VERSION_CHARS} characters"
             )
-        return Package(name, arch, RpmVersion(*parts), file)
+        identity = entry.texts.get("checksum", "").strip()
+        return Package(name, arch, RpmVersion(*parts), file, self._number, identity)

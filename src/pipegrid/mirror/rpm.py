@@ -32,8 +32,9 @@ from pipegrid.mirror.archive_file import (
 )
 from pipegrid.mirror.decompress import check_index_bytes, index_blocks
 from pipegrid.mirror.entries import Entries
+from pipegrid.mirror.index_writer import read_record, take_back, write_record
 from pipegrid.mirror.indexes import stage_indexes
-from pipegrid.mirror.manifest import keep_manifest, noting
+from pipegrid.mirror.manifest import add_to_manifest, keep_manifest, noting
 from pipegrid.mirror.package_filter import (
     ALL,
     Description,
@@ -54,6 +55,7 @@ from pipegrid.mirror.repomd import (
     packages,
     read_repomd,
 )
+from pipegrid.mirror.repomd_writer import chosen, is_left_out, is_rebuilt, rebuilt
 from pipegrid.mirror.rpm_package_signatures import check_packages
 from pipegrid.mirror.scheduler import Report
 from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, Keys, check_signature
@@ -62,6 +64,7 @@ from pipegrid.mirror.suites import remove_in_order
 if TYPE_CHECKING:
     from pipegrid.mirror.indexes import ArchiveMirror
     from pipegrid.mirror.mirror_lists import Metalink
+    from pipegrid.mirror.signature_writer import GpgKey
 
 MAX_NAMED = 5_000_000
 
@@ -115,6 +118,8 @@ class RpmRepository:
         wanted: which packages of the index are wanted.
         metalink: says which ``repomd.xml`` may be used; None: any.
         checks_packages: each package has to be signed by one of the keys; see ``rpm_package_signatures``.
+        signing: signs indexes of what was fetched, which are published in place of the repository's; see
+            ``repomd_writer``. None: the repository's are.
     """
 
     def __init__(
@@ -125,6 +130,7 @@ class RpmRepository:
         wanted: PackageFilter = ALL,
         metalink: Metalink | None = None,
         checks_packages: bool = False,
+        signing: GpgKey | None = None,
     ) -> None:
         if newest_only:
             wanted = wanted._replace(newest=1)
@@ -134,6 +140,8 @@ class RpmRepository:
         self._metalink = metalink
         self._wanted = wanted
         self._checks_packages = checks_packages
+        self._signing = signing
+        self._wrong: frozenset[str] = frozenset()
 
     async def sync(
         self,
@@ -160,6 +168,8 @@ class RpmRepository:
         outcome = RpmOutcome()
         entries = outcome.entries
         found = await self._find(entries.skip)
+        if self._signing is not None:
+            found = await self._mirror.run(self._take_back, found)
         indexes = await self._stage(found.repomd, outcome, keep_going)
         everything = [*await self._mirror.run(self._sized, indexes), *_own(found)]
         stays = await self._mirror.run(self._filters, delete_excluded)
@@ -167,7 +177,7 @@ class RpmRepository:
         named = self._contents(found.repomd, [self._wanted], entries.skip, matches)
         contents = entries.once(named)
         if not dry_run:
-            contents = noting(self._destination, contents, everything)
+            contents = noting(self._destination, contents, () if self._signing else everything)
         report = outcome.report = await self._mirror.sync(contents)
         outcome.unmatched = matches.unmatched()
         matches.check()
@@ -177,19 +187,67 @@ class RpmRepository:
                 await self._mirror.run(self._check_packages, found, report)
         if report.failed_files and (not keep_going or report.is_stopped):
             return outcome
-        outcome.is_new = not await self._mirror.run(self._destination.holds, found.files)
-        if not dry_run:
-            await self._mirror.run(self._publish, indexes, found)
-            await self._mirror.run(keep_manifest, self._destination, entries.replaced)
-            records = {"": stays} if stays != [ALL] else {}
-            await self._mirror.run(write_records, self._destination, records)
-            outcome.is_published = True
+        if dry_run:
+            outcome.is_new = await self._mirror.run(self._would_be_new, found)
+        else:
+            found, everything = await self._show(found, everything, stays, outcome)
         if delete and not (report.failed_files or entries.skipped_files or outcome.unmatched):
             outcome.spares_others = len(stays) > 1
             outcome.removed = await self._mirror.run(
                 self._remove, found, everything, stays, dry_run
             )
         return outcome
+
+    async def _show(
+        self,
+        found: _Found,
+        everything: list[ArchiveFile],
+        stays: list[PackageFilter],
+        outcome: RpmOutcome,
+    ) -> tuple[_Found, list[ArchiveFile]]:
+        """Rebuild indexes if that is wanted, and publish them; returns what is seen then."""
+        record = _record_of(found)
+        if self._signing is not None:
+            found = await self._mirror.run(self._rebuild, found, everything, stays)
+            everything = [*(each.file for each in found.repomd.files), *_own(found)]
+            everything = await self._mirror.run(self._sized, everything)
+            await self._mirror.run(add_to_manifest, self._destination, everything)
+        outcome.is_new = not await self._mirror.run(self._destination.holds, found.files)
+        indexes = [each for each in everything if each.path not in found.files]
+        await self._mirror.run(self._publish, indexes, found)
+        await self._mirror.run(keep_manifest, self._destination, outcome.entries.replaced)
+        records = {"": stays} if stays != [ALL] else {}
+        await self._mirror.run(write_records, self._destination, records)
+        if self._signing is not None:
+            await self._mirror.run(write_record, self._destination, record)
+        outcome.is_published = True
+        return found, everything
+
+    def _would_be_new(self, found: _Found) -> bool:
+        """In the thread: whether ``repomd.xml`` is not the one that exists, or that new ones were made of."""
+        if self._signing is None:
+            return not self._destination.holds(found.files)
+        return not _record_of(found).items() <= read_record(self._destination).items()
+
+    # New indexes.
+
+    def _take_back(self, found: _Found) -> _Found:
+        """In the thread: take what was kept aside, and leave out what new indexes do not need."""
+        files = tuple(each for each in found.repomd.files if not is_left_out(each))
+        take_back(self._destination, (each.file.path for each in files if is_rebuilt(each)))
+        return found._replace(repomd=found.repomd._replace(files=files))
+
+    def _rebuild(
+        self, found: _Found, everything: Sequence[ArchiveFile], stays: Sequence[PackageFilter]
+    ) -> _Found:
+        """In the thread: stage new indexes of those packages that exist."""
+        assert self._signing is not None
+        there = {each.path for each in everything}
+        files = tuple(each for each in found.repomd.files if each.file.path in there)
+        repomd = found.repomd._replace(files=files)
+        wanted = chosen(self._destination, self._packages(repomd, stays), self._wrong)
+        new, own = rebuilt(self._destination, repomd, wanted, self._signing)
+        return found._replace(repomd=new, files=own)
 
     async def _stage(
         self, repomd: Repomd, outcome: RpmOutcome, keep_going: bool
@@ -289,6 +347,7 @@ class RpmRepository:
         check_packages(
             self._destination, named, self._keys.keyrings, failed, self._mirror.is_stopped
         )
+        self._wrong = frozenset(each.path for each in wrong)
         before: set[str] = set()
         if wrong and found.before is not None:
             with suppress(BadEntry, MirrorError, OSError):
@@ -312,10 +371,19 @@ class RpmRepository:
         skip: Skip | None = None,
         matches: Matches | None = None,
     ) -> Iterator[ArchiveFile]:
-        """Yield the packages that are wanted; they are fetched while the others are still being read."""
+        """Yield the files of the packages that are wanted, which are fetched while others are being read."""
+        yield from (each.file for each in self._packages(repomd, filters, skip, matches))
+
+    def _packages(
+        self,
+        repomd: Repomd,
+        filters: Sequence[PackageFilter],
+        skip: Skip | None = None,
+        matches: Matches | None = None,
+    ) -> Iterator[Package]:
         found = self._named(repomd, skip or (lambda _: None))
         if ALL in filters:
-            yield from (each.file for each in found)
+            yield from found
             return
         entries: Iterator[tuple[Description, Package]] = map(described, found)
         if matches is not None:
@@ -323,7 +391,7 @@ class RpmRepository:
         for _, each in select(entries, filters, compare_versions):
             if matches is not None:
                 matches.selected += 1
-            yield each.file
+            yield each
 
     def _named(self, repomd: Repomd, skip: Skip) -> Iterator[Package]:
         primary = repomd.primary
@@ -405,6 +473,10 @@ def described(package: Package) -> tuple[Description, Package]:
     is_modular = MODULAR in package.version.release
     about = Description(package.name, package.arch, package.version, is_modular=is_modular)
     return about, package
+
+
+def _record_of(found: _Found) -> dict[str, str]:
+    return {"repodata": sha256(found.files[REPOMD]).hexdigest()}
 
 
 def _own(found: _Found) -> list[ArchiveFile]:
