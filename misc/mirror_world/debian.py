@@ -138,6 +138,10 @@ def _crlf(text: str) -> str:
     return text.replace("\n", "\r\n")
 
 
+def _leading(text: str) -> str:
+    return text.replace("Filename: ", "Filename: //")
+
+
 def _needless(text: str) -> str:
     return text.replace("Filename: pool/", "Filename: ./pool//./")
 
@@ -181,6 +185,7 @@ _FTPARCHIVE: dict[str, Callable[[Path], None]] = {
     "lower-case": partial(ftparchive, amend=_lower, amend_index=_lower),
     "repeated-fields": partial(ftparchive, amend_index=_repeated),
     "needless-parts": partial(ftparchive, amend_index=_needless),
+    "leading-slash": partial(ftparchive, amend_index=_leading),
     "date-iso": partial(ftparchive, amend=_with(r"^Date:.*", "Date: 2026-01-01T00:00:00Z")),
     "junk-line": partial(ftparchive, amend=_with(r"^SHA256:\n", "SHA256:\n nothing of use here\n")),
 }

@@ -175,6 +175,43 @@ class RpmFilterTests(RpmCase):
         """Each filter alone, and with others."""
         return Deferred.fromCoroutine(self._test_each())
 
+    async def _test_sources(self) -> None:
+        archive = self.archive
+        for number, name in enumerate(("p0-1-1.src.rpm", "many-2-1.src.rpm", "many-2-1.src.rpm")):
+            archive.packages[number].source = name
+        archive.add("p0", arch="src")
+        archive.add("many", "0", "2", "1", arch="src")
+        archive.add("unwanted", arch="src")
+        archive.publish()
+        for options, names in (
+            (("--include=p0", "--newest=1"), "p0-1 p0-3"),
+            (
+                ("--include=p[01]", "--exclude=other", "--sources"),
+                "many-2 p0-1 p0-1 p0-2 p0-3 p1-1",
+            ),
+            (("--include=p[12]", "--arch=x86_64", "--sources"), "many-2 p1-1 p2-1"),
+            (("--arch=noarch", "--sources"), "other-1"),
+        ):
+            status, _, err = await self.run_command(*self.arguments("--delete-excluded", *options))
+            there = sorted(
+                path.rpartition("/")[2].rpartition("-")[0]
+                for path in self.found()
+                if path.endswith(".rpm")
+            )
+            self.assertEqual((status, " ".join(there)), (0, names), err)
+            self.assertNotIn("lacks", err)
+        archive.packages = [each for each in archive.packages if each.name != "many"]
+        archive.publish()
+        status, _, err = await self.run_command(*self.arguments("--include=p1", "--sources"))
+        self.assertEqual(status, 0)
+        self.assertIn(
+            "this repository lacks the sources (src.rpm) of selected packages, 1 file;", err
+        )
+
+    def test_sources(self) -> Deferred[None]:
+        """Packages of sources of those that are selected, whatever their names; those lacking are counted."""
+        return Deferred.fromCoroutine(self._test_sources())
+
     async def _test_unmatched(self) -> None:
         status, _, err = await self.run_command(*self.arguments("--arch=ppc64", "--include=p1"))
         self.assertEqual((status, self.found()), (1, {}))

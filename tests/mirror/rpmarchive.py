@@ -38,6 +38,7 @@ class Made:
     checksum: str = ""
     kind: str = "sha256"
     further: str = ""
+    source: str = ""
 
     def __attrs_post_init__(self) -> None:
         if not self.path:
@@ -55,7 +56,8 @@ class Made:
             "<summary>nothing &amp; less</summary><packager/>"
             f'<time file="1" build="1"/><size package="{size}" installed="1" archive="1"/>'
             f"<location {self.further}href={quoteattr(self.path)}/>"
-            '<format><rpm:license>MIT</rpm:license><rpm:provides><rpm:entry name="x"/></rpm:provides>'
+            f"<format>{self.source and f'<rpm:sourcerpm>{self.source}</rpm:sourcerpm>'}"
+            '<rpm:license>MIT</rpm:license><rpm:provides><rpm:entry name="x"/></rpm:provides>'
             "<file>/usr/bin/x</file></format></package>"
         )
 

@@ -113,12 +113,17 @@ class IndexTests(SynchronousTestCase):
         self.assertEqual((first.path, first.size, first.algorithm), ("pool/a.deb", 12, "sha256"))
         self.assertEqual(first.digest.hex(), H1)
         self.assertEqual(second.path, "pool/b.deb")
+        for path in ("/pool/a.deb", "//pool//./a.deb", "./pool/./a.deb"):
+            (found,) = packages([PACKAGE.replace("pool/a.deb", path).encode()], "x")
+            self.assertEqual(found.path, "pool/a.deb")
 
     def test_bad_packages(self) -> None:
         """One sentence each."""
         for old, new, words in (
             ("pool/a.deb", "../../etc/passwd", "leads out of the mirror"),
-            ("pool/a.deb", "/etc/passwd", "is absolute"),
+            ("pool/a.deb", "/../etc/passwd", "leads out of the mirror"),
+            ("pool/a.deb", "//.pipegrid-mirror/lock", "the mirror's own"),
+            ("pool/a.deb", "//./", "is empty"),
             ("pool/a.deb", ".pipegrid-mirror/lock", "the mirror's own"),
             ("pool/a.deb", "pool/a\x1b.deb", "a character that no archive uses"),
             ("Size: 12", "Size: -1", "has no size"),

@@ -820,7 +820,7 @@ class RefusalTests(DebianCase):
         digest = "1" * 64
         for paragraph, words in (
             (f"Filename: ../x\nSize: 1\nSHA256: {digest}\n\n", "leads out of the mirror"),
-            (f"Filename: /x\nSize: 1\nSHA256: {digest}\n\n", "is absolute"),
+            (f"Filename: /../x\nSize: 1\nSHA256: {digest}\n\n", "leads out of the mirror"),
             (f"Filename: pool/x\nSize: 99999999999999\nSHA256: {digest}\n\n", "no file has"),
             (f"Filename: pool/x\nSize: 1\nMD5sum: {'1' * 32}\n\n", "weaker"),
             ("<html>Please log in</html>\n\n", "has no file name"),
@@ -838,6 +838,7 @@ class RefusalTests(DebianCase):
         digest = sha(data)
         for path in (
             f"{SUITE}/InRelease",
+            f"//{SUITE}/InRelease",
             f"{SUITE}/{BINARY}",
             f"{SUITE}/{BINARY}.xz",
             f"Dists/sid/{BINARY}.gz",

@@ -158,7 +158,11 @@ class PrimaryTests(SynchronousTestCase):
     def test_paths(self) -> None:
         """No path leads elsewhere."""
         self.refused("leads out of the mirror", path="../a.rpm")
-        self.refused("is absolute", path="/etc/passwd")
+        self.refused("leads out of the mirror", path="/../etc/passwd")
+        self.refused("one of the mirror's own", path="//.pipegrid-mirror/lock")
+        self.refused("where only indexes may be", path=f"/{REPOMD}")
+        for path in ("/a/b.rpm", "//a//b.rpm", "./a/./b.rpm"):  # as dnf joins it with the URL
+            self.assertEqual(primary(Made("a", b"data", path=path))[0].file.path, "a/b.rpm")
         self.refused("one of the mirror's own", path=".pipegrid-mirror/lock")
         self.refused("where only indexes may be", path=REPOMD)
         self.refused("where only indexes may be", path="./repodata/x")

@@ -195,6 +195,11 @@ rpm_filters = as_one(
     _by_name,
     _repeated("--arch", "architectures", "GLOB", "Only packages of such an architecture."),
     click.option(
+        "--sources",
+        is_flag=True,
+        help="The packages of sources (src.rpm) of those that are selected, too.",
+    ),
+    click.option(
         "--gpgcheck",
         is_flag=True,
         help="Only packages that are signed by a key of --keyring; with --allow-unsigned these alone are.",

@@ -118,7 +118,7 @@ def rpm_job(
 ) -> ReactorJob | GridJob:
     """Return what ``mirror rpm`` does; ``metalink`` is what was read where the options say it is."""
 
-    async def update(mirror: ArchiveMirror, _: Console) -> tuple[Any, dict[str, Any]]:
+    async def update(mirror: ArchiveMirror, console: Console) -> tuple[Any, dict[str, Any]]:
 
         wanted = filter_of(fetching.filters)
         keys = signatures.Keys(options.keyrings, options.allow_unsigned)
@@ -128,6 +128,11 @@ def rpm_job(
             )
             outcome = await repository.sync(
                 fetching.delete, fetching.dry_run, options.keep_going, fetching.delete_excluded
+            )
+        if outcome.lacking_sources:
+            console.say(
+                "pipegrid: this repository lacks the sources (src.rpm) of selected packages, "
+                f"{counted(outcome.lacking_sources, 'file')}; mirror the one that has them as well"
             )
         return outcome, {}
 

@@ -202,11 +202,14 @@ def check_path(path: str) -> None:
 
 
 def simplified(path: str) -> str:
-    """Return a path without parts that lead nowhere; all servers take ``pool//./a`` for ``pool/a``."""
-    if "//" not in path and "./" not in path:
+    """
+    Return a path of an index without parts that lead nowhere: ``pool/a`` for ``/pool//./a``.
+
+    It is below the archive's URL; apt and dnf join the two, and servers take slashes for one.
+    """
+    if path[:1] != "/" and "//" not in path and "./" not in path:
         return path
-    absolute = "/" if path.startswith("/") else ""
-    return absolute + "/".join(part for part in path.split("/") if part not in ("", "."))
+    return "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def casefold_path(path: str) -> str:

@@ -34,7 +34,8 @@ class Description(NamedTuple):
 
     Attributes:
         section, priority: "" where there is none.
-        source: name and version of the source that it is built from, in Debian archives.
+        source: name and version of the source that it is built from, in Debian archives; else the name of
+            its file.
         is_modular: belongs to a stream of a module, of which all versions are kept.
     """
 
@@ -56,7 +57,8 @@ class PackageFilter(NamedTuple):
         sections: patterns; ``contrib/net`` is matched as ``net`` as well.
         priorities: such as ``required``.
         architectures: of RPM packages.
-        sources: of source indexes, those of the packages selected; else those that the filter selects.
+        sources: of source indexes, those of the packages selected; else those that the filter selects. Of RPM
+            packages, those of the sources of the packages selected as well.
         newest: as many versions of each name and architecture, the highest; 0: all.
     """
 
@@ -127,7 +129,19 @@ class SourcesOf(NamedTuple):
         return each.source in self.built_from
 
 
-Selector = PackageFilter | SourcesOf
+class SourceRpmsOf(NamedTuple):
+    """Selects the packages of sources that RPM packages are built from, by the names of their files."""
+
+    built_from: frozenset[str]
+    architectures: tuple[str, ...]
+    newest: int = 0
+
+    def selects(self, each: Description) -> bool:
+        """Return whether it is one of these packages of sources."""
+        return each.architecture in self.architectures and each.source[0] in self.built_from
+
+
+Selector = PackageFilter | SourcesOf | SourceRpmsOf
 
 T = TypeVar("T")
 Compare = Callable[[Any, Any], int]

@@ -302,6 +302,9 @@ MAX_METADATA_FILES = 1000
 
 _SIZE = re.compile(r"[0-9]{1,15}")
 
+SOURCE_ARCHITECTURES = ("src", "nosrc")
+_SOURCE = "sourcerpm"
+
 _HASHES = {"sha": "sha1"}
 """Kinds of checksums whose names say less than they should."""
 
@@ -354,6 +357,8 @@ class Package(NamedTuple):
         arch: such as ``x86_64``, ``noarch`` or ``src``.
         number: its place among the packages of its ``primary``.
         identity: as other indexes call it: its hash, as text.
+        source: the file name of the package of sources that it is built from; of one of sources its own; "":
+            it is not known.
     """
 
     name: str
@@ -362,6 +367,7 @@ class Package(NamedTuple):
     file: ArchiveFile
     number: int = 0
     identity: str = ""
+    source: str = ""
 
 
 def read_repomd(data: bytes, name: str, skip: Skip | None = None) -> Repomd:
@@ -573,7 +579,7 @@ class _PrimaryReader:
 
     def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
         if depth > 3:
-            return False
+            return depth == 4 and name.endswith(_SOURCE)
         if depth == 3:
             if self._entry is None:
                 return False
@@ -594,6 +600,8 @@ class _PrimaryReader:
 
     def closed(self, depth: int, name: str, text: str) -> None:
         if depth > 3 or self._entry is None:
+            if depth == 4 and name.endswith(_SOURCE) and self._entry is not None:
+                self._entry.texts[_SOURCE] = text.strip()
             return
         if depth == 3:
             if name in self._TEXTS:
@@ -619,4 +627,7 @@ class _PrimaryReader:
                 f"{quoted(file.path)} has a name or version of more than {MAX_VERSION_CHARS} characters"
             )
         identity = entry.texts.get("checksum", "").strip()
-        return Package(name, arch, RpmVersion(*parts), file, self._number, identity)
+        source = entry.texts.get(_SOURCE, "")
+        if arch in SOURCE_ARCHITECTURES:
+            source = f"{name}-{parts[1]}-{parts[2]}.{arch}.rpm"
+        return Package(name, arch, RpmVersion(*parts), file, self._number, identity, source)

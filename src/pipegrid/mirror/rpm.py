@@ -40,6 +40,8 @@ from pipegrid.mirror.package_filter import (
     Description,
     Matches,
     PackageFilter,
+    Selector,
+    SourceRpmsOf,
     others_of,
     read_records,
     select,
@@ -49,6 +51,7 @@ from pipegrid.mirror.repomd import (
     MAX_REPOMD_BYTES,
     REPOMD,
     SIGNATURE,
+    SOURCE_ARCHITECTURES,
     Package,
     Repomd,
     compare_versions,
@@ -88,6 +91,7 @@ class RpmOutcome:
         is_new: ``repomd.xml`` or its signature is not the one that was there.
         unmatched: options and patterns of filters that match nothing.
         spares_others: files stay that filters of earlier runs select.
+        lacking_sources: packages of sources that were wanted, and that the repository does not name.
     """
 
     def __init__(self) -> None:
@@ -99,6 +103,7 @@ class RpmOutcome:
         self.index_bytes = 0
         self.unmatched: list[tuple[str, str]] = []
         self.spares_others = False
+        self.lacking_sources = 0
 
 
 class _Found(NamedTuple):
@@ -142,6 +147,7 @@ class RpmRepository:
         self._checks_packages = checks_packages
         self._signing = signing
         self._wrong: frozenset[str] = frozenset()
+        self._lacking_sources = 0
 
     async def sync(
         self,
@@ -180,6 +186,7 @@ class RpmRepository:
             contents = noting(self._destination, contents, () if self._signing else everything)
         report = outcome.report = await self._mirror.sync(contents)
         outcome.unmatched = matches.unmatched()
+        outcome.lacking_sources = self._lacking_sources
         matches.check()
         if not dry_run and not (report.failed_files and report.is_stopped):
             await entries.settle(self._mirror, report)
@@ -381,6 +388,9 @@ class RpmRepository:
         skip: Skip | None = None,
         matches: Matches | None = None,
     ) -> Iterator[Package]:
+        selectors: list[Selector] = [*filters]
+        if ALL not in filters and any(each.sources for each in filters):
+            selectors.append(self._sources_of([each for each in filters if each.sources], repomd))
         found = self._named(repomd, skip or (lambda _: None))
         if ALL in filters:
             yield from found
@@ -388,10 +398,26 @@ class RpmRepository:
         entries: Iterator[tuple[Description, Package]] = map(described, found)
         if matches is not None:
             entries = matches.noting(entries)
-        for _, each in select(entries, filters, compare_versions):
+        for _, each in select(entries, selectors, compare_versions):
             if matches is not None:
                 matches.selected += 1
             yield each
+
+    def _sources_of(self, filters: Sequence[PackageFilter], repomd: Repomd) -> SourceRpmsOf:
+        """Return what selects the packages of sources of those that filters select."""
+        there: set[str] = set()
+
+        def described_all() -> Iterator[tuple[Description, Package]]:
+            for each in self._named(repomd, lambda _: None):
+                if each.arch in SOURCE_ARCHITECTURES:
+                    there.add(each.source)
+                yield described(each)
+
+        selected = select(described_all(), filters, compare_versions)
+        names = frozenset(each.source for _, each in selected if each.source)
+        if self._wanted in filters:
+            self._lacking_sources = len(names - there)
+        return SourceRpmsOf(names, SOURCE_ARCHITECTURES)
 
     def _named(self, repomd: Repomd, skip: Skip) -> Iterator[Package]:
         primary = repomd.primary
@@ -471,7 +497,13 @@ _NEWEST = PackageFilter(newest=1)
 def described(package: Package) -> tuple[Description, Package]:
     """Return a package with what filters look at."""
     is_modular = MODULAR in package.version.release
-    about = Description(package.name, package.arch, package.version, is_modular=is_modular)
+    about = Description(
+        package.name,
+        package.arch,
+        package.version,
+        source=(package.source, ""),
+        is_modular=is_modular,
+    )
     return about, package
 
 
