@@ -15,7 +15,14 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, MutableCap
-from pipegrid.core.mutable.directory_content import Edit, Link, Rename, Unlink, unpack_entries
+from pipegrid.core.mutable.directory_content import (
+    Edit,
+    Link,
+    Rename,
+    SetMetadata,
+    Unlink,
+    unpack_entries,
+)
 from pipegrid.errors import ChildExists, NoSuchChild
 from pipegrid.transfer.mutable.mutable_files import MutableFiles
 from pipegrid.transfer.mutable.publish import WriteResult
@@ -324,6 +331,7 @@ def _applied(state: State, edits: Sequence[Edit], repeated: bool | int) -> State
     """
     there = dict(state)
     for edit in edits:
+        assert not isinstance(edit, SetMetadata)  # writers use none
         if isinstance(edit, Link):
             cap = str(edit.cap)
             if (

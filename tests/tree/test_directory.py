@@ -132,7 +132,7 @@ class DirectoryTests(GridTestCase):
             (lambda: directory.rename(wrong, "a"), "the name of a child is text, not 5 (int)"),
             (lambda: directory.rename("a", ""), "a character at least"),
             (lambda: directory.change(wrong), "a list of edits, not 5 (int)"),
-            (lambda: directory.change([wrong]), "a Link, an Unlink or a Rename, not 5 (int)"),
+            (lambda: directory.change([wrong]), "a Rename or a SetMetadata, not 5 (int)"),
             (lambda: directory.change([Link("a", wrong)]), "a capability is text"),
             (lambda: directory.change([Link("a", A, read_cap=wrong)]), "a capability is text"),
             (lambda: directory.link("a", A, metadata=wrong), "the metadata of a child is a dict"),

@@ -24,7 +24,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap
-from pipegrid.core.mutable.directory_content import Edit, Link, Rename, Unlink
+from pipegrid.core.mutable.directory_content import Edit, Link, Rename, SetMetadata, Unlink
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.errors import ChildExists, NoSuchChild, UsageError
 from pipegrid.transfer.mutable.mutable_files import MutableFiles
@@ -70,6 +70,7 @@ def edited(names: Names, edits: Sequence[Edit], repeated: bool) -> Names | type[
     """Return what edits make of a directory, or what they fail with."""
     there = {name: (cap, metadata) for name, cap, metadata in names}
     for number, edit in enumerate(edits):
+        assert not isinstance(edit, SetMetadata)  # the examples have none
         if isinstance(edit, Link):
             old_cap, metadata = there.get(edit.name, ("", "{}"))
             if old_cap and not edit.replace and not (repeated and old_cap == str(edit.cap)):

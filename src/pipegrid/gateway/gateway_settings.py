@@ -163,10 +163,10 @@ def _sftp(parser: SettingsFile, directory: Path) -> SftpSettings | None:
         endpoint_of(_text(parser, "sftpd", "port") or DEFAULT_SFTP_PORT),
         accounts=_place(parser, directory, "sftpd", "accounts.file", "private/accounts"),
         public_key=_place(
-            parser, directory, "sftpd", "host_pubkey_file", "private/ssh_host_rsa_key.pub"
+            parser, directory, "sftpd", "host_pubkey_file", "private/ssh_host_ed25519_key.pub"
         ),
         private_key=_place(
-            parser, directory, "sftpd", "host_privkey_file", "private/ssh_host_rsa_key"
+            parser, directory, "sftpd", "host_privkey_file", "private/ssh_host_ed25519_key"
         ),
     )
 

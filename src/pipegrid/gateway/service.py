@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import MultiService
 from twisted.internet.defer import CancelledError, Deferred
@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from pipegrid.errors import UsageError
-from pipegrid.gateway.gateway_settings import GatewaySettings
+from pipegrid.gateway.gateway_settings import GatewaySettings, SftpSettings
 from pipegrid.gateway.node_files import NodeFiles
 from pipegrid.gateway.request_origin import LOOPBACK
 from pipegrid.gateway.restic.restic_resource import restic_resource
@@ -22,12 +22,18 @@ from pipegrid.gateway.root import SiteParts, root_resource
 from pipegrid.gateway.site import GatewaySite
 from pipegrid.tree.public_grid import Grid
 
+if TYPE_CHECKING:
+    from pipegrid.gateway.sftp.sftp_server import SftpServer
+
 log = Logger()
 
 ENDING_S = 20.0
 """How long transfers may take to finish once the gateway is to stop."""
 
 _LOOK_S = 0.1
+
+WEB_EXPOSED = "can store files; who knows a capability can read and change what it names"
+SFTP_EXPOSED = "can try to log in; prefer accounts with public keys to passwords"
 
 
 class RunningGateway:
@@ -59,6 +65,7 @@ class RunningGateway:
         self._settings = settings
         self._say = say
         self._ports: list[Any] = []
+        self._sftp: SftpServer | None = None
 
     async def start(self) -> None:
         """
@@ -72,17 +79,32 @@ class RunningGateway:
             root = root_resource(self._grid, self._settings, self._parts())
             self.site = GatewaySite(root, self._settings, self._reactor)
             port = await self._listen(self._settings.port, self.site, "web.port")
+            if self._settings.sftp is not None:
+                await self._start_sftp(self._settings.sftp)
             self.url = url_of(port.getHost())
             self.files.announce(self.url)
         except BaseException:
             await self.stop(0.0)
             raise
 
+    async def _start_sftp(self, settings: SftpSettings) -> None:
+        try:
+            from pipegrid.gateway.sftp.sftp_server import open_sftp
+        except ImportError as error:
+            raise UsageError(
+                f"SFTP needs Twisted Conch with all that it needs ({error.name} is missing); install "
+                "'twisted[conch]', or set enabled = false in [sftpd]"
+            ) from error
+        self._sftp = open_sftp(self._grid, settings, self._settings.temporary)
+        await self._listen(settings.port, self._sftp.factory, "[sftpd] port", SFTP_EXPOSED)
+
     def _parts(self) -> SiteParts:
         """Return what other modules add to the site."""
         return SiteParts({b"restic": restic_resource(self._grid, self._settings)})
 
-    async def _listen(self, text: str, factory: Any, setting: str) -> Any:
+    async def _listen(
+        self, text: str, factory: Any, setting: str, exposed: str = WEB_EXPOSED
+    ) -> Any:
         try:
             endpoint = serverFromString(self._reactor, text)
         except (ValueError, KeyError, TypeError) as error:
@@ -95,15 +117,14 @@ class RunningGateway:
         except CannotListenError as error:
             raise UsageError(
                 f"cannot listen at {text}: {_reason(error)}; stop what listens there, or choose another port "
-                "with --port"
+                f"with {'--port' if exposed is WEB_EXPOSED else setting}"
             ) from error
         self._ports.append(port)
         where = port.getHost()
         host = str(getattr(where, "host", ""))
         if host and host not in LOOPBACK:
             self._say(
-                f"{setting} listens at {host}:{where.port}, so every machine that reaches it can store "
-                "files; who knows a capability can read and change what it names"
+                f"{setting} listens at {host}:{where.port}, so every machine that reaches it {exposed}"
             )
         return port
 
@@ -112,6 +133,8 @@ class RunningGateway:
         for port in self._ports:
             await _stopped(port)
         self._ports = []
+        if self._sftp is not None:
+            await self._sftp.stop(ending_s)
         site = self.site
         if site is not None:
             await self._wait_for(site, ending_s)

@@ -598,7 +598,7 @@ def _key_notes(config: GridConfig, warnings: Warnings) -> KeyNotes | None:
 
 
 class FetchingGrid(FileGrid):
-    """The part of ``Grid`` that fetches files: ``get`` and ``read``."""
+    """The part of ``Grid`` that fetches files: ``get``, ``read`` and ``size``."""
 
     @started
     async def get(
@@ -717,6 +717,20 @@ class FetchingGrid(FileGrid):
         finally:
             target.finish()
         return GetResult(length, {}, [])
+
+    @started
+    async def size(self, cap: str | Cap) -> int:
+        """
+        Find out how many bytes a file has; servers are asked only for one that can change.
+
+        Raises (through the Deferred):
+            CapError: not a cap that reads a file.
+            NotEnoughSharesError: no version can be read.
+        """
+        mutable = mutable_file(cap)
+        if mutable is not None:
+            return await self._open_mutables().size(mutable)
+        return readable(cap).size
 
     @started
     async def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> bytes:

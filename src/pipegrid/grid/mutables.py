@@ -187,6 +187,12 @@ class Mutables:
         elapsed_s = self._reactor.seconds() - began_s
         return GetResult(result.size, result.shares_used, result.corrupt, elapsed_s)
 
+    async def size(self, cap: MutableCap) -> int:
+        """Return how many bytes the best version has; see ``Grid.size``."""
+        _check_readable(cap, 0, None)
+        await self._readiness.wait(self._usual[0])
+        return await self.files.size(cap)
+
     async def look_ahead(self, cap: MutableCap) -> None:
         await self._readiness.wait(self._usual[0])
         await self.files.look_ahead(cap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, Protocol, TypeVar, get_args
 
@@ -27,6 +27,7 @@ from pipegrid.core.mutable.directory_content import (
     Link,
     OpenDirectory,
     Rename,
+    SetMetadata,
     Unlink,
     apply_edits,
     content_if_applied,
@@ -159,7 +160,8 @@ def checked_edits(edits: Sequence[Edit]) -> list[Edit]:
 
 
 def _checked(edit: Edit) -> Edit:
-    check_kind(edit, get_args(Edit), "an edit", "a Link, an Unlink or a Rename", secret=True)
+    kinds = "a Link, an Unlink, a Rename or a SetMetadata"
+    check_kind(edit, get_args(Edit), "an edit", kinds, secret=True)
     if isinstance(edit, Link):
         check_link(edit.name, edit.metadata)
         read_cap = None if edit.read_cap is None else as_cap(edit.read_cap)
@@ -169,6 +171,8 @@ def _checked(edit: Edit) -> Edit:
         check_name(edit.new)
     else:
         check_kind(edit.name, str, "the name of a child", "text")
+    if isinstance(edit, SetMetadata):
+        check_kind(edit.changes, Mapping, "the metadata of a child", "a dict")
     return edit
 
 

@@ -388,7 +388,20 @@ class Rename:
     replace_directory: bool = True
 
 
-Edit = Link | Unlink | Rename
+@attrs.frozen
+class SetMetadata:
+    """
+    Set keys of the metadata of a child; its caps and the other keys stay.
+
+    Attributes:
+        changes: keys and values; ``tahoe``, the times of linking, is ignored.
+    """
+
+    name: str
+    changes: Mapping[str, Any]
+
+
+Edit = Link | Unlink | Rename | SetMetadata
 
 
 def apply_edits(
@@ -428,6 +441,8 @@ def edited(
         elif isinstance(edit, Unlink):
             if entries.pop(composed(edit.name), None) is None and edit.must_exist and not repeated:
                 raise _no_such_child(edit.name)
+        elif isinstance(edit, SetMetadata):
+            _set_metadata(entries, edit, _time_of(now, edit.name, before, entries), repeated)
         elif not (repeated and _is_passed_on(entries, edit, edits[number + 1 :])):
             _rename(entries, edit, _time_of(now, edit.new, before, entries), repeated)
     if len(entries) > most:
@@ -500,6 +515,20 @@ def pack_new(links: Sequence[Link], writekey: bytes) -> bytes:
     return pack_entries(entries)
 
 
+def _set_metadata(
+    entries: dict[str, LazyEntry], edit: SetMetadata, now: float, repeated: bool
+) -> None:
+    name = composed(edit.name)
+    old = entries.get(name)
+    if old is None:
+        raise _no_such_child(edit.name, repeated)
+    stored_name, cap_text, rw_data, _ = entry_fields(old.stored)
+    metadata = _linked_metadata(old, {**(old.metadata or {}), **edit.changes}, now)
+    packed = _metadata_bytes(edit.name, metadata, strict=False)
+    fields = (stored_name, cap_text, rw_data, packed)
+    entries[name] = LazyEntry(name, b"".join(map(netstring, fields)))
+
+
 def new_entry(link: Link, writekey: bytes) -> LazyEntry:
     """
     Return an entry with metadata exactly as given, without times of linking.
@@ -530,7 +559,7 @@ def _is_passed_on(entries: dict[str, LazyEntry], edit: Rename, later: Sequence[E
     takers = (
         each.old if isinstance(each, Rename) else each.name
         for each in later
-        if not isinstance(each, Link)
+        if not isinstance(each, (Link, SetMetadata))
     )
     return old not in entries and new not in entries and new in map(composed, takers)
 

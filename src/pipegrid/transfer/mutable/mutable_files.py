@@ -290,6 +290,18 @@ class MutableFiles:
             raise rollback(best, known)
         return slot, found
 
+    async def size(self, cap: MutableCap) -> int:
+        """
+        Return how many bytes the best version of a file has.
+
+        Raises:
+            NotEnoughSharesError, RollbackError: as ``look``.
+        """
+        _, found = await self.look(cap, False, {})
+        version = found.choice().best
+        assert version is not None
+        return version.size
+
     async def read(
         self,
         cap: MutableCap,

@@ -1,0 +1,1 @@
+"""SFTP: a directory of the grid for each account, over SSH by Twisted Conch."""

@@ -1,0 +1,172 @@
+"""
+The accounts file, as Tahoe-LAFS has it: names, what proves them, and the caps of their directories.
+
+    # name   password            cap of the account's directory
+    alice    correct-horse       URI:DIR2:...
+    # name   public key          cap
+    bob      ssh-ed25519 AAAA... URI:DIR2-RO:...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+from twisted.conch.ssh.keys import BadKeyError, Key
+from twisted.logger import Logger
+
+from pipegrid.core.caps import DirectoryCap, as_cap
+from pipegrid.errors import CapError, UsageError
+from pipegrid.tree.listing import kind_of
+
+_KEY_STARTS = ("ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-")
+_MOST_FILE_BYTES = 1 << 20
+MOST_LINES = 10_000
+
+
+@attrs.frozen
+class Account:
+    """
+    One line of the file.
+
+    Attributes:
+        key: a public key as SSH sends it; None: the password proves the name.
+        password_hash: SHA-256 with ``salt``.
+    """
+
+    name: str
+    cap: DirectoryCap = attrs.field(repr=False)
+    key: bytes | None = None
+    password_hash: bytes = attrs.field(default=b"", repr=False)
+
+
+def parse_accounts(text: str, salt: bytes) -> Iterator[Account]:
+    """
+    Yield the accounts of a file.
+
+    Args:
+        salt: of the hashes of passwords.
+
+    Raises:
+        UsageError: a line is wrong; the sentence says which, and nothing secret of it.
+    """
+    lines = text.splitlines()
+    if len(lines) > MOST_LINES:
+        raise UsageError(f"it has {len(lines)} lines, and at most {MOST_LINES} are allowed")
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        if line and not line.startswith("#"):
+            try:
+                yield _parse_line(line, salt)
+            except UsageError as error:
+                raise UsageError(f"line {number}: {error}") from None
+
+
+def _parse_line(line: str, salt: bytes) -> Account:
+    words = line.split()
+    if len(words) < 3:
+        raise UsageError("a line has a name, a password or a public key, and a directory's cap")
+    name, proof = words[:2]
+    try:
+        cap = as_cap(words[-1])
+    except CapError as error:
+        raise UsageError(f"the last word is not a cap ({error})") from None
+    if not isinstance(cap, DirectoryCap) or kind_of(cap) != "directory":
+        raise UsageError("the cap is not that of a directory that it can read")
+    if not proof.startswith(_KEY_STARTS):
+        if len(words) > 3:
+            raise UsageError("a password has no spaces, and nothing follows the cap")
+        return Account(name, cap, None, password_hash(proof.encode("utf-8"), salt))
+    try:
+        key = Key.fromString(" ".join(words[1:-1]).encode("utf-8"), type="public_openssh")
+    except (BadKeyError, ValueError, TypeError, IndexError, KeyError):
+        raise UsageError(
+            f"the public key, which begins with '{proof[:30]}', is damaged or of an unknown kind; "
+            "copy it from the .pub file"
+        ) from None
+    return Account(name, cap, key.blob())
+
+
+def password_hash(password: bytes, salt: bytes) -> bytes:
+    """Return what passwords are compared by: the same time for all of one length."""
+    return hmac.new(salt, password, hashlib.sha256).digest()
+
+
+class Accounts:
+    """
+    The accounts of a file, which is read again when it has changed.
+
+    Raises:
+        UsageError: it cannot be read, or a line is wrong.
+    """
+
+    _log = Logger()
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._salt = secrets.token_bytes(16)
+        self._seen = self._signature()
+        self._accounts = self._read()
+
+    def _signature(self) -> tuple[int, ...] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _read(self) -> list[Account]:
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(_MOST_FILE_BYTES + 1)
+        except OSError as error:
+            raise UsageError(
+                f"cannot read the accounts of SFTP in {self._path} ({error.strerror}); write a line "
+                "'NAME PASSWORD CAP' or 'NAME PUBLIC-KEY CAP' for each"
+            ) from error
+        if len(data) > _MOST_FILE_BYTES:
+            raise UsageError(f"{self._path} has more than {_MOST_FILE_BYTES} bytes")
+        try:
+            return list(parse_accounts(data.decode("utf-8-sig"), self._salt))
+        except (UnicodeDecodeError, UsageError) as error:
+            why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+            raise UsageError(f"cannot use the accounts of SFTP in {self._path}: {why}") from None
+
+    def _current(self) -> list[Account]:
+        seen = self._signature()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._accounts = self._read()
+            except UsageError as error:
+                self._log.warn("{error}; the accounts stay as they were", error=str(error))
+        return self._accounts
+
+    def with_password(self, name: str, password: bytes) -> Account | None:
+        """Return the account that a password proves; the time does not depend on what is wrong."""
+        given = password_hash(password, self._salt)
+        found = None
+        for account in self._current():
+            equal = hmac.compare_digest(account.password_hash or self._salt * 2, given)
+            if equal and account.name == name and account.key is None:
+                found = account
+        return found
+
+    def with_key(self, name: str, key: bytes) -> Account | None:
+        """Return the account that a public key proves, if a signature does."""
+        for account in self._current():
+            if account.name == name and account.key is not None and account.key == key:
+                return account
+        return None
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    @property
+    def have_passwords(self) -> bool:
+        """Whether one of them is proved by a password."""
+        return any(account.key is None for account in self._current())

@@ -1,0 +1,212 @@
+"""
+Directories as sessions see them: read once for a few seconds, with what this gateway has changed in them.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, FileCap, LitCap, MutableCap
+from pipegrid.errors import PipegridError
+from pipegrid.reactor.deferreds import Waiters
+from pipegrid.tree.listing import ENTRY_BYTES, Entry, read_listing
+from pipegrid.tree.public_grid import Grid
+
+FRESH_S = 3.0
+"""How long a directory that can change is taken to be as it was read; other clients may have changed it."""
+
+LISTED_S = 0.5
+"""The same for a client that lists a directory."""
+
+KEPT_BYTES = 24 << 20
+"""Memory that all views may take; the one read last stays whatever its size."""
+
+_MOST_SIZES = 10_000
+_SIZES_AT_ONCE = 16
+
+
+@attrs.define(eq=False)
+class DirectoryView:
+    """
+    What is in a directory, as far as is known.
+
+    Attributes:
+        entries: by name.
+        read_at: when they were read, in seconds of the clock.
+        storage_index: of the directory.
+    """
+
+    entries: dict[str, Entry]
+    read_at: float
+    memory_bytes: int
+    storage_index: bytes | None = None
+    _names: list[str] | None = None
+
+    def after(self, name: str | None) -> Iterator[Entry]:
+        """Return the entries after a name, in the order of names; None: all."""
+        if self._names is None:
+            self._names = sorted(self.entries)
+        start = 0 if name is None else bisect_right(self._names, name)
+        names, entries = self._names, self.entries
+        return (entries[each] for each in names[start:] if each in entries)
+
+    def change(self, name: str, entry: Entry | None) -> None:
+        """Note what is at a name now."""
+        if (name in self.entries) is (entry is None):
+            self._names = None
+        if entry is None:
+            self.entries.pop(name, None)
+        else:
+            self.entries[name] = entry
+
+
+@attrs.define(eq=False)
+class _Reading:
+    """A directory that is being read, and what was changed in it meanwhile."""
+
+    waiters: Waiters[DirectoryView] = attrs.field(factory=Waiters)
+    changes: dict[str, Entry | None] = attrs.field(factory=dict)
+
+
+class DirectoryViews:
+    """
+    The directories of one grid that sessions use, by their caps.
+
+    Args:
+        grid: an open grid.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._views: OrderedDict[DirectoryCap, DirectoryView] = OrderedDict()
+        self._reading: dict[DirectoryCap, _Reading] = {}
+        self._sizes: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+
+    async def view(self, cap: DirectoryCap, fresh_s: float = FRESH_S) -> DirectoryView:
+        """
+        Return a directory, read again if that was done longer ago than ``fresh_s``.
+
+        Raises:
+            DirectoryError: it is damaged, or beyond the limits.
+            PipegridError: the grid could not fetch it.
+        """
+        known = self._views.get(cap)
+        if known is not None:
+            can_change = isinstance(cap.file, MutableCap)
+            if not can_change or self._grid.clock.seconds() - known.read_at <= fresh_s:
+                self._views.move_to_end(cap)
+                return known
+        reading = self._reading.get(cap)
+        if reading is None:
+            reading = self._reading[cap] = _Reading()
+            waiting = reading.waiters.wait()
+            # A session that ends does not end what others wait for.
+            Deferred.fromCoroutine(self._read(cap, reading))
+        else:
+            waiting = reading.waiters.wait()
+        return await waiting
+
+    async def _read(self, cap: DirectoryCap, reading: _Reading) -> None:
+        began = self._grid.clock.seconds()
+        try:
+            listing = await read_listing(self._grid, cap)
+        except Exception as error:
+            self._reading.pop(cap, None)
+            reading.waiters.fail(error)
+            return
+        self._reading.pop(cap, None)
+        entries = {entry.name: entry for entry in listing.entries}
+        view = DirectoryView(entries, began, listing.memory_bytes, cap.storage_index)
+        for name, entry in reading.changes.items():
+            view.change(name, entry)
+        self._views[cap] = view
+        self._views.move_to_end(cap)
+        self._shrink()
+        reading.waiters.fire(view)
+
+    def _shrink(self) -> None:
+        total = sum(view.memory_bytes for view in self._views.values())
+        while total > KEPT_BYTES and len(self._views) > 1:
+            _, gone = self._views.popitem(last=False)
+            total -= gone.memory_bytes
+
+    def changed(self, cap: DirectoryCap, name: str, entry: Entry | None) -> None:
+        """Note what this gateway has stored at a name of a directory; None: nothing is there now."""
+        index = cap.storage_index
+        for other in [each for each, view in self._views.items() if view.storage_index == index]:
+            if other != cap:
+                del self._views[other]  # by another cap, which may show other caps of children
+        if cap in self._reading:
+            self._reading[cap].changes[name] = entry
+        view = self._views.get(cap)
+        if view is not None:
+            view.change(name, entry)
+            view.memory_bytes += ENTRY_BYTES if entry is not None else 0
+
+    def forget(self, cap: DirectoryCap) -> None:
+        """Read a directory again when it is used: what is known of it may be wrong."""
+        self._views.pop(cap, None)
+
+    def made(self, cap: DirectoryCap) -> None:
+        """Note a directory that was made empty."""
+        now = self._grid.clock.seconds()
+        self._views[cap] = DirectoryView({}, now, ENTRY_BYTES, cap.storage_index)
+        self._shrink()
+
+    # Sizes of files that can change are not in their caps: servers are asked.
+
+    async def size(self, cap: Cap | None) -> int | None:
+        """Return the size of a file; None: it is unknown, or what this is has none."""
+        if isinstance(cap, (ChkCap, LitCap)):
+            return cap.size
+        if not isinstance(cap, MutableCap) or cap.access == "verify":
+            return None
+        known = self._sizes.get(cap.storage_index)
+        now = self._grid.clock.seconds()
+        if known is not None and now - known[1] <= FRESH_S:
+            return known[0]
+        try:
+            found = await self._grid.size(cap)
+        except PipegridError:
+            return None  # it cannot be read now, which is reported when it is opened
+        self.sized(cap, found)
+        return found
+
+    def sized(self, cap: MutableCap, size: int) -> None:
+        """Note the size of a file that can change."""
+        self._sizes[cap.storage_index] = size, self._grid.clock.seconds()
+        self._sizes.move_to_end(cap.storage_index)
+        while len(self._sizes) > _MOST_SIZES:
+            self._sizes.popitem(last=False)
+
+    async def learn_sizes(self, entries: list[Entry]) -> None:
+        """Ask for the sizes of the files among these that can change, some at a time."""
+        caps = iter([entry.cap for entry in entries if isinstance(entry.cap, MutableCap)])
+
+        async def ask() -> None:
+            for cap in caps:
+                await self.size(cap)
+
+        running = [Deferred.fromCoroutine(ask()) for _ in range(_SIZES_AT_ONCE)]
+        for each in running:
+            await each
+
+
+def entry_of(name: str, cap: FileCap | DirectoryCap, metadata: Mapping[str, Any]) -> Entry:
+    """Return the entry of a child that was linked."""
+    read_cap = cap.readonly()
+    write_cap = cap if cap != read_cap else None
+    return Entry(name, read_cap, write_cap, json.dumps(metadata).encode("ascii"))
+
+
+def described(entry: Entry, changes: Mapping[str, Any]) -> Entry:
+    """Return an entry with some keys of its metadata set."""
+    metadata = {**entry.metadata, **changes}
+    return attrs.evolve(entry, metadata_json=json.dumps(metadata).encode("ascii"))

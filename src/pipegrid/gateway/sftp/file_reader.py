@@ -1,0 +1,287 @@
+"""
+Ranges of a file on the grid, for a client that reads it from its beginning, or here and there.
+
+What is read in order comes from one running download that is ahead of the client by a bounded number of
+bytes, and pauses the servers when the client does. Other ranges are fetched one by one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.core.caps import Cap, LitCap
+from pipegrid.errors import GridError
+from pipegrid.reactor.deferreds import Timer, Waiters
+from pipegrid.tree.public_grid import Grid
+
+AHEAD_BYTES = 4 << 20
+"""How far a download may be ahead of its reader."""
+
+_FIRST_AHEAD_BYTES = 256 << 10
+"""The same at its beginning: many programs read the head of a file alone."""
+
+KEPT_BEHIND_BYTES = 512 << 10
+"""What a client has read stays that long, for requests that arrive out of order."""
+
+WHOLE_BYTES = 256 << 10
+"""Files up to this size are fetched whole."""
+
+READING_BYTES = 64 << 20
+"""What all downloads may hold for their readers."""
+
+MOST_WHOLE_BYTES = 16 << 20
+"""What may be held of files that were fetched whole; beyond that they are fetched again for each request."""
+
+MOST_STREAMS = READING_BYTES // (AHEAD_BYTES // 8)
+"""Downloads that may run at once; more readers fetch range by range."""
+
+IDLE_S = 30.0
+"""A download that no request has used for this long ends."""
+
+_REMEMBERED_ENDS = 16
+
+
+class ReadSpace:
+    """
+    Divides the memory for reading among all files that are being read.
+
+    Attributes:
+        streams: downloads that run.
+        whole_bytes: what is held of files that were fetched whole.
+    """
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.whole_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more downloads may begin."""
+        return self.streams >= MOST_STREAMS
+
+    @property
+    def ahead_bytes(self) -> int:
+        """How far each download may be ahead now."""
+        share = READING_BYTES // max(1, self.streams) - KEPT_BEHIND_BYTES
+        return min(AHEAD_BYTES, max(_FIRST_AHEAD_BYTES, share))
+
+
+@implementer(IConsumer)
+class _ReadAhead:
+    """
+    One download from a position of a file to its end, and what of it is held.
+
+    Attributes:
+        start, end: the range of the file that is held.
+        used_at: when it was asked for something, in seconds of the clock.
+    """
+
+    def __init__(self, grid: Grid, cap: Cap, start: int, space: ReadSpace) -> None:
+        self.start = self.end = start
+        self.used_at = grid.clock.seconds()
+        self._first = start
+        self._space = space
+        self._clock = grid.clock
+        self._wanted_end = start
+        self._pieces: deque[bytes] = deque()
+        self._waiting: list[tuple[int, int, Deferred[bytes]]] = []
+        self._producer: IPushProducer | None = None
+        self._paused = False
+        self.failed: Failure | None = None
+        self._ended = False
+        space.streams += 1
+        self._running = grid.get(cap, self, start=start)
+        self._running.addErrback(self._fail)
+
+    def covers(self, offset: int) -> bool:
+        """Return whether what is at an offset is held, or will soon be."""
+        return self.failed is None and self.start <= offset <= self.end + self._ahead_bytes
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a request waits for bytes of it."""
+        return bool(self._waiting)
+
+    @property
+    def _ahead_bytes(self) -> int:
+        grown = max(_FIRST_AHEAD_BYTES, 2 * (self._wanted_end - self._first))
+        return min(grown, self._space.ahead_bytes)
+
+    def read(self, offset: int, length: int) -> Deferred[bytes]:
+        """Return a range that begins where ``covers`` says; it ends within the file."""
+        self.used_at = self._clock.seconds()
+        waiting: Deferred[bytes] = Deferred(self._forget)
+        self._waiting.append((offset, offset + length, waiting))
+        self._wanted_end = max(self._wanted_end, offset + length)
+        self._serve()
+        return waiting
+
+    def _forget(self, gone: Deferred[bytes]) -> None:
+        self._waiting = [each for each in self._waiting if each[2] is not gone]
+
+    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
+        self._producer = IPushProducer(producer)
+
+    def unregisterProducer(self) -> None:
+        self._producer = None
+
+    def write(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self.end += len(data)
+        self._serve()
+
+    def _serve(self) -> None:
+        ready = [each for each in self._waiting if each[1] <= self.end]
+        if ready:
+            self._waiting = [each for each in self._waiting if each[1] > self.end]
+            for start, end, waiting in ready:
+                waiting.callback(self._slice(start, end))
+        least = min((each[0] for each in self._waiting), default=self._wanted_end)
+        while self._pieces and self.start + len(self._pieces[0]) + KEPT_BEHIND_BYTES <= least:
+            self.start += len(self._pieces.popleft())
+        enough = self.end - self._wanted_end >= self._ahead_bytes
+        if self._producer is not None and enough != self._paused:
+            self._paused = enough
+            if enough:
+                self._producer.pauseProducing()
+            else:
+                self._producer.resumeProducing()
+
+    def _slice(self, start: int, end: int) -> bytes:
+        found: list[bytes] = []
+        at = self.start
+        for piece in self._pieces:
+            if at >= end:
+                break
+            if at + len(piece) > start:
+                found.append(piece[max(0, start - at) : end - at])
+            at += len(piece)
+        return b"".join(found)
+
+    def _fail(self, failure: Failure) -> None:
+        self.failed = failure
+        waiting, self._waiting = self._waiting, []
+        for *_, each in waiting:
+            each.errback(failure)
+
+    def stop(self) -> None:
+        """End the download, and release what it holds."""
+        if not self._ended:
+            self._ended = True
+            self._space.streams -= 1
+            self._running.cancel()
+            self._pieces.clear()
+
+
+class FileReader:
+    """
+    Reads ranges of one file, as it is when it is opened.
+
+    Args:
+        cap: of a file.
+        size: of the file, in bytes.
+    """
+
+    def __init__(self, grid: Grid, cap: Cap, size: int, space: ReadSpace) -> None:
+        self.size = size
+        self._grid = grid
+        self._cap = cap
+        self._space = space
+        self._streams: list[_ReadAhead] = []
+        self._whole: bytes | None = cap.data if isinstance(cap, LitCap) else None
+        self._kept_bytes = 0
+        self._closed = False
+        self._fetching = False
+        self._fetched: Waiters[bytes] = Waiters()
+        self._ends: deque[int] = deque([0], _REMEMBERED_ENDS)
+        self._idle = Timer(grid.clock, self._end_idle)
+
+    async def read(self, offset: int, length: int) -> bytes:
+        """
+        Return a range; it is shorter where the file ends before it.
+
+        Raises:
+            PipegridError: the grid could not fetch it.
+        """
+        length = min(length, self.size - offset)
+        if length <= 0:
+            return b""
+        if self._whole is not None:
+            return self._whole[offset : offset + length]
+        if self.size <= WHOLE_BYTES:
+            return (await self._fetch_whole())[offset : offset + length]
+        stream = self._stream_for(offset)
+        if stream is None:
+            self._ends.append(offset + length)
+            return await self._grid.read(self._cap, offset, length)
+        self._idle.set(IDLE_S)
+        try:
+            return await stream.read(offset, length)
+        except GridError:
+            # What the download has met may have passed, and another one asks other servers.
+            return await self._grid.read(self._cap, offset, length)
+
+    async def _fetch_whole(self) -> bytes:
+        waiting = self._fetched.wait()
+        if not self._fetching:
+            self._fetching = True
+            Deferred.fromCoroutine(self._fetch())
+        return await waiting
+
+    async def _fetch(self) -> None:
+        try:
+            data = await self._grid.read(self._cap, 0, self.size)
+        except Exception as error:
+            self._fetching = False
+            self._fetched.fail(error)
+            return
+        self._fetching = False
+        if not self._closed and self._space.whole_bytes + len(data) <= MOST_WHOLE_BYTES:
+            self._space.whole_bytes += len(data)
+            self._whole, self._kept_bytes = data, len(data)
+        self._fetched.fire(data)
+
+    def _stream_for(self, offset: int) -> _ReadAhead | None:
+        for stream in self._streams:
+            if stream.covers(offset):
+                return stream
+        if offset not in self._ends:
+            return None
+        for stream in list(self._streams):
+            if not stream.is_waited_for:
+                self._drop(stream)
+        if self._streams or self._space.is_full:
+            return None
+        stream = _ReadAhead(self._grid, self._cap, offset, self._space)
+        self._streams.append(stream)
+        return stream
+
+    def _drop(self, stream: _ReadAhead) -> None:
+        self._streams.remove(stream)
+        self._ends.append(stream.end)
+        stream.stop()
+
+    def _end_idle(self) -> None:
+        now = self._grid.clock.seconds()
+        for stream in list(self._streams):
+            if not stream.is_waited_for and now - stream.used_at >= IDLE_S:
+                self._drop(stream)
+        if self._streams:
+            self._idle.set(IDLE_S)
+
+    def close(self) -> None:
+        """End what is running, and release the memory."""
+        self._closed = True
+        self._idle.stop()
+        self._space.whole_bytes -= self._kept_bytes
+        self._kept_bytes, self._whole = 0, b""
+        for stream in self._streams:
+            with suppress(CancelledError):
+                stream.stop()
+        self._streams.clear()

@@ -1,0 +1,533 @@
+"""
+Files that clients write: their content in temporary files without names, until a close stores them.
+
+A file is stored as a whole when its last handle is closed: an immutable file that takes the place of what its
+directory has, or the content of a mutable one. Until then the grid has what it had before.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredLock
+
+from pipegrid.core.caps import ChkCap, LitCap, MutableCap
+from pipegrid.core.mutable.directory_content import Link, SetMetadata
+from pipegrid.errors import ChildExists
+from pipegrid.gateway.sftp.directory_views import DirectoryViews, described, entry_of
+from pipegrid.gateway.sftp.sftp_attributes import metadata_changes
+from pipegrid.gateway.sftp.sftp_messages import FileAttributes, SftpError
+from pipegrid.reactor.deferreds import Waiters
+from pipegrid.tree.directory import Directory
+from pipegrid.tree.listing import Entry
+from pipegrid.tree.public_grid import Grid
+
+MOST_FILES = 512
+"""Files that may be written at once, each of which takes a temporary one."""
+
+MEMORY_BYTES = 16 << 10
+"""Content up to this size stays in memory."""
+
+
+class TemporarySpace:
+    """
+    Temporary space of all files that are being written.
+
+    Args:
+        directory: where the files are; None: where the system has them.
+        most_bytes: what all of them may take.
+    """
+
+    def __init__(self, directory: Path | None, most_bytes: int) -> None:
+        self.used_bytes = 0
+        self.files = 0
+        self._directory = directory
+        self._most_bytes = most_bytes
+
+    def take(self, count: int) -> None:
+        """
+        Reserve bytes, or give back if below 0.
+
+        Raises:
+            SftpError: that would be too much.
+        """
+        if self.used_bytes + count > self._most_bytes and count > 0:
+            raise SftpError(
+                f"the files that are being written would take more than {self._most_bytes} bytes of "
+                "temporary space; close some of them first"
+            )
+        self.used_bytes += count
+
+    def open(self) -> BinaryIO:
+        """
+        Return a new file without a name.
+
+        Raises:
+            SftpError: there is no space for it.
+        """
+        try:
+            return tempfile.TemporaryFile(prefix="pipegrid-", dir=self._directory)
+        except OSError as error:
+            raise _no_space(error) from error
+
+
+def _no_space(error: OSError) -> SftpError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return SftpError("the gateway's disk for temporary files is full; free some space on it")
+    return SftpError(
+        f"the gateway cannot write its temporary files ({error.strerror or error}); see its 'tempdir'"
+    )
+
+
+def _write_all(file: BinaryIO, data: bytes | bytearray, offset: int) -> None:
+    view = memoryview(data)
+    try:
+        while view:
+            done = os.pwrite(file.fileno(), view, offset)
+            view, offset = view[done:], offset + done
+    except OSError as error:
+        raise _no_space(error) from error
+    finally:
+        view.release()
+
+
+class WriteBuffer:
+    """
+    The content of one file that is written, by position; small content is held in memory.
+
+    Each method that changes it raises SftpError if there is no space.
+    """
+
+    def __init__(self, space: TemporarySpace) -> None:
+        if space.files >= MOST_FILES:
+            raise SftpError(f"{MOST_FILES} files are being written already; close some of them")
+        space.files += 1
+        self.size = 0
+        self._space = space
+        self._memory = bytearray()
+        self._file: BinaryIO | None = None
+        self._closed = False
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Put bytes at a position; what is skipped is zeros."""
+        self._grow(max(self.size, offset + len(data)))
+        if self._file is None:
+            self._memory[offset : offset + len(data)] = data
+            return
+        _write_all(self._file, data, offset)
+
+    def truncate(self, size: int) -> None:
+        """Make the content shorter, or longer by zeros."""
+        if size > self.size:
+            self._grow(size)
+            return
+        self._space.take(size - self.size)
+        self.size = size
+        if self._file is None:
+            del self._memory[size:]
+        else:
+            self._resize(self._file, size)
+
+    def _grow(self, size: int) -> None:
+        if size <= self.size:
+            return
+        self._space.take(size - self.size)
+        before, self.size = self.size, size
+        try:
+            if self._file is None and size > MEMORY_BYTES:
+                self._move_to_file()
+            if self._file is None:
+                self._memory.extend(bytes(size - before))
+            else:
+                self._resize(self._file, size)
+        except BaseException:
+            self._space.take(before - size)
+            self.size = before
+            raise
+
+    def _move_to_file(self) -> None:
+        file = self._space.open()
+        try:
+            _write_all(file, self._memory, 0)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        self._memory.clear()
+
+    def _resize(self, file: BinaryIO, size: int) -> None:
+        try:
+            os.ftruncate(file.fileno(), size)
+        except OSError as error:
+            raise _no_space(error) from error
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return a range; it is shorter where the content ends before it."""
+        if self._file is None:
+            return bytes(self._memory[offset : offset + length])
+        try:
+            return os.pread(self._file.fileno(), length, offset)
+        except OSError as error:
+            raise SftpError(
+                f"the gateway cannot read its temporary file ({error.strerror})"
+            ) from error
+
+    @property
+    def source(self) -> BinaryIO | bytes:
+        return bytes(self._memory) if self._file is None else self._file
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._space.files -= 1
+            self._space.take(-self.size)
+            if self._file is not None:
+                self._file.close()
+
+
+@attrs.frozen
+class LinkPlace:
+    """A name in a directory that can be changed."""
+
+    directory: Directory
+    name: str
+
+    @property
+    def key(self) -> tuple[bytes | None, str]:
+        """The same for all caps of the directory."""
+        return self.directory.cap.storage_index, self.name
+
+
+@attrs.define(eq=False)
+class WrittenFile:
+    """
+    A file that is open for writing, or whose close is being stored.
+
+    Attributes:
+        owner: the session that opened it.
+        place: where it will be stored; None: it was removed, and its content goes with its last handle.
+        entry: what its directory has of it; None: nothing yet.
+        buffer: its content; see ``WrittenFiles.load``.
+        is_loaded: whether ``buffer`` has what the grid has; if not, that is fetched before the first use.
+        attributes: what was set and is not stored.
+        replace: whether it may take the place of a child that it is not known to be.
+        handles: how many are open.
+        is_changed: whether there is content that is not stored.
+        is_broken: whether a write has failed: it will not be stored, for it is not what the client meant.
+        is_linking: whether its directory is being changed: its place cannot be changed now.
+    """
+
+    owner: object
+    place: LinkPlace | None
+    entry: Entry | None
+    buffer: WriteBuffer
+    is_loaded: bool = True
+    attributes: FileAttributes = attrs.field(factory=FileAttributes)
+    replace: bool = True
+    handles: int = 0
+    is_changed: bool = False
+    is_broken: bool = False
+    is_linking: bool = False
+    lock: DeferredLock = attrs.field(factory=DeferredLock)
+    linked: Waiters[None] = attrs.field(factory=Waiters)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What its entry says, with what was set since."""
+        before = self.entry.metadata if self.entry is not None else {}
+        return {**before, **metadata_changes(before, "file", self.attributes)}
+
+    @property
+    def size(self) -> int | None:
+        """How many bytes it has; None: those of its entry's cap, which is not loaded yet."""
+        return self.buffer.size if self.is_loaded else None
+
+    def set_attributes(self, change: FileAttributes) -> None:
+        """Set what is not None; the size is content."""
+        self.attributes = merged(self.attributes, change)
+
+
+def merged(before: FileAttributes, change: FileAttributes) -> FileAttributes:
+    """Return attributes with a change, without the size."""
+    return FileAttributes(
+        None,
+        change.ids if change.ids is not None else before.ids,
+        change.mode if change.mode is not None else before.mode,
+        change.times if change.times is not None else before.times,
+    )
+
+
+class WrittenFiles:
+    """
+    All files of one gateway that are being written.
+
+    Args:
+        grid: an open grid.
+        views: get what is stored.
+        now: seconds since 1970, for times of changes.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        views: DirectoryViews,
+        space: TemporarySpace,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._grid = grid
+        self._time = now
+        self._views = views
+        self._space = space
+        self._at: dict[tuple[bytes | None, str], WrittenFile] = {}
+        self._storing = 0
+        self._idle: Waiters[None] = Waiters()
+
+    def at(self, index: bytes | None, name: str) -> WrittenFile | None:
+        """Return the file that is being written at a name of a directory with a storage index."""
+        return self._at.get((index, name)) if index is not None else None
+
+    @property
+    def count(self) -> int:
+        """How many files are being written, or stored."""
+        return len(self._at)
+
+    def in_directory(self, index: bytes | None) -> list[tuple[str, WrittenFile]]:
+        """Return the files that are being written in a directory, with their names."""
+        if index is None:
+            return []
+        return [(key[1], file) for key, file in self._at.items() if key[0] == index]
+
+    def begin(
+        self, owner: object, place: LinkPlace, entry: Entry | None, empty: bool, replace: bool
+    ) -> WrittenFile:
+        """
+        Return a file that is written from now on.
+
+        Args:
+            empty: whether its content begins as nothing, and not as what the entry's cap has.
+            replace: see ``WrittenFile``.
+
+        Raises:
+            SftpError: there is no space.
+        """
+        file = WrittenFile(owner, place, entry, WriteBuffer(self._space), empty, replace=replace)
+        file.is_changed = empty
+        self._at[place.key] = file
+        return file
+
+    def move(self, file: WrittenFile, place: LinkPlace | None) -> None:
+        """Give a file another place; None: it is removed. What is being written there loses it."""
+        if file.place is not None and self._at.get(file.place.key) is file:
+            del self._at[file.place.key]
+        file.place = place
+        if place is not None:
+            self.remove(place)
+            self._at[place.key] = file
+
+    def remove(self, place: LinkPlace) -> None:
+        """What is being written at a place will not be stored there."""
+        there = self._at.pop(place.key, None)
+        if there is not None:
+            there.place = None
+
+    async def load(self, file: WrittenFile, keep_bytes: int | None = None) -> None:
+        """
+        Fetch what the grid has of a file, unless that was done; the caller has its lock.
+
+        Args:
+            keep_bytes: what of it is needed; None: all.
+
+        Raises:
+            PipegridError: the grid could not fetch it, or there is no space for it.
+        """
+        if file.is_loaded:
+            return
+        cap = file.entry.best if file.entry is not None else None
+        if cap is not None and keep_bytes != 0:
+            await self._grid.get(cap, _Filling(file.buffer), length=keep_bytes)
+        file.is_loaded = True
+
+    async def write(self, file: WrittenFile, offset: int | None, data: bytes) -> None:
+        """Put bytes at an offset of a file; None: at its end."""
+        await file.lock.acquire()
+        try:
+            await self.load(file)
+            file.is_changed = True
+            file.buffer.write(file.buffer.size if offset is None else offset, data)
+        except BaseException:
+            file.is_broken = True
+            raise
+        finally:
+            file.lock.release()
+
+    async def read(self, file: WrittenFile, offset: int, length: int) -> bytes:
+        """Return a range of a file as it is now."""
+        await file.lock.acquire()
+        try:
+            await self.load(file)
+            return file.buffer.read(offset, length)
+        finally:
+            file.lock.release()
+
+    async def truncate(self, file: WrittenFile, size: int) -> None:
+        """Give a file another size."""
+        await file.lock.acquire()
+        try:
+            await self.load(file, size)
+            file.is_changed = True
+            file.buffer.truncate(size)
+            file.is_broken = file.is_broken and size > 0
+        except BaseException:
+            file.is_broken = True
+            raise
+        finally:
+            file.lock.release()
+
+    async def release(self, file: WrittenFile, abandon: bool = False) -> None:
+        """
+        A handle is closed: with the last one the file is stored.
+
+        Args:
+            abandon: the client has gone without closing it: what it wrote is not stored.
+
+        Raises:
+            PipegridError: it could not be stored, and what was written is lost.
+        """
+        file.handles -= 1
+        if file.handles:
+            return
+        try:
+            if not abandon:
+                await self._store(file)
+        finally:
+            if not file.handles:  # else it was opened again while it was stored
+                self._forget(file)
+            file.linked.fire(None)
+
+    def _forget(self, file: WrittenFile) -> None:
+        if file.place is not None and self._at.get(file.place.key) is file:
+            del self._at[file.place.key]
+        file.buffer.close()
+
+    async def sync(self, file: WrittenFile) -> None:
+        """Store what of an open file is not stored; raises as ``release`` does."""
+        try:
+            await self._store(file)
+        finally:
+            file.linked.fire(None)
+
+    async def _store(self, file: WrittenFile) -> None:
+        """
+        Store what of a file is not stored.
+
+        Raises:
+            PipegridError: that was not possible.
+        """
+        self._storing += 1
+        await file.lock.acquire()
+        try:
+            if file.place is not None and file.is_broken:
+                raise SftpError("the file is not stored, since a write to it has failed")
+            if file.place is not None and file.is_changed:
+                await self._store_content(file)
+            elif file.place is not None and file.attributes != FileAttributes():
+                await self._store_attributes(file)
+        finally:
+            file.is_linking = False
+            file.lock.release()
+            self._storing -= 1
+            if not self._storing:
+                self._idle.fire(None)
+
+    async def _store_content(self, file: WrittenFile) -> None:
+        await self.load(file)
+        assert file.place is not None
+        target = file.entry.best if file.entry is not None else None
+        if isinstance(target, MutableCap) and target.access == "write":
+            await self._grid.overwrite(target, file.buffer.source)
+            self._views.sized(target, file.buffer.size)
+            file.is_changed = False
+            await self._store_attributes(file)
+            return
+        looking = self._grid.look_ahead(file.place.directory.cap)
+        looking.addErrback(lambda _: None)  # the change will meet it again, and report it
+        try:
+            cap = (await self._grid.put(file.buffer.source)).cap
+            await looking
+        finally:
+            looking.cancel()
+        await self._link(file, cap)
+
+    async def _link(self, file: WrittenFile, cap: ChkCap | LitCap) -> None:
+        place = file.place
+        if place is None:
+            return  # it was removed meanwhile
+        file.is_linking = True
+        before = file.entry.metadata if file.entry is not None else {}
+        attributes = merged(FileAttributes(times=self.now()), file.attributes)
+        changes = metadata_changes(before, "file", attributes, new_content=True)
+        metadata = {**before, **changes}
+        link = Link(place.name, cap, None, metadata, file.replace, replace_directory=False)
+        try:
+            await place.directory.change([link])
+        except ChildExists:
+            raise SftpError(
+                "another client has stored something of this name since the file was opened; "
+                "what was written is not stored"
+            ) from None
+        file.replace = True
+        file.is_changed = False
+        file.attributes = FileAttributes()
+        metadata["tahoe"] = {"linkmotime": float(self.now()[1])}
+        file.entry = entry_of(place.name, cap, metadata)
+        self._views.changed(place.directory.cap, place.name, file.entry)
+
+    async def _store_attributes(self, file: WrittenFile) -> None:
+        place, entry = file.place, file.entry
+        if place is None or entry is None:
+            return
+        file.is_linking = True
+        attributes = merged(FileAttributes(times=self.now()), file.attributes)
+        changes = metadata_changes(entry.metadata, "file", attributes)
+        await place.directory.change([SetMetadata(place.name, changes)])
+        file.attributes = FileAttributes()
+        file.entry = described(entry, changes)
+        self._views.changed(place.directory.cap, place.name, file.entry)
+
+    def now(self) -> tuple[int, int]:
+        """Return the times of a file that changes now, as attributes have them."""
+        seconds = int(self._time())
+        return seconds, seconds
+
+    def stored(self) -> Deferred[None]:
+        """Fire when no file is being stored."""
+        if self._storing:
+            return self._idle.wait()
+        done: Deferred[None] = Deferred()
+        done.callback(None)
+        return done
+
+
+class _Filling(BytesIO):
+    """Takes a download, and puts it into a buffer."""
+
+    written_in_reactor = True
+
+    def __init__(self, buffer: WriteBuffer) -> None:
+        super().__init__()
+        self._buffer = buffer
+        self._at = 0
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._buffer.write(self._at, piece)
+        self._at += len(piece)
+        return len(piece)

@@ -1,0 +1,524 @@
+"""What an account's paths lead to, and changes of it: the operations of SFTP on names."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+import attrs
+from twisted.internet.defer import CancelledError
+
+from pipegrid.core.caps import DirectoryCap, MutableCap
+from pipegrid.core.mutable.directory_content import SetMetadata
+from pipegrid.core.text import composed, printable
+from pipegrid.errors import CapError, ChildExists, NoSuchChild, PipegridError
+from pipegrid.gateway.sftp.directory_views import (
+    LISTED_S,
+    DirectoryViews,
+    described,
+    entry_of,
+)
+from pipegrid.gateway.sftp.file_writer import LinkPlace, WrittenFile, WrittenFiles, merged
+from pipegrid.gateway.sftp.sftp_attributes import (
+    attributes_of,
+    attributes_of_new,
+    long_name,
+    metadata_changes,
+)
+from pipegrid.gateway.sftp.sftp_messages import FileAttributes, SftpError, Status, packed_name
+from pipegrid.tree.directory import Child, Directory, move
+from pipegrid.tree.listing import Entry, Kind
+from pipegrid.tree.public_grid import Grid
+
+# Paths as clients write them, and names of children that such a path can lead to.
+
+Path = tuple[str, ...]
+
+MOST_NAMES = 1000
+"""Directories in one path."""
+
+
+def names_of_path(path: bytes) -> tuple[str, ...]:
+    """
+    Return the names in a path, from the account's directory on; ``.`` and ``..`` are resolved.
+
+    There are no links, so ``a/..`` is where it began.
+
+    Raises:
+        SftpError: no child can be named so.
+    """
+    try:
+        text = path.decode("utf-8")
+    except UnicodeDecodeError:
+        raise SftpError(
+            "the path is not UTF-8; names on a grid are Unicode", Status.NO_SUCH_FILE
+        ) from None
+    if "\0" in text:
+        raise SftpError("the path contains a NUL, which no name may have", Status.NO_SUCH_FILE)
+    names: list[str] = []
+    for name in text.split("/"):
+        if name == "..":
+            del names[-1:]
+        elif name not in ("", "."):
+            names.append(composed(name))
+    if len(names) > MOST_NAMES:
+        raise SftpError(f"the path has more than {MOST_NAMES} names", Status.NO_SUCH_FILE)
+    return tuple(names)
+
+
+def path_of_names(names: Sequence[str]) -> bytes:
+    """Return the path, from the account's directory on."""
+    return ("/" + "/".join(names)).encode("utf-8")
+
+
+def name_for_client(name: str) -> bytes | None:
+    """
+    Return the name of a child as clients get it; None: no path leads to it, or it would lead somewhere else.
+
+    Directories on a grid may have been written by anybody's program.
+    """
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        return None
+    try:
+        return name.encode("utf-8")
+    except UnicodeEncodeError:
+        return None
+
+
+# What paths lead to.
+
+PAGE_BYTES = 192 << 10
+"""Of one answer with entries of a directory: a thousand usual ones, in one round trip of the client."""
+
+_ANY_TIME = float("inf")
+
+
+@attrs.frozen
+class Spot:
+    """
+    What a path leads to.
+
+    Attributes:
+        path: names from the account's directory on.
+        above: the directories that it leads through, the account's first.
+        entry: what the last of them has of it; None: nothing.
+        written: the file that is being written there.
+    """
+
+    path: Path
+    above: tuple[DirectoryCap, ...]
+    entry: Entry | None
+    written: WrittenFile | None = None
+
+    @property
+    def exists(self) -> bool:
+        return self.entry is not None or self.written is not None
+
+    @property
+    def kind(self) -> Kind:
+        """What is there; a file, if nothing is."""
+        return "file" if self.written is not None or self.entry is None else self.entry.kind
+
+    @property
+    def directory(self) -> DirectoryCap:
+        """
+        The directory that is there.
+
+        Raises:
+            SftpError: something else is, or nothing.
+        """
+        cap = None if self.entry is None else self.entry.best
+        if not self.exists:
+            raise no_such_file(self.path)
+        if not isinstance(cap, DirectoryCap) or self.kind != "directory":
+            raise SftpError(f"'{shown(self.path)}' is not a directory")
+        return cap
+
+
+def shown(path: Path) -> str:
+    """Return a path as a message can show it."""
+    return printable("/" + "/".join(path))[:300]
+
+
+def no_such_file(path: Path) -> SftpError:
+    """Return the error of a path that leads to nothing."""
+    return SftpError(f"there is no '{shown(path)}'", Status.NO_SUCH_FILE)
+
+
+def is_writable(cap: DirectoryCap) -> bool:
+    """Return whether a cap changes its directory."""
+    return isinstance(cap.file, MutableCap) and cap.file.access == "write"
+
+
+class AccountTree:
+    """
+    The tree of one account.
+
+    Args:
+        root: what its paths begin at; its mode and times have no entry, and are kept until the end.
+    """
+
+    def __init__(
+        self, grid: Grid, root: DirectoryCap, views: DirectoryViews, files: WrittenFiles
+    ) -> None:
+        self.root = root
+        self.views = views
+        self.files = files
+        self.grid = grid
+        self._root_attributes = FileAttributes()
+
+    async def locate(self, path: Path) -> Spot:
+        """
+        Return what a path leads to.
+
+        Raises:
+            SftpError: a directory on it is missing, or is not a directory.
+            PipegridError: one could not be read.
+        """
+        if not path:
+            return Spot((), (), entry_of("", self.root, {}))
+        above = [self.root]
+        for depth, name in enumerate(path[:-1], 1):
+            entry = (await self.views.view(above[-1])).entries.get(name)
+            if entry is None:
+                raise no_such_file(path[:depth])
+            above.append(Spot(path[:depth], (), entry).directory)
+        entry = (await self.views.view(above[-1])).entries.get(path[-1])
+        written = self.files.at(above[-1].storage_index, path[-1])
+        if written is not None:
+            entry = written.entry
+        return Spot(path, tuple(above), entry, written)
+
+    def place(self, spot: Spot) -> LinkPlace:
+        """
+        Return where something can be stored.
+
+        Raises:
+            SftpError: the account must not change that directory.
+        """
+        if not spot.above:
+            raise SftpError("the account's own directory has no other name, and cannot be replaced")
+        if not is_writable(spot.above[-1]):
+            raise SftpError(
+                f"'{shown(spot.path[:-1])}' cannot be changed by this account",
+                Status.PERMISSION_DENIED,
+            )
+        return LinkPlace(Directory(self.grid, spot.above[-1]), spot.path[-1])
+
+    # Attributes.
+
+    async def attributes(self, spot: Spot) -> FileAttributes:
+        """
+        Return what a client is told of what a path leads to.
+
+        Raises:
+            SftpError: nothing is there.
+        """
+        if not spot.exists:
+            raise no_such_file(spot.path)
+        if not spot.above:
+            usual = attributes_of("directory", {}, None, is_writable(self.root))
+            return self._with(usual, self._root_attributes)
+        if spot.written is not None:
+            return await self.written_attributes(spot.written)
+        assert spot.entry is not None
+        size = await self.views.size(spot.entry.cap)
+        return self._attributes(spot.entry, size, is_writable(spot.above[-1]))
+
+    async def written_attributes(self, file: WrittenFile) -> FileAttributes:
+        """Return what a client is told of a file that is being written."""
+        size = file.size
+        if size is None and file.entry is not None:
+            size = await self.views.size(file.entry.best)
+        return attributes_of("file", file.metadata, size or 0, True)
+
+    @staticmethod
+    def _attributes(entry: Entry, size: int | None, writable: bool) -> FileAttributes:
+        return attributes_of(entry.kind, entry.metadata, size, writable)
+
+    @staticmethod
+    def _with(usual: FileAttributes, change: FileAttributes) -> FileAttributes:
+        made = merged(usual, change)
+        kind = (usual.mode or 0) & ~0o7777
+        return attrs.evolve(made, size=usual.size, mode=kind | ((made.mode or 0) & 0o7777))
+
+    async def set_attributes(self, spot: Spot, change: FileAttributes) -> None:
+        """
+        Set mode, times and owner of what a path leads to; they are stored in its entry.
+
+        Raises:
+            SftpError: nothing is there, or it cannot be changed.
+        """
+        if not spot.exists:
+            raise no_such_file(spot.path)
+        if merged(FileAttributes(), change) == FileAttributes():
+            return
+        if not spot.above:
+            self._root_attributes = merged(self._root_attributes, change)
+            return
+        place = self.place(spot)
+        file = spot.written
+        if file is not None and file.is_linking:
+            await file.linked.wait()
+            await self.set_attributes(await self.locate(spot.path), change)
+            return
+        if file is not None:
+            file.set_attributes(change)  # stored with its content, by its close
+            return
+        assert spot.entry is not None
+        changes = metadata_changes(spot.entry.metadata, spot.kind, change)
+        await self._change(place, SetMetadata(place.name, changes))
+        self.views.changed(place.directory.cap, place.name, described(spot.entry, changes))
+
+    async def _change(self, place: LinkPlace, edit: SetMetadata) -> None:
+        with self._stale_if_it_fails(place):
+            await place.directory.change([edit])
+
+    def _stale_if_it_fails(self, *places: LinkPlace) -> _Changing:
+        return _Changing(self.views, places)
+
+    # Directories.
+
+    async def list_directory(self, spot: Spot) -> DirectoryCap:
+        """Read a directory for a client that lists it; returns its cap for ``page``."""
+        cap = spot.directory
+        await self.views.view(cap, LISTED_S)
+        return cap
+
+    async def page(self, cap: DirectoryCap, after: str | None) -> tuple[list[bytes], str | None]:
+        """
+        Return entries of a directory after a name, and the name of the last; it is None at the end.
+
+        Children that no path can name are left out.
+        """
+        view = await self.views.view(cap, _ANY_TIME)
+        chosen: list[tuple[Entry | None, WrittenFile | None, str, bytes]] = []
+        most = PAGE_BYTES // 128
+        last = after
+        written = {
+            name: file
+            for name, file in self.files.in_directory(cap.storage_index)
+            if after is None or name > after
+        }
+        for name, entry in _with_names(view.after(after), sorted(written)):
+            last = name
+            raw = name_for_client(name)
+            if raw is not None:
+                chosen.append((entry, written.get(name), name, raw))
+                if len(chosen) == most:
+                    break
+        await self.views.learn_sizes(
+            [entry for entry, file, *_ in chosen if entry is not None and file is None]
+        )
+        names: list[bytes] = []
+        shown_last: str | None = None
+        used, writable = 0, is_writable(cap)
+        for entry, file, name, raw in chosen:
+            if file is not None:
+                attributes = await self.written_attributes(file)
+            else:
+                assert entry is not None
+                attributes = self._attributes(entry, await self.views.size(entry.cap), writable)
+            long = long_name(name, attributes).encode("utf-8")
+            packed = packed_name(raw, long, attributes)
+            if names and used + len(packed) > PAGE_BYTES:
+                return names, shown_last
+            names.append(packed)
+            used += len(packed)
+            shown_last = name
+        return names, last if names else None
+
+    async def make_directory(self, spot: Spot, attributes: FileAttributes) -> None:
+        """
+        Make a directory.
+
+        Raises:
+            SftpError: something has its name, or it cannot be made there.
+        """
+        place = self.place(spot)
+        if spot.exists:
+            raise SftpError(f"'{shown(spot.path)}' exists")
+        looking = self.grid.look_ahead(place.directory.cap)
+        looking.addErrback(lambda _: None)  # the change will meet it again, and report it
+        try:
+            made = await self.grid.create_directory()
+            await looking
+        finally:
+            looking.cancel()
+        mode = attributes_of_new(attributes).mode
+        change = FileAttributes(mode=mode, times=self.files.now())
+        metadata = metadata_changes({}, "directory", change)
+        with self._stale_if_it_fails(place):
+            await place.directory.link(place.name, made.cap, metadata=metadata)
+        self.views.made(made.cap)
+        self.views.changed(
+            place.directory.cap, place.name, entry_of(place.name, made.cap, metadata)
+        )
+
+    async def remove_directory(self, spot: Spot) -> None:
+        """
+        Remove an empty directory.
+
+        Raises:
+            SftpError: it is not one, or not empty.
+        """
+        cap = spot.directory
+        place = self.place(spot)
+        await self._check_empty(spot.path, cap)
+        assert spot.entry is not None
+        child = Child(spot.entry.name, spot.entry.cap, spot.entry.write_cap)
+        with self._stale_if_it_fails(place):
+            if not await place.directory.unlink_same(place.name, child, True):
+                self.views.forget(place.directory.cap)
+                raise SftpError(
+                    f"another client has replaced '{shown(spot.path)}'; it was not removed"
+                )
+        self.views.changed(place.directory.cap, place.name, None)
+
+    async def _check_empty(self, path: Path, cap: DirectoryCap) -> None:
+        view = await self.views.view(cap, 0.0)
+        if view.entries or self.files.in_directory(cap.storage_index):
+            raise SftpError(f"the directory '{shown(path)}' is not empty")
+
+    # Files.
+
+    async def remove_file(self, spot: Spot) -> None:
+        """
+        Remove a file; what is open of it stays readable until it is closed.
+
+        Raises:
+            SftpError: nothing is there, or a directory.
+        """
+        if not spot.exists:
+            raise no_such_file(spot.path)
+        if spot.kind == "directory":
+            raise SftpError(f"'{shown(spot.path)}' is a directory; remove it as one")
+        place = self.place(spot)
+        file = spot.written
+        if file is not None and file.is_linking:
+            await file.linked.wait()
+            await self.remove_file(await self.locate(spot.path))
+            return
+        if file is not None:
+            self.files.move(file, None)
+            if file.entry is None:
+                return
+        with self._stale_if_it_fails(place):
+            await place.directory.unlink(place.name)
+        self.views.changed(place.directory.cap, place.name, None)
+
+    # Renaming.
+
+    async def rename(self, old: Path, new: Path, replace: bool) -> None:
+        """
+        Give something another name, or another directory.
+
+        Args:
+            replace: whether a file, or an empty directory, that has the new name may be replaced.
+
+        Raises:
+            SftpError: it is not possible.
+        """
+        source, target = await self.locate(old), await self.locate(new)
+        if not source.exists:
+            raise no_such_file(old)
+        origin, place = self.place(source), self.place(target)
+        if origin.key == place.key:
+            return
+        await self._check_may_move(source, target, replace)
+        file = source.written
+        if file is None:
+            assert source.entry is not None
+            await self._rename_stored(source.entry, origin, place, replace)
+        elif file.entry is None and not file.is_linking:
+            file.replace = file.replace or replace
+            self.files.move(file, place)
+            if not file.handles:  # its close is being stored
+                await file.linked.wait()
+                if file.entry is None:
+                    raise SftpError(f"'{shown(old)}' could not be stored")
+        else:
+            await file.lock.acquire()
+            try:
+                if file.place is None or file.place.key != origin.key or file.entry is None:
+                    raise SftpError(f"'{shown(old)}' was changed at the same time; try again")
+                await self._rename_stored(file.entry, origin, place, replace)
+                file.entry = attrs.evolve(file.entry, name=place.name)
+                if self.files.at(*origin.key) is file:
+                    self.files.move(file, place)
+            finally:
+                file.lock.release()
+
+    async def _check_may_move(self, source: Spot, target: Spot, replace: bool) -> None:
+        if source.kind == "directory" and source.directory in target.above:
+            raise SftpError(f"'{shown(source.path)}' cannot be moved into itself")
+        if not target.exists:
+            return
+        if not replace:
+            raise SftpError(f"'{shown(target.path)}' exists")
+        if target.kind == "directory":
+            if source.kind != "directory":
+                raise SftpError(f"'{shown(target.path)}' is a directory")
+            await self._check_empty(target.path, target.directory)
+        elif source.kind == "directory":
+            raise SftpError(f"'{shown(target.path)}' is not a directory")
+
+    async def _rename_stored(
+        self, entry: Entry, origin: LinkPlace, place: LinkPlace, replace: bool
+    ) -> None:
+        self.files.remove(place)
+        with self._stale_if_it_fails(origin, place):
+            await move(origin.directory, origin.name, place.directory, place.name, replace)
+        self.views.changed(origin.directory.cap, origin.name, None)
+        moved = attrs.evolve(entry, name=place.name)
+        self.views.changed(place.directory.cap, place.name, moved)
+
+
+def _with_names(entries: Iterator[Entry], written: list[str]) -> Iterator[tuple[str, Entry | None]]:
+    """Yield entries in the order of names, and names of which there is no entry yet."""
+    pairs = heapq.merge(
+        ((entry.name, 0, entry) for entry in entries),
+        ((name, 1, None) for name in written),
+        key=lambda pair: pair[:2],
+    )
+    last: str | None = None
+    for name, _, entry in pairs:
+        if name != last:
+            yield name, entry
+        last = name
+
+
+class _Changing:
+    """A change of directories: if it fails, they are read again, and errors are said in SFTP's terms."""
+
+    def __init__(self, views: DirectoryViews, places: tuple[LinkPlace, ...]) -> None:
+        self._views = views
+        self._places = places
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        for place in self._places:
+            self._views.forget(place.directory.cap)
+        if isinstance(error, NoSuchChild):
+            raise SftpError("it does not exist any more", Status.NO_SUCH_FILE) from None
+        if isinstance(error, ChildExists):
+            raise SftpError("something of this name exists already") from None
+
+
+def status_of_error(error: BaseException) -> tuple[Status, str]:
+    """Return how a request ended that raised this, and the sentence for its user."""
+    if isinstance(error, SftpError):
+        return error.status, str(error)
+    if isinstance(error, NoSuchChild):
+        return Status.NO_SUCH_FILE, str(error)
+    if isinstance(error, CapError):
+        return Status.PERMISSION_DENIED, str(error)
+    if isinstance(error, PipegridError):
+        return Status.FAILURE, str(error)
+    if isinstance(error, CancelledError):
+        return Status.FAILURE, "the gateway is closing"
+    return Status.FAILURE, "the gateway has an error of its own, which its log has"

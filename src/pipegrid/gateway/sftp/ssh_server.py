@@ -1,0 +1,674 @@
+"""
+SSH by Twisted Conch, with one service, SFTP, and bounds on everything that a client sends.
+
+Conch opens a channel's window again before anything has used its bytes, and waits ten hours for a login; both
+are done here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from twisted.conch.error import ConchError, ValidPublicKey
+from twisted.conch.interfaces import IConchUser
+from twisted.conch.ssh.channel import SSHChannel
+from twisted.conch.ssh.common import getNS
+from twisted.conch.ssh.connection import (
+    EXTENDED_DATA_STDERR,
+    OPEN_ADMINISTRATIVELY_PROHIBITED,
+    OPEN_RESOURCE_SHORTAGE,
+    SSHConnection,
+)
+from twisted.conch.ssh.factory import SSHFactory
+from twisted.conch.ssh.keys import BadKeyError, EncryptedKeyError, Key
+from twisted.conch.ssh.transport import (
+    DISCONNECT_PROTOCOL_ERROR,
+    SSHServerTransport,
+)
+from twisted.conch.ssh.userauth import SSHUserAuthServer
+from twisted.cred.credentials import ISSHPrivateKey, IUsernamePassword
+from twisted.cred.error import UnauthorizedLogin
+from twisted.cred.portal import Portal
+from twisted.internet.defer import Deferred, execute
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+from twisted.logger import ILogObserver, Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer, provider
+
+from pipegrid.core.text import printable
+from pipegrid.disk.atomic_write import create_file
+from pipegrid.disk.private_files import PRIVATE_DIRECTORY, make_directory
+from pipegrid.errors import UsageError
+from pipegrid.gateway.sftp.accounts import Account, Accounts
+from pipegrid.gateway.sftp.sftp_session import SftpSession
+
+LOGIN_S = 120.0
+"""A connection that has not logged in by then is closed."""
+
+MOST_CONNECTIONS = 256
+MOST_LOGINS = 64
+"""Connections that have not logged in; the oldest gives way to a new one."""
+
+MOST_CHANNELS = 8
+"""Of one connection."""
+
+MOST_ATTEMPTS = 20
+"""Requests to log in that may fail on one connection: clients offer one key after the other."""
+
+MOST_PASSWORDS = 5
+"""Passwords that may fail on one connection."""
+
+FAILURES, FAILURE_S = 20, 6.0
+"""Passwords from one address that may fail at once, and how long one counts."""
+
+_MOST_ADDRESSES = 1000
+
+MOST_SESSIONS = 320
+FULL_SESSIONS = 32
+"""Sessions with full windows; more than that get small ones."""
+
+WINDOW_BYTES = 2 << 20
+"""What a client may send on a channel before it is used."""
+
+SMALL_WINDOW_BYTES = 256 << 10
+
+_PACKET_BYTES = 32 << 10
+_LEAST_PACKET_BYTES = 1024
+_LOGIN_BUFFER_BYTES = 40_000
+"""The longest packet before the login, with what SSH demands of a server."""
+
+_BUFFER_BYTES = 320 << 10
+STALLED_S = 600.0
+"""A client that accepts no byte of what is being sent for this long is disconnected."""
+
+_CLOSE_S = 10.0
+NO_SHELL = (
+    "this server has files only, no shell and no commands; use sftp, sshfs, or scp without -O"
+)
+_SIGNATURES = (b"rsa-sha2-256", b"rsa-sha2-512", b"ssh-ed25519", b"ecdsa-sha2-", b"sk-")
+
+MakeSession = Callable[["SftpChannel", Account], SftpSession]
+
+
+@provider(ILogObserver)
+def _ignored(event: Any) -> None:
+    """Take an event of the log that needs no line."""
+
+
+class LoginLimit:
+    """Counts passwords that failed, by address; each is forgotten after a while."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._failed: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def _level(self, host: str) -> float:
+        count, since = self._failed.get(host, (0.0, 0.0))
+        return max(0.0, count - (self._clock.seconds() - since) / FAILURE_S)
+
+    def may_try(self, host: str) -> bool:
+        """Return whether a password from an address is looked at."""
+        return self._level(host) < FAILURES
+
+    def failed(self, host: str) -> None:
+        """A password from an address was wrong."""
+        self._note(host, 1)
+
+    def succeeded(self, host: str) -> None:
+        """A password that was counted was right."""
+        self._note(host, -1)
+
+    def _note(self, host: str, change: int) -> None:
+        self._failed[host] = max(0.0, self._level(host) + change), self._clock.seconds()
+        self._failed.move_to_end(host)
+        while len(self._failed) > _MOST_ADDRESSES:
+            self._failed.popitem(last=False)
+
+
+@implementer(IConchUser)
+@attrs.define(eq=False)
+class Login:
+    """A client that has proved an account."""
+
+    account: Account
+    conn: Any = None
+
+    def lookupChannel(self, *arguments: object) -> None:
+        """See ``IConchUser``; ``SftpConnection`` opens channels."""
+
+    def lookupSubsystem(self, *arguments: object) -> None: ...
+
+    def gotGlobalRequest(self, requestType: bytes, data: bytes) -> int:
+        """Refuse to listen for others, and whatever else a client asks of the connection."""
+        return 0
+
+
+class AccountChecker:
+    """Proves accounts, for Twisted's ``Portal``."""
+
+    _log = Logger()
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+
+    @property
+    def credentialInterfaces(self) -> tuple[Any, ...]:
+        """What may prove an account."""
+        if self._accounts.have_passwords:
+            return (ISSHPrivateKey, IUsernamePassword)
+        return (ISSHPrivateKey,)
+
+    def requestAvatarId(self, credentials: Any) -> Deferred[Account]:
+        """Fire with the account, or fail with UnauthorizedLogin."""
+        return execute(self._check, credentials)
+
+    def _check(self, credentials: Any) -> Account:
+        name = credentials.username.decode("utf-8", "replace")
+        if IUsernamePassword.providedBy(credentials):
+            found = self._accounts.with_password(name, credentials.password)
+            if found is None:
+                raise UnauthorizedLogin("wrong password")
+            return found
+        found = self._accounts.with_key(name, credentials.blob)
+        if found is None:
+            raise UnauthorizedLogin("no such key")
+        if credentials.signature is None:
+            raise ValidPublicKey()
+        kind = getNS(credentials.signature)[0]
+        try:
+            good = kind.startswith(_SIGNATURES) and Key.fromString(credentials.blob).verify(
+                credentials.signature, credentials.sigData
+            )
+        except (BadKeyError, ValueError, TypeError, IndexError, KeyError, struct.error):
+            good = False
+        if not good:
+            raise UnauthorizedLogin("wrong signature")
+        return found
+
+    def requestAvatar(self, account: Account, mind: object, *interfaces: Any) -> tuple[Any, ...]:
+        """Return the login of an account; see ``IRealm``."""
+        self._log.info("SFTP: {name!r} has logged in", name=printable(account.name))
+        return IConchUser, Login(account), lambda: None
+
+
+class SftpUserAuth(SSHUserAuthServer):
+    """Bounds what clients try, and how long."""
+
+    _log = Logger(observer=_ignored)
+    loginTimeout = int(LOGIN_S)
+    attemptsBeforeDisconnect = MOST_ATTEMPTS
+    transport: Any
+
+    def serviceStarted(self) -> None:
+        self.clock = self.transport.factory.clock
+        self._requests = self._passwords = 0
+        super().serviceStarted()
+
+    def ssh_USERAUTH_REQUEST(self, packet: bytes) -> Deferred[Any] | None:
+        self._requests += 1
+        if self._requests > 3 * MOST_ATTEMPTS:
+            self.transport.sendDisconnect(DISCONNECT_PROTOCOL_ERROR, b"too many attempts")
+            return None
+        return super().ssh_USERAUTH_REQUEST(packet)
+
+    def auth_password(self, packet: bytes) -> Deferred[Any]:
+        """See ``SSHUserAuthServer``; an address that has guessed too much is not listened to."""
+        limit, host = self.transport.factory.limit, self.transport.host
+        self._passwords += 1
+        if self._passwords > MOST_PASSWORDS or not limit.may_try(host):
+            refused: Deferred[Any] = Deferred()
+            self.clock.callLater(self.passwordDelay, refused.errback, UnauthorizedLogin("too many"))
+            return refused
+        limit.failed(host)  # until it turns out to be right: others may be tried at the same time
+
+        def succeeded(result: Any) -> Any:
+            limit.succeeded(host)
+            return result
+
+        trying: Deferred[Any] = super().auth_password(packet)
+        return trying.addCallback(succeeded)
+
+
+class SftpChannel(SSHChannel):
+    """
+    One channel, which may become an SFTP session. See ``sftp_session.Channel``.
+
+    Attributes:
+        window_is_full: whether the client accepts no more bytes of this channel now.
+    """
+
+    _log = Logger(observer=_ignored)
+    name = b"session"
+    conn: Any
+
+    def __init__(
+        self, window: int, remote_window: int, remote_packet: int, account: Account
+    ) -> None:
+        super().__init__(
+            localWindow=window,
+            localMaxPacket=_PACKET_BYTES,
+            remoteWindow=remote_window,
+            remoteMaxPacket=remote_packet,
+        )
+        self.session: SftpSession | None = None
+        self._account = account
+        self._unused = 0
+        self.window_is_full = False
+
+    @property
+    def is_blocked(self) -> bool:
+        return self.window_is_full or bool(self.conn.transport.is_blocked)
+
+    def stopWriting(self) -> None:
+        """The client's window is full."""
+        self.window_is_full = True
+        self.conn.transport.watch_progress()
+
+    def startWriting(self) -> None:
+        """There is space in the client's window."""
+        self.window_is_full = False
+
+    def addWindowBytes(self, data: int) -> None:
+        self.conn.transport.made_progress()
+        super().addWindowBytes(data)
+        self.resume()
+
+    def resume(self) -> None:
+        """Go on, if nothing is blocked."""
+        if self.session is not None and not self.buf:
+            self.session.resume()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self.session is not None:
+            self.session.received(data)
+
+    def extReceived(self, dataType: int, data: bytes) -> None:
+        """Ignore it, and let the client send as much again."""
+        self.consumed(len(data))
+
+    def consumed(self, count: int) -> None:
+        self._unused += count
+        if self._unused >= self.localWindowSize // 4 and not self.localClosed:
+            self.conn.adjustWindow(self, self._unused)
+            self._unused = 0
+
+    def request_subsystem(self, data: bytes) -> int:
+        if self.session is not None or getNS(data)[0] != b"sftp":
+            return 0
+        self.session = self.conn.transport.factory.make_session(self, self._account)
+        return 1
+
+    def request_exec(self, data: bytes) -> int:
+        """Refuse a command by a sentence."""
+        return self._refuse()
+
+    def request_shell(self, data: bytes) -> int:
+        """Refuse a shell by a sentence."""
+        return self._refuse()
+
+    def _refuse(self) -> int:
+        if self.session is not None or self.closing:
+            return 0
+        self.conn.transport.factory.clock.callLater(0, self._say_and_close)
+        return 1
+
+    def _say_and_close(self) -> None:
+        if self.localClosed or self.closing:
+            return
+        self.writeExtended(EXTENDED_DATA_STDERR, NO_SHELL.encode("ascii") + b"\r\n")
+        self.conn.sendRequest(self, b"exit-status", struct.pack(">L", 1))
+        self.conn.sendEOF(self)
+        self.loseConnection()
+
+    def request_pty_req(self, data: bytes) -> int:
+        """Accept it, so that the client shows why there is no shell."""
+        return 1
+
+    def request_env(self, data: bytes) -> int:
+        """Refuse variables: no program gets them."""
+        return 0
+
+    def eofReceived(self) -> None:
+        """The client will ask for nothing more: what it has asked for is done to its end."""
+        if self.session is None:
+            self.loseConnection()
+        else:
+            self.session.ended()
+
+    def closed(self) -> None:
+        self.conn.transport.factory.sessions -= 1
+        if self.session is not None:
+            self.session.closed()
+
+
+class SftpConnection(SSHConnection):
+    """The channels of one client: a few, for sessions only."""
+
+    _log = Logger(observer=_ignored)
+    transport: Any
+
+    def getChannel(self, channelType: bytes, windowSize: int, maxPacket: int, data: bytes) -> Any:
+        if channelType != b"session":
+            raise ConchError("only sessions are possible", OPEN_ADMINISTRATIVELY_PROHIBITED)
+        if len(self.channels) >= MOST_CHANNELS or maxPacket < _LEAST_PACKET_BYTES:
+            raise ConchError("too many channels, or too small packets", OPEN_RESOURCE_SHORTAGE)
+        sessions = self.transport.factory.sessions
+        if sessions >= MOST_SESSIONS:
+            raise ConchError("too many sessions", OPEN_RESOURCE_SHORTAGE)
+        window = WINDOW_BYTES if sessions < FULL_SESSIONS else SMALL_WINDOW_BYTES
+        self.transport.factory.sessions += 1
+        packet = min(maxPacket, _PACKET_BYTES)
+        channel = SftpChannel(window, windowSize, packet, self.transport.avatar.account)
+        channel.conn = self
+        return channel
+
+    def ssh_CHANNEL_DATA(self, packet: bytes) -> None:
+        """See ``SSHConnection``; the window is opened again when the bytes have been used."""
+        number, length = struct.unpack(">2L", packet[:8])
+        channel = self.channels[number]
+        if length > min(channel.localWindowLeft, channel.localMaxPacket):
+            self.sendClose(channel)
+            return
+        channel.localWindowLeft -= length
+        channel.dataReceived(getNS(packet[4:])[0])
+
+    def ssh_CHANNEL_EXTENDED_DATA(self, packet: bytes) -> None:
+        number, kind, length = struct.unpack(">3L", packet[:12])
+        channel = self.channels[number]
+        if length > min(channel.localWindowLeft, channel.localMaxPacket):
+            self.sendClose(channel)
+            return
+        channel.localWindowLeft -= length
+        channel.extReceived(kind, getNS(packet[8:])[0])
+
+    def resume(self) -> None:
+        """The connection takes bytes again."""
+        for channel in list(self.channels.values()):
+            channel.resume()
+
+
+class SftpTransport(SSHServerTransport):
+    """
+    One connection of a client.
+
+    Attributes:
+        host: the client's address.
+        is_blocked: whether bytes would have to wait here.
+    """
+
+    # Conch writes much to the log, whose sentences are no one's here; what matters is logged by the factory.
+    _log = Logger(observer=_ignored)
+    version = b"PipeGrid"
+    ourVersionString = b"SSH-2.0-PipeGrid"
+    supportedCompressions = [b"none"]
+    factory: SftpFactory
+    service: Any
+    transport: Any
+
+    def __init__(self) -> None:
+        self.host = ""
+        self._exchanges = 0
+        self._exchanging = False
+        self._paused = False
+        self._ended = False
+        self._login_timer: IDelayedCall | None = None
+        self._stall_timer: IDelayedCall | None = None
+        self._progressed_s = 0.0
+
+    @property
+    def is_blocked(self) -> bool:
+        return self._paused or self._exchanging or self._ended
+
+    @property
+    def has_login(self) -> bool:
+        """Whether the client has proved an account."""
+        return hasattr(self, "avatar")
+
+    def connectionMade(self) -> None:
+        self.host = getattr(self.transport.getPeer(), "host", "")
+        self.transport.registerProducer(self, True)
+        self._login_timer = self.factory.clock.callLater(LOGIN_S, self._login_is_late)
+        self.factory.opened(self)
+        super().connectionMade()
+
+    def _login_is_late(self) -> None:
+        if not self.has_login:
+            self.abort()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._ended = True
+        self.transport.abortConnection()
+
+    def connectionLost(self, reason: Failure | None = None) -> None:
+        self._ended = True
+        for timer in (self._login_timer, self._stall_timer):
+            if timer is not None and timer.active():
+                timer.cancel()
+        self.factory.lost(self)
+        super().connectionLost(reason)
+
+    def dataReceived(self, data: bytes) -> None:
+        """See ``SSHServerTransport``; what makes no sense ends the connection."""
+        if self._ended:
+            return
+        try:
+            super().dataReceived(data)
+        except Exception as error:
+            # Conch takes what it gets for well-formed: any kind of error says that it is not.
+            self.factory.malformed(self, error)
+            self.abort()
+            return
+        if len(self.buf) > (_BUFFER_BYTES if self.has_login else _LOGIN_BUFFER_BYTES):
+            self.abort()
+
+    def sendDisconnect(self, reason: int, desc: bytes) -> None:
+        """See ``SSHServerTransport``; a client that does not read it is not waited for."""
+        if not self._ended:
+            super().sendDisconnect(reason, desc)
+            self._ended = True
+            self.factory.clock.callLater(_CLOSE_S, self.transport.abortConnection)
+
+    def receiveError(self, reasonCode: int, description: bytes) -> None:
+        """A client says why it leaves, which is no error of anybody."""
+
+    def ssh_KEXINIT(self, packet: bytes) -> None:
+        """See ``SSHServerTransport``; before the login there is one exchange of keys."""
+        self._exchanges += 1
+        if self._exchanges > 1 and not self.has_login:
+            self.sendDisconnect(DISCONNECT_PROTOCOL_ERROR, b"log in first")
+            return
+        self._exchanging = True
+        super().ssh_KEXINIT(packet)
+
+    def ssh_NEWKEYS(self, packet: bytes) -> None:
+        super().ssh_NEWKEYS(packet)
+        self._exchanging = False
+        self._resume()
+
+    # The connection says when it takes no more bytes.
+
+    def pauseProducing(self) -> None:
+        """The client does not read."""
+        self._paused = True
+        self.watch_progress()
+
+    def resumeProducing(self) -> None:
+        self._paused = False
+        self.made_progress()
+        self._resume()
+
+    def stopProducing(self) -> None: ...
+
+    def _resume(self) -> None:
+        if isinstance(self.service, SftpConnection) and not self.is_blocked:
+            self.service.resume()
+
+    def watch_progress(self) -> None:
+        """Bytes wait for the client, for a bounded time."""
+        if self._stall_timer is None and not self._ended:
+            self._progressed_s = self.factory.clock.seconds()
+            self._stall_timer = self.factory.clock.callLater(STALLED_S, self._check_progress)
+
+    def made_progress(self) -> None:
+        self._progressed_s = self.factory.clock.seconds()
+
+    def _check_progress(self) -> None:
+        self._stall_timer = None
+        channels = self.service.channels.values() if self.has_login else ()
+        if not self._paused and not any(each.window_is_full for each in channels):
+            return
+        silence_s = self.factory.clock.seconds() - self._progressed_s
+        if silence_s >= STALLED_S:
+            self.abort()
+        else:
+            left_s = STALLED_S - silence_s
+            self._stall_timer = self.factory.clock.callLater(left_s, self._check_progress)
+
+
+class SftpFactory(SSHFactory):
+    """
+    Makes connections for clients.
+
+    Args:
+        accounts: who may log in.
+        key: the server's.
+        make_session: begins the session of an account on a channel.
+    """
+
+    _log = Logger()
+    protocol = SftpTransport
+    services = {b"ssh-userauth": SftpUserAuth, b"ssh-connection": SftpConnection}
+
+    def __init__(
+        self, clock: IReactorTime, accounts: Accounts, key: Key, make_session: MakeSession
+    ) -> None:
+        self.clock = clock
+        self.make_session = make_session
+        self.limit = LoginLimit(clock)
+        checker = AccountChecker(accounts)
+        self.portal = _AccountPortal(checker)
+        self.publicKeys = {key.sshType(): key.public()}
+        self.privateKeys = {key.sshType(): key}
+        self.primes = None
+        self.connections: dict[SftpTransport, None] = {}
+        self.sessions = 0
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        """See ``SSHFactory``; None: there are too many connections already."""
+        if len(self.connections) >= MOST_CONNECTIONS + MOST_LOGINS:
+            return None
+        made = super().buildProtocol(addr)
+        made.supportedCiphers = _only(made.supportedCiphers, b"-ctr")
+        made.supportedMACs = _only(made.supportedMACs, b"hmac-sha2")
+        made.supportedKeyExchanges = _only(
+            made.supportedKeyExchanges, b"curve25519", b"x25519", b"ecdh-sha2-nistp"
+        )
+        made.supportedPublicKeys = [
+            name for name in made.supportedPublicKeys if name not in (b"ssh-rsa", b"ssh-dss")
+        ]
+        return made
+
+    def opened(self, connection: SftpTransport) -> None:
+        """A client has connected; of too many that have not logged in the oldest is closed."""
+        self.connections[connection] = None
+        waiting = [each for each in self.connections if not each.has_login]
+        if len(waiting) > MOST_LOGINS:
+            waiting[0].abort()
+
+    def lost(self, connection: SftpTransport) -> None:
+        self.connections.pop(connection, None)
+
+    def malformed(self, connection: SftpTransport, error: Exception) -> None:
+        """A client has sent what is not SSH."""
+        self._log.info(
+            "an SSH client at {host} sent what makes no sense ({kind}), and was disconnected",
+            host=connection.host,
+            kind=type(error).__name__,
+        )
+
+    def disconnect_all(self) -> None:
+        """End the connections that exist."""
+        for connection in list(self.connections):
+            connection.abort()
+
+
+class _AccountPortal(Portal):
+    """Asks the checker each time what may prove an account, since the file may change."""
+
+    def __init__(self, checker: AccountChecker) -> None:
+        super().__init__(checker)  # type: ignore[arg-type]
+        self._checker = checker
+
+    def listCredentialsInterfaces(self) -> list[Any]:
+        return list(self._checker.credentialInterfaces)
+
+    def login(self, credentials: Any, mind: object, *interfaces: Any) -> Deferred[Any]:
+        proved = self._checker.requestAvatarId(credentials)
+        return proved.addCallback(self._checker.requestAvatar, mind, *interfaces)
+
+
+def _only(names: list[bytes], *parts: bytes) -> list[bytes]:
+    return [name for name in names if any(part in name for part in parts)]
+
+
+# The key by which clients recognise the server: made at the first start, then always the same.
+
+_RSA_BITS = 3072
+_MOST_KEY_BYTES = 64 << 10
+
+
+def host_key(private: Path, public: Path) -> Key:
+    """
+    Return the server's key; it is made, with its public half, unless it exists.
+
+    A new key is Ed25519, or RSA or ECDSA if the name of its file says so.
+
+    Raises:
+        UsageError: the files cannot be read or made, or are not keys.
+    """
+    try:
+        if not private.exists():
+            make_directory(private.parent, PRIVATE_DIRECTORY)
+            create_file(private, _new_key(private.name).toString("openssh"), mode=0o600)
+        key = _read_key(private)
+        if not public.exists():
+            create_file(public, key.public().toString("openssh") + b"\n", mode=0o644)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read or make the SFTP server's key {error.filename or private} ({error.strerror})"
+        ) from error
+    return key
+
+
+def _new_key(name: str) -> Key:
+    if "ecdsa" in name:
+        return Key(ec.generate_private_key(ec.SECP256R1()))
+    if "rsa" in name:
+        return Key(rsa.generate_private_key(public_exponent=65537, key_size=_RSA_BITS))
+    return Key(ed25519.Ed25519PrivateKey.generate())
+
+
+def _read_key(path: Path) -> Key:
+    with path.open("rb") as file:
+        data = file.read(_MOST_KEY_BYTES)
+    try:
+        key: Key = Key.fromString(data)
+        usable = not key.isPublic() and key.sshType() != b"ssh-dss"
+    except EncryptedKeyError:
+        raise UsageError(
+            f"the SFTP server's key {path} has a passphrase; remove that with 'ssh-keygen -p -f'"
+        ) from None
+    except (BadKeyError, ValueError, TypeError, IndexError, KeyError):
+        usable = False
+    if not usable:
+        raise UsageError(
+            f"{path} is not a private key that an SSH server can use; move it away, and a new one is made"
+        )
+    return key
