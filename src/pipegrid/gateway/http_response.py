@@ -122,4 +122,4 @@ def _fail(request: Any, failure: Failure) -> None:
     request.responseHeaders.removeHeader(b"content-range")
     request.responseHeaders.removeHeader(b"content-disposition")
     request.responseHeaders.removeHeader(b"etag")
-    send(request, HttpResponse(problem.text + "\n", problem.status, TEXT, problem.headers))
+    send(request, HttpResponse(problem.text, problem.status, TEXT, problem.headers))

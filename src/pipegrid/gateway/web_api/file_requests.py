@@ -205,6 +205,8 @@ async def put_object(call: ApiRequest, found: FoundObject) -> HttpResponse:
         return await _put_cap(call, found)
     if found.exists and isinstance(found.cap, DirectoryCap):
         raise WebError(400, "PUT to a directory: give the name of a file in it")
+    if isinstance(found.cap, MutableCap):
+        check_overwritable(found.cap)
     if found.slash:
         raise WebError(400, "the path of a file has no slash at its end")
     if found.exists:
@@ -234,6 +236,15 @@ async def replace_file(call: ApiRequest, found: FoundObject, body: BodySpool) ->
     return await link_file(call, found, body)
 
 
+def check_overwritable(cap: MutableCap) -> None:
+    """
+    Raises:
+        WebError: the cap does not write.
+    """
+    if not writes(cap):
+        raise WebError(400, "replace or update requested with read-only cap; use the write cap")
+
+
 async def overwrite(call: ApiRequest, cap: MutableCap, body: BodySpool) -> None:
     """
     Replace the content of a mutable file, or what is at the argument ``offset``.
@@ -241,8 +252,7 @@ async def overwrite(call: ApiRequest, cap: MutableCap, body: BodySpool) -> None:
     Raises:
         WebError: the cap does not write, or the offset is none.
     """
-    if not writes(cap):
-        raise WebError(400, "replace or update requested with read-only cap; use the write cap")
+    check_overwritable(cap)
     text = call.arguments.get("offset")
     if text is None:
         await call.grid.overwrite(cap, body.source())
