@@ -13,33 +13,34 @@ from pipegrid.transfer.put.allocation import FullServers
 from pipegrid.transfer.put.placement_history import PlacementHistory
 from pipegrid.transfer.settings import UploadSettings
 
-# One timer for all small files that are under way, since a timer for each would cost more than the file.
+# One timer for all running small files: a timer for each would cost more than the file.
 
 _ROUNDING_S = 1e-6
 
 
 class Timed(Protocol):
     """
-    What somebody has to look after at some time.
+    A put that must be checked at some time.
 
     Attributes:
-        due_s: when, by the clock; it may come nearer, but never within the time after which it is looked at.
+        due_s: when, in seconds of the clock. It may move to an earlier time, but not to one before the
+            next check that ``Deadlines`` has planned.
     """
 
     @property
     def due_s(self) -> float:
-        """When it has to be looked after, in seconds of the clock."""
+        """When the put must be checked, in seconds of the clock."""
 
     def overdue(self) -> None:
-        """The time ``due_s`` has come; called by ``Deadlines``, which has forgotten it then."""
+        """The time ``due_s`` has come; ``Deadlines``, which calls this, no longer tracks the put."""
 
 
 class Deadlines:
     """
-    Tells puts that take too long.
+    Notifies puts that take too long.
 
     Args:
-        look_s: so often it is looked at them, at least.
+        look_s: the longest time between two checks.
     """
 
     def __init__(self, clock: IReactorTime, look_s: float) -> None:
@@ -49,13 +50,13 @@ class Deadlines:
         self._timer: IDelayedCall | None = None
 
     def add(self, put: Timed) -> None:
-        """Tell this one when it is its time."""
+        """Call ``put.overdue`` when it is due."""
         self._puts[put] = None
         if self._timer is None:
             self._look()
 
     def discard(self, put: Timed) -> None:
-        """Look after this put no more, as it has ended; without any, no timer runs."""
+        """Stop tracking a put that has ended; the timer runs only while there are puts."""
         self._puts.pop(put, None)
         if not self._puts and self._timer is not None:
             self._timer.cancel()
@@ -73,21 +74,21 @@ class Deadlines:
             self._timer = self._clock.callLater(min(left_s, self._look_s), self._look)
 
 
-# What all puts of one client work with, and what each leaves for those after it.
+# What all puts of one client share, and what each records for later puts.
 
 
 @attrs.frozen(eq=False)
 class PutContext:
     """
-    The means of puts.
+    What all puts of one client share.
 
     Attributes:
-        grid: those of all transfers: servers, clock, workers, secrets.
-        settings: how long stragglers, and silent servers, are waited for.
-        elsewhere: whether files have been found where nobody would put them.
-        full: servers that have no room.
-        overdue: looks after small files that take too long.
-        say: told, in a sentence, what the user should know beside the outcome.
+        grid: what all transfers share: servers, clock, workers, secrets.
+        settings: how long to wait for stragglers and silent servers.
+        elsewhere: whether shares have been found on servers where no put would place them.
+        full: servers without space.
+        overdue: notifies small files that take too long.
+        say: gets a sentence that the user should know in addition to the result.
     """
 
     grid: TransferContext

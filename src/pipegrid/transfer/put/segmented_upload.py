@@ -1,4 +1,6 @@
-"""The upload loop of a file with several segments: events in, decisions, actions out."""
+"""
+The upload loop of a file with several segments: it collects events, decides, and acts on the decisions.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,22 @@ from pipegrid.transfer.put.straggler_policy import TICK_S, StragglerPolicy
 from pipegrid.transfer.results import PutReports, PutResult
 from pipegrid.wire.messages import Allocation, UploadSecrets
 
-# One put and its answers: what it asks before it sends, and which last bytes wait until servers have said
-# what they have. When that is worth it, and how long it may take, ``elsewhere`` decides.
+# Which servers a put asks for existing shares before it sends, and which shares withhold their last byte
+# until the servers have responded. ``PlacementHistory`` decides when that is worth the wait.
 
 
 class Asking:
     """
-    What one put knows of where its shares are already.
+    Finds out where the shares of one file are already stored.
 
     Args:
-        elsewhere: what puts of this client have found.
-        shares: those of the file.
+        elsewhere: what earlier puts of this client have found.
+        shares: the shares of the file.
         began_s: when the put began.
-        grace_s: how long a server that is much slower than most is waited for; see ``FinalByteHold``.
+        grace_s: how long the put waits for a server that is much slower than most; see ``FinalByteHold``.
 
     Attributes:
-        first: nothing is sent before servers have answered, or have taken too long.
+        first: whether nothing is sent before the servers have responded or have taken too long.
     """
 
     def __init__(
@@ -64,37 +66,43 @@ class Asking:
         )
 
     def ask(self) -> None:
-        """Ask servers that are sent nothing yet, or no share at all, where that is worth it."""
+        """Query servers that get no share yet, or no share at all, if that is worth it."""
         if not self._elsewhere.must_ask:
             return
-        # Others place n shares among twice as many servers, or did so on a grid that was smaller.
+        # Another client may spread n shares over twice as many servers, or may have used a smaller grid.
         total = self._plan.total_shares
         for peer in self._plan.ring[0 if self.first else total : 2 * total]:
             self._allocations.ask(peer, frozenset(), self._shares.secrets_for(peer))
 
     def answered(self, now_s: float, servers: int) -> None:
-        """So many more servers have answered, or have failed."""
+        """Count this number of further servers that have responded or failed."""
         self._wait.answered(now_s, servers)
 
     def left_s(self, now_s: float) -> float:
-        """Return how much longer answers are waited for; 0 or less: no longer."""
+        """Return how much longer to wait for responses, in seconds; 0 or less: no longer."""
         return self._wait.left_s(now_s) if self._allocations.waiting else 0.0
 
     def may_hold_back(self, now_s: float) -> bool:
-        """Whether some last byte may have to wait now: for a small file one look is enough."""
+        """
+        Return whether some last byte may have to be withheld now; of a small file, which is sent at once,
+        none is.
+        """
         return self._elsewhere.holds_back(self._shares.share_bytes, True) and self.left_s(now_s) > 0
 
     def holds_back(self, exceeds_window: bool) -> bool:
-        """Whether the last byte of a share has to wait then; see ``PlacementHistory.holds_back``."""
+        """Return whether to withhold the last byte of a share; see ``PlacementHistory.holds_back``."""
         return self._elsewhere.holds_back(self._shares.share_bytes, exceeds_window)
 
     def ended(self, found: Mapping[int, Collection[Peer]]) -> None:
-        """The put has ended well, and has found these shares; it teaches whether all were as guessed."""
+        """
+        Record, after a successful put, whether the shares found were all on the servers that were
+        expected.
+        """
         self._elsewhere.ended(any(self._guess[n] not in peers for n, peers in found.items()))
 
 
-# What an upload is made of beside the file: who asks, who sends, and where it is written down what came
-# of it.
+# The parts of an upload apart from the file: what queries servers, what sends shares, and what records
+# the results.
 
 
 @attrs.frozen
@@ -103,12 +111,12 @@ class Parts:
     The parts of one upload.
 
     Attributes:
-        plan: what goes where.
-        ways: the shares that are on their way.
-        allocations: questions for room, and their answers.
-        refusals: servers that refused without a reason, and are asked what they have.
-        asking: what is asked before anything is sent.
-        where: what is stored.
+        plan: assigns shares to servers.
+        ways: the active share uploads.
+        allocations: allocation requests and their responses.
+        refusals: servers that refused without a reason, and are asked for their shares.
+        asking: queries servers before shares are sent.
+        where: records what is stored.
     """
 
     plan: UploadPlan[Peer]
@@ -130,8 +138,8 @@ def new_parts(
     Return the parts of an upload.
 
     Args:
-        began_s: when it began.
-        changed: called when there is news.
+        began_s: when the upload began.
+        changed: called when there is a new event.
     """
     geometry, shares, settings = file.geometry, file.shares, means.settings
     servers = ring(shares.storage_index, means.grid.takers)
@@ -149,18 +157,19 @@ def new_parts(
     )
 
 
-# What has happened to an upload since somebody last looked: answers, lists, and ways that have ended.
+# Events of an upload since the last call: responses to allocations, lists of shares, and share uploads
+# that have ended.
 #
-# Each is booked once: in ``whereabouts`` what is stored, in ``plan`` what failed, was refused or lost.
-# What is to be done about it is the upload's business.
+# Each event is recorded once: stored shares in ``StoredShares``, failed, refused and lost shares in
+# ``UploadPlan``. ``Upload`` decides what to do about them.
 
 
 class UploadEvents:
     """
-    The news of one upload.
+    Collects the events of one upload.
 
     Args:
-        parts: of the upload: whom it is heard from, and where it is booked.
+        parts: of the upload: where events come from, and where they are recorded.
     """
 
     def __init__(self, clock: IReactorTime, parts: Parts) -> None:
@@ -175,11 +184,11 @@ class UploadEvents:
 
     @property
     def contended(self) -> bool:
-        """Whether somebody else seems to be storing the file at the same time."""
+        """Whether another client seems to be storing the same file."""
         return self._others_uploading or self._aborted or self._refusals.contended
 
     def drain(self) -> bool:
-        """Take in all that has happened; returns whether anything has."""
+        """Process all events since the last call; return whether there were any."""
         news = self.take_answers()
         for peer, there in self._refusals.take_lists():
             self._where.found_at(peer, there)
@@ -190,7 +199,7 @@ class UploadEvents:
         return news or bool(ended)
 
     def take_answers(self) -> bool:
-        """Take in what servers have said to allocations; returns whether any has."""
+        """Process the responses to allocations; return whether there were any."""
         answers = self._allocations.take_answers()
         if answers:
             self._asking.answered(self._clock.seconds(), len(answers))
@@ -211,7 +220,8 @@ class UploadEvents:
                 way.last_activity = self._clock.seconds()
                 if way.share_number in there:
                     way.close(ShareState.STORED)
-                # No room, or an unfinished upload: perhaps our own, which the writes then resume.
+                # The server had no space, or has an unfinished upload. If that upload is ours, the writes
+                # resume it.
                 way.granted = way.share_number in allocation.allocated
 
     def _ended(self, way: ShareUpload) -> None:
@@ -219,7 +229,8 @@ class UploadEvents:
         if way.state is ShareState.STORED:
             self._where.stored(peer, number)
         elif way.state is ShareState.LOST:
-            # Whoever stores the same with the same secrets may have ended it, as after a failure of theirs.
+            # Another client with the same secrets may have aborted the share, for instance after its own
+            # put failed.
             self._aborted = self._aborted or isinstance(way.error, NoSuchShare)
             self._plan.lost(number, peer)
         elif way.state is ShareState.REFUSED:
@@ -232,16 +243,17 @@ class UploadEvents:
             self._plan.failed(peer)
 
 
-# Putting one file on a grid, in one round trip where reality allows it.
+# Putting one file on a grid, usually in one round trip.
 #
-# The way of the data: source -> coding line (workers) -> ways (one a share) -> pipelines (one a
-# server). Allocation and writes leave together, to the servers where the plan's optimistic first
-# placement wants them; answers are compared with the plan as they come, and only the difference
-# costs another round trip. A share that finds a new home late joins at the current segment, and
-# what it missed is coded again from the source, never kept. So is what was lost with a connection.
+# Data flows from the source through the encoding pipeline (worker threads) and the share uploads (one per
+# share) to the write pipelines (one per server). Allocations and writes are sent together, to the servers
+# of the plan's optimistic first placement. Responses are compared with the plan when they arrive, and
+# only a difference costs another round trip. A share that is reassigned late starts at the current
+# segment. The segments that it missed, or that a lost connection lost, are encoded again from the source;
+# they are never kept in memory.
 #
-# Nothing waits for the slowest server without need: a way may cost the others at most the grace
-# (``UploadSettings``), and is dropped after it if happiness holds without its share.
+# An upload does not wait for the slowest server without need: a share upload delays the others by at most
+# the grace (``UploadSettings``). After that it is dropped if happiness holds without its share.
 
 _NONE: Mapping[int, Peer] = {}
 
@@ -251,9 +263,10 @@ class Upload:
     The upload of one encoded file (not of a literal one).
 
     Args:
-        begun: what ``put_whole`` has begun, and did not end; it has told the cap.
+        begun: the state of a put that ``put_whole`` began and did not finish; it has reported the cap
+            already.
 
-    What somebody else stores at the same time (``contended``) a later try finds.
+    If another client stores the same shares at the same time (``contended``), a retry finds them.
     """
 
     def __init__(
@@ -264,7 +277,7 @@ class Upload:
         self._file = file
         self._cap_known = reports.cap_known if begun is None else None
         self._changed = Wakeup(clock)
-        self._uneventful = 0  # so many shares may be stored before there is anything to decide
+        self._uneventful = 0  # # number of shares that may be stored before the next decision
         self._begun = begun
         self._started = clock.seconds() if begun is None else begun.started
         parts = new_parts(means, file, self._started, self._changed.fire, reports)
@@ -277,31 +290,31 @@ class Upload:
             means.settings, self._started, None if begun is None else begun.happy_since
         )
         self._superfluous = False
-        self._held: list[ShareUpload] = []  # those whose last bytes wait
+        self._held: list[ShareUpload] = []  # # shares whose last byte is withheld
         self._dropped: set[str] = set()
 
     @property
     def contended(self) -> bool:
-        """Whether somebody else seems to be storing the file at the same time."""
+        """Whether another client seems to be storing the same file."""
         return self._news.contended
 
     async def run(self) -> PutResult:
         """
-        Send the file and wait for it to be stored.
+        Send the file and wait until it is stored.
 
         Raises:
-            UnhappyError: it could not be spread over enough servers.
+            UnhappyError: the shares could not be spread over enough servers.
             SourceError: the source could not be read, or changed.
         """
         try:
             await self._store()
         except (CancelledError, GeneratorExit):
-            # Unfinished shares stay allocated, since a rerun resumes them.
+            # Unfinished shares stay allocated, so that a rerun can resume them.
             self._let_go()
             raise
         except UnhappyError:
-            # If servers went away in the middle a rerun goes on when they are back, with what is where it
-            # will look for it.
+            # If servers failed midway, a rerun can resume when they are back, provided that the shares
+            # are where the first placement of the rerun expects them.
             self._let_go(abort=True, keep=self._plan.first() if self._ways.lost_midway else {})
             await self._ways.wait_for_aborts(self._clock)
             raise
@@ -313,7 +326,7 @@ class Upload:
             self._segments.close()
         if self._superfluous:
             try:
-                # Who closes the grid now would leave unfinished shares on servers.
+                # A caller that closes the grid now would leave unfinished shares on servers.
                 await self._ways.wait_for_aborts(self._clock)
             except BaseException:
                 self._let_go()
@@ -324,7 +337,7 @@ class Upload:
         return self._result()
 
     async def _store(self) -> None:
-        """Ask, if that is worth it; send everything; wait until it is stored."""
+        """Query servers if that is worth it, send everything, and wait until it is stored."""
         self._asking.ask()
         if self._asking.first:
             await self._hear_first()
@@ -349,14 +362,14 @@ class Upload:
         )
 
     async def _hear_first(self) -> None:
-        """Wait until those that were asked have answered, but not long for any of them."""
+        """Wait until the queried servers have responded, but not long for any of them."""
         self._news.take_answers()
         while (left_s := self._asking.left_s(self._clock.seconds())) > 0:
             await self._changed.wait(max(TICK_S, left_s))
             self._news.take_answers()
 
     def _take_over(self, begun: Handover) -> None:
-        """Go on with what was sent already, as if it had been sent here."""
+        """Continue with the requests that ``put_whole`` has sent, as if this object had sent them."""
         for peer, there in begun.found.items():
             self._where.found_at(peer, there)
         for number, peer in begun.stored.items():
@@ -372,7 +385,9 @@ class Upload:
         self._take_stock()
 
     async def _send_all(self) -> None:
-        """Send every segment, and the trailers, to the ways that are open when it goes by."""
+        """
+        Send every segment and the trailers; each goes to the share uploads that are open at that moment.
+        """
         await self._segments.send_blocks(self._wait_for_room)
         await self._file.check_unchanged(self._means.grid)
         await self._segments.send_trailers()
@@ -388,7 +403,7 @@ class Upload:
             self._held = [way for way in self._ways.open if way.sender.is_held]
 
     async def _settle(self) -> None:
-        """Wait until every share is acknowledged, or enough of them and the grace is over."""
+        """Wait until every share is acknowledged, or enough shares are and the grace is over."""
         while True:
             self._take_stock()
             if self._held and self._asking.left_s(self._clock.seconds()) <= 0:
@@ -421,20 +436,20 @@ class Upload:
             raise self._unhappy(self._plan.happiness())
 
     def _release(self) -> None:
-        """Send last bytes, where they are wanted still; where others were lost they wait for those."""
+        """Send the withheld last bytes of shares that have sent everything else; keep the others."""
         for way in self._held:
             if way.sender.is_held:
                 way.release()
         self._held = [way for way in self._held if way.is_open and not way.sender.all_sent]
 
     def _until_decision(self) -> int:
-        """How many more shares have to be stored before there is anything to do."""
+        """Return how many more shares must be stored before a decision is needed."""
         missing = self._plan.missing
         open_ones = len(self._ways.open)
         return min(missing, open_ones) if missing > 0 else open_ones
 
     def _share_stored(self) -> None:
-        # To wake up, and look at everything, for each of ten shares took a tenth of a small put's time.
+        # Waking up and checking everything for each of ten shares took a tenth of a small put's time.
         if self._uneventful > 0:
             self._uneventful -= 1
         else:
@@ -475,7 +490,7 @@ class Upload:
         )
 
     async def _wait_for_room(self) -> None:
-        """Return when every open way has room for more, dropping those that take too long."""
+        """Return when every open share upload can accept more; drop share uploads that take too long."""
         while True:
             if self._take_stock() or not self._ways.open:
                 self._give_up_if_hopeless()
@@ -489,7 +504,10 @@ class Upload:
                 self._drop(way)
 
     def _give_up_if_hopeless(self) -> None:
-        """Raise UnhappyError if too little can be stored: do not send a large file in vain."""
+        """
+        Raise UnhappyError if too few shares can be stored, instead of sending a large file without
+        effect.
+        """
         hopeless = not self._plan.will_be_enough()
         if hopeless and not self._allocations.waiting and not self._refusals.ask():
             raise self._unhappy(self._plan.hoped_happiness())
@@ -498,7 +516,7 @@ class Upload:
         return self._plan.will_be_enough([way.share_number])
 
     def _drop(self, way: ShareUpload) -> None:
-        """Take a share back, unless happiness needs it, or whoever gets the file."""
+        """Drop a share upload, unless happiness needs it."""
         if self._can_spare(way):
             self._dropped.add(way.peer.name)
             self._take_back(way)
@@ -506,12 +524,13 @@ class Upload:
     def _take_back(self, way: ShareUpload) -> None:
         self._plan.dropped(way.share_number, way.peer)
         if way.sender.is_held:
-            # All else is sent: to break that off would cost the connection.
+            # Everything else is sent; cancelling the writes would cost the connection.
             way.close(ShareState.DROPPED)
         else:
             way.cancel(ShareState.DROPPED)
         self._ways.abort_share(way)
-        self._changed.fire()  # one whose last byte was held may have had no call to end
+        # # a share upload whose last byte was withheld may have no pending call that would wake us
+        self._changed.fire()
 
     def _let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
         self._ways.release(abort=abort, keep=keep)
@@ -520,9 +539,9 @@ class Upload:
 
     def _take_stock(self) -> bool:
         """
-        Tell the plan what has happened, and open the ways that it wants now.
+        Update the plan with what has happened, and open the share uploads that the plan wants now.
 
-        Returns whether anything has happened that it did not know.
+        Returns whether anything new has happened.
         """
         news = self._news.drain()
         if news:

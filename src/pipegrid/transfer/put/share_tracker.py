@@ -15,28 +15,28 @@ from pipegrid.transfer.put.share_upload import ShareState, ShareUpload, is_unexp
 from pipegrid.transfer.put.straggler_policy import is_silent
 from pipegrid.transfer.results import Progress, ProgressReport
 
-# The ways of one transfer: those that are open, those that have ended, and why some have failed.
+# The share uploads of one put: which are open, which have ended, and why some have failed.
 #
-# What an end means for the placement is the transfer's business.
+# The caller decides what the end of a share upload means for the placement.
 
 _NONE: Mapping[int, Peer] = {}
 
 FORGET_S = 2.0
-"""For a server that does not answer; it forgets by itself after half an hour."""
+"""How long to wait for a server to abort a share; a server drops it by itself after half an hour."""
 
 
 class ActiveShares:
     """
-    The ways of one transfer.
+    The share uploads of one put.
 
     Args:
-        silence_s: a server that acknowledges nothing for so long is given up.
+        silence_s: a server that acknowledges nothing for this long is given up.
 
     Attributes:
-        open: those that have not ended.
-        ended: the others; writes of theirs may be unanswered still.
-        reasons: nickname of a server to what went wrong there, if anything did.
-        absent: those of them that were out of reach, or did not answer in time.
+        open: share uploads that have not ended.
+        ended: the others; some of their writes may still be unanswered.
+        reasons: maps a server's nickname to what went wrong on that server.
+        absent: nicknames of servers that were unreachable, or did not respond in time.
     """
 
     def __init__(self, plan: UploadPlan[Peer], silence_s: float) -> None:
@@ -49,12 +49,12 @@ class ActiveShares:
         self._silence_s = silence_s
 
     def add(self, way: ShareUpload) -> None:
-        """A share is on its way."""
+        """Add a share upload that has begun."""
         self._plan.sending(way.share_number, way.peer)
         self.open.append(way)
 
     def peer_failed(self, peer: Peer, error: BaseException | None) -> None:
-        """A server is gone, and with it all that was on its way there."""
+        """Record that a server is gone, and end all share uploads to it."""
         self.reasons[peer.name] = str(error)
         self._note_absence(peer.name, error)
         self._plan.failed(peer)
@@ -64,7 +64,7 @@ class ActiveShares:
 
     @property
     def lost_midway(self) -> bool:
-        """Whether some server failed that had taken a part of its share, but not all."""
+        """Whether a server failed that had taken a part of its share, but not all of it."""
         return any(
             way.state is ShareState.FAILED and way.acknowledged_bytes
             for way in [*self.open, *self.ended]
@@ -72,9 +72,9 @@ class ActiveShares:
 
     def take_ended(self, now: float) -> list[ShareUpload]:
         """
-        Return the ways that have ended since the last time; give up silent servers first.
+        Return the share uploads that have ended since the last call; give up silent servers first.
 
-        What a way met that no server may raise is raised here.
+        Raises any exception of a share upload that is no server error.
         """
         for way in self.open:
             way.resolve_uncertain()
@@ -91,7 +91,7 @@ class ActiveShares:
             there = way.state in (
                 ShareState.STORED,
                 ShareState.FOUND,
-            )  # whatever was thought before
+            )
             if not (there or way.error is None or is_unexplained(way.state, way.error)):
                 self._note(way.peer.name, way.error)
             if way.is_useless:
@@ -99,7 +99,7 @@ class ActiveShares:
         return ended
 
     def _note(self, server: str, error: ServerError) -> None:
-        """Remember why a share is not there; a server that does not know it was lost, or refused, before."""
+        """Record why a share is not stored; ``NoSuchShare`` does not replace an earlier reason."""
         if isinstance(error, NoSuchShare):
             self.reasons.setdefault(server, str(error))
         else:
@@ -112,11 +112,11 @@ class ActiveShares:
 
     def release(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
         """
-        Give up whatever is unanswered, so that nothing of the transfer is left behind here.
+        Cancel everything that is unanswered, so that no callback of this put is called later.
 
         Args:
-            abort: have servers forget unfinished shares, too; they stay for a rerun to resume otherwise.
-            keep: but not these, of the shares with these numbers at these servers.
+            abort: also abort unfinished shares on servers; otherwise a rerun can resume them.
+            keep: shares, each with its server, that are not aborted.
         """
         unfinished = [way for way in self.open if not way.ended]
         for way in [*self.open, *self.ended]:
@@ -128,16 +128,17 @@ class ActiveShares:
                     self.abort_share(way)
 
     def abort_share(self, way: ShareUpload) -> None:
-        """Have its server forget the unfinished share of a way that has ended."""
+        """Abort the unfinished share of a share upload that has ended."""
         told = way.abort()
         self._forgetting.add(told)
         told.addBoth(lambda _: self._forgetting.discard(told))
 
     async def wait_for_aborts(self, clock: IReactorTime) -> None:
         """
-        Wait until servers have forgotten what they shall, but not long.
+        Wait a short time until servers have aborted shares.
 
-        Whoever is told of the failure may close everything at once, and what was not sent then never will be.
+        When the put fails, its caller may close all connections at once, and requests that are not sent
+        by then are lost.
         """
         if self._forgetting:
             over = Wakeup(clock)
@@ -145,24 +146,26 @@ class ActiveShares:
             await over.wait(FORGET_S)
 
 
-# Where the shares of one upload are: what servers had, what was placed, and how many bytes of all are there.
+# Where the shares of one upload are: which ones servers had, which were placed, and how many bytes are
+# stored.
 #
-# Pure: told of answers and of ways that have ended; it tells the plan what is stored.
+# Pure: the caller reports responses and ended share uploads; this class tells the plan which shares are
+#     stored.
 
 
 class StoredShares:
     """
-    The shares of one upload.
+    The stored shares of one upload.
 
     Args:
-        plan: is told what is stored.
-        share_bytes: of one share.
-        progress: called with acknowledged and total bytes of shares.
-        found: called with bytes of shares that servers had before, and with all that there are.
+        plan: is notified of stored shares.
+        share_bytes: size of one share.
+        progress: called with acknowledged and total bytes of all shares.
+        found: called with the bytes of shares that servers had before, and the total bytes of all shares.
 
     Attributes:
-        placed: which server has a share that was sent here.
-        found: which servers had a share before.
+        placed: maps a share number to the server to which this upload has sent it.
+        found: maps a share number to the servers that had it before.
     """
 
     def __init__(
@@ -184,10 +187,10 @@ class StoredShares:
         self, peer: Peer, numbers: frozenset[int], sent_before: frozenset[int] = frozenset()
     ) -> set[int]:
         """
-        Take in that a server has shares; returns those that can be.
+        Record that a server has shares; return those with a valid share number.
 
         Args:
-            sent_before: of these it is not known whether they were there before.
+            sent_before: shares that may come from this upload rather than from an earlier one.
         """
         if not numbers:
             return set()
@@ -199,17 +202,17 @@ class StoredShares:
         return there
 
     def stored(self, peer: Peer, number: int) -> None:
-        """A share that was sent is complete there."""
+        """Record that a share that was sent is complete on the server."""
         self._plan.found(peer, [number])
         if peer not in self.found.get(number, ()):
             self.placed[number] = peer
 
     def names_placed(self) -> dict[int, str]:
-        """Return share numbers with the server that each was sent to."""
+        """Return each share number with the name of the server to which it was sent."""
         return {number: peer.name for number, peer in sorted(self.placed.items())}
 
     def names_found(self) -> dict[int, list[str]]:
-        """Return share numbers with the servers that had each before."""
+        """Return each share number with the names of the servers that had it before."""
         return {
             number: sorted(peer.name for peer in peers)
             for number, peers in sorted(self.found.items())
@@ -217,22 +220,25 @@ class StoredShares:
 
     @property
     def is_followed(self) -> bool:
-        """Whether somebody wants to know how much is stored, whenever it is more."""
+        """Whether a caller wants progress reports."""
         return self._progress.is_wanted
 
     def report(self, ways: Sequence[ShareUpload]) -> None:
-        """Tell who wants to know how much is there by now."""
+        """Report progress to the callers that want it."""
         if self._found_before.is_wanted:
             self._found_before.report(self.found_bytes(ways))
         if self._progress.is_wanted:
             self._progress.report(self.acknowledged_bytes(ways))
 
     def finish(self) -> None:
-        """Tell that all is stored that will be."""
+        """Report that the upload has ended."""
         self._progress.finish()
 
     def found_bytes(self, ways: Iterable[ShareUpload]) -> int:
-        """Return how much of all shares was there before, of whole ones and of those that were cut off."""
+        """
+        Return how many bytes of all shares were stored before: whole shares and parts of interrupted
+        ones.
+        """
         for way in ways:
             number = way.share_number
             self._found_parts[number] = max(self._found_parts.get(number, 0), way.found_bytes)
@@ -240,9 +246,11 @@ class StoredShares:
         return sum({**self._found_parts, **whole}.values())
 
     def acknowledged_bytes(self, ways: Iterable[ShareUpload]) -> int:
-        """Return how much of all shares is stored, or acknowledged and not lost since."""
+        """Return how many bytes of all shares are stored, or acknowledged and not lost since."""
         done = dict.fromkeys(self._plan.stored, self._share_bytes)
-        for way in ways:  # two may have the same share, and one may have sent a part twice
+        for (
+            way
+        ) in ways:  # # two uploads may have the same share, and one may have sent a part twice
             number = way.share_number
             done[number] = max(done.get(number, 0), min(way.acknowledged_bytes, self._share_bytes))
         return sum(done.values())

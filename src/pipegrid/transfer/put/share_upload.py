@@ -1,4 +1,4 @@
-"""Upload of one share: states, acknowledged bytes."""
+"""Upload of one share to one server: its states and its acknowledged bytes."""
 
 from __future__ import annotations
 
@@ -23,64 +23,65 @@ from pipegrid.transfer.put.file_key import ShareTarget
 from pipegrid.transfer.put.write_batches import Batch, ResumeRanges, ShareSender
 from pipegrid.wire.messages import WriteAnswer
 
-# What becomes of one share at one server.
+# What can happen to one share on one server.
 #
-#     state        what happens                                              and then
-#     open         the server has all of it                                  stored
-#                  it refuses; has other bytes; is gone                      refused; lost; failed
-#                  it knows no unfinished share                              doubtful
-#                  all is sent and answered, and it wants more               doubtful
-#     doubtful     all is answered; it did not grant the share               refused
-#                  it lists the share; it does not                           stored; lost
-#                  it does not, and said before that it had a part           open, to send that part after all
-#     any of both  taken back; somebody else stored it                       dropped; found
+#     state        event                                                      next state
+#     open         the server has all of it                                   stored
+#                  refused; has other bytes; server is gone                   refused; lost; failed
+#                  the server knows no unfinished share                       doubtful
+#                  all is sent and answered, but the server wants more        doubtful
+#     doubtful     all is answered; the share was not granted                 refused
+#                  the server lists the share; does not list it               stored; lost
+#                  does not list it, but claimed earlier to have a part       open, to send that part as
+#                  well
+#     either       taken back; another client stored it                       dropped; found
 
 
 class ShareState(str, Enum):
-    """What becomes of the share at this server; the table above says how."""
+    """State of a share on one server; the table above gives the transitions."""
 
     OPEN = "open"
-    DOUBTFUL = "doubtful"  # whether the server has it, or any of it
+    DOUBTFUL = "doubtful"  # # unknown whether the server has the share, or any part of it
     STORED = "stored"
-    FOUND = "found"  # somebody else stored it meanwhile
+    FOUND = "found"  # # another client stored it meanwhile
     REFUSED = "refused"
-    LOST = "lost"  # the server forgot it, or has other bytes
-    FAILED = "failed"  # the server is gone
+    LOST = "lost"  # # the server dropped it, or has other bytes
+    FAILED = "failed"  # # the server is gone
     DROPPED = "dropped"
 
 
 def state_after(error: BaseException | None) -> ShareState:
-    """Return what state a failed call puts a share in."""
+    """Return the state of a share after a call for it failed."""
     if isinstance(error, CancelledError):
         return ShareState.DROPPED
     if isinstance(error, NoSuchShare):
         return ShareState.DOUBTFUL
     if isinstance(error, ConflictingWrite):
-        return ShareState.LOST  # whoever looks at it has the server forget what it has
+        return ShareState.LOST  # # ``take_ended`` then aborts the share on the server
     return ShareState.REFUSED if isinstance(error, ServerRefused) else ShareState.FAILED
 
 
 def is_unexplained(state: ShareState, error: BaseException | None) -> bool:
-    """Return whether the server refused a share, and did not say why."""
+    """Return whether the server refused a share without giving a reason."""
     return state is ShareState.REFUSED and (error is None or isinstance(error, NoSuchShare))
 
 
-# The outstanding answers for one share, and how long they take.
+# Pending calls of one share, and how long the server takes to respond.
 
 T = TypeVar("T")
 
 
 class PendingWrites:
     """
-    The calls of one share that have not ended.
+    The pending calls of one share.
 
     Attributes:
-        answers: how many have ended.
+        answers: number of calls that have ended.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
-        self._calls: dict[Deferred[Any], float] = {}  # with the time of each, the oldest first
+        self._calls: dict[Deferred[Any], float] = {}  # # call: when it was sent; the oldest first
         self._answers_s = 0.0
         self.answers = 0
 
@@ -89,18 +90,18 @@ class PendingWrites:
 
     @property
     def pace_s(self) -> float:
-        """How long an answer takes: on average, or the oldest outstanding one if that is longer."""
+        """The average response time, or the age of the oldest pending call if that is longer."""
         average_s = self._answers_s / self.answers if self.answers else 0.0
         oldest = next(iter(self._calls.values()), None)
         return average_s if oldest is None else max(average_s, self._clock.seconds() - oldest)
 
     def asked(self, call: Deferred[T], sent_s: float | None = None) -> None:
-        """Know a call, which was sent at that time, or now, until it ends."""
+        """Track a call until it ends; ``sent_s`` is when it was sent, None: now."""
         self._calls[call] = self._clock.seconds() if sent_s is None else sent_s
         call.addBoth(self._answered, call)
 
     def cancel(self) -> None:
-        """Give up all that are outstanding."""
+        """Cancel all pending calls."""
         for call in list(self._calls):
             call.cancel()
 
@@ -112,9 +113,9 @@ class PendingWrites:
 
 # One share that is sent to one server.
 #
-# ``ShareSender`` sends, ``ResumeRanges`` knows what the server has; here is what the server acknowledged, and
-# the state that follows from it. The upload looks at ``blocked`` and ``state``, and is woken whenever they
-# may have changed.
+# ``ShareSender`` sends, ``ResumeRanges`` records what the server has. ``ShareUpload`` counts what the
+# server acknowledged and derives the state. The upload reads ``blocked`` and ``state``, and is notified
+# whenever they may have changed.
 
 
 class ShareUpload:
@@ -122,25 +123,25 @@ class ShareUpload:
     The upload of one share to one server.
 
     Args:
-        target: which share, and where to.
+        target: the share and the server.
         changed: called after every event that may let the upload continue.
-        stored: called instead when the server has acknowledged all of the share.
-        missed: so many segments were sent to other shares before this one was opened; they are encoded again
-            and sent at the end.
-        recodable, turn: as of ``ShareSender``.
+        stored: called instead when the server has acknowledged the whole share.
+        missed: number of segments that were sent to other shares before this upload was opened; they are
+            encoded again and sent at the end.
+        recodable, turn: as for ``ShareSender``.
 
     Attributes:
         sender: takes the bytes.
-        resume: what the server has, and what it still has to be sent.
+        resume: which bytes the server has, and which are missing.
         state: see the table.
         ended: whether the state is final.
-        granted: False once the server has left the share out of its answer to the allocation.
-        acknowledged_bytes: what the server has confirmed, or said that it has from before.
-        found_bytes: of these, what it had before.
-        stalled_s: how long this share has kept others waiting, so far.
+        granted: False once the server has left the share out of its response to the allocation.
+        acknowledged_bytes: bytes that the server has confirmed, or has reported as present from before.
+        found_bytes: the part of ``acknowledged_bytes`` that the server had before.
+        stalled_s: how long this share has delayed the others so far.
         last_activity: when the server last acknowledged anything of this share.
-        error: why it was refused, lost or failed.
-        bug: what was raised that no server may raise; the upload passes it on.
+        error: why the share was refused, lost or failed.
+        bug: an exception that is no server error; the upload raises it again.
     """
 
     def __init__(
@@ -182,66 +183,75 @@ class ShareUpload:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes, or awaits, what there is to be sent."""
+        """Whether this upload takes data, or waits for responses to its writes."""
         return self.state is ShareState.OPEN
 
     @property
     def blocked(self) -> bool:
-        """Whether it takes no more; see ``ShareSender.blocked``."""
+        """Whether the sender takes no more data; see ``ShareSender.blocked``."""
         return self.sender.blocked
 
     @property
     def has_room(self) -> bool:
-        """Whether it is open, and would take more now."""
+        """Whether this upload is open and can take more data now."""
         return self.state is ShareState.OPEN and not self.sender.blocked
 
     @property
     def waiting(self) -> bool:
-        """Whether an answer of the server that matters is outstanding."""
+        """Whether a response that matters is outstanding."""
         return bool(self._pending) and not self.ended
 
     @property
     def pace_s(self) -> float:
-        """How long an answer takes: on average, or the oldest outstanding one if that is longer."""
+        """The average response time, or the age of the oldest pending call if that is longer."""
         return self._pending.pace_s
 
     @property
     def peer_activity(self) -> float:
-        """When bytes last went to its server or came from it, for any transfer."""
+        """When bytes last went to the server or came from it, for any transfer."""
         return self.peer.last_activity
 
     @property
     def is_useless(self) -> bool:
-        """Whether what the server has of it takes the last space, or is wrong and would be resumed."""
+        """
+        Whether the partial share on the server should be aborted: it uses the last space, or has wrong
+        bytes that a rerun would resume.
+        """
         wrong = self.state is ShareState.LOST and self._incomplete
         return wrong or isinstance(self.error, (NoSpace, ConflictingWrite))
 
     @property
     def exceeds_window(self) -> bool:
-        """Whether the server must have answered some writes, or has to, before the rest can be sent."""
+        """
+        Whether the share is larger than the window, so that the server must acknowledge some writes
+        before the rest can be sent.
+        """
         return self._pending.answers > 0 or self.sender.exceeds_window
 
     def needs_segment(self, segment: int) -> bool:
-        """Whether it is open, and this is the next segment to be encoded again for it."""
+        """Whether this upload is open, and ``segment`` is the next to be encoded again for it."""
         return self.state is ShareState.OPEN and self.resume.needs_segment(segment)
 
     def finish(self, hold: bool = False) -> None:
         """
-        Every byte has been given.
+        Mark that every byte has been given to the sender.
 
         Args:
-            hold: the last one, if it is not sent yet, waits until ``release``.
+            hold: withhold the last byte, if it is not sent yet, until ``release``.
         """
         self.sender.finish(hold)
         self._check_complete()
 
     def release(self) -> None:
-        """Send what was held back: all of the share is sent with it."""
+        """Send the withheld byte, which completes the share."""
         self.sender.release()
         self._check_complete()
 
     def attach_sent(self, write: Deferred[WriteAnswer], sent_s: float) -> None:
-        """All of the share was sent by another object, at that time; ``write`` fires with the answer."""
+        """
+        Adopt a write of the whole share that another object sent at ``sent_s``; ``write`` fires with the
+        response.
+        """
         self._await_write(write, self.sender.attach_sent(), sent_s)
 
     def _await_write(
@@ -254,8 +264,8 @@ class ShareUpload:
         return answer
 
     def _await(self, call: Deferred[Any], sent_s: float | None = None) -> None:
-        """Know the call until it ends, and wake the upload then."""
-        if not self._pending:  # before, no answer was outstanding
+        """Track the call until it ends."""
+        if not self._pending:  # # so far no response was outstanding
             self.last_activity = self._clock.seconds() if sent_s is None else sent_s
         self._pending.asked(call, sent_s)
 
@@ -277,8 +287,8 @@ class ShareUpload:
         self._changed()
 
     def _check_complete(self) -> None:
-        # All is sent or skipped, and answered, and still the server wants more: it has lost something, or
-        # never had it.
+        # Everything is sent or skipped, and answered, but the server still wants more: it has lost a
+        # part, or never had it.
         if self.state is ShareState.OPEN and self.sender.all_sent and not self._pending:
             self._incomplete = True
             self.close(ShareState.DOUBTFUL)
@@ -288,7 +298,7 @@ class ShareUpload:
             self.sender.lost(batch)
             self._changed()
         elif self.state is ShareState.DOUBTFUL and failure.check(WriteLost):
-            self._changed()  # all of it is uncertain anyhow
+            self._changed()  # # the whole share is already uncertain, so this batch need not be recorded
         else:
             self._call_failed(failure)
         return UNDELIVERED
@@ -306,9 +316,10 @@ class ShareUpload:
 
     def resolve_uncertain(self) -> None:
         """
-        Find out what happened to an uncertain share, once all that was sent is answered.
+        Find out what happened to an uncertain share, once all its writes are answered.
 
-        One that was not granted is refused, unless its writes were taken; of any other the server is asked.
+        A share that was not granted counts as refused, unless the server accepted writes for it. For any
+        other share the server is asked for its list of shares.
         """
         if self.state is not ShareState.DOUBTFUL or self._pending:
             return
@@ -323,7 +334,7 @@ class ShareUpload:
         if self.share_number in share_numbers:
             self.close(ShareState.STORED)
         elif self._incomplete and self._recodable and self.resume.has_skipped and not self.ended:
-            # The server does not have what it said.
+            # The server does not have the ranges that it claimed to have.
             self.sender.unskip()
             self._incomplete = False
             self.state = ShareState.OPEN
@@ -332,7 +343,7 @@ class ShareUpload:
         self._changed()
 
     def close(self, state: ShareState) -> None:
-        """Enter this state, and drop the bytes; what is on the wire stays there."""
+        """Enter this state and drop unsent bytes; writes that were sent remain pending."""
         if self.ended:
             return
         self.state = state
@@ -340,17 +351,22 @@ class ShareUpload:
         self.sender.stop()
 
     def cancel(self, state: ShareState) -> None:
-        """End the upload in this state and give up all unanswered writes."""
+        """End the upload in this state and cancel all unanswered writes."""
         self.close(state)
         self._pending.cancel()
 
     def detach(self) -> None:
-        """Call nothing any more; else an upload and its shares would keep each other after their end."""
+        """
+        Call no callbacks any more; otherwise a reference cycle would keep the upload and its shares in
+        memory.
+        """
         self._changed = self._stored = lambda: None
         self.sender.detach()
 
     def abort(self) -> Deferred[None]:
-        """Make the server forget the unfinished share; fires when it has answered, never fails."""
+        """
+        Abort the unfinished share on the server; fires when the server has responded, and never fails.
+        """
         target = self._target
         done = self.peer.server.abort(
             target.shares.storage_index, self.share_number, target.secrets.upload

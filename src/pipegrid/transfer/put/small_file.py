@@ -1,4 +1,4 @@
-"""Small file: whole shares, one request per server."""
+"""Upload of a small file: whole shares, one request per server."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from pipegrid.transfer.put.put_context import PutContext
 from pipegrid.transfer.results import ProgressReport, PutReports, PutResult
 from pipegrid.wire.messages import Allocation, Stored, WriteAnswer
 
-# A put that did not end in one move, as whoever goes on with it takes it over.
+# The state of a put that needs more than one request per server, for the ``Upload`` that continues it.
 #
-# What was sent is not sent again: of each server that has not answered as hoped there is a call, made by
-# ``SmallFileUpload`` in one piece, which is the question for room and all writes at once. It is taken
-# apart here.
+# What was sent is not sent again: for each server that has not responded as hoped there is a call of
+# ``SmallFileUpload``, which combines the allocation and all writes. ``split_call`` splits it into an
+# allocation and writes.
 
 
 @attrs.frozen(eq=False)
 class Handover:
     """
-    A put that did not end in one move.
+    The state of a put that needs more than one request per server.
 
     Attributes:
-        started: when it began, by the clock.
-        happy_since: when enough was stored, if it was.
+        started: when the put began, by the clock.
+        happy_since: when enough shares were stored; None: not yet.
         stored: shares that this put has stored, each with its server.
         found: shares that servers had before.
-        calls: of each other server the shares that it was sent, and what comes, or came, of it.
+        calls: for each other server the shares that it was sent, and the call, pending or ended.
     """
 
     started: float
@@ -51,9 +51,9 @@ def split_call(
     call: Deferred[Stored], numbers: Sequence[int]
 ) -> tuple[Deferred[Allocation], dict[int, Deferred[WriteAnswer]]]:
     """
-    Return the outcome of a call as those of an allocation and of writes.
+    Return the result of a call as the results of an allocation and of writes.
 
-    The call is cancelled when all of them have been.
+    The call is cancelled when all of these have been cancelled.
     """
     left = len(numbers) + 1
 
@@ -82,7 +82,7 @@ def split_call(
 
 
 def pass_on(waiting: Deferred[Any], result: Any) -> None:
-    """Fire with a result or a failure, unless whoever waits has cancelled."""
+    """Fire with a result or a failure, unless the caller has cancelled."""
     if not waiting.called:
         if isinstance(result, Failure):
             waiting.errback(result)
@@ -90,22 +90,23 @@ def pass_on(waiting: Deferred[Any], result: Any) -> None:
             waiting.callback(result)
 
 
-# A small file in one move: each server is given its shares whole, with the question for room, and has them.
+# A small file with one request per server: each server gets its shares whole, together with the
+# allocation.
 #
-# Nearly every small put ends so. What ``Upload`` knows of segments, ways, windows and placements is
-# not needed for it, and would take most of its time. Where reality differs (a server refuses, fails, or lets
-# others wait) all that is known and all that is still on its way goes over to an ``Upload``
-# (``Handover``), which continues as if it had begun alone.
+# Nearly every small put ends so. The segments, share uploads, windows and placements of ``Upload`` are
+# not needed for it, and would take most of its time. If a server refuses, fails or is slow, everything
+# that is known and all pending calls go to an ``Upload`` (as a ``Handover``), which continues as if it
+# had begun the put.
 
 
 async def put_whole(
     means: PutContext, file: KeyedFile, reports: PutReports
 ) -> PutResult | Handover | None:
     """
-    Store a file in one move, if it is small and its servers take it so.
+    Store a file with one request per server, if it is small and its servers accept whole shares.
 
     Returns:
-        What was begun and did not end in it; None if nothing was sent.
+        The result; a ``Handover`` if the put must be continued; None if nothing was sent.
     """
     if not encoder.is_single_segment(file.geometry) or means.elsewhere.must_ask:
         return None
@@ -117,11 +118,11 @@ async def put_whole(
 
 class SmallFileUpload:
     """
-    One small file on its way to its servers.
+    The upload of one small file with one request per server.
 
     Args:
-        order: the servers on the file's ring, no fewer than it takes for happiness.
-        file: one that ``wholeshares`` encodes.
+        order: the servers on the file's ring, at least as many as happiness needs.
+        file: has a single segment, so that ``encode_whole`` can encode it.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class SmallFileUpload:
         self._done: Deferred[bool] = Deferred()
 
     async def run(self) -> PutResult | Handover:
-        """Send the file; returns the result, or what there is if it takes more than that."""
+        """Send the file; return the result, or a ``Handover`` if an ``Upload`` must continue."""
         file, overdue = self._file, self._means.overdue
         plaintext = file.source.read_at(0, file.geometry.size)
         shares, cap = encoder.encode_whole(file.geometry, file.key, plaintext)
@@ -169,7 +170,7 @@ class SmallFileUpload:
 
     @property
     def due_s(self) -> float:
-        """When an ``Upload`` is to decide what is waited for: grace is over, or some server is silent."""
+        """When an ``Upload`` must take over: the grace is over, or some server is silent."""
         started, settings = self._started, self._means.settings
         silence_s = settings.silence_s
         signs = (
@@ -182,14 +183,14 @@ class SmallFileUpload:
         return min(silent_s, self._happy_since + grace_s)
 
     def overdue(self) -> None:
-        """It takes too long: somebody else has to decide what is waited for."""
+        """It takes too long: end, so that an ``Upload`` decides what to wait for."""
         self._end(False)
 
     def _send(self, shares: list[bytes]) -> None:
         count, of_file = len(self._order), self._file.shares
         for place, peer in enumerate(self._order[: len(shares)]):
             self._numbers[peer] = range(place, len(shares), count)
-        # All are known before the first can answer.
+        # All servers are registered before the first can respond.
         for peer, numbers in self._numbers.items():
             call = peer.server.store_whole(
                 of_file.storage_index,
@@ -223,7 +224,7 @@ class SmallFileUpload:
             self._happy_since = self._clock.seconds()
 
     def _hand_over_soon(self) -> None:
-        """Others may answer in the same turn."""
+        """Hand over after this turn of the reactor, since other servers may respond in the same turn."""
         if self._soon is None:
             self._soon = self._clock.callLater(0, self._end, False)
 
@@ -267,7 +268,7 @@ class SmallFileUpload:
 
     def _happiness(self, placed: Collection[int], found: Mapping[int, Sequence[Peer]]) -> int:
         if not found and len(self._numbers) == len(placed):
-            return len(placed)  # each server has one
+            return len(placed)  # # each server has one share
         homes = {number: {self._order[number % len(self._order)]} for number in placed}
         for number, peers in found.items():
             homes.setdefault(number, set()).update(peers)
@@ -300,7 +301,7 @@ def _cancel(call: Deferred[Any], _waiting: object) -> None:
 
 
 def _takes_whole(order: Sequence[Peer], file: KeyedFile) -> bool:
-    """Whether all servers that shares would go to take them whole."""
+    """Return whether all servers that would get shares accept whole shares of this size."""
     share_bytes = file.shares.share_bytes
     return all(
         peer.server.whole_bytes >= share_bytes for peer in order[: file.geometry.total_shares]
@@ -308,7 +309,7 @@ def _takes_whole(order: Sequence[Peer], file: KeyedFile) -> bool:
 
 
 def _is_good(answer: Stored, numbers: Sequence[int]) -> bool:
-    """Whether all of these are there now."""
+    """Return whether the server has all of these shares now."""
     if answer.failed:
         return False
     there = answer.allocation

@@ -1,16 +1,7 @@
 """
-How long an upload waits, and for whom: silence, grace, and who is slow.
+How long an upload waits for servers: silence, grace, and which server is slow.
 
-Pure: what the ways of its shares look like goes in, with the time; out comes how long to wait at most, and
-which of them have cost the others too much. ``upload`` does the waiting and the dropping.
-
-Nothing waits for the slowest server without need. While segments go by, a way without room holds up those
-that have some: what it costs them is held against it, and when that is more than the grace, and its server
-is slower than the others and not only on a line that all share, its share is taken back. At the end, when
-happiness holds, stragglers have as long again. A server is given up when for ``silence_s`` it acknowledged
-nothing here, and no byte came from it or went to it (``silence``).
-
-Times are seconds of the reactor's clock.
+Pure: ``Upload`` waits and drops share uploads. Times are seconds of the reactor's clock.
 """
 
 from __future__ import annotations
@@ -22,22 +13,23 @@ from pipegrid.transfer.peers import last_activity_s
 from pipegrid.transfer.settings import UploadSettings
 
 SLOW = 2.0
-"""A server is slow if its answers take so many times as long as those of most others."""
+"""A server is slow if its responses take this many times as long as the median of the others."""
 
 TICK_S = 0.01
-"""No shorter waits: what is left of a patience may be less than the clock can tell."""
+"""No wait is shorter: the clock may not resolve a shorter one."""
 
 _ROUNDING_S = 1e-6
-"""Waits that make up a grace may add up to so much less than it."""
+"""The waits that make up a grace may add up to this much less than the grace."""
 
 
 class SendingShare(Protocol):
     """
-    What the policy reads of a share that is being uploaded.
+    What the policy reads of a share upload.
 
     Attributes:
-        last_activity: when the server last acknowledged anything of it, or began to have to.
-        stalled_s: how long it has kept others waiting, so far; kept here.
+        last_activity: when the server last acknowledged anything of the share, or when the oldest
+            unanswered request was sent.
+        stalled_s: how long the share has delayed others so far; the policy updates it.
     """
 
     last_activity: float
@@ -45,40 +37,45 @@ class SendingShare(Protocol):
 
     @property
     def peer_activity(self) -> float:
-        """When bytes last went to its server or came from it, for any transfer."""
+        """When bytes last went to the server or came from it, for any transfer."""
 
     @property
     def waiting(self) -> bool:
-        """Whether an answer of the server that matters is outstanding."""
+        """Whether a response that matters is outstanding."""
 
     @property
     def has_room(self) -> bool:
-        """Whether it would take more now."""
+        """Whether the share upload can take more data now."""
 
     @property
     def blocked(self) -> bool:
-        """Whether it would take nothing now, and wants more."""
+        """Whether the share upload can take no data now, but needs more."""
 
     @property
     def pace_s(self) -> float:
-        """How many seconds an answer takes."""
+        """Seconds that a response takes."""
 
 
 W = TypeVar("W", bound=SendingShare)
 
 
 def until_silence(ways: Iterable[SendingShare], now: float, silence_s: float) -> float:
-    """Return how long until the first server has been silent for too long; ``silence_s`` if none owes."""
+    """
+    Return the seconds until the first server has been silent for too long; ``silence_s`` if no response
+    is outstanding.
+    """
     owing = [way for way in ways if way.waiting]
     left_s = min((way.last_activity for way in owing), default=now) + silence_s - now
-    if left_s <= 0:  # only then are servers asked, since this is looked at after every event
+    if (
+        left_s <= 0
+    ):  # # ``peer_activity`` is slower to read, and this function runs after every event
         signs = (last_activity_s(way.last_activity, way.peer_activity, silence_s) for way in owing)
         left_s = min(signs) + silence_s - now
     return left_s
 
 
 def is_silent(way: SendingShare, now: float, silence_s: float) -> bool:
-    """Return whether the server owes an answer, and has given no sign of life for too long."""
+    """Return whether a response is outstanding and the server's last activity is too long ago."""
     if now < way.last_activity + silence_s or not way.waiting:
         return False
     return now >= last_activity_s(way.last_activity, way.peer_activity, silence_s) + silence_s
@@ -86,11 +83,17 @@ def is_silent(way: SendingShare, now: float, silence_s: float) -> bool:
 
 class StragglerPolicy(Generic[W]):
     """
-    The patience of one upload.
+    Decides how long one upload waits, and which share uploads it drops.
+
+    While segments are sent, a share upload that is blocked delays those that can take more. That time is
+    added to its ``stalled_s``. It is dropped when ``stalled_s`` exceeds the grace and its server is
+    slower than the others, so that a shared link is not the cause. When everything is sent and happiness
+    holds, stragglers get one more grace. A server is given up when for ``silence_s`` it acknowledged
+    nothing to this upload and no byte went to it or came from it.
 
     Args:
-        started_s: when it began, which decides how long the grace is.
-        happy_since_s: since when happiness has held, if it did before.
+        started_s: when the upload began; the grace depends on it.
+        happy_since_s: since when happiness has held; None: it does not hold yet.
     """
 
     def __init__(
@@ -110,12 +113,12 @@ class StragglerPolicy(Generic[W]):
         self, now: float, ways: Sequence[W], can_spare: Callable[[W], bool]
     ) -> float | None:
         """
-        Return how long to wait, at most, for room everywhere; None: it is there.
+        Return how long to wait, at most, until every share upload can take more; None: every one can now.
 
-        ``charge_wait`` is to be told when that wait is over, however it ended.
+        The caller calls ``charge_wait`` after that wait, however it ended.
 
         Args:
-            can_spare: whether happiness holds without the share of a way.
+            can_spare: whether happiness holds without this share upload.
         """
         self._blocked = [way for way in ways if way.blocked]
         if not self._blocked:
@@ -131,9 +134,10 @@ class StragglerPolicy(Generic[W]):
 
     def charge_wait(self, now: float, ways: Sequence[W]) -> list[W]:
         """
-        Hold against ways what they have cost the others.
+        Add the wait to the ``stalled_s`` of the share uploads that caused it.
 
-        Returns those that are to be dropped, if they can be spared: their grace is over, and they are slow.
+        Returns the share uploads to drop, if happiness can spare them: their grace is over, and they are
+        slow.
         """
         if not self._others_wait:
             return []
@@ -152,10 +156,10 @@ class StragglerPolicy(Generic[W]):
 
     def final_wait_s(self, now: float, ways: Sequence[W], is_enough: bool) -> float | None:
         """
-        Return how long to wait, at most, when all is sent; None: stragglers have had their grace.
+        Return how long to wait, at most, when everything is sent; None: the grace of stragglers is over.
 
         Args:
-            is_enough: whether what is stored will do.
+            is_enough: whether happiness holds with what is stored.
         """
         patience_s = until_silence(ways, now, self._settings.silence_s)
         if not is_enough:
@@ -169,15 +173,16 @@ class StragglerPolicy(Generic[W]):
 
 def is_slow(way: W, ways: Iterable[W]) -> bool:
     """
-    Return whether a server keeps the others waiting, and not the line that all of them share.
+    Return whether a server, and not the link that all of them share, delays the others.
 
-    On a full line now this way is held up and now that, and all answers take equally long.
+    On a saturated link the delayed share upload changes from moment to moment, and all responses take
+    equally long.
     """
     others = [one.pace_s for one in ways if one is not way]
     return bool(others) and way.pace_s > SLOW * _median(others)
 
 
 def _median(values: list[float]) -> float:
-    """Return what half of them are below; ``statistics`` brings decimals and fractions with it."""
+    """Return the median; importing ``statistics`` would also import ``decimal`` and ``fractions``."""
     ordered, middle = sorted(values), len(values) // 2
     return (ordered[middle] + ordered[~middle]) / 2

@@ -1,4 +1,4 @@
-"""One put: source, key, store, retry."""
+"""One put: open the source, get the key, store the shares, retry on contention."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from pipegrid.transfer.put.source_opener import copy_unread, open_for_put
 from pipegrid.transfer.results import PutReports, PutResult
 from pipegrid.transfer.settings import UploadSettings
 
-# Storing a file that has its key: in one move if it is small, else by an upload, and again where somebody
-# else is just storing the same.
+# Storing a file whose key is known: a small file with one request per server, any other with ``Upload``.
+# The upload is retried while another client stores the same file.
 
 _CONTENTION_WAITS_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 """
-How long to wait, time after time, where happiness fails because somebody else is just uploading the
-same shares: when they are done, these are found in place.
+Pauses before each retry when happiness fails because another client is uploading the same shares. When
+that client is done, its shares are found on the servers.
 """
 
 
@@ -65,7 +65,7 @@ async def store(means: PutContext, file: KeyedFile, reports: PutReports) -> PutR
 async def _upload(
     means: PutContext, file: KeyedFile, reports: PutReports, begun: Handover | None
 ) -> PutResult:
-    """Upload it, and again if somebody else does just now."""
+    """Upload the file; retry if another client is uploading it at the same time."""
     for wait_s in (*_CONTENTION_WAITS_S, None):
         upload = Upload(means, file, reports, begun)
         begun = None
@@ -82,7 +82,7 @@ async def _upload(
 
 
 def _say_what_is_lost(means: PutContext, file: KeyedFile) -> None:
-    """A put was cut off; over Foolscap unfinished shares go with the connection."""
+    """Warn that an interrupted put loses its unfinished shares on servers reached over Foolscap."""
     peers = means.grid.peers
     forgetful = sum(peer.protocol == "foolscap" for peer in peers)
     if forgetful and file.geometry.num_segments > 1:
@@ -92,32 +92,32 @@ def _say_what_is_lost(means: PutContext, file: KeyedFile) -> None:
         )
 
 
-# From a source to a file with its key, which is then stored: what comes before the network, and what
-# bounds it.
+# From a source to a keyed file: the steps before the network, and the limits on files, memory and
+# descriptors.
 #
-# Small files become literal caps. Files of one segment are read once and coded from memory, so that
-# what makes the key is what is stored whatever happens to the file; larger ones are read twice and
-# checked for changes in between.
+# Small files become literal caps. Files of one segment are read once and encoded from memory, so that the
+# key always belongs to the bytes that are stored, even if the file changes. Larger files are read twice
+# and checked for changes in between.
 
 _FILES_PER_TURN = 12
-"""Small files are coded on the reactor; so many take some 5 ms."""
+"""Small files are encoded on the reactor; 12 of them take about 5 ms."""
 
 _OVERHEAD_BYTES = 64 << 10
-"""What the objects of even the smallest upload take."""
+"""Memory for the objects of even the smallest upload."""
 
 _OPEN_FILES = 64
-"""Files that are open for reading at a time; some systems give a process 256 descriptors."""
+"""Limit of files open for reading at a time; some systems give a process 256 descriptors."""
 
 
 class Uploader:
     """
-    Stores files on one grid; any number at the same time.
+    Stores files on one grid; runs any number of puts at the same time.
 
     Args:
-        memory: what all uploads together may hold while they code.
-        notes: remembers the secrets of puts with random keys while they run; None: nobody does.
-        say: told, in a sentence, what the user should know beside the outcome.
-        elsewhere: what earlier puts have found.
+        memory: limits the memory of all uploads together while they encode.
+        notes: stores the secrets of running puts with random keys; None: such puts cannot be resumed.
+        say: gets a sentence that the user should know in addition to the result.
+        elsewhere: where earlier puts have found existing shares.
     """
 
     def __init__(
@@ -154,20 +154,18 @@ class Uploader:
         convergence: bytes | None,
         reports: PutReports | None = None,
     ) -> PutResult:
-        """
-        Store one file; ``convergence`` None means a random key. See ``Grid.put``.
-        """
+        """Store one file; with ``convergence`` None its key is random. See ``Grid.put``."""
         started = self._clock.seconds()
         if not self._tidied and self._notes is not None:
             self._tidied = True
-            self._notes.forget_old()  # mostly there is no such directory
+            self._notes.forget_old()  # # usually there is nothing to remove
         source = await self._open(given)
         try:
             if is_literal_size(source.size):
                 cap = LitCap(bytes(source.read_at(0, source.size)))
                 return PutResult(cap, source.size, 0, {}, {}, 0, self._clock.seconds() - started)
             servers, known = len(self._means.grid.takers), len(self._means.grid.peers)
-            if servers < happy:  # to be said before a large file is read
+            if servers < happy:  # # report it before a large file is read
                 raise too_few_servers(source.name, servers, happy, known - servers)
             geometry = params.geometry(source.size)
             lent = await self._memory.borrow(_held_bytes(geometry))
@@ -186,7 +184,7 @@ class Uploader:
             return BytesSource(given)
         grid = self._means.grid
         if not isinstance(given, (str, os.PathLike)):
-            # What the caller has opened already is not ours to count.
+            # The caller's open file does not count towards our descriptors.
             source = await open_for_put(given, grid.workers, self._clock)
             self._opened[source] = 0
             return source
@@ -197,7 +195,7 @@ class Uploader:
             self._descriptors.give_back(lent)
             raise
         if isinstance(opened, UncopiedSource):
-            # It may take for ever, and others need not wait for it.
+            # Reading a pipe may take forever; other files need not wait for its descriptor.
             self._descriptors.give_back(lent)
             lent = 0
             opened = await copy_unread(opened, grid.workers)
@@ -205,7 +203,7 @@ class Uploader:
         return opened
 
     def _close(self, source: Source) -> None:
-        """Close a source, unless that was done."""
+        """Close a source if it is still open."""
         if source in self._opened:
             source.close()
             self._descriptors.give_back(self._opened.pop(source))
@@ -219,10 +217,10 @@ class Uploader:
         reports: PutReports,
     ) -> PutResult:
         if geometry.num_segments == 1:
-            reports = attrs.evolve(reports, hashing=None)  # it is over at once
+            reports = attrs.evolve(reports, hashing=None)  # # hashing ends at once
             size = source.size
             data = await self._means.grid.workers.run_if_large(size, source.read_at, 0, size)
-            self._close(source)  # a hundred small files need not be open while they are sent
+            self._close(source)  # # a hundred small files need not stay open while they are sent
             source = BytesSource(data, source.name)
         note = await self._take_note(source, geometry) if convergence is None else None
         secret = convergence if note is None else note.secret
@@ -241,7 +239,7 @@ class Uploader:
                 note.keep()
 
     async def _take_note(self, source: Source, geometry: Geometry) -> KeyNote | None:
-        """Return the note of a put with a random key, if it can go on after an interruption."""
+        """Return the key note of a put with a random key; None if the put cannot be resumed."""
         if self._notes is None or not isinstance(source, FileSource) or source.path is None:
             return None
         return await self._means.grid.workers.run(
@@ -250,7 +248,10 @@ class Uploader:
 
 
 def _held_bytes(geometry: Geometry) -> int:
-    """Return what the segments of an upload take while they are coded: plain, cipher, blocks."""
+    """
+    Return the memory that the segments of an upload need while they are encoded: plaintext, ciphertext,
+    blocks.
+    """
     k, n = geometry.required_shares, geometry.total_shares
     segment = geometry.segment_bytes * (2 * k + n - k) // k
     return _OVERHEAD_BYTES + segment * min(DEPTH, geometry.num_segments)
