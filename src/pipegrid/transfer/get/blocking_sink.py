@@ -1,10 +1,5 @@
 """
-Plaintext on its way to what may take none for ever: pipes, sockets, terminals, any other file object.
-
-One write at a time is under way, in a thread of its own; the download pauses until it has ended. Ending the
-download gives it up. A pipe, a plain socket or a terminal that Python's own classes have opened is written
-to by its descriptor, never more than it takes at once, so that the thread can end at any moment. An object's
-own ``write`` cannot be interrupted: its thread ends when it returns.
+Writing plaintext to objects that may block forever: pipes, sockets, terminals, and other file objects.
 """
 
 from __future__ import annotations
@@ -30,28 +25,28 @@ from pipegrid.reactor.workers import CpuWorkers
 
 _PIECE_BYTES = 1 << 20
 _PROMISED_BYTES = 4096
-"""What a pipe that can be written to takes without a wait (PIPE_BUF of Linux)."""
+"""Bytes that a writable pipe takes without blocking (PIPE_BUF of Linux)."""
 
 _READER_POLL_S = 0.02
-"""How often a named pipe is looked at until it has a reader; the system tells nobody when that comes."""
+"""How often to check whether a named pipe has a reader; the system does not notify of that."""
 
 
 def raw_file(file: object) -> io.FileIO | socket.SocketIO | None:
-    """Return what Python's own file object writes to by a descriptor; None: it is another kind of object."""
+    """Return the raw file of one of Python's own file objects; None for other objects."""
     if type(file).__module__ == "tempfile":
         file = getattr(file, "file", file)
     if type(file) in (io.BufferedWriter, io.BufferedRandom):
         file = getattr(file, "raw", file)
     if type(file) is io.FileIO:
         return file
-    # What wraps a socket for TLS must not be passed by.
+    # An object that wraps a socket for TLS must not be bypassed.
     if type(file) is socket.SocketIO and type(getattr(file, "_sock", None)) is socket.socket:
         return file
     return None
 
 
 def is_pipe_or_device(path: str) -> bool:
-    """Whether a path leads to what is neither a file nor a directory, so that opening it may have to wait."""
+    """Return whether a path names neither a file nor a directory, so that opening it may block."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -61,7 +56,8 @@ def is_pipe_or_device(path: str) -> bool:
 
 async def open_pipe_or_device(path: str, workers: CpuWorkers) -> BinaryIO:
     """
-    Open what ``is_pipe_or_device`` has found; a named pipe when it has a reader. The caller closes it.
+    Open a path for which ``is_pipe_or_device`` holds; wait until a named pipe has a reader. The caller
+    must close the file.
 
     Raises:
         SinkError: it cannot be opened.
@@ -94,9 +90,10 @@ def _open_if_read(path: str) -> int | None:
 
 class _Target:
     """
-    The file object, and a descriptor of our own: callers may close theirs, and open another, at any time.
+    The caller's file object, and a descriptor of our own: callers may close theirs, and open another
+    file, at any time.
 
-    ``write`` and ``flush`` are for ``run_blocking``, one at a time.
+    ``write`` and ``flush`` are for ``run_blocking``, one call at a time.
     """
 
     def __init__(self, file: BinaryIO, raw: io.FileIO | socket.SocketIO | None) -> None:
@@ -117,9 +114,10 @@ class _Target:
             self._fd = self._socket.fileno()
             return
         if stat.S_ISFIFO(mode) and os.get_blocking(theirs):
-            # Opened once more it takes much at a time without a wait, and theirs stays as it is.
+            # A descriptor from opening the pipe again can be non-blocking, so that one write takes many
+            # bytes; the caller's descriptor stays as it is.
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            with suppress(OSError):  # no /proc, or no reader
+            with suppress(OSError):  # # /proc is not mounted, or the pipe has no reader
                 self._fd = os.open(f"/proc/self/fd/{theirs}", flags)
                 return
         self._fd = os.dup(theirs)
@@ -128,10 +126,10 @@ class _Target:
 
     def write(self, call: BlockingCall, pieces: Sequence[Buffer]) -> None:
         """
-        Write all of the pieces.
+        Write all pieces.
 
         Raises:
-            OSError, TypeError, ValueError: of the file object.
+            OSError, TypeError, ValueError: raised by the file object.
         """
         self._begin(call)
         try:
@@ -148,7 +146,7 @@ class _Target:
             self._end()
 
     def flush(self, call: BlockingCall) -> None:
-        """Write what is in the file object's buffer; raises as ``write`` does."""
+        """Write the bytes in the file object's buffer; raises as ``write`` does."""
         self._begin(call)
         try:
             if self._fd is None:
@@ -164,7 +162,7 @@ class _Target:
             if self._socket is not None:
                 return self._socket.send(data, socket.MSG_DONTWAIT)
             return os.write(fd, data)
-        except BlockingIOError:  # another writer was quicker
+        except BlockingIOError:  # # another writer has filled the pipe
             return 0
 
     def _write_to_object(self, call: BlockingCall, piece: memoryview) -> None:
@@ -173,7 +171,7 @@ class _Target:
             piece = piece[written_by_object(self._file, piece) :]
 
     def _flush_theirs(self, call: BlockingCall, fd: int) -> None:
-        """Send ahead what the caller has written to the buffer of the file object."""
+        """First send the bytes that the caller has written to the file object's buffer."""
         while not self._has_flushed:
             call.wait_writable(fd)
             theirs = self._file.fileno()
@@ -201,7 +199,10 @@ class _Target:
                 self._close_descriptor()
 
     def close(self) -> None:
-        """Let go of the descriptor, when the thread has; in the reactor, after its call was given up."""
+        """
+        Close the descriptor, or let the thread close it after its write; called in the reactor, after the
+        call was cancelled.
+        """
         with self._lock:
             self._closed = True
             if not self._in_use:
@@ -217,35 +218,43 @@ class _Target:
 
 def written_by_object(file: BinaryIO, piece: memoryview) -> int:
     """
-    Have a file object write; returns how much of the piece it has taken.
+    Write to a file object; return how many bytes of the piece it has taken.
 
     Raises:
-        BlockingIOError: it took nothing and does not wait.
+        BlockingIOError: it took nothing because it does not block.
     """
     written: int | None = file.write(piece)
     if written is None and isinstance(file, io.RawIOBase):
         raise BlockingIOError(errno.EAGAIN, "it takes no more at the moment")
-    # Some file-like objects do not tell, and take all; an unbuffered file may take less than it was given.
+    # Some file-like objects return None and take everything; an unbuffered file may take less than it was
+    # given.
     return len(piece) if written is None else written
 
 
 def unwritable(name: str, error: Exception) -> Exception:
-    """Return the sentence for what a file object has raised, or what it raised if that is no such error."""
+    """Return the SinkError for an exception of a file object; other exceptions are returned unchanged."""
     if isinstance(error, ConnectionError):
         return SinkError(f"cannot write {name}: its reader has gone; start the reader again")
-    if isinstance(error, io.UnsupportedOperation):  # of a file object, not of a disk
+    if isinstance(error, io.UnsupportedOperation):  # # raised by a file object, not by a disk
         return SinkError(f"cannot write {name}: {error}; give a file that is open for writing")
     if isinstance(error, OSError):
         why = error.strerror or error
         return SinkError(f"cannot write {name}: {why}; free some space or choose another place")
-    if isinstance(error, (TypeError, ValueError)):  # opened for text, or closed
+    if isinstance(error, (TypeError, ValueError)):  # # the file was opened for text, or is closed
         why = str(error).rstrip(".")
         return SinkError(f"cannot write {name}: {why}; give a file that is open in binary mode")
     return error
 
 
 class BlockingSink:
-    """Writes to a file object, which stays open, in threads; see ``Sink``."""
+    """
+    Writes to a file object, which stays open, in threads; see ``Sink``.
+
+    One write at a time runs, in a thread of its own; the download pauses until it has ended. Ending the
+    download cancels the write. If Python's own classes have opened a pipe, socket or terminal, it is
+    written to by its descriptor, in pieces that it takes without blocking, so that the thread can end at
+    any moment. An object's own ``write`` cannot be interrupted: its thread ends when the call returns.
+    """
 
     def __init__(
         self, file: BinaryIO, name: str, workers: CpuWorkers, changed: Callable[[], None]
@@ -265,16 +274,19 @@ class BlockingSink:
 
     @property
     def ready(self) -> bool:
-        """Whether nothing is being written; if that has failed the transfer must come and see."""
+        """
+        Whether no write is running; also True if a write has failed, so that the transfer calls
+        ``check``.
+        """
         return self._error is not None or not self.pending_bytes
 
     def check(self) -> None:
-        """Complain if a write has failed."""
+        """Raise if a write has failed."""
         if self._error is not None:
             raise self._error
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Write the pieces when what came before is written."""
+        """Write the pieces after all earlier ones."""
         self.check()
         self._waiting.extend(piece for piece in pieces if len(piece))
         self.pending_bytes += sum(map(len, pieces))
@@ -308,7 +320,7 @@ class BlockingSink:
         return told
 
     async def flushed(self) -> None:
-        """Flush, so that whoever reads it sees all bytes, or the caller the error."""
+        """Flush, so that the reader sees all bytes or the caller gets the error."""
         try:
             await self._workers.run_blocking(self._target.flush)
         except Exception as error:
@@ -318,7 +330,7 @@ class BlockingSink:
             raise told from error
 
     def finish(self) -> None:
-        """Give up what is under way."""
+        """Cancel the running write."""
         self._finished = True
         if self._writing is not None:
             self._writing.cancel()

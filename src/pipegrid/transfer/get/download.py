@@ -1,15 +1,4 @@
-"""
-Getting one file, or a range of it, in one round trip where the shares are where they should be.
-
-The first burst asks the first k + e servers of the ring for their share lists and, right behind,
-for the predicted share's bytes: every offset follows from the cap. Where the guess was wrong the
-lists have come with the refusals, and the next round trip is right. (One of many files does without the lists
-while guesses come true: ``earlier``.) The fastest k shares of the race serve the rest of the file; when they
-falter another joins.
-
-The loop looks at everything, decides, acts and waits for the next event. Its steps are methods in
-the order in which they run; those that have to do with servers are ``openreaders``'.
-"""
+"""Download of a file or a range of it, in one round trip if the shares are on the expected servers."""
 
 from __future__ import annotations
 
@@ -33,17 +22,26 @@ from pipegrid.transfer.results import GetResult, Progress, ProgressReport
 from pipegrid.transfer.settings import DownloadSettings
 
 _MAX_JOBS = 3
-"""Segments being decoded at the same time: both cores busy while one segment is written out."""
+"""Segments decoded at the same time: two cores are busy while one segment is written."""
 
 
 class Download:
     """
     The download of a range of one encoded file (not of a literal one).
 
+    The first requests ask the first k + e servers of the ring for their lists of shares, and at the same
+    time for the expected share's bytes: every offset follows from the cap. If a guess was wrong, the
+    lists arrive together with the refusals, and the next round trip is right. (When many files are
+    downloaded the lists are left out while guesses are right: see ``Guesses``.) The fastest k shares
+    serve the rest of the file; if they become slow, another share is added.
+
+    The loop in ``run`` reads all events, decides, acts and waits for the next event. Its steps are
+    methods in the order in which they run; steps that involve servers are methods of ``ShareReaders``.
+
     Args:
-        sink: of a part file, what is there and proves to be good is not fetched.
+        sink: if this is a part file, bytes in it that prove to be right are not fetched.
         progress: called with plaintext bytes delivered and wanted.
-        earlier: what past downloads have taught, and this one teaches.
+        earlier: results of earlier downloads; this download adds its own.
     """
 
     def __init__(
@@ -94,7 +92,10 @@ class Download:
 
     @property
     def handed_on(self) -> bool:
-        """Whether the caller's object may have got something of the file; then it must not get it again."""
+        """
+        Whether the caller's object may have received a part of the file, so that the download must not be
+        repeated.
+        """
         return self._sink.handed_on
 
     async def run(self) -> GetResult:
@@ -102,10 +103,10 @@ class Download:
         Fetch, verify and deliver the range.
 
         Raises:
-            NotEnoughSharesError: fewer than k good shares could be had.
-            CorruptionError: the shares are right but do not make up the file of the cap.
+            NotEnoughSharesError: fewer than k good shares could be read.
+            CorruptionError: the shares are valid but do not make up the file of the cap.
             SinkError: the plaintext could not be written.
-            CapMismatch: the cap is not that of the file which is stored there.
+            CapMismatch: the cap does not match the file that is stored.
             SegmentTooLarge: the settings do not allow the file's segments.
         """
         tactics = self._tactics
@@ -119,7 +120,7 @@ class Download:
                     if not self._sink.pending_bytes:
                         await self._sink.flushed()
                         break
-                    await self._changed.wait()  # for a sink that wants the rest
+                    await self._changed.wait()  # # until the sink takes the rest
                     continue
                 self._readers.look_at_answers()
                 self._readers.look_at_readers()
@@ -131,8 +132,8 @@ class Download:
                     await self._changed.wait(self._wait_s())
                     self._lose_patience()
         except BaseException:
-            # The caller's object is free again whatever happened, and hears of the first error only: a
-            # request whose client has left fails at being let go of.
+            # Release the caller's object in any case, but report only the first error: releasing a
+            # request whose client has disconnected raises another one.
             with suppress(Exception):
                 self._sink.finish()
             raise
@@ -186,7 +187,9 @@ class Download:
             self._await_job(self._workers.run_if_large(3 * (job.end - job.start), job.run))
 
     def _start_check(self) -> bool:
-        """Check a segment that may be there; returns whether there is one to be checked now."""
+        """
+        Start to check a segment that may be in the part file; return whether there is one to check now.
+        """
         check = None if self._resuming is None else self._resuming.next_check()
         if check is not None:
             self._await_job(self._workers.run(check.run))
@@ -199,7 +202,7 @@ class Download:
         done.addBoth(self._job_done, done)
 
     def _end_race(self, job: SegmentJob) -> None:
-        """The first segment is there: go on with the shares that were fast enough to be in it."""
+        """The first segment can be decoded: read on from the shares that were fast enough to contribute."""
         numbers = self._tactics.race.end(block.share_number for block in job.blocks)
         for reader in list(self._readers.open.values()):
             if reader.share_number not in numbers:
@@ -233,7 +236,7 @@ class Download:
             reader.balance()
 
     def _finish(self, result: SegmentResult | Rechecked) -> list[Buffer]:
-        """Let the decoder know; returns what can leave."""
+        """Pass the result to the decoder; return the plaintext that can be delivered."""
         if isinstance(result, SegmentResult):
             pieces = self._decoder.finish(result)
             used = self._used_by_job.pop(result.segment)
@@ -255,7 +258,7 @@ class Download:
         return self._tactics.wait_s(self._clock.seconds())
 
     def _lose_patience(self) -> None:
-        """Let one more share join if some keep the others waiting; give up those that are silent."""
+        """Add a share if some servers delay the others; give up silent servers."""
         now, tactics = self._clock.seconds(), self._tactics
         if not self._sink.ready or self._jobs:
             tactics.reader_paused(now)

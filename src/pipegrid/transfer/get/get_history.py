@@ -1,18 +1,8 @@
 """
-What the gets of a client teach those after them: its line's width, and where shares are.
+What the gets of a client record for later gets: the bandwidth of the link, and whether shares are on the
+expected servers.
 
-**The line.** A file of one segment can be raced for with whole shares: then a slow server is not felt at
-all. But the share too many takes as long to come as any other, and where the line is narrow that is far
-more than the round trip that calling a helper later costs. So it is asked for whole only where its bytes
-cost no more.
-
-**Guesses.** A download asks the servers of the predicted shares for their lists as well: where the guess is
-wrong, the lists have come with the refusals, and no round trip is lost. Where it is right they were asked
-in vain, and that is half of all that the servers of a small file are asked. One file may cost that. Of many
-at once it is the servers' time that counts, so there the lists are left out as long as every guess comes
-true; one that does not costs its own file a round trip, and brings the lists back for those behind it.
-
-Pure: told of beginnings and ends, bytes and times, in seconds.
+Pure: the caller reports starts, ends, bytes and times, in seconds.
 """
 
 from __future__ import annotations
@@ -22,54 +12,72 @@ from collections import deque
 import attrs
 
 MANY = 8
-"""With so many running the next download is one of many. They ask for lists, and so keep an eye on things."""
+"""
+When this many downloads run, the next one counts as one of many. These first ones ask for lists, so that
+wrong guesses are noticed.
+"""
 
 _REMEMBERED = 16
 
 _SAMPLES = 8
 MIN_SAMPLE_BYTES = 64 << 10
-"""Less tells of round trips, and nothing of the line."""
+"""A smaller sample measures round trips rather than bandwidth."""
 
 
 class LinkEstimate:
-    """The line that all downloads of a client share."""
+    """
+    The bandwidth and round-trip time of the link that all downloads of a client share.
+
+    A file of one segment can be read with one whole share too many, so that one slow server has no
+    effect. But the extra share takes as long as any other, and on a narrow link that is far more than the
+    round trip that a later hedge costs. So the extra share is read whole only if its bytes cost no more
+    than a round trip.
+    """
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=_SAMPLES)
         self._answers_s: deque[float] = deque(maxlen=8 * _SAMPLES)
 
     def note_answer(self, elapsed_s: float) -> None:
-        """A small question was answered."""
+        """Record the response time of a small request."""
         self._answers_s.append(elapsed_s)
 
     def note_bytes(self, size_bytes: int, elapsed_s: float) -> None:
-        """So much has come in one go, over all servers."""
+        """Record how many bytes have arrived within some time, from all servers."""
         if size_bytes >= MIN_SAMPLE_BYTES and elapsed_s > 0:
             self._rates.append(size_bytes / elapsed_s)
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The best that was seen lately, or None if nothing is known."""
+        """The best recent rate, or None if nothing is known."""
         return max(self._rates, default=None)
 
     @property
     def rtt_s(self) -> float | None:
-        """The shortest answer lately, or None if nothing is known."""
+        """The shortest recent response time, or None if nothing is known."""
         return min(self._answers_s, default=None)
 
     def time_s(self, size_bytes: int) -> float:
-        """Return how long so many bytes take; 0 if nothing is known."""
+        """Return how long this number of bytes takes; 0 if nothing is known."""
         rate = self.bytes_per_s
         return size_bytes / rate if rate else 0.0
 
     def is_narrow_for(self, size_bytes: int) -> bool:
-        """Whether so many bytes are known to take longer than a round trip."""
+        """Return whether this number of bytes is known to take longer than a round trip."""
         rate, rtt_s = self.bytes_per_s, self.rtt_s
         return rate is not None and rtt_s is not None and size_bytes > rate * rtt_s
 
 
 class Guesses:
-    """What all downloads of a client have guessed."""
+    """
+    Whether the downloads of a client have found shares on the expected servers.
+
+    A download also asks the servers of the expected shares for their lists: if a guess is wrong, the
+    lists arrive with the refusals, and no round trip is lost. If the guess is right these requests were
+    wasted, and they are half of all requests for a small file. For a single file that is acceptable. When
+    many files are downloaded the servers' time counts, so the lists are left out while every guess is
+    right; a wrong guess costs its own file a round trip, and later files ask for lists again.
+    """
 
     def __init__(self) -> None:
         self._running = 0
@@ -80,25 +88,25 @@ class Guesses:
 
     @property
     def needs_lists(self) -> bool:
-        """Whether a download that begins now should ask for lists besides."""
+        """Whether a download that begins now should also ask for lists."""
         return self._running < MANY or not self._right or not all(self._right)
 
     def began(self) -> None:
-        """A download has begun; ``ended`` has to follow, once."""
+        """Record that a download has begun; the caller must call ``ended`` once."""
         self._running += 1
 
     def ended(self) -> None:
-        """A download has ended, somehow."""
+        """Record that a download has ended, with or without success."""
         self._running -= 1
 
     def found(self, right: bool) -> None:
-        """A file's shares were where they were guessed, or some was not."""
+        """Record whether all shares of a file were on the expected servers."""
         self._right.append(right)
 
 
 @attrs.frozen
 class GetHistory:
-    """All that a client has learned from its gets."""
+    """What a client has recorded from its gets."""
 
     line: LinkEstimate = attrs.Factory(LinkEstimate)
     guesses: Guesses = attrs.Factory(Guesses)

@@ -1,4 +1,4 @@
-"""Read decisions: hedged requests, timeouts."""
+"""Decisions of a download: which shares to read, hedged requests, time limits."""
 
 from __future__ import annotations
 
@@ -11,50 +11,52 @@ from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.transfer.get.get_history import MIN_SAMPLE_BYTES, GetHistory
 from pipegrid.transfer.settings import DownloadSettings
 
-# Which shares serve a range: the first k of the ring, and helpers in the place of those that are slow.
+# Which shares serve a range: those of the first k servers of the ring (the primaries), and hedges in
+# place of slow ones.
 #
-# The first k of the ring are the favourites, and are asked for everything at once. The others are asked for a
-# probe. When a helper has given its probe while a favourite lags behind, it is asked for the rest. If one
-# favourite lags and two helpers are there, they divide its work: the first part of the segments from one of
-# them, the others from the other. So what the round trip until they begin has cost is caught up with where
-# servers have lines of their own; and where one line is shared it is never idle anyway. Whoever is only a
-# little late is waited for: bytes come in bursts, and to replace a server that is not slow costs the line.
+# Primaries are asked for everything at once. The other shares are asked for a probe, a small part. When a
+# share has delivered its probe while a primary lags, it becomes a hedge and is asked for the rest. If one
+# primary lags and two hedges are available, they divide its work: one gets the first part of the
+# segments, the other the rest. So they make up for the round trip before the first hedge begins, if the
+# servers do not share a link; a shared link is busy all the time anyway. A primary that is only slightly
+# late is not replaced: bytes arrive in bursts, and replacing a server that is not slow costs bandwidth.
 #
-# Pure: looks at readers, and says what to ask of whom.
+# Pure: reads the state of the shares, and returns what to ask of which share.
 
 _TOLERANCE = 0.125
-"""By how much of the time that a helper's probe has taken a favourite may be late."""
+"""How late a primary may be, as a fraction of the time that a probe has taken."""
 
 
 class RacingShare(Protocol):
-    """What is known of a share that takes part."""
+    """The state of a share that is read in a hedged read."""
 
     @property
     def share_number(self) -> int:
-        """The number of the share, 0 to 255, which tells the runners of a race apart."""
+        """The number of the share, 0 to 255; identifies it within the read."""
 
     @property
     def received_bytes(self) -> int:
-        """What it has given so far."""
+        """Bytes received so far."""
 
     @property
     def waiting(self) -> bool:
-        """Whether something was asked that it has not given."""
+        """Whether requested bytes are outstanding."""
 
 
 class HedgedRead:
     """
-    The race for one range.
+    The hedged read of one range.
 
     Args:
         started: when it began.
-        patience_s: how long a favourite that lags is waited for at least: on a narrow line even what comes
-            evenly comes in bursts.
+        patience_s: least time to wait for a primary that lags: on a narrow link even a steady transfer
+            arrives in bursts.
 
     Attributes:
-        open: until it is known which shares are fast enough.
-        parts: share number to the segments [first, end) that it is asked for; all, if it is not here.
-        due: when to look again whatever happens, or None.
+        open: True until it is known which shares are fast enough.
+        parts: maps a share number to the segments [first, end) to read from that share; a share that is
+            not listed is read for all segments.
+        due: when to check again in any case, or None.
     """
 
     def __init__(self, started: float, patience_s: float = 0.0) -> None:
@@ -66,7 +68,7 @@ class HedgedRead:
         self._helping: set[int] = set()
 
     def is_hedge(self, share_number: int) -> bool:
-        """Return whether a share that is no favourite is asked for more than a probe."""
+        """Return whether a share that is no primary is asked for more than a probe."""
         return share_number in self._helping
 
     def consider_hedging(
@@ -78,17 +80,17 @@ class HedgedRead:
         most_segments: int,
     ) -> None:
         """
-        Call helpers if favourites lag.
+        Add hedges if primaries lag.
 
         Args:
-            segments: [first, end) of what is left.
-            most_segments: how many the first of two helpers may have for its part: the second one's
-                blocks have to be held until that part has come.
+            segments: [first, end) of the segments that are left.
+            most_segments: longest first part when two hedges divide the work: the second hedge's blocks
+                must be held in memory until that part has arrived.
         """
         fastest = max((runner.received_bytes for runner in others), default=0)
         lagging = sum(2 * runner.received_bytes < fastest for runner in favourites)
         if lagging > 1:
-            self.parts.clear()  # who shares a favourite's work now has one for itself
+            self.parts.clear()  # # a share that divides a primary's work now has one for itself
         if not lagging or self._helping or all(runner.waiting for runner in others):
             self.due = None
             return
@@ -101,95 +103,101 @@ class HedgedRead:
         self._helping.update(helpers)
         first, end = segments
         if lagging == 1 and len(helpers) > 1 and end - first > 1:
-            # Of more than two, the others have lost.
+            # If there are more than two hedges, only the first two are used.
             middle = first + max(1, min((end - first) // 2, most_segments))
             self.parts = {helpers[0]: (middle, end), helpers[1]: (first, middle)}
             self._helping = set(self.parts)
 
     def closed(self, share_number: int) -> None:
-        """A share takes part no more; whoever had divided work with it has it all."""
+        """Record that a share is no longer read; a share that divided work with it gets all of the work."""
         self._helping.discard(share_number)
         if share_number in self.parts:
             self.parts.clear()
 
     def end(self, numbers: Iterable[int]) -> set[int]:
         """
-        End the race: these shares have made the first segment. Return those that go on.
+        End the race when these shares have provided the first segment; return the shares that are read
+        on.
         """
         self.open = False
         self.due = None
         winners = set(numbers)
         dividing = winners & self.parts.keys()
         if len(dividing) > 1:
-            self.parts.clear()  # together they are one share, and these shares have to be k
+            # # two shares that divide the work count as one, but k whole shares are needed
+            self.parts.clear()
         return winners | set(self.parts) if dividing else winners
 
     def reopen(self) -> None:
-        """Somebody falters: more shares take part, each for all that is left."""
+        """Some share has become slow: more shares are read, each for all remaining segments."""
         self.open = True
         self.due = None
         self.parts.clear()
 
     def done(self, next_segment: int) -> list[int]:
-        """Return the shares that have given their part, when this is the next segment to come."""
+        """Return the shares whose part ends at or before ``next_segment``."""
         return [number for number, (_, end) in self.parts.items() if end <= next_segment]
 
 
-# The decisions of one get: which shares to race, what to ask of whom, how long to wait, when to call others.
+# The decisions of one download: which shares to read, what to ask of each, how long to wait, and when to
+# add shares.
 #
-# Facts go in, moves come out; there is no clock, server or file here. What acts is ``download``'s loop; who
-# serves the range is ``race``'s decision.
+# Pure: facts go in, requests come out. ``Download`` acts on them; ``HedgedRead`` decides which shares
+#     serve the range.
 #
-# **Patience.** Two clocks run side by side. When no segment has been finished for ``hedge_s``, the download
-# looks whether some servers lag behind the others; when nothing at all has come for ``silence_s``, whoever
-# owes something is given up.
+# **Time limits.** Two limits run in parallel. When no segment has been finished for ``hedge_s``, the
+# download checks whether some servers lag behind the others. When no byte has arrived for ``silence_s``,
+# the servers with outstanding requests are given up.
 
 EVERYTHING = 1 << 62
 
 RACE_BYTES = 1 << 20
-"""What those who join a race late are asked for beyond the next block: it keeps 80 Mbit/s busy at 100 ms."""
+"""
+Bytes beyond the next block that a share added later is asked for: enough to keep 80 Mbit/s busy at 100
+ms.
+"""
 
 PROBE_BYTES = 1 << 16
 PROBE_SHARE = 64
 """
-What the racers beyond the first k are asked for together, if the range has several segments: so much, or this
-fraction of the range, at most a block. For it costs the line, and nearly always in vain.
+Bytes of all probes together, if the range has several segments: this many, or this fraction of the range,
+but at most a block. Probes cost bandwidth and are nearly always wasted.
 """
 
 NARROW_PROBE_BYTES = 1 << 13
-"""The least of that on a line of which is known that it is narrow."""
+"""Least size of all probes together on a link that is known to be narrow."""
 
 BURSTS = 8
-"""On such a line a favourite is waited for as long as this fraction of the range takes."""
+"""On a narrow link, the time to wait for a primary is this fraction of the range's transfer time."""
 
 HELPERS = 2
 """
-Of a range of several segments, the probe is divided among so many servers for each extra share: two can
-catch up with what one cannot.
+For a range of several segments, the probe is divided among this many servers per extra share: two hedges
+can make up for a lost round trip that one cannot.
 """
 
 
 class Reader(RacingShare, Protocol):
-    """What is known of a share that is read."""
+    """The state of a share that is read."""
 
     @property
     def paused(self) -> bool:
-        """Whether it is we who hold back all that it has not given."""
+        """Whether all outstanding bytes are outstanding because the client has paused the server."""
 
     @property
     def period_bytes(self) -> int:
-        """What it has given since the last look at those that lag."""
+        """Bytes received since the last check for servers that lag."""
 
 
 @attrs.frozen
 class Ask:
     """
-    A move: ask a share's server for what the decoder wants of it.
+    A request to a share's server, for bytes that the decoder wants.
 
     Attributes:
-        ahead_bytes: beyond the next block.
-        most_bytes: no more than this; None: all of that.
-        part: only of the segments [first, end).
+        ahead_bytes: how far to read beyond the next block.
+        most_bytes: limit of the request; None: no limit.
+        part: only the segments [first, end); None: all.
     """
 
     share_number: int
@@ -204,14 +212,14 @@ class ReadPolicy:
 
     Args:
         length: of the range, in bytes of the file.
-        geometry: as it can be told from the cap.
-        found_bytes: of the range that may be there already.
-        now: when it began, on the caller's clock, in seconds.
+        geometry: as derived from the cap.
+        found_bytes: bytes of the range that may be in the part file already.
+        now: when the download began, on the caller's clock, in seconds.
 
     Attributes:
-        extra_shares: so many more than k are read while the race is open.
-        ahead_bytes: how much may be held of each share before its server is paused.
-        race: who takes part, for what.
+        extra_shares: number of shares beyond k that are read while the race is open.
+        ahead_bytes: limit of bytes to hold of each share before its server is paused.
+        race: which shares are read, and for which segments.
     """
 
     def __init__(
@@ -226,11 +234,12 @@ class ReadPolicy:
         self._line = line = earlier.line
         self._guesses = earlier.guesses
         self._required_shares = geometry.required_shares
-        length -= found_bytes  # what is to be fetched, as far as can be told
+        length -= found_bytes  # # bytes to fetch, as far as is known
         several = length > geometry.segment_bytes
         narrow = line.is_narrow_for(settings.extra_shares * geometry.block_bytes)
         least_bytes = NARROW_PROBE_BYTES if narrow else PROBE_BYTES
-        # A rerun is to fetch little more than what is missing, and may probe twice if a segment was damaged.
+        # A rerun should fetch little more than what is missing; it may probe twice if a segment was
+        # damaged.
         share_bytes = 0 if found_bytes else length // PROBE_SHARE
         probes = several or narrow
         self._probe_bytes = (
@@ -239,7 +248,7 @@ class ReadPolicy:
         self.extra_shares = HELPERS * settings.extra_shares if probes else settings.extra_shares
         self.ahead_bytes = settings.memory_bytes // (self._required_shares + self.extra_shares)
         self.race = HedgedRead(now, line.time_s(length) / BURSTS if narrow else 0.0)
-        # No server lags because the line is narrow.
+        # On a narrow link a server that takes long does not lag.
         hedge_s = max(settings.hedge_s, 2 * line.time_s(geometry.segment_bytes))
         self._patience = ReadPatience(hedge_s, settings.silence_s, now)
         self._hedged = False
@@ -251,34 +260,40 @@ class ReadPolicy:
     # Facts.
 
     def began(self) -> bool:
-        """The first burst is about to leave; returns whether servers are asked for their lists, too."""
+        """
+        Record that the first requests are about to be sent; return whether servers are also asked for
+        their lists.
+        """
         needs_lists = self._guesses.needs_lists
         self._guesses.began()
         return needs_lists
 
     def ended(self) -> None:
-        """The download has ended, somehow."""
+        """Record that the download has ended, with or without success."""
         self._guesses.ended()
 
     def succeeded(self) -> None:
-        """All was delivered: if no share was misplaced, the guess was right."""
+        """Record that everything was delivered; if no share was misplaced, the guess was right."""
         if not self._misplaced:
             self._guesses.found(True)
 
     def misplaced(self) -> None:
-        """A share of the first burst is not where it was guessed: others should know at once."""
+        """
+        Record at once that a share of the first requests is not on the expected server, for other
+        downloads.
+        """
         if not self._misplaced:
             self._misplaced = True
             self._guesses.found(False)
 
     def answered(self, now: float, elapsed_s: float | None) -> None:
-        """A server has said which shares it has, or failed (None)."""
+        """Record that a server has responded with its list of shares, or has failed (None)."""
         self._patience.something_came(now)
         if elapsed_s is not None:
             self._line.note_answer(elapsed_s)
 
     def seen(self, now: float, seen_bytes: int) -> None:
-        """So much has come of the shares that are read now, all together."""
+        """Record how many bytes the open shares have received, all together."""
         if seen_bytes == self._seen_bytes:
             return
         if seen_bytes > self._seen_bytes:
@@ -287,7 +302,7 @@ class ReadPolicy:
         self._patience.something_came(now)
 
     def _note_rate(self, now: float, seen_bytes: int) -> None:
-        """Let the line learn what has come since the first bytes, once that says something."""
+        """Record the transfer rate since the first bytes, once enough bytes have arrived."""
         if self._first_seen is None:
             self._first_seen = (seen_bytes, now)
             return
@@ -297,15 +312,15 @@ class ReadPolicy:
             self._first_seen = (seen_bytes, now)
 
     def left(self, now: float) -> None:
-        """A share is read no more; whoever is asked in its place has all the time that it had."""
+        """Record that a share is no longer read; a share that replaces it gets the full time limit."""
         self._patience.something_came(now)
 
     def segment_finished(self, now: float) -> None:
-        """A segment was finished at ``now``, so that the file has grown; see ``ReadPatience``."""
+        """Record that a segment was finished at ``now``; see ``ReadPatience``."""
         self._patience.segment_finished(now)
 
     def reader_paused(self, now: float) -> None:
-        """It is we who keep the servers waiting: the reader's time does not count."""
+        """Restart the time limits, since the reader of the plaintext delays the servers."""
         self._patience.reader_paused(now)
 
     # Moves.
@@ -318,15 +333,15 @@ class ReadPolicy:
         segments_left: tuple[int, int],
     ) -> Iterator[Ask]:
         """
-        Say what to ask of each share that is read.
+        Yield what to ask of each share that is read.
 
-        Those who will win are asked for all at once, and held back by pausing them: no round trip, and
-        no new connection, stands between one span and the next. Of the others a probe will do, until
-        they prove to be faster.
+        Shares that will be used are asked for everything at once, and their servers are paused as needed:
+        there is no round trip, and no new connection, between one span and the next. The other shares are
+        asked for a probe, until they prove to be faster.
 
         Args:
-            runners: in the order in which they were taken up.
-            geometry: the true one, once it is known.
+            runners: the shares, in the order in which they were opened.
+            geometry: the verified geometry, once it is known.
             segments_left: [first, end).
         """
         favourites, others = runners, runners[:0]
@@ -353,18 +368,18 @@ class ReadPolicy:
 
     @property
     def wanted_extra(self) -> int:
-        """How many more than k shares are to be read now."""
+        """Number of shares beyond k to read now."""
         return self.extra_shares if self.race.open else 0
 
     def wait_s(self, now: float) -> float:
-        """Return how long to wait for the next event."""
+        """Return how long to wait for the next event, in seconds."""
         wait_s = self._patience.wait_s(now)
         due = self.race.due
         return wait_s if due is None else min(wait_s, max(0.0, due - now))
 
     def looks_for_laggards(self, now: float, runners: Sequence[Reader]) -> bool:
         """
-        Let one more share join if it is time to look, and some keep the others waiting.
+        Add one more share if it is time to check and some servers delay the others.
 
         Returns whether it was time: then a new period begins for all.
         """
@@ -378,22 +393,24 @@ class ReadPolicy:
         return True
 
     def is_silence_over(self, now: float) -> bool:
-        """Return whether to give up those who owe something; the others get a whole period more."""
+        """
+        Return whether to give up servers with outstanding requests; the others get another full period.
+        """
         return self._patience.is_silence_over(now)
 
     @property
     def last_activity(self) -> float:
-        """When anything came last, however often silence was over since."""
+        """When the last bytes arrived; not changed by ``is_silence_over``."""
         return self._patience.last_activity
 
     def _some_lag(self, runners: Sequence[Reader]) -> bool:
         """
-        Return whether the segment waits for some servers while others have done their part.
+        Return whether some servers have delivered all requested bytes while the segment waits for others.
 
-        On a slow line all shares creep at the same pace: then one more would only slow the rest.
+        On a slow link all shares are equally slow, and one more would only slow down the rest.
         """
         if self.race.open and not self._hedged:
-            # Who was asked for a probe only has long given it.
+            # A share that was asked for a probe only has delivered it long ago.
             needed = self._required_shares
             helpers = [each for each in runners[needed:] if self.race.is_hedge(each.share_number)]
             runners = [*runners[:needed], *helpers]
@@ -406,14 +423,14 @@ class ReadPolicy:
 
 class ReadPatience:
     """
-    How long a download waits, and for what: arithmetic over times that it is told.
+    Time limits of a download, computed from times that the caller passes.
 
     Args:
-        hedge_s, silence_s: see the module.
+        hedge_s, silence_s: see ``DownloadSettings``.
         now: when the download began, on the caller's clock, in seconds.
 
     Attributes:
-        last_activity: when anything came last, however often silence was over since.
+        last_activity: when the last bytes arrived; not changed by ``is_silence_over``.
     """
 
     def __init__(self, hedge_s: float, silence_s: float, now: float) -> None:
@@ -425,36 +442,38 @@ class ReadPatience:
     # Facts.
 
     def something_came(self, now: float) -> None:
-        """Some server has sent something."""
+        """Record that some server has sent something."""
         self.last_activity = self._last_event = now
 
     def segment_finished(self, now: float) -> None:
-        """A segment was finished at ``now``: from here on it is counted when to hedge."""
+        """Restart the time limit for hedging, since a segment was finished at ``now``."""
         self._last_progress = now
 
     def reader_paused(self, now: float) -> None:
-        """It is we who keep the servers waiting: the reader's time does not count."""
+        """Restart the time limits, since the reader of the plaintext delays the servers."""
         self.last_activity = self._last_event = self._last_progress = now
 
     def hedged(self) -> None:
-        """One more share joins; a slow line is no reason to load it more and more."""
+        """Double the time limit after a share was added; a slow link must not be loaded more and more."""
         self._hedge_s *= 2
 
     # Decisions.
 
     def wait_s(self, now: float) -> float:
-        """Return how long to wait for the next event."""
+        """Return how long to wait for the next event, in seconds."""
         return max(0.0, min(self._hedge_at, self._silent_at) - now)
 
     def is_hedge_due(self, now: float) -> bool:
-        """Return whether to look for servers that lag; the next time is a whole period later."""
+        """Return whether to check for servers that lag; the next check is a full period later."""
         if now < self._hedge_at:
             return False
         self._last_progress = now
         return True
 
     def is_silence_over(self, now: float) -> bool:
-        """Return whether to give up those who owe something; the others get a whole period more."""
+        """
+        Return whether to give up servers with outstanding requests; the others get another full period.
+        """
         if now < self._silent_at:
             return False
         self._last_event = now

@@ -1,14 +1,4 @@
-"""
-A decoder for a range of which some may be there already, as an interrupted get has left it.
-
-What is there is encrypted again and compared with the ciphertext's segment hashes, which the UEB vouches
-for, and so the cap. Those hashes stand in every share, beside those that are read anyway: so the first
-questions go out with the blocks that are missing for certain, and checking costs no round trip. A segment
-that proves to be bad is asked for at once, like any other; nothing of the file is believed, and nothing
-that was not proven counts as delivered.
-
-Which segments are there is kept by ``here``. The work is ``Recheck``'s, for any thread; it holds one chunk.
-"""
+"""A decoder for a range of which an interrupted get may have left a part."""
 
 from __future__ import annotations
 
@@ -27,12 +17,13 @@ from pipegrid.core.segment_job import SegmentJob
 from pipegrid.transfer.get.sink import PresentBytes, PresentSegments
 
 ReadHere = Callable[[int, int], bytes]
-"""Returns what is there of the range, from an offset on, or less where it ends. Called in any thread."""
+"""Returns the bytes of the part file from an offset on, fewer at its end. Called in any thread."""
 
 CHECK_AHEAD_BYTES = 256 << 20
 """
-Blocks are asked for as soon as at most so much has to be checked before they can leave: about half a second's
-work, so that round trips are spent on checking, and no server is held back for minutes.
+Blocks are requested as soon as at most this many bytes must be checked before they can be delivered.
+Checking these takes about half a second, so that round trips are used for checking, and no server is
+paused for minutes.
 """
 
 _CHUNK_BYTES = 1 << 18
@@ -42,10 +33,11 @@ _UNLIMITED = 1 << 62
 @attrs.frozen
 class Rechecked:
     """
-    What was found of a segment that may be there.
+    The result of checking a segment that may be in the part file.
 
     Attributes:
-        probe: it was looked at before its turn, to see what kind of file this is.
+        probe: whether the segment was checked before its turn, to find out whether the part file belongs
+            to this file.
     """
 
     segment: int
@@ -56,13 +48,14 @@ class Rechecked:
 @attrs.frozen(eq=False)
 class Recheck:
     """
-    The check of one segment that may be there.
+    The check of one segment that may be in the part file; it runs in any thread and holds one chunk in
+    memory.
 
     Attributes:
-        key: None for the ciphertext as it is.
+        key: for the encryption of the plaintext; None if the part file contains ciphertext.
         offset: of the segment in the range.
         length: of the segment.
-        crypttext_hash: which it must have, proven.
+        crypttext_hash: the segment's proven hash.
     """
 
     segment: int
@@ -75,7 +68,7 @@ class Recheck:
     read: ReadHere = attrs.field(repr=False)
 
     def run(self) -> Rechecked:
-        """Do it; what cannot be read is not there."""
+        """Check the segment; a segment that cannot be read counts as missing."""
         return Rechecked(self.segment, self._is_good(), self.probe)
 
     def _is_good(self) -> bool:
@@ -102,11 +95,19 @@ class Recheck:
 
 class ResumingDecoder(Decoder):
     """
-    See the module; otherwise a decoder.
+    A decoder that does not fetch segments that are present in a part file.
+
+    Present bytes are encrypted again and compared with the ciphertext's segment hashes, which the UEB and
+    so the cap vouch for. Every share contains those hashes next to data that is read anyway: so the first
+    requests ask for blocks that are certainly missing, and checking costs no round trip. A segment that
+    proves to be bad is fetched like any other. Nothing in the part file is trusted, and nothing unproven
+    counts as delivered.
+
+    ``PresentSegments`` records which segments are present.
 
     Args:
-        found_bytes: how many bytes of the range may be there, from its start on.
-        read: reads them.
+        found_bytes: number of bytes of the range that may be present, from its start.
+        read: reads the present bytes.
         max_segment_bytes: a file with larger segments is not restored.
     """
 
@@ -122,7 +123,7 @@ class ResumingDecoder(Decoder):
         super().__init__(cap, start, length, max_segment_bytes=max_segment_bytes)
         self._found_bytes = found_bytes
         self._read = read
-        self._here: PresentSegments | None = None  # once the geometry is known
+        self._here: PresentSegments | None = None  # # set once the geometry is known
         self._probing: set[int] = set()
         self._guessed_here = self._segments_here(self.guessed_geometry)
 
@@ -140,22 +141,22 @@ class ResumingDecoder(Decoder):
 
     @property
     def here(self) -> PresentSegments | None:
-        """What is there, once it is known what segments there are."""
+        """The segments that are present; None until the geometry is known."""
         return None if self.geometry is None else self._here_in(self.geometry)
 
     @property
     def is_checking(self) -> bool:
-        """Whether the next segment to leave is one that may be there."""
+        """Whether the next segment to deliver may be present."""
         here = self.here
         if here is None or self._queue is None:
             return bool(self._guessed_here)
         return not self.done and here.has(self._queue.next_delivery)
 
-    # What is missing, and what to read.
+    # Which segments are missing, and which blocks to read.
 
     @property
     def segments_left(self) -> tuple[int, int]:
-        """The segments [first, end) that have to be fetched, and what lies between them."""
+        """The range [first, end) that contains all segments to fetch."""
         first, end = super().segments_left
         missing = self._here_in(self.geometry or self.guessed_geometry).missing(first, end)
         return (missing[0][0] if missing else end), end
@@ -190,7 +191,7 @@ class ResumingDecoder(Decoder):
     # Segments.
 
     def next_job(self) -> SegmentJob | None:
-        """Return work that is ready on a segment that has to be fetched; see ``next_check``."""
+        """Return a job for a segment that was fetched and can be decoded; see ``next_check``."""
         self.raise_failure()
         here = self.here
         if here is None or self._queue is None or self.done:
@@ -205,7 +206,7 @@ class ResumingDecoder(Decoder):
         return None
 
     def next_check(self) -> Recheck | None:
-        """Return the check of a segment that may be there, if there is one to be done now."""
+        """Return the check of a segment that may be present, if one can be checked now."""
         here, queue = self.here, self._queue
         if here is None or queue is None or self.done:
             return None
@@ -245,11 +246,11 @@ class ResumingDecoder(Decoder):
 
     def checked(self, result: Rechecked) -> tuple[list[Buffer], bool]:
         """
-        Take what a check has found.
+        Process the result of a check.
 
         Returns:
-            the plaintext that can leave now, in order; and whether all that was thought to be there has
-            just been forgotten, as being of another file.
+            The plaintext that can be delivered now, in order; and whether all present segments were just
+            dropped because they belong to another file.
         """
         here, queue = self.here, self._queue
         assert here is not None

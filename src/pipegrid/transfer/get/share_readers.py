@@ -1,4 +1,4 @@
-"""The shares that one download reads at the moment, each with its stream."""
+"""The shares that one download reads now, each with its stream."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from pipegrid.transport.interface import StreamConsumer
 
 # Reading one share from one server, for a decoder.
 #
-# Short spans are asked with ``read``; long ones come as one ``stream`` each, paused while the decoder
-# holds more of this share than it should, so that memory stays bounded and the wire stays full. Only what
-# can wait is paused: blocks of which the decoder could do nothing without what comes behind them cannot, nor
-# can whatever the next segment waits for. For a share may hold all that it should of later segments, and then
-# have to give the earlier ones as well, in the place of a share that failed.
+# Short spans are requested with ``read``, long ones with one ``stream`` each. A stream is paused while
+# the decoder holds more of this share than the limit, so that memory stays bounded and the link stays
+# busy. A stream is not paused if the decoder needs its bytes to proceed: blocks that are useless without
+# the bytes after them, and bytes that the next segment needs. (A share may hold its limit of later
+# segments and then have to deliver earlier ones, to replace a share that failed.)
 
 STREAM_BYTES = 1 << 18
-"""Longer spans are streamed: their bytes can be used, and held back, while they come."""
+"""Longer spans are streamed: their bytes can be used, and the server paused, while they arrive."""
 
 
 class ShareDownload:
     """
-    The bytes of one share, from one server to the decoder.
+    Reads the bytes of one share from one server for the decoder.
 
     Args:
-        ahead_bytes: how much of the share the decoder may hold before the server is paused.
-        changed: called after every event that may let the download go on.
+        ahead_bytes: bytes of the share that the decoder may hold before the server is paused.
+        changed: called after every event that may let the download continue.
 
     Attributes:
-        state: ``open``, then ``missing`` (the server has no such share), ``failed`` (the server
-            cannot be used) or ``closed``.
-        received_bytes: of the share, so far.
-        period_bytes: of the share, since ``start_period``.
-        error: why it is missing or has failed.
-        bug: what was raised that no server may raise; the download passes it on.
+        state: ``open``, then ``missing`` (the server has no such share), ``failed`` (the server cannot be
+            used) or ``closed``.
+        received_bytes: bytes of the share received so far.
+        period_bytes: bytes of the share received since ``start_period``.
+        error: why the share is missing or has failed.
+        bug: an exception that is no server error; the download raises it again.
     """
 
     def __init__(
@@ -76,21 +76,21 @@ class ShareDownload:
 
     @property
     def waiting(self) -> bool:
-        """Whether bytes have been asked for that have not all come."""
+        """Whether requested bytes are outstanding."""
         return bool(self._calls)
 
     @property
     def paused(self) -> bool:
-        """Whether all that has not come is held back because this share is far enough ahead."""
+        """Whether all outstanding bytes are paused, because the decoder holds enough of this share."""
         held_back = sum(stream.paused for stream in self._streams)
         return held_back > 0 and held_back == len(self._calls)
 
     def start_period(self) -> None:
-        """Count ``period_bytes`` anew, from 0."""
+        """Reset ``period_bytes`` to 0."""
         self.period_bytes = 0
 
     def ask(self, spans: list[Span]) -> None:
-        """Ask the server for these spans, all at once."""
+        """Request these spans from the server, all at the same time."""
         for span in spans:
             if self.state != "open":
                 return
@@ -147,29 +147,29 @@ class ShareDownload:
             self.close("missing" if failure.check(NoSuchShare) else "failed")
 
     def take(self, offset: int, data: bytes) -> None:
-        """Hand bytes to the decoder."""
+        """Pass bytes to the decoder."""
         if self.state == "open" and data:
             self.received_bytes += len(data)
             self.period_bytes += len(data)
             self._decoder.received(self.share_number, offset, data)
 
     def balance(self) -> None:
-        """Pause or resume the server, by what the decoder holds of this share."""
+        """Pause or resume the server, by the number of bytes that the decoder holds of this share."""
         if not self._streams:
             return
         held = self._decoder.held_of(self.share_number)
         geometry = self._decoder.geometry or self._decoder.guessed_geometry
-        # Less than a block would never become a segment, and hashes alone neither.
+        # With a limit of less than a block, or of the hashes only, no segment could be decoded.
         limit = max(self._ahead_bytes, 2 * geometry.block_bytes) + self._decoder.metadata_bytes
-        for stream in list(self._streams):  # one that is resumed may end at once
+        for stream in list(self._streams):  # # a stream that is resumed may end at once
             stream.balance(held, limit)
 
     def awaits(self, start: int, end: int) -> bool:
-        """Whether the decoder cannot go on without some of the bytes [start, end)."""
+        """Return whether the decoder needs some of the bytes [start, end) to proceed."""
         return self._decoder.awaits(self.share_number, start, end)
 
     def close(self, state: str = "closed") -> None:
-        """End in this state and give up what has not come."""
+        """Enter this final state and cancel outstanding requests."""
         if self.state != "open":
             return
         self.state = state
@@ -178,7 +178,7 @@ class ShareDownload:
 
 
 class _SpanConsumer(StreamConsumer):
-    """Takes one stream's bytes for the decoder, and paces their producer."""
+    """Passes one stream's bytes to the decoder, and pauses and resumes their producer."""
 
     def __init__(self, reader: ShareDownload, span: Span) -> None:
         self._reader = reader
@@ -196,7 +196,10 @@ class _SpanConsumer(StreamConsumer):
         reader.changed()
 
     def balance(self, held: int, ahead_bytes: int) -> None:
-        """Pause above the mark, resume below half of it, or when everybody waits for what is missing."""
+        """
+        Pause above ``ahead_bytes``; resume below half of it, or when the decoder needs the outstanding
+        bytes.
+        """
         if self._producer is None or not self._can_wait:
             return
         if not self.paused:
@@ -211,25 +214,27 @@ class _SpanConsumer(StreamConsumer):
         return self._reader.awaits(self._offset, self._end)
 
 
-# The shares that a download reads: from which servers, where to find others, and what is wrong with any.
+# The shares that a download reads: from which servers, where to find other copies, and which copies are
+# damaged.
 #
-# The first burst goes to the servers where the shares should be. What they answer to the question for their
-# lists goes to the search, which knows where else a share can be had when a reader ends or a copy proves
-# to be damaged. Only when nothing else is left is a damaged copy used, for its good blocks.
+# The first requests go to the servers where the shares should be. Their lists of shares go to
+# ``ShareSearch``, which knows other copies of a share when a reader ends or a copy is damaged. A damaged
+# copy is used, for its good blocks, only if nothing else is left.
 #
-# How many shares are read, what is asked of each and how long it is waited for is the download's business.
+# The download decides how many shares are read, what is asked of each and how long to wait.
 
 
 @attrs.frozen(eq=False)
 class DownloadRequest:
     """
-    What is to be fetched, and what is known of its shares.
+    What to fetch, and what is known of its shares.
 
     Attributes:
-        cap: with a verifier cap it is the ciphertext that is delivered.
+        cap: with a verifier cap, the ciphertext is delivered.
         start, length: the range of plaintext; it lies within the file.
         avoid: copies that are known to be damaged, each as share number and server.
-        holders: share number to the servers that have it, if all is known: then no server is asked.
+        holders: maps a share number to the servers that have it, if all are known; then no server is
+            asked for its list.
     """
 
     cap: ChkCap | ChkVerifierCap
@@ -241,16 +246,16 @@ class DownloadRequest:
 
 class ShareReaders:
     """
-    The readers of one download.
+    The shares that one download reads.
 
     Args:
         means: the clock, and the servers that may be used, in any order.
-        tactics: is told what happens, and says how much the decoder may hold of each share.
-        changed: called after every event that may let the download go on.
+        tactics: is notified of events, and decides how much the decoder may hold of each share.
+        changed: called after every event that may let the download continue.
 
     Attributes:
-        open: share number to its reader; not those that have ended.
-        homes: share number to the server that it was last read from.
+        open: maps a share number to its reader, without readers that have ended.
+        homes: maps a share number to the server from which it was last read.
     """
 
     def __init__(
@@ -288,17 +293,19 @@ class ShareReaders:
         self._damaged_in_use = False
         self._reported_corrupt = 0
         self._reasons: dict[str, str] = {}
-        self._absent: set[str] = set()  # of those, who were out of reach or silent
+        self._absent: set[str] = (
+            set()
+        )  # # names of servers in ``_reasons`` that were unreachable or silent
 
     # Questions.
 
     def first_burst(self, extra_shares: int, needs_lists: bool) -> None:
         """
-        Open readers where the first shares should be.
+        Open readers on the servers where the first shares should be.
 
         Args:
-            extra_shares: so many more than k.
-            needs_lists: ask those servers for their share lists, too.
+            extra_shares: number of shares beyond k.
+            needs_lists: whether to ask those servers for their lists of shares, too.
         """
         if self._knows_holders:
             self.recruit(extra_shares)
@@ -326,13 +333,13 @@ class ShareReaders:
     ) -> None:
         now = self._clock.seconds()
         self._tactics.answered(now, None if isinstance(answer, Failure) else now - asked_s)
-        # Only noted here: the loop may be in the middle of a step.
+        # Only recorded here: the loop may be in the middle of a step.
         self._questions.pop(question, None)
         self._answers.append((peer, answer))
         self._changed()
 
     def look_at_answers(self) -> None:
-        """Let the search know what servers have said."""
+        """Pass the servers' lists of shares to the search."""
         answers, self._answers = self._answers, []
         for peer, answer in answers:
             if not isinstance(answer, Failure):
@@ -363,14 +370,14 @@ class ShareReaders:
         )
 
     def close(self, reader: ShareDownload) -> None:
-        """Read this share no more; what has come of it remains in use."""
+        """Stop reading this share; bytes that have arrived remain in use."""
         del self.open[reader.share_number]
         reader.close()
         self._decoder.drop_share(reader.share_number)
         self._tactics.race.closed(reader.share_number)
 
     def look_at_readers(self) -> None:
-        """Take out the readers that have ended."""
+        """Remove the readers that have ended."""
         seen_bytes = sum(reader.received_bytes for reader in self.open.values())
         self._tactics.seen(self._clock.seconds(), seen_bytes)
         for reader in list(self.open.values()):
@@ -394,10 +401,12 @@ class ShareReaders:
         if is_absence(error):
             self._absent.add(peer.name)
 
-    # Damage, and who takes the place of those that are gone.
+    # Damage, and replacements for readers that have ended.
 
     def name_corruption(self) -> None:
-        """Give found damage its server's name, tell the server, and use a bad copy no more."""
+        """
+        Add the server's name to each damage found, report it to the server, and stop using the bad copy.
+        """
         for error in self._decoder.corrupt[self._reported_corrupt :]:
             number = error.share_number
             if number is None:
@@ -408,14 +417,15 @@ class ShareReaders:
             if foreign is None:
                 self._advise(error, number, peer)
             else:
-                # Perhaps it is the cap that is wrong: whoever has told the same as others is not accused.
+                # The cap may be wrong instead: servers whose shares agree with each other are not
+                # accused.
                 self._fit.record(peer, foreign)
                 self._held_advice.append((error, number, peer))
             if number in self._decoder.bad_shares:
                 self._set_aside(number, peer)
         self._reported_corrupt = len(self._decoder.corrupt)
         if self._held_advice and self._decoder.geometry is not None:
-            self._release_advice()  # another share has the UEB that the cap names
+            self._release_advice()  # # another share has the UEB that the cap names, so the cap is right
 
     def _release_advice(self) -> None:
         held, self._held_advice = self._held_advice, []
@@ -423,19 +433,19 @@ class ShareReaders:
             self._advise(*advice)
 
     def _advise(self, error: CorruptionError, number: int, peer: Peer) -> None:
-        """Tell a server of its damaged copy; nobody waits for an answer."""
+        """Report a damaged copy to its server, without waiting for a response."""
         advice = peer.server.advise_corrupt_share(self._storage_index, number, str(error))
         advice.addErrback(lambda failure: failure.trap(ServerError, CancelledError) and None)
 
     def recruit(self, extra_shares: int) -> None:
         """
-        Have as many shares as it takes, from servers that serve no other share if possible.
+        Open readers until there are enough, if possible on servers that serve no other share.
 
         Args:
-            extra_shares: so many more than k.
+            extra_shares: number of shares beyond k.
 
         Raises:
-            NotEnoughSharesError: fewer than k good shares could be had.
+            NotEnoughSharesError: fewer than k good shares could be read.
         """
         needed = self._cap.required_shares + extra_shares
         while len(self.open) < needed or self._lacking:
@@ -452,7 +462,10 @@ class ShareReaders:
             self._last_resort()
 
     def _give_up_impaired(self) -> bool:
-        """Close a share of which a part is wrong, if another server has it too; whether any was."""
+        """
+        Close a share of which some blocks are bad, if another server has it too; return whether one was
+        closed.
+        """
         impaired = {error.share_number for error in self._decoder.corrupt}
         for number, reader in self.open.items():
             others = [peer for peer in self._search.holders(number) if peer is not reader.peer]
@@ -462,7 +475,7 @@ class ShareReaders:
         return False
 
     def _set_aside(self, number: int, peer: Peer) -> None:
-        """Use this damaged copy only if nothing better can be had."""
+        """Use this damaged copy only if there is no better one."""
         self._damaged.append((number, peer))
         self._search.exclude(number, peer)
         if number in self.open:
@@ -470,16 +483,18 @@ class ShareReaders:
 
     @property
     def _lacking(self) -> int:
-        """How many more shares are needed. One may have come whole, or be open and still not do."""
+        """
+        Number of further shares that are needed. An open share may be useless, and a closed one complete.
+        """
         if len(self.open) >= self._cap.required_shares and not self._decoder.corrupt:
-            return 0  # most often, and this is asked for every piece that comes
+            return 0  # # the usual case; this property is read for every piece that arrives
         return self._decoder.lacking
 
     def _last_resort(self) -> None:
-        """Use damaged shares for their good blocks, once; then give up."""
+        """Use damaged shares for their good blocks, once; if that does not suffice, raise."""
         self._decoder.raise_failure()
         if not self._decoder.has_received_ueb and any(each.waiting for each in self.open.values()):
-            return  # it may be the cap's k that is wrong; a UEB can tell
+            return  # # the cap's k may be wrong; a UEB that arrives will show it
         found = self._cap.required_shares - self._decoder.lacking
         damaged, self._damaged = self._damaged, []
         if damaged and not self._damaged_in_use:
@@ -508,10 +523,10 @@ class ShareReaders:
 
     def give_up_silent(self, silence_s: float, own_s: float) -> None:
         """
-        Give up those that owe something and are not held back, if they were silent for so long.
+        Give up servers that were silent for ``silence_s`` while requests were outstanding and not paused.
 
         Args:
-            own_s: when anything came for this download last, by the clock.
+            own_s: when the last bytes arrived for this download, by the clock.
         """
         before_s = self._clock.seconds() - silence_s
 
@@ -531,7 +546,7 @@ class ShareReaders:
                 question.cancel()
 
     def let_go(self) -> None:
-        """Give up whatever is unanswered, so that nothing of the download is left behind here."""
+        """Cancel everything that is unanswered, so that no callback of this download is called later."""
         for reader in list(self.open.values()):
             reader.close()
         for question in list(self._questions):

@@ -8,40 +8,41 @@ from typing import Generic, TypeVar
 
 # How many servers are asked at the same time, when it is not known which of them have the file.
 #
-# A few at first, since mostly they know; as long as nothing says that they do not, nobody else is asked. Then
-# every answer, or failure, that did not end the search lets four others be asked. So waves grow by four: a
-# thousand servers take five, of three round trips over new connections and of one over those that are up; and
-# whoever finds what is needed among the first has asked no others, nor connected to them. What is on its way
-# is bounded, and a silent server holds up nobody.
+# A few are asked first, since these usually have the shares. No other server is asked until a response
+# shows that they do not. Then each response or failure that does not end the search permits four more
+# queries, so the batches of queries grow by four. A thousand servers take five batches; a batch takes
+# three round trips over new connections, and one over open connections. A search that succeeds with the
+# first servers does not contact any other. The number of pending queries is bounded, and a silent server
+# does not delay the others.
 #
-# Pure: told of questions and answers.
+# Pure: the caller reports queries and responses.
 
 T = TypeVar("T", bound=Hashable)
 
 FIRST_QUESTIONS = 20
-"""How many servers are asked together when those who should have known did not."""
+"""Number of servers queried at the same time when the expected servers do not have the shares."""
 
 ASKED_FOR_ONE = 4
-"""So many servers are asked for one that was asked in vain."""
+"""Number of servers queried after one that was queried without effect."""
 
 MORE_QUESTIONS = 140
 """
-How many at least are asked where as many should have had shares as there are, and did not: then all have to
-be asked before it may be said that something is missing.
+Least number of queries when as many servers as there are shares should have had them, and did not: then
+all servers must be asked before a share can be called missing.
 """
 
 MAX_QUESTIONS = 512
-"""How many at a time at most: below the usual limit of 1024 open files, and a few KiB each."""
+"""Most queries at a time: below the usual limit of 1024 open files, and each takes a few KiB."""
 
 
 class QueryBatches(Generic[T]):
     """
-    The questions to the servers of one ring.
+    Decides which servers of one ring are queried, in growing batches.
 
     Args:
-        ring: in the order in which they are to be asked; no server twice.
-        few: how many are asked before one has answered in vain.
-        more: how many at least when one has.
+        ring: the servers in the order in which to query them; no server twice.
+        few: number of servers to query before a response was without effect.
+        more: least number of servers to query after that.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class QueryBatches(Generic[T]):
         self._few_will_do = True
 
     def asked(self, server: T) -> None:
-        """The server was asked; in its turn or before."""
+        """Record that the server was queried, in its turn or earlier."""
         if self._unasked and self._unasked[0] == server:
             self._unasked.popleft()
         elif server in self._unasked:
@@ -63,33 +64,38 @@ class QueryBatches(Generic[T]):
         self._asked.add(server)
 
     def ended(self, server: T, in_vain: bool = True) -> None:
-        """It has answered, or failed; ``in_vain``: so that others have to be asked."""
+        """Record that the server has responded or failed; ``in_vain``: other servers must be queried."""
         if server in self._asked:
             self._asked.remove(server)
             self._ended += 1
             self._few_will_do = self._few_will_do and not in_vain
 
     def hurry(self) -> None:
-        """Ask others although nobody has answered in vain: somebody takes too long."""
+        """
+        Query other servers although no response was without effect, because some server takes too long.
+        """
         self._few_will_do = False
 
     @property
     def holding(self) -> bool:
-        """Whether some have answered, none of them in vain, and others are to be waited for."""
+        """
+        Whether some servers have responded, none without effect, and the caller should wait for the
+        others.
+        """
         return self._few_will_do and bool(self._ended and self._asked)
 
     @property
     def waiting(self) -> bool:
-        """Whether some server has not answered yet."""
+        """Whether a response is outstanding."""
         return bool(self._asked)
 
     @property
     def exhausted(self) -> bool:
-        """Whether every server was asked and has answered or failed."""
+        """Whether every server was queried and has responded or failed."""
         return not self._asked and not self._unasked
 
     def next(self) -> list[T]:
-        """Return servers to ask now; the caller says ``asked`` for each."""
+        """Return the servers to query now; the caller calls ``asked`` for each."""
         if self._few_will_do and (self._asked or not self._ended):
             room = self._few - self._ended - len(self._asked)
         else:
@@ -98,10 +104,11 @@ class QueryBatches(Generic[T]):
         return [self._unasked[i] for i in range(min(max(0, room), len(self._unasked)))]
 
 
-# Which server to ask for what, decided from what is known so far.
+# Which server to ask for which share, decided from what is known so far.
 #
-# Pure: a download tells it what servers answered, and asks it whom to ask next and where a share can be had.
-# Servers are asked in the file's permuted order; how many at a time is ``waves``' decision.
+# Pure: a download reports the servers' responses, and asks which servers to query next and where a share
+#     can be read. Servers are queried in the file's permuted order; ``QueryBatches`` decides how many at
+#     a time.
 
 
 class ShareSearch(Generic[T]):
@@ -121,11 +128,11 @@ class ShareSearch(Generic[T]):
     # Facts.
 
     def asked(self, server: T) -> None:
-        """The server was asked which shares it has."""
+        """Record that the server was asked for its list of shares."""
         self._waves.asked(server)
 
     def answered(self, server: T, share_numbers: Iterable[int]) -> None:
-        """The server has these shares."""
+        """Record that the server has these shares."""
         self._waves.ended(server)
         for number in sorted(share_numbers):
             holders = self._holders.setdefault(number, [])
@@ -133,37 +140,37 @@ class ShareSearch(Generic[T]):
                 holders.append(server)
 
     def failed(self, server: T) -> None:
-        """The server cannot be used."""
+        """Record that the server cannot be used."""
         self._waves.ended(server)
         self._gone.add(server)
 
     def exclude(self, share_number: int, server: T) -> None:
-        """This copy of the share is bad, or not there."""
+        """Record that the server's copy of this share is bad or missing."""
         self._excluded.add((share_number, server))
 
     # Decisions.
 
     @property
     def waiting(self) -> bool:
-        """Whether some server has not answered yet."""
+        """Whether a response is outstanding."""
         return self._waves.waiting
 
     @property
     def exhausted(self) -> bool:
-        """Whether every server was asked and has answered or failed."""
+        """Whether every server was queried and has responded or failed."""
         return self._waves.exhausted
 
     @property
     def has_found_any(self) -> bool:
-        """Whether some server has said that it has a share."""
+        """Whether some server has listed a share."""
         return bool(self._holders)
 
     def ask_next(self) -> list[T]:
-        """Return servers to ask now; the caller says ``asked`` for each."""
+        """Return the servers to query now; the caller calls ``asked`` for each."""
         return self._waves.next()
 
     def holders(self, share_number: int) -> list[T]:
-        """Return the usable servers that have the share, in the order of their answers."""
+        """Return the usable servers that have the share, in the order of their responses."""
         return [
             server
             for server in self._holders.get(share_number, ())
@@ -174,7 +181,8 @@ class ShareSearch(Generic[T]):
         """
         Return the next copy to read: of a share not taken, if possible on a server that is not busy.
 
-        Of several that are as good, the one with the lowest share number, in the order of answers.
+        Among equally good copies, return the one with the lowest share number, then the earliest
+        response.
         """
         copies = [
             (number, server)
@@ -185,6 +193,6 @@ class ShareSearch(Generic[T]):
         return min(copies, key=lambda copy: copy[1] in busy, default=None)
 
     def available(self) -> dict[int, list[T]]:
-        """Return every share that can be had, with its usable servers."""
+        """Return every share that can be read, with its usable servers."""
         found = {number: self.holders(number) for number in sorted(self._holders)}
         return {number: servers for number, servers in found.items() if servers}

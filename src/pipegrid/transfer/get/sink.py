@@ -1,4 +1,4 @@
-"""Plaintext sink; segments already present."""
+"""Where plaintext is written, and which segments of it are present."""
 
 from __future__ import annotations
 
@@ -28,34 +28,35 @@ from pipegrid.transfer.get.blocking_sink import (
     written_by_object,
 )
 
-# Which segments of a file are there already, as far as is known, and which have to be fetched.
+# Which segments of a file are present in a part file, as far as is known, and which must be fetched.
 #
-# What an interrupted get has left is not believed: each segment counts as there only until its hash says
-# otherwise, and is fetched then. They are checked in order, mostly while the others are fetched. If the first
-# one is bad, perhaps all are, since the part is of another file: then some others are tried first, spread
-# over the part, and if none is good all of it is forgotten, so that it is not fetched piece by piece.
+# The bytes that an interrupted get has left are not trusted: a segment counts as present only until its
+# hash proves otherwise; then it is fetched. Segments are checked in order, mostly while missing ones are
+# fetched. If the first is bad, perhaps all are, because the part file belongs to another file. Then
+# probes, some segments spread over the part file, are checked next; if none is good, all segments are
+# fetched.
 #
-# A segment of which only a part is wanted cannot be checked, and so it is always fetched: at most the
-# first and the last of a range.
+# A segment of which only a part is wanted cannot be checked, so it is always fetched: at most the first
+# and the last of a range.
 #
-# Pure: told of bytes and of what was found, in segment numbers.
+# Pure: the caller reports the results of checks, by segment number.
 
 _PROBES = 8
 
 
 class PresentBytes(bytes):
     """
-    An empty piece of plaintext, which stands for bytes that are in their place already.
+    An empty piece of plaintext that represents bytes which are already in the part file.
 
     Attributes:
-        length: how many.
+        length: number of those bytes.
     """
 
     length: int
 
     @classmethod
     def of(cls, length: int) -> PresentBytes:
-        """Return one for so many bytes."""
+        """Return a piece that represents this number of bytes."""
         piece = cls()
         piece.length = length
         return piece
@@ -63,15 +64,15 @@ class PresentBytes(bytes):
 
 class PresentSegments:
     """
-    The segments of one range that may be there.
+    The segments of one range that may be present.
 
     Args:
         start, end: of the range, in bytes of the file.
-        found_bytes: how many bytes of it are there, from its start on.
+        found_bytes: number of bytes of the range that may be present, from its start.
 
     Attributes:
-        good, bad: how many were found to be so.
-        good_bytes: of the range, in those that were found to be good.
+        good, bad: number of segments that were found good, or bad.
+        good_bytes: bytes of the range in good segments.
     """
 
     def __init__(self, geometry: Geometry, start: int, end: int, found_bytes: int) -> None:
@@ -79,7 +80,7 @@ class PresentSegments:
         size = geometry.segment_bytes
         until = min(start + found_bytes, end)
         first = -(-start // size)
-        # The last segment of the file is whole where the file ends.
+        # The last segment of the file ends where the file ends.
         last = geometry.num_segments if until == geometry.size else until // size
         self._here = Spans([(first, last)] if first < last else [])
         self._unchecked = Spans(self._here)
@@ -89,47 +90,47 @@ class PresentSegments:
         self.good_bytes = 0
 
     def _spread(self, first: int, last: int) -> list[int]:
-        # Within those whose hashes are read at first: of a huge file not all are.
+        # Probes lie within the segments whose hashes are read first; of a huge file not all hashes are.
         count = min(last - first, GROUP_LEAVES)
         return sorted({first + count * i // _PROBES for i in range(_PROBES)} - {first})
 
     def __bool__(self) -> bool:
-        """Whether any may be there."""
+        """Whether any segment may be present."""
         return len(self._here) > 0
 
     def has(self, segment: int) -> bool:
-        """Whether it may be there, or is."""
+        """Return whether a segment may be present, or is."""
         return self._here.contains(segment, segment + 1)
 
     def missing(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return the runs [first, end) of segments that have to be fetched."""
+        """Return the runs [first, end) of segments that must be fetched."""
         return self._here.gaps(first, end)
 
     def to_check(self, segment: int) -> list[int]:
         """
-        Return what to check now, when it is this segment's turn.
+        Return the segments to check now, when it is this segment's turn.
 
-        While all that is known is that the first was bad, it is the probes; the segment waits.
+        If so far the first was bad and none was good, these are the probes; the segment waits.
         """
         if self.bad and not self.good and self._probes:
             return self._probes
         return [segment]
 
     def unchecked_bytes(self, first: int, end: int) -> int:
-        """Return about how many bytes of segments [first, end) have to be checked yet."""
+        """Return approximately how many bytes of the segments [first, end) must still be checked."""
         runs = self._unchecked.overlap(first, end)
         return sum(b - a for a, b in runs) * self._geometry.segment_bytes
 
     def is_unchecked(self, segment: int) -> bool:
-        """Whether nothing is known of it but that it may be there."""
+        """Return whether a segment may be present and was not checked yet."""
         return self._unchecked.contains(segment, segment + 1)
 
     def checked(self, segment: int, good: bool) -> bool:
         """
-        A segment was looked at.
+        Record the result of checking a segment.
 
         Returns:
-            whether all that was thought to be there has just been forgotten.
+            Whether all segments that were thought to be present have just been dropped.
         """
         was_unchecked = self.is_unchecked(segment)
         self._unchecked.remove(segment, segment + 1)
@@ -149,24 +150,24 @@ class PresentSegments:
         return was_any
 
 
-# Where plaintext goes: a file object, a part file of which some may be there, or a Twisted consumer with
-# back-pressure.
+# Where plaintext is written: a file object, a part file with segments that are present, or a Twisted
+# consumer with back-pressure.
 #
-# Only verified plaintext gets here, in order. The download asks ``ready`` before it decodes more.
+# A sink gets only verified plaintext, in order. The download reads ``ready`` before it decodes more.
 
 SinkLike = BinaryIO | IConsumer | PartFile
 
 CONSUMER_BYTES = 1 << 16
 """
-What a consumer gets in one piece, but for the last of a segment. It is what Twisted's transports hand to the
-kernel at a time, and their mark for asking to pause: smaller pieces cost a call each and larger ones memory
-that nobody has asked for. Joining costs nothing, since a consumer is to have bytes and most pieces are copied
-for that anyway.
+Size of the pieces that a consumer gets, except for the last of a segment. It is the size in which
+Twisted's transports write to the kernel, and their threshold for pausing a producer: smaller pieces cost
+a call each, and larger ones memory. Joining pieces costs nothing, since a consumer needs bytes and most
+pieces must be copied for that anyway.
 """
 
 
 class Sink(Protocol):
-    """Where a download puts plaintext, in order, once it is verified."""
+    """Where a download writes plaintext, in order, once it is verified."""
 
     @property
     def ready(self) -> bool:
@@ -174,23 +175,25 @@ class Sink(Protocol):
 
     @property
     def pending_bytes(self) -> int:
-        """What was written and has not been handed on, since nobody wants it yet."""
+        """Bytes that were written and not passed on, because the receiver does not want them yet."""
 
     @property
     def handed_on(self) -> bool:
-        """Whether the caller's object may have got a byte, so that it must not get it again."""
+        """
+        Whether the caller's object may have received a byte, so that the download must not be repeated.
+        """
 
     def check(self) -> None:
         """
-        Do nothing if more is wanted.
+        Do nothing if the receiver wants more.
 
         Raises:
-            SinkError: whoever takes the plaintext has gone.
+            SinkError: the receiver has gone.
         """
 
     def write(self, pieces: Sequence[Buffer]) -> None:
         """
-        Take these pieces.
+        Write these pieces.
 
         Raises:
             SinkError: they could not be written; the transfer ends.
@@ -198,18 +201,18 @@ class Sink(Protocol):
 
     async def flushed(self) -> None:
         """
-        Fire when the caller's object keeps nothing back; for when all has been handed on.
+        Wait until the caller's object has written its buffer; called after everything was passed on.
 
         Raises:
             SinkError: as ``write`` does.
         """
 
     def finish(self) -> None:
-        """All has been handed on, or nothing more will be; let go of the caller's object."""
+        """Release the caller's object: everything was passed on, or nothing more will be."""
 
 
 class FileSink:
-    """Writes to a file object that takes all at once, as a regular file does; it stays open."""
+    """Writes to a file object that never blocks for long, such as a regular file; the file stays open."""
 
     ready = True
     pending_bytes = 0
@@ -220,10 +223,10 @@ class FileSink:
         self.handed_on = False
 
     def check(self) -> None:
-        """A file always wants more."""
+        """Do nothing: a file always takes more."""
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Write the pieces; a BrokenPipeError passes as it is, since readers may leave."""
+        """Write the pieces; a BrokenPipeError is raised as it is, since readers may leave."""
         self.handed_on = True
         with self._telling():
             for piece in pieces:
@@ -232,7 +235,7 @@ class FileSink:
                     view = view[written_by_object(self._file, view) :]
 
     async def flushed(self) -> None:
-        """Do nothing: its ``finish`` tells of errors, and does not wait."""
+        """Do nothing: ``finish`` flushes and reports errors."""
 
     def finish(self) -> None:
         """Flush, so that the caller sees all bytes or the error."""
@@ -250,20 +253,20 @@ class FileSink:
 
 
 class PartSink:
-    """Writes to a part file, and leaves alone what is in its place there."""
+    """Writes to a part file, and skips the segments that are present in it."""
 
     ready = True
     pending_bytes = 0
-    handed_on = False  # it begins anew at any time
+    handed_on = False  # # a part file can be written from its beginning at any time
 
     def __init__(self, part: PartFile) -> None:
         self._part = part
 
     def check(self) -> None:
-        """A file always wants more."""
+        """Do nothing: a file always takes more."""
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Write the pieces; a BrokenPipeError passes as it is: it may be a pipe after all."""
+        """Write the pieces; a BrokenPipeError is raised as it is: the part file may be a pipe after all."""
         run: list[Buffer] = []
         try:
             for piece in pieces:
@@ -283,15 +286,17 @@ class PartSink:
         """Do nothing: a part file has no buffer."""
 
     def finish(self) -> None:
-        """Whoever opened the part publishes it."""
+        """Do nothing: the caller that opened the part file publishes it."""
 
 
 @implementer(IPushProducer)
 class ConsumerSink:
     """
-    Writes to a consumer in pieces of a fair size, and hands it nothing more once it has paused us.
+    Writes to a consumer in pieces of suitable size, and nothing while the consumer has paused this
+    producer.
 
-    What it does not want yet waits here: at most the segments that were finished when it paused.
+    Bytes that the consumer does not want yet are kept here: at most the segments that were finished when
+    it paused.
     """
 
     def __init__(self, consumer: IConsumer, changed: Callable[[], None]) -> None:
@@ -302,26 +307,30 @@ class ConsumerSink:
         self._stopped = False
         self._finished = False
         self._handing_on = False
-        self._error: Exception | None = None  # the consumer's own, while no transfer listened
+        self._error: Exception | None = (
+            None  # # raised by the consumer while no transfer could receive it
+        )
         self.pending_bytes = 0
         self.handed_on = False
         consumer.registerProducer(self, True)
 
     @property
     def ready(self) -> bool:
-        """Whether it wants more; if it has gone the transfer must come and see."""
+        """
+        Whether the consumer wants more; also True if it has gone, so that the transfer calls ``check``.
+        """
         gone = self._stopped or self._error is not None
         return gone or not (self._paused or self.pending_bytes)
 
     def check(self) -> None:
-        """Complain if the consumer has gone, or has failed."""
+        """Raise if the consumer has gone, or has failed."""
         if self._error is not None:
             raise self._error
         if self._stopped:
             raise SinkError("the consumer of the file went away before all of it had arrived")
 
     def write(self, pieces: Sequence[Buffer]) -> None:
-        """Hand the pieces over, as far as they are wanted."""
+        """Pass the pieces on, as far as the consumer wants them."""
         self.check()
         self._waiting.extend(piece for piece in pieces if len(piece))
         self.pending_bytes += sum(map(len, pieces))
@@ -329,14 +338,15 @@ class ConsumerSink:
 
     def _hand_on(self) -> None:
         if self._handing_on:
-            return  # a consumer may pause and resume us while it is written to
+            return  # # a consumer may pause and resume this producer in its ``write``
         self._handing_on = True
         try:
             while self.pending_bytes and not (self._paused or self._stopped or self._finished):
                 data = self._next_piece()
                 self.handed_on = True
                 self._consumer.write(data)
-                self.pending_bytes -= len(data)  # what was not taken stays, so that nobody is done
+                # # bytes that the consumer did not take stay pending, so that the transfer does not end
+                self.pending_bytes -= len(data)
         finally:
             self._handing_on = False
 
@@ -355,7 +365,7 @@ class ConsumerSink:
             first = self._waiting.popleft()
 
     async def flushed(self) -> None:
-        """Do nothing: what is pending waits for the consumer."""
+        """Do nothing: pending bytes wait for the consumer."""
 
     def finish(self) -> None:
         if not self._finished:
@@ -367,7 +377,10 @@ class ConsumerSink:
         self._paused = True
 
     def resumeProducing(self) -> None:
-        """The consumer wants more. If it fails at that, the transfer does: whoever resumed it cannot know."""
+        """
+        The consumer wants more. If its ``write`` raises, the transfer fails: the caller of this method
+        cannot handle it.
+        """
         self._paused = False
         if self._finished or self._error is not None:
             return
@@ -378,7 +391,7 @@ class ConsumerSink:
         self._changed()
 
     def stopProducing(self) -> None:
-        """The consumer wants nothing any more; the transfer ends."""
+        """The consumer wants nothing more; the transfer ends."""
         self._stopped = True
         self._changed()
 
@@ -387,15 +400,15 @@ def open_sink(
     sink: SinkLike, changed: Callable[[], None], workers: CpuWorkers | None = None
 ) -> Sink:
     """
-    Return the sink for whatever the caller gave.
+    Return the sink for what the caller gave.
 
     Args:
-        changed: tells that it is ready again.
-        workers: write to what may have to wait for another program; None: the caller itself waits.
+        changed: called when the sink is ready again.
+        workers: threads for writes that may wait for another program; None: writes block the caller.
 
     Raises:
-        SinkError: it is a file that cannot be written.
-        UsageError: it is nothing of the kind.
+        SinkError: the file cannot be written.
+        UsageError: the object is of no supported type.
     """
     if isinstance(sink, PartFile):
         return PartSink(sink)
@@ -415,7 +428,7 @@ def open_sink(
 
 
 def _takes_all_at_once(file: BinaryIO) -> bool:
-    """Whether writing waits for no other program, or is to be done in this thread whatever it takes."""
+    """Return whether writing waits for no other program, or must be done in this thread in any case."""
     if type(file) is io.BytesIO or getattr(file, "written_in_reactor", False) is True:
         return True
     raw = raw_file(file)
@@ -424,4 +437,4 @@ def _takes_all_at_once(file: BinaryIO) -> bool:
     try:
         return not raw.writable() or stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
     except (OSError, ValueError):
-        return True  # it is closed, and so the first write fails
+        return True  # # the file is closed, so the first write fails

@@ -1,4 +1,4 @@
-"""Allocation of shares on servers, their refusals, and servers that are full."""
+"""Allocation of shares on servers, refusals of servers, and servers that are full."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext
 from pipegrid.transfer.put.file_key import KeyedFile, ShareSet
 from pipegrid.wire.messages import Allocation, ServerVersion, UploadSecrets
 
-# Asking servers for room, and keeping what they answer until the upload looks at it.
+# Allocation requests of one upload; their responses are kept until the upload takes them.
 #
-# The answer comes in the middle of anything, so it is only noted; the writes that follow the question
-# do not wait for it.
+# A response can arrive at any moment, so it is only recorded. The writes that follow a request do not
+# wait for its response.
 
 
 @attrs.frozen
 class RoomAnswer:
     """
-    What one server said to one question for room.
+    The response of one server to one allocation request.
 
     Attributes:
-        numbers: the shares that it was asked for.
-        sent_before: those that this upload had begun to send to the same server before.
+        numbers: the shares that were requested.
+        sent_before: shares that this upload had begun to send to the same server earlier.
     """
 
     peer: Peer
@@ -43,11 +43,12 @@ class RoomAnswer:
 
 class Allocations:
     """
-    All questions for room of one upload.
+    All allocation requests of one upload.
 
     Args:
-        shares: those of the file.
-        changed: called when an answer has come that is not as hoped, when most have come, and when all have.
+        shares: the shares of the file.
+        changed: called when a response is not as hoped, when most servers have responded, and when all
+            have.
     """
 
     def __init__(self, shares: ShareSet, changed: Callable[[], None]) -> None:
@@ -60,16 +61,16 @@ class Allocations:
 
     @property
     def waiting(self) -> bool:
-        """Whether some server has not answered yet."""
+        """Whether a response is outstanding."""
         return bool(self._unanswered)
 
     @property
     def has_news(self) -> bool:
-        """Whether answers have come that nobody has looked at."""
+        """Whether there are responses that ``take_answers`` has not returned."""
         return bool(self._answers)
 
     def ask(self, peer: Peer, share_numbers: frozenset[int], secrets: UploadSecrets) -> None:
-        """Ask a server for room for these shares; writes may follow at once."""
+        """Request space on a server for these shares; writes may follow at once."""
         sent_before = self._asked.get(peer, frozenset())
         self._asked[peer] = sent_before | share_numbers
         question = peer.server.allocate(
@@ -80,7 +81,7 @@ class Allocations:
     def adopt(
         self, peer: Peer, share_numbers: frozenset[int], question: Deferred[Allocation]
     ) -> None:
-        """Know a question that somebody else has asked."""
+        """Track a request that another object has sent."""
         self._asked[peer] = self._asked.get(peer, frozenset()) | share_numbers
         self._know(question, peer, share_numbers, frozenset())
 
@@ -110,43 +111,47 @@ class Allocations:
             and not result.already_have
             and share_numbers <= result.allocated
         )
-        most = len(self._asked) // 2 + 1  # how long they took says how long others are waited for
+        # # the time until most have responded decides how long the put waits for the others
+        most = len(self._asked) // 2 + 1
         if not (as_hoped and self._unanswered) or self._answered_count == most:
             self._changed()
 
     def take_answers(self) -> list[RoomAnswer]:
-        """Return the answers that have come since the last time."""
+        """Return the responses since the last call."""
         answers, self._answers = self._answers, []
         return answers
 
     def cancel(self) -> None:
-        """Give up what is unanswered."""
+        """Cancel the unanswered requests."""
         for question in list(self._unanswered):
             question.cancel()
 
 
-# Servers that are full, as the puts of a client have found, and what follows for the next ones.
+# Full servers that the puts of a client have found, and what later puts do about them.
 #
-# A server that has no room says so only when it is given shares, and asked why it did not take them;
-# where too few others are left each put learns that anew, which costs it its bytes and three questions to
-# each server. So it is remembered, for ``FULL_S`` and for shares that are as large or larger: room may
-# come back with the end of a lease, and what is too large for a server says nothing of what is smaller.
-# After that time one put finds out how things are, and the others wait for its outcome no more than
-# before: they go by what was known.
+# A server without space reports it only when it is sent shares and then asked why it refused them. If too
+# few other servers are left, every put would find that out again, at the cost of its bytes and three
+# requests per server. So the refusal is remembered for ``FULL_S``, for shares of that size or larger:
+# space may return when a lease ends, and a server that refuses a large share may accept a smaller one.
+# After that time one put tries the server again; until its outcome is known, other puts use the previous
+# result.
 #
-# A put that cannot come to its happiness without full servers asks them for their lists only, since what is
-# there already counts, and is refused when these do not help.
+# A put that cannot reach happiness without full servers only asks these for their lists of shares, since
+# existing shares count. It fails if that does not suffice.
 
 FULL_S = 5.0
-"""A put in vain every so often costs nobody much, and room that has come back is found soon."""
+"""A wasted put every 5 s costs little, and returned space is found soon."""
 
 ASK_S = 5.0
-"""As ``refusals.ASK_S``; a server that takes longer is given shares, as if nothing were known."""
+"""
+Time limit for a response. If it passes, the put sends shares as if no server were known to be full, or
+fails with the reasons known so far.
+"""
 
 
 @attrs.define
 class _Full:
-    """A server that does not take shares of so many bytes, until then by the clock; and its reason."""
+    """A server that takes no shares of ``share_bytes`` or more until ``until_s`` by the clock, and why."""
 
     share_bytes: int
     until_s: float
@@ -154,7 +159,7 @@ class _Full:
 
 
 class FullServers:
-    """What all puts of a client have found; times are seconds of one clock."""
+    """The full servers that all puts of a client have found; times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._full: dict[Peer, _Full] = {}
@@ -163,23 +168,23 @@ class FullServers:
         return f"<FullServers: {len(self._full)}>"
 
     def refused(self, peer: Peer, share_bytes: int, reason: str, now_s: float) -> None:
-        """The server has no room for a share of this size, and that is its sentence."""
+        """Record that a server has no space for a share of this size; ``reason`` is its message."""
         before = self._full.get(peer)
         if before is not None:
             share_bytes = min(share_bytes, before.share_bytes)
         self._full[peer] = _Full(share_bytes, now_s + FULL_S, reason)
 
     def took(self, names: Iterable[str]) -> None:
-        """The servers of these names have taken shares."""
+        """Record that the servers with these names have accepted shares."""
         if self._full:
             taken = set(names)
             self._full = {peer: each for peer, each in self._full.items() if peer.name not in taken}
 
     def among(self, peers: Iterable[Peer], share_bytes: int, now_s: float) -> dict[Peer, str]:
         """
-        Return those of these servers that will not take a share of this size, with their reasons.
+        Return the servers that will not take a share of this size, with their reasons.
 
-        Of those that have not been tried for ``FULL_S`` none is returned: whoever asks tries them.
+        Servers that were not tried for ``FULL_S`` are left out, so that the caller tries them again.
         """
         if not self._full:
             return {}
@@ -196,10 +201,10 @@ class FullServers:
 
     async def check(self, means: TransferContext, file: KeyedFile) -> None:
         """
-        Refuse a file that full servers leave no way to be stored.
+        Refuse a file that cannot be stored because servers are full.
 
         Raises:
-            UnhappyError: that is so.
+            UnhappyError: too few other servers are left.
         """
         if not self._full:
             return
@@ -226,7 +231,7 @@ class FullServers:
 async def _homes(
     clock: IReactorTime, servers: Collection[Peer], storage_index: bytes
 ) -> dict[int, set[Peer]] | None:
-    """Return the shares that these servers list, with who has each; None if one does not answer."""
+    """Return the servers that list each share; None if a server does not respond."""
 
     async def ask(peer: Peer) -> frozenset[int] | None:
         try:
@@ -246,31 +251,30 @@ async def _homes(
     return homes
 
 
-# Servers that did not take a share and did not say why: full, read-only, or in the middle of the same upload.
+# Servers that refused a share without a reason: they are full, read-only, or busy with an upload of the
+# same share.
 #
-# A storage server that has no room leaves a share out of its answer to the allocation, and says of the writes
-# that it knows no such upload. It says the same when somebody else's upload of that share ended between the
-# two. Of a full server nothing more need be known while others take its shares, so it is asked only when
-# happiness is out of reach without it: for its list, which shows what somebody else has stored, and its room.
+# A server without space leaves a share out of its response to the allocation, and responds to the writes
+# that it knows no such upload. It responds the same if another client's upload of that share ended
+# between the allocation and the writes. While other servers take the shares of a full server, the reason
+# does not matter. So a server is asked only when happiness cannot be reached without it: for its list of
+# shares, which includes those of other clients, and for its space.
 
 T = TypeVar("T")
 
 
-"""For an answer; the put has failed as it is, and nobody wants to wait long to be told why."""
-
-
 class Refusals:
     """
-    The servers of one upload that refuse, and what they say when they are asked.
+    The servers of one upload that refuse shares, and their reasons.
 
     Args:
-        shares: those of the file.
-        changed: called when all that were asked have answered.
-        full: told of those that have no room.
+        shares: the shares of the file.
+        changed: called when all queried servers have responded.
+        full: is notified of servers without space.
 
     Attributes:
-        contended: whether somebody else stores the same file at this moment, as far as they tell.
-        explained: nickname of a server to why it refuses.
+        contended: whether another client seems to be storing the same file, by the servers' responses.
+        explained: maps a server's nickname to why it refuses.
     """
 
     def __init__(
@@ -294,7 +298,7 @@ class Refusals:
         self._bug: Failure | None = None
 
     def note(self, peer: Peer, share_number: int, error: ServerError | None) -> None:
-        """The server did not take this share; ``NoSpace``, if that is why, does not say how much it has."""
+        """Record that a server refused this share; ``NoSpace`` gives the reason but not the free space."""
         self._shares.setdefault(peer, set()).add(share_number)
         if isinstance(error, NoSpace):
             self._full.add(peer)
@@ -303,7 +307,7 @@ class Refusals:
             self.explained.setdefault(peer.name, failure_messages.not_told(peer.name))
 
     def ask(self) -> bool:
-        """Ask those that were not asked before; returns whether any answer is to be waited for."""
+        """Ask the servers that were not asked yet; return whether a response is outstanding."""
         for peer in [peer for peer in self._shares if peer not in self._asked]:
             self._asked.add(peer)
             self._question(peer.server.version(), self._told_version, peer)
@@ -313,14 +317,14 @@ class Refusals:
         return bool(self._questions)
 
     def take_lists(self) -> list[tuple[Peer, frozenset[int]]]:
-        """Return the lists that have come since the last time; raises what no server may raise."""
+        """Return the lists of shares since the last call; raise any exception that is no server error."""
         if self._bug is not None:
             self._bug.raiseException()
         lists, self._lists = self._lists, []
         return lists
 
     def cancel(self) -> None:
-        """Give up what is unanswered."""
+        """Cancel the unanswered requests."""
         self._changed = _nothing
         for question in list(self._questions):
             question.cancel()
@@ -359,4 +363,4 @@ class Refusals:
 
 
 def _nothing() -> None:
-    """Stands for ``changed`` once the upload is over: nobody is to be told."""
+    """Replaces ``changed`` when the upload has ended."""

@@ -1,8 +1,8 @@
 """
-Plaintext that comes through the reactor: from an async iterator, an ``IBodyProducer`` or an ``IResponse``.
+Copying plaintext that comes through the reactor: from an async iterator, an ``IBodyProducer`` or an
+``IResponse``.
 
-It comes once, and is copied as what a pipe gives is (``copied_source``). A producer is paused while what it
-gave is written, and stopped when the put is cancelled or fails.
+A producer is paused while its bytes are written, and stopped when the put is cancelled or fails.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pipegrid.transfer.put.copied_source import SourceCopy
 from pipegrid.transfer.put.source import Source
 
 _AHEAD_BYTES = 1 << 20
-"""What may have come and is not written yet, before its producer is paused."""
+"""Bytes that may have arrived and are not written yet, before the producer is paused."""
 
 
 def is_streamed(given: object) -> bool:
-    """Return whether ``copy_streamed`` takes it."""
+    """Return whether ``copy_streamed`` accepts this object."""
     return (
         isinstance(given, AsyncIterable)
         or IBodyProducer.providedBy(given)
@@ -42,10 +42,11 @@ async def copy_streamed(
     given: Any, workers: CpuWorkers, clock: IReactorTime, most_bytes: int | None = None
 ) -> Source:
     """
-    Copy what an async iterator, an ``IBodyProducer`` or an ``IResponse`` gives.
+    Copy the bytes of an async iterator, an ``IBodyProducer`` or an ``IResponse``.
 
     Raises:
-        SourceError: it failed, gave something else than bytes, not as many as it named, or there is no space.
+        SourceError: the source failed, gave something else than bytes or another number of bytes than
+            announced, or there is no space.
         UsageError: it has more than ``most_bytes``.
     """
     name, pieces = _pieces_of(given, clock)
@@ -60,7 +61,7 @@ async def copy_streamed(
     except BaseException as error:
         copy.drop()
         close = getattr(pieces, "aclose", None)
-        if close is not None:  # an iterator need not have it
+        if close is not None:  # # an iterator need not have this method
             with suppress(Exception):
                 await close()
         if not isinstance(error, Exception) or isinstance(error, (PipegridError, CancelledError)):
@@ -78,13 +79,13 @@ def _pieces_of(given: Any, clock: IReactorTime) -> tuple[str, AsyncIterator[Any]
 
 
 class _Arrived:
-    """Pieces that have come and were not taken, with back-pressure on whoever gives them."""
+    """Pieces that have arrived and were not taken yet, with back-pressure on their producer."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._wakeup = Wakeup(clock)
         self._pieces: deque[bytes] = deque()
         self._held_bytes = 0
-        self._outcome: Failure | bool = False  # True: all has come
+        self._outcome: Failure | bool = False  # # True: everything has arrived
         self.pause: Callable[[], object] = lambda: None
         self.resume: Callable[[], object] = lambda: None
         self._paused = False
@@ -125,7 +126,7 @@ class _Arrived:
 
 @implementer(IConsumer)
 class _BodyConsumer:
-    """What an ``IBodyProducer`` writes to."""
+    """The consumer for an ``IBodyProducer``."""
 
     def __init__(self, arrived: _Arrived) -> None:
         self._arrived = arrived
@@ -134,10 +135,10 @@ class _BodyConsumer:
         self._arrived.add(bytes(data))
 
     def registerProducer(self, producer: object, streaming: bool) -> None:
-        """Nothing is to be done: the body producer itself is paused."""
+        """Do nothing: the body producer itself is paused."""
 
     def unregisterProducer(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
 async def _produced(producer: IBodyProducer, clock: IReactorTime) -> AsyncIterator[bytes]:
@@ -161,7 +162,7 @@ async def _produced(producer: IBodyProducer, clock: IReactorTime) -> AsyncIterat
 
 
 class _Receiver(Protocol):
-    """What a response is delivered to."""
+    """The protocol to which a response delivers its body."""
 
     def __init__(self, arrived: _Arrived) -> None:
         self._arrived = arrived
@@ -171,21 +172,20 @@ class _Receiver(Protocol):
         self._arrived.resume = lambda: self._tell("resumeProducing")
 
     def _tell(self, method: str) -> None:
-        # Those of stubs and caches, whose bodies are in memory, may have no such methods.
+        # Transports of stubs and caches, whose bodies are in memory, may lack these methods.
         getattr(self.transport, method, lambda: None)()
 
     def dataReceived(self, data: bytes) -> None:
         self._arrived.add(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        from twisted.web.client import (
-            ResponseDone,
-        )  # with TLS, which only who has a response has loaded
+        # This also imports TLS, which any caller with a response has loaded already.
+        from twisted.web.client import ResponseDone
 
         self._arrived.end(True if reason.check(ResponseDone) else reason)
 
     def stop(self) -> None:
-        """Have no more of it sent, as far as its transport can."""
+        """Stop the delivery of the body, as far as the transport can."""
         transport: Any = self.transport
         for method in ("stopProducing", "abortConnection", "loseConnection"):
             if hasattr(transport, method):

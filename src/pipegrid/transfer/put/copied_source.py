@@ -1,8 +1,6 @@
 """
-Plaintext that comes once, from a pipe or any other file object: it is copied, for a put reads it twice.
-
-Up to ``_IN_MEMORY_BYTES`` the copy is in memory, beyond that in a temporary file without a name, which goes
-with the put. What may wait for another program waits in a thread of its own; cancelling the put ends it.
+Copying plaintext that can be read only once, from a pipe or another file object, since a put reads it
+twice.
 """
 
 from __future__ import annotations
@@ -29,13 +27,18 @@ from pipegrid.transfer.put.source import (
 )
 
 _IN_MEMORY_BYTES = 64 << 10
-"""Of so many copies there may be many at a time, and each would take a file."""
+"""Copies up to this size stay in memory: there may be many at a time, and each would need a file."""
 
 _READ_BYTES = 1 << 20
 
 
 class SourceCopy:
-    """What has come so far. ``add`` may be called in a thread, by one at a time."""
+    """
+    A copy of the bytes received so far. ``add`` may be called in any thread, but not by two at the same
+    time.
+
+    A copy up to ``_IN_MEMORY_BYTES`` is in memory; a larger one is in a temporary file without a name.
+    """
 
     def __init__(self, name: str, most_bytes: int | None) -> None:
         self._name = name
@@ -52,11 +55,11 @@ class SourceCopy:
 
     def add(self, piece: Any) -> None:
         """
-        Keep one more piece.
+        Add a piece to the copy.
 
         Raises:
-            SourceError: it is not bytes, or there is no space for it.
-            UsageError: that is more than is wanted.
+            SourceError: the piece is not bytes, or there is no space for it.
+            UsageError: the copy exceeds ``most_bytes``.
         """
         if not isinstance(piece, (bytes, bytearray, memoryview)):
             raise SourceError(
@@ -81,7 +84,7 @@ class SourceCopy:
     def _spooled(self) -> BinaryIO:
         if self._spool is None:
             self._spool = open_spool(self._name)
-            if self._dropped:  # while it was opened
+            if self._dropped:  # # ``drop`` was called while the file was opened
                 self._spool.close()
             for piece in self._head:
                 self._spool.write(piece)
@@ -89,7 +92,7 @@ class SourceCopy:
         return self._spool
 
     def finish(self) -> Source:
-        """Return what was copied; it belongs to the caller, who closes it."""
+        """Return the copy as a source; the caller must close it."""
         if self._spool is None:
             return BytesSource(b"".join(self._head), self._name)
         try:
@@ -99,19 +102,20 @@ class SourceCopy:
         return FileSource(self._spool, self._name, owned=True)
 
     def drop(self) -> None:
-        """Give the space back. From any thread."""
+        """Free the space. May be called from any thread."""
         self._dropped = True
         if self._spool is not None:
-            with suppress(OSError):  # what its buffer holds is tried once more, and fails again
+            with suppress(OSError):  # # closing flushes the buffer again, and fails again
                 self._spool.close()
 
 
 def copy_file(call: BlockingCall, unread: UncopiedSource, most_bytes: int | None = None) -> Source:
     """
-    Copy what a file object gives, from its position to its end. For ``run_blocking``.
+    Copy the bytes of a file object from its position to its end. For ``run_blocking``, whose thread may
+    wait for another program; cancelling the put ends the wait.
 
     Raises:
-        SourceError: it cannot be read, or there is no space.
+        SourceError: the file cannot be read, or there is no space.
         UsageError: it has more than ``most_bytes``.
     """
     file, name = unread.file, unread.name
@@ -124,7 +128,7 @@ def copy_file(call: BlockingCall, unread: UncopiedSource, most_bytes: int | None
         return copy.finish()
     except BaseException as error:
         copy.drop()
-        call.check()  # what it was given up for is no error of the file
+        call.check()  # # if the call was cancelled, raise that reason: it is not an error of the file
         if isinstance(error, (TypeError, ValueError)):
             raise SourceError(
                 f"cannot read {name}: {error}; give a path, bytes or a file opened in binary mode"
@@ -141,7 +145,7 @@ def _pieces_of(call: BlockingCall, file: BinaryIO, name: str) -> Iterator[bytes]
         while data := next_piece(file, name):
             yield data
         return
-    # Its own descriptor: the caller may close the file, and open another, when the put has been cancelled.
+    # A descriptor of our own: after a cancelled put the caller may close the file and open another.
     own = os.dup(fd)
     try:
         yield _buffered(file)
@@ -149,7 +153,7 @@ def _pieces_of(call: BlockingCall, file: BinaryIO, name: str) -> Iterator[bytes]
             call.wait_readable(own)
             try:
                 data = os.read(own, _READ_BYTES)
-            except BlockingIOError:  # another reader was quicker
+            except BlockingIOError:  # # another reader took the bytes
                 continue
             if not data:
                 return
@@ -161,7 +165,10 @@ def _pieces_of(call: BlockingCall, file: BinaryIO, name: str) -> Iterator[bytes]
 
 
 def _pollable_descriptor(file: BinaryIO) -> int | None:
-    """Return the descriptor of a pipe, socket, terminal or device that a file object reads as it is."""
+    """
+    Return the descriptor of a pipe, socket, terminal or device that a file object reads directly; else
+    None.
+    """
     if type(file) is io.BufferedReader:
         raw: object = file.raw
     else:
@@ -173,7 +180,7 @@ def _pollable_descriptor(file: BinaryIO) -> int | None:
 
 
 def _buffered(file: BinaryIO) -> bytes:
-    """Return what a buffer has read already, without waiting for more."""
+    """Return the bytes in the object's buffer, without waiting for more."""
     if not isinstance(file, io.BufferedReader):
         return b""
     fd = file.fileno()

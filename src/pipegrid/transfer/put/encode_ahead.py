@@ -1,4 +1,4 @@
-"""Segments encoded in advance, re-encoded for late shares."""
+"""Segments are encoded in advance, and encoded again for shares that were opened late."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from pipegrid.transfer.put.share_tracker import ActiveShares
 from pipegrid.transfer.put.share_upload import ShareUpload
 from pipegrid.transfer.put.source import Source
 
-# Coding segments ahead of the sender, on all workers at once.
+# Segments are encoded in advance, on all worker threads at the same time.
 #
-# A segment is enciphered strictly in order, since cipher and flat hash run on through the file; its reading,
-# and its erasure coding and hashing, five sixths of the work, run beside those of its neighbours. One job
-# does all of it: jobs begin in order, and each waits in its thread for the moment when the one before has
-# done with the cipher. (Were the cipher a job of its own, the reactor would stand between the two, busy
-# with ten servers' megabytes, and a core would wait for it: a put of 100 MB to servers on the same
-# machine took a sixth longer.) The sender takes finished segments in order. At most ``depth`` segments
-# exist between the two ends.
+# Segments are encrypted strictly in order, since cipher and flat hash continue through the whole file.
+# Reading, erasure coding and hashing, which are five sixths of the work, run in parallel for several
+# segments. One job does all steps for one segment: jobs start in order, and each waits in its thread
+# until the previous job has finished encrypting. (If encryption were a separate job, the reactor would
+# have to pass each segment on. It is busy with the traffic of ten servers, so a core would be idle
+# meanwhile: a put of 100 MB to servers on the same machine took a sixth longer.) The sender takes
+# finished segments in order. At most ``depth`` segments exist between reader and sender.
 
 _CODING_WEIGHT = 8
-"""Coding passes over some eight times as many bytes as a segment has."""
+"""Encoding a segment processes about eight times its bytes."""
 
 DEPTH = 3
-"""Segments between reader and sender: two in work on two cores, and one that is ready, or next."""
+"""Segments between reader and sender: two being encoded on two cores, and one that is finished or next."""
 
 
 class EncodeAhead:
     """
-    Segments of one source, coded, in order.
+    Encodes the segments of one source in advance, and returns them in order.
 
     Args:
-        depth: how many segments may be read and not yet taken, at least 1.
+        depth: number of segments that may be read and not yet taken, at least 1.
     """
 
     def __init__(
@@ -54,11 +54,12 @@ class EncodeAhead:
         self._started = 0
         self._turns = _Turns()
         self._coded: deque[Deferred[CodedSegment]] = deque()
-        # The last segment may be tiny, but must not overtake those that are in threads.
+        # All jobs have the weight of a full segment: the last one may be tiny, but must not run on the
+        # reactor while earlier ones are in threads.
         self._weight_bytes = _CODING_WEIGHT * encoder.geometry.segment_length(0)
 
     async def take(self) -> CodedSegment:
-        """Return the next segment; call it ``num_segments`` times, one at a time."""
+        """Return the next segment; call this ``num_segments`` times, one call at a time."""
         self._advance()
         coded = await self._coded[0]
         self._coded.popleft()
@@ -66,7 +67,7 @@ class EncodeAhead:
         return coded
 
     def close(self) -> None:
-        """Let go of everything; running jobs end by themselves and are not looked at."""
+        """Drop everything; running jobs end by themselves, and their results are ignored."""
         self._turns.close()
         jobs = list(self._coded)
         self._coded.clear()
@@ -75,7 +76,7 @@ class EncodeAhead:
             job.cancel()
 
     def _advance(self) -> None:
-        """Start as many segments as may be."""
+        """Start as many jobs as ``depth`` allows."""
         while (
             len(self._coded) < self._depth
             and self._started < self._encoder.geometry.num_segments
@@ -86,7 +87,7 @@ class EncodeAhead:
             self._coded.append(self._workers.run_if_large(self._weight_bytes, self._code, index))
 
     def _code(self, index: int) -> CodedSegment:
-        """In a thread, or on the reactor where all is small."""
+        """Read, encrypt and encode a segment; runs in a thread, or on the reactor if segments are small."""
         geometry = self._encoder.geometry
         offset = index * geometry.segment_bytes
         try:
@@ -94,14 +95,14 @@ class EncodeAhead:
             with self._turns.turn(index):
                 segment = self._encoder.encrypt(plaintext)
         except BaseException:
-            self._turns.close(index)  # what comes behind would be ciphered at the wrong place
+            self._turns.close(index)  # # later segments would be encrypted at the wrong position
             raise
         del plaintext
         return self._encoder.code(segment)
 
 
 class _Turns:
-    """Lets threads through one by one, in the order of their numbers."""
+    """Lets threads proceed one at a time, in the order of their numbers."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -111,7 +112,7 @@ class _Turns:
     @contextmanager
     def turn(self, number: int) -> Iterator[None]:
         """
-        Wait for all lower numbers to have had their turns, and take this one.
+        Wait until all lower numbers have had their turns, then take this one.
 
         Raises:
             CancelledError: this number will have no turn.
@@ -127,20 +128,22 @@ class _Turns:
             self._changed.notify_all()
 
     def is_closed_to(self, number: int) -> bool:
-        """Whether a number will have no turn."""
+        """Return whether this number will have no turn."""
         return number >= self._end
 
     def close(self, number: int = 0) -> None:
-        """Let nobody through from this number on."""
+        """Give no turn to this number and all higher ones."""
         with self._changed:
             self._end = min(self._end, number)
             self._changed.notify_all()
 
 
-# What is coded goes to the ways that are open, and what some have missed is coded again for them.
+# Encoded segments go to the share uploads that are open; segments that a share upload has missed are
+# encoded again.
 #
-# Every segment goes by once, in order. A way that was opened late, or lost a connection, is given what it
-# missed behind the last one, coded again from the source: nothing is kept for it.
+# Every segment is sent once, in order. A share upload that was opened late, or lost a connection, gets
+# the segments that it missed after the last one. They are encoded again from the source; nothing is kept
+# for it.
 
 WaitForRoom = Callable[[], Coroutine[Any, Any, None]]
 
@@ -150,7 +153,7 @@ class Segments:
     The segments of one upload.
 
     Attributes:
-        gone_by: how many have been given to the ways that were open then.
+        gone_by: number of segments that were sent to the share uploads open at that time.
     """
 
     def __init__(self, file: KeyedFile, means: TransferContext, ways: ActiveShares) -> None:
@@ -164,19 +167,19 @@ class Segments:
 
     @property
     def cap(self) -> ChkCap:
-        """The file's capability; there is none before the trailers are sent."""
+        """The file's capability; available after the trailers are sent."""
         return self._encoder.cap
 
     def close(self) -> None:
-        """Code no more segments ahead; what runs in a thread ends by itself."""
+        """Encode no more segments in advance; jobs in threads end by themselves."""
         self._line.close()
 
     async def send_blocks(self, wait_for_room: WaitForRoom) -> None:
         """
-        Send the blocks of every segment to those that are open when it goes by.
+        Send the blocks of every segment to the share uploads that are open at that time.
 
         Args:
-            wait_for_room: awaited before each; raises what ends the upload.
+            wait_for_room: awaited before each segment; may raise to end the upload.
         """
         for index in range(self._geometry.num_segments):
             await wait_for_room()
@@ -185,26 +188,27 @@ class Segments:
             self.gone_by = index + 1
 
     async def send_trailers(self) -> None:
-        """Send what stands behind the blocks, which makes the file's cap."""
+        """Send the hashes after the blocks; this determines the file's cap."""
         trees = 32 * self._geometry.num_segments * self._geometry.total_shares
         writes = await self._workers.run_if_large(16 * trees, self._encoder.finish)
         _send(writes, None, self._ways.open)
 
     async def send_missed(self, late: Sequence[ShareUpload], wait_for_room: WaitForRoom) -> None:
-        """Code again, and send, what ways that were opened late have missed, or have lost."""
+        """Encode again, and send, the segments that late share uploads have missed or lost."""
         geometry = self._geometry
         assert self.gone_by == geometry.num_segments
         missed = [way.resume.missed for way in late if way.resume.missed]
         first = min((each.start for each in missed), default=0)
         for index in range(first, max((each.stop for each in missed), default=0)):
             await wait_for_room()
-            # A way whose turn is not now may just have lost something that is earlier: next time.
+            # A share upload that needs another segment first has just lost an earlier one: the next call
+            # sends it.
             joining = [way for way in late if way.needs_segment(index)]
             if joining:
                 shares = {way.share_number for way in joining}
                 size = 8 * geometry.segment_length(index)
                 writes = await self._workers.run_if_large(size, self._recode, index, shares)
-                # Meanwhile one may have lost more.
+                # Meanwhile a share upload may have lost more.
                 _send(writes, index, [way for way in joining if way.needs_segment(index)])
         for way in late:
             if way.resume.missed or not way.is_open:

@@ -1,4 +1,4 @@
-"""Convergent or random key; note of a random key."""
+"""The key of a file, convergent or random, and the note of a random key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipegrid.transfer.put.source import Source
 from pipegrid.transfer.results import Progress
 from pipegrid.wire.messages import UploadSecrets
 
-# The shares of one file as all servers know them, whichever share it is and wherever it goes.
+# What is the same for all shares of one file.
 
 
 @attrs.frozen(eq=False)
@@ -33,9 +33,9 @@ class ShareSet:
     What the shares of a file have in common.
 
     Attributes:
-        storage_index: 16 bytes; names them on servers, and decides the ring.
-        share_bytes: the length of each.
-        secrets: from which those for each server derive.
+        storage_index: 16 bytes; names the shares on servers, and decides the ring.
+        share_bytes: the length of each share.
+        secrets: from which the secrets for each server derive.
     """
 
     storage_index: bytes
@@ -50,11 +50,11 @@ class ShareSet:
 @attrs.frozen(eq=False)
 class ShareTarget:
     """
-    One share and the server that it is sent to.
+    One share and the server to which it is sent.
 
     Attributes:
-        shares: those of the file.
-        secrets: of the file on this server.
+        shares: the shares of the file.
+        secrets: the file's secrets on this server.
     """
 
     peer: Peer
@@ -63,27 +63,27 @@ class ShareTarget:
     secrets: UploadSecrets = attrs.field(repr=False)
 
 
-# A file and its key: with both it is decided what its shares are, and where they go.
+# A file and its key, which decide what its shares are and which servers get them.
 #
-# To make the key of the content is the first pass over a file. It runs in a worker, in slices, so that
-# cancellation takes effect soon and several files share the workers fairly.
+# A convergent key is computed in the first pass over the file. That pass runs in a worker, in slices, so
+# that cancellation takes effect soon and several files share the workers fairly.
 
 _SLICE_BYTES = 8 << 20
-_READ_BYTES = 1 << 18  # stays in a core's cache between reading and hashing
+_READ_BYTES = 1 << 18  # # stays in a core's cache between reading and hashing
 
 
 @attrs.frozen(eq=False)
 class KeyedFile:
     """
-    One file that is put, once its key is known.
+    A file that is put, with its key.
 
     Attributes:
         source: its plaintext.
-        geometry: how it is cut.
-        happy: servers of happiness without which it does not count as stored.
-        secret: what the key is made of beside the content; None: the key comes of nothing.
+        geometry: how the file is cut into segments and shares.
+        happy: the servers of happiness that a stored file must reach.
+        secret: from which the key derives together with the content; None: the key is random.
         key: 16 bytes.
-        shares: what it becomes.
+        shares: the file's shares.
     """
 
     source: Source
@@ -95,19 +95,19 @@ class KeyedFile:
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The name for messages."""
         return self.source.name
 
     async def check_unchanged(self, means: TransferContext) -> None:
         """
-        Make sure that what was coded is what the key was made of.
+        Check that the encoded content is the content from which the key was derived.
 
         Raises:
             SourceError: the source has changed, or cannot be read.
         """
         if self.source.check_unchanged() or self.secret is None:
             return
-        # The time stamps cannot tell; the content can.
+        # The time stamps prove nothing, so compare the content.
         if self.key != await _convergent_key(self.source, self.geometry, self.secret, means):
             raise SourceError(
                 f"{self.name} changed while it was read; nothing was stored, try again when no "
@@ -124,11 +124,11 @@ async def with_key(
     hashing: Progress | None = None,
 ) -> KeyedFile:
     """
-    Return the file with the key that equal plaintext, parameters and secret always give.
+    Return the file with its key; equal plaintext, parameters and secret give equal keys.
 
     Args:
-        secret: None: with a key that no one else will ever have, nor ever converge with.
-        hashing: called with the bytes that were read, and with all that there are.
+        secret: None: use a random key, which no other put shares.
+        hashing: called with the bytes that were read, and the total.
     """
     if secret is None:
         key = os.urandom(KEY_BYTES)
@@ -162,35 +162,35 @@ def _hash_slice(source: Source, hasher: TaggedHasher, start: int, length: int) -
         hasher.update(source.read_at(offset, min(_READ_BYTES, start + length - offset)))
 
 
-# Noting the secrets of puts with random keys, so that one that was cut off can go on.
+# Notes of the secrets of puts with random keys, so that an interrupted put can be resumed.
 #
-# A put that is run again finds what it had sent only if it makes the same key. A convergent key comes from
-# the content; a random one would be lost with its process. So its secret is noted, before anything is sent,
-# in a file of mode 0600 in the client's own directory, and the next put of the same file takes it up. When a
-# put is done its note is removed.
+# A repeated put finds the shares that it has sent only if it uses the same key. A convergent key derives
+# from the content; a random one would be lost with its process. So its secret is noted before anything is
+# sent, in a file of mode 0600 in the client's own directory, and the next put of the same file uses it.
+# When a put is done its note is removed.
 #
 # **Which file is the same.** A note's name is a hash of the file's absolute path, device, inode, size and
-# time of last change, and of the encoding parameters. There is nothing else of these in it.
+# time of last change, and of the encoding parameters. The note contains nothing else about the file.
 #
-# **What is noted is not the key**, but 32 random bytes that take the place of the convergence secret: the
-# key is made of them *and of the content*. So one key never enciphers two contents, whatever became of the
-# file and its time stamps meanwhile, which with a key alone would lay both open to whoever compares their
-# ciphertexts. It costs one reading of the file, as every put with a convergent key does.
+# **The note does not contain the key**, but 32 random bytes in place of the convergence secret: the key
+# derives from these *and the content*. So one key never encrypts two contents, even if the file changes
+# without a new time stamp. A key alone would expose both contents to anyone who compares the ciphertexts.
+# The cost is one reading of the file, the same as for a convergent key.
 #
-# **What a note reveals, and to whom.** Whoever reads it while it is there can, with the file's content, make
-# its key and cap, and so prove that it was stored. Without the content it gives nothing. It can be read by
-# the client's own user and by root, who can read the client's secrets, and mostly the file, as well. Its
-# name tells them, if they guess path, size and time, that a put of such a file was begun and not ended. It
-# is removed and not overwritten: a disk may keep it, as it may the file. Servers see nothing of it: the key
-# is as random as any.
+# **What a note reveals.** A reader of the note who has the file's content can derive its key and cap, and
+# so prove that it was stored. Without the content the note reveals nothing. The client's own user and
+# root can read it; they can also read the client's secrets, and usually the file. If they guess path,
+# size and time, the note's name shows that a put of such a file was begun and not finished. A note is
+# removed but not overwritten: the disk may keep its bytes, like those of the file. Servers see nothing of
+# it: the key is as random as any other.
 #
-# **Bounds.** Files of more than one segment have notes: a smaller one is one message to each server, and
-# there is nothing to go on with. A note that nobody has taken up for a week is removed by the next put of
-# whatever kind, since servers keep nothing longer; and of more than ``MAX_NOTES`` the oldest.
+# **Bounds.** Only files of more than one segment have notes: a smaller file is one message to each
+# server, so there is nothing to resume. The next put, of any file, removes notes that were not used for a
+# week, since servers keep unfinished shares no longer, and the oldest of more than ``MAX_NOTES``.
 #
-# **Several processes.** A note is locked while its put runs. Whoever finds it locked has a fresh key and no
-# note: two puts at the same time are two, with two caps. The kernel drops the lock with the process. A note
-# that cannot be made stops no put; one that cannot be understood is set aside. A sentence says so.
+# **Several processes.** A note is locked while its put runs. A put that finds it locked uses a new key
+# and no note: two puts at the same time have two caps. The kernel releases the lock when the process
+# ends. A put continues if its note cannot be written; a damaged note is renamed. Both are reported.
 
 MAX_NOTES = 100
 MAX_AGE_S = 7 * 24 * 3600.0
@@ -200,16 +200,16 @@ _MAGIC = "pipegrid unfinished put 1"
 _MAX_BYTES = 1000
 _ASIDE = ".damaged"
 _TRIES = 4
-"""A note may be removed, by the put that ends just now, while another process opens it."""
+"""A put that ends may remove a note while another process opens it."""
 
 
 class KeyNote:
     """
-    The note of one put that runs; its file is locked until it is let go of.
+    The note of a running put; its file is locked until ``keep`` or ``remove``.
 
     Attributes:
-        secret: 32 bytes, to be used as a convergence secret.
-        resumed: whether an earlier put noted it.
+        secret: 32 bytes, used as a convergence secret.
+        resumed: whether an earlier put has written the note.
     """
 
     def __init__(self, file: FileIO, path: str, secret: bytes, resumed: bool) -> None:
@@ -222,11 +222,11 @@ class KeyNote:
         return f"<KeyNote {self._path!r}{' resumed' if self.resumed else ''}>"
 
     def keep(self) -> None:
-        """Leave it for the next put of the file."""
+        """Close the note and leave it for the next put of the file."""
         self._file.close()
 
     def remove(self) -> None:
-        """The put is done: nobody needs it any more."""
+        """Remove the note, since the put is done."""
         with suppress(OSError):
             os.unlink(self._path)
         self._file.close()
@@ -237,8 +237,8 @@ class KeyNotes:
     The notes in one directory. All methods block and are meant for a worker thread.
 
     Args:
-        directory: is made when it is needed, for its owner only.
-        say: told in a sentence if something is wrong with a note, or with making one.
+        directory: created on demand, accessible to its owner only.
+        say: gets a sentence if a note is damaged or cannot be written.
         clock: seconds since 1970.
     """
 
@@ -254,15 +254,14 @@ class KeyNotes:
 
     def take(self, path: str, identity: tuple[int, ...], geometry: Geometry) -> KeyNote | None:
         """
-        Return the note of a file, a new one or that of a put that was cut off.
+        Return the note of a file: a new one, or the note of an interrupted put.
 
         Args:
             path: of the file, absolute.
-            identity: what tells it from others that had or will have that path.
+            identity: distinguishes the file from earlier and later files at that path.
 
         Returns:
-            None if there can be none: another put of the same file is running, or the directory cannot be
-            written.
+            None if another put of the same file is running, or the directory cannot be written.
         """
         name = _name(path, identity, geometry)
         try:
@@ -273,7 +272,7 @@ class KeyNotes:
                 if found is not None:
                     return found
         except BlockingIOError:
-            return None  # another put of it is running
+            return None  # # another put of the file is running
         except OSError as error:
             self._say(
                 f"cannot note the key of {path} in {self._directory}: {error.strerror}; "
@@ -282,12 +281,12 @@ class KeyNotes:
         return None
 
     def forget_old(self) -> None:
-        """Remove what nobody will go on with; nothing is made, and nothing said."""
+        """Remove notes that are too old; creates nothing, reports nothing."""
         with suppress(OSError):
             self._tidy("")
 
     def _open(self, path: str) -> KeyNote | None:
-        """Return the note of that name; None: it was just removed, or set aside."""
+        """Return the note with that name; None: it was just removed, or was damaged and renamed."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
         try:
@@ -317,7 +316,7 @@ class KeyNotes:
         return KeyNote(file, path, secret, bool(data))
 
     def _tidy(self, wanted: str) -> None:
-        """Remove notes that are too old, or too many; those in use stay."""
+        """Remove notes that are too old, or too many; notes in use stay."""
         notes = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
@@ -343,7 +342,7 @@ def _lock(file: FileIO, path: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:  # of no use where there are no locks, without which nobody would tidy it away
+    except OSError:  # # without locks the empty note would never be removed
         with suppress(OSError):
             if not os.fstat(file.fileno()).st_size:
                 os.unlink(path)
@@ -372,7 +371,7 @@ def _parse(data: bytes) -> bytes:
     Return the secret in a note.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the data is no valid note.
     """
     magic, text, digest, *rest = [*data.decode("ascii").split("\n"), "", "", ""]
     if magic != _MAGIC or rest[:1] != [""]:

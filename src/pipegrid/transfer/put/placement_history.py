@@ -1,15 +1,8 @@
 """
-Whether a client's files are where they would be put, as its past puts have found; and what a put does then.
+Whether a client's files are where the client would put them, as earlier puts have found, and what a put
+does about it.
 
-A put sends share i to the i-th server of the ring before anybody has answered. What another program has
-stored, or what was stored before the grid grew, may be elsewhere, and then each share that arrives whole is
-one too many. Two things prevent that, as far as they are free or have been found to be needed:
-
-* The last byte of a share waits for the answers (``FinalByteHold``), where sending takes longer than they do.
-* Small files ask first, and send when they know: a round trip more. Puts do that for as long as one of the
-  last ``REMEMBERED`` has found a share elsewhere.
-
-Pure: told of ends and answers.
+Pure: the caller reports responses and the ends of puts.
 """
 
 from __future__ import annotations
@@ -22,21 +15,24 @@ from pipegrid.errors import UsageError
 AskFirst = Literal["auto", "always", "never"]
 
 REMEMBERED = 16
-"""So many puts in a row must find nothing elsewhere before the next one does not ask first."""
+"""
+Number of consecutive puts that must find no share on an unexpected server before puts stop asking first.
+"""
 
 SMALL_BYTES = 64 << 10
 """
-Shares up to this are asked for first, where that is needed at all. Of larger ones all but a byte is sent
-meanwhile: the same round trip, but the bytes are there.
+For shares up to this size servers are asked first, if that is needed at all. Of larger shares all but the
+last byte is sent while the put waits for responses.
 """
 
 SLOW = 2.0
-"""Nobody waits for a server that takes so many times as long as it took until most had answered."""
+"""A put does not wait for a server that takes this many times as long as most servers took."""
 
 PATIENCE = 5.0
 """
-A put that has to know waits so many times the grace for most to answer: servers that are all busy, or that
-connections are still being made to, are no stragglers. With the grace alone such a put stored all twice.
+A put that must know where shares are waits this many times the grace for most servers to respond: servers
+that are busy, or still connecting, are not stragglers. With a wait of only one grace such a put stored
+everything twice.
 """
 
 
@@ -45,7 +41,7 @@ def ask_first(text: str) -> AskFirst:
     Return the policy that a setting names.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text names no policy.
     """
     for each in get_args(AskFirst):
         if text == each:
@@ -58,9 +54,18 @@ class PlacementHistory:
     """
     What all puts of a client have found.
 
+    A put sends share i to the i-th server of the ring before any server has responded. Shares that
+    another program has stored, or that were stored before the grid grew, may be on other servers; then
+    each share that is completed is a superfluous copy. Two measures prevent such copies:
+
+    * The last byte of a share waits for the responses (``FinalByteHold``), if sending the share takes
+      longer than the responses.
+    * Puts of small files ask first, and send a round trip later. They do so while one of the last
+      ``REMEMBERED`` puts has found a share on an unexpected server.
+
     Args:
-        left: how many more puts ask first, as an earlier process has left it.
-        changed: told when that changes, so that a later process may know.
+        left: how many more puts ask first, as an earlier process has stored it.
+        changed: called with the new value of ``left``, so that it can be stored.
     """
 
     def __init__(
@@ -78,27 +83,27 @@ class PlacementHistory:
 
     @property
     def must_ask(self) -> bool:
-        """Whether puts have to know where shares are before any is complete, whatever that costs."""
+        """Whether puts must know where shares are before any share is complete, whatever that costs."""
         return self.policy == "always" or (self.policy == "auto" and self._left > 0)
 
     def asks_first(self, share_bytes: int) -> bool:
-        """Whether a put that begins now sends nothing before it knows where shares are."""
+        """Return whether a put that begins now sends nothing before it knows where shares are."""
         return self.policy == "always" or (self.must_ask and share_bytes <= SMALL_BYTES)
 
     def holds_back(self, share_bytes: int, exceeds_window: bool) -> bool:
         """
-        Whether the last byte of a share waits for the answers that are still missing.
+        Return whether the last byte of a share waits for the outstanding responses.
 
         Args:
-            exceeds_window: the share does not fit in what the server may be sent before it answers, so that
-                answers must come before it can be complete anyhow.
+            exceeds_window: whether the share is larger than the window, so that responses must come
+                before it can be complete anyway.
         """
         if self.policy == "never" or share_bytes <= SMALL_BYTES:
             return False
         return self.must_ask or exceeds_window
 
     def ended(self, found_elsewhere: bool) -> None:
-        """A put has ended well."""
+        """Record that a put has succeeded."""
         left = REMEMBERED if found_elsewhere else max(0, self._left - 1)
         if left != self._left:
             self._left = left
@@ -107,13 +112,13 @@ class PlacementHistory:
 
 class FinalByteHold:
     """
-    How long the last bytes of one put's shares wait for answers.
+    How long the last bytes of one put's shares wait for responses.
 
     Args:
-        asked: how many servers were asked at the beginning.
-        grace_s: no longer than that for any server that is much slower than most.
-        patient: whether the put has to know, whatever that costs; else it waits only for servers that are
-            not much slower than most, and no longer than the grace for them.
+        asked: number of servers that were asked at the beginning.
+        grace_s: longest wait for a server that is much slower than most.
+        patient: whether the put must know where shares are, whatever that costs. Otherwise it waits only
+            for servers that are not much slower than most, and for at most the grace.
     """
 
     def __init__(self, asked: int, began_s: float, grace_s: float, patient: bool) -> None:
@@ -125,7 +130,7 @@ class FinalByteHold:
         self._patient = patient
 
     def answered(self, now_s: float, servers: int = 1) -> None:
-        """So many more servers have answered, or have failed."""
+        """Count this number of further servers that have responded or failed."""
         before, self._answered = self._answered, self._answered + servers
         if 2 * self._answered > self._asked >= 2 * before:
             ends_s = self._began_s + SLOW * (now_s - self._began_s)
@@ -134,5 +139,5 @@ class FinalByteHold:
             self._ends_s = min(self._ends_s, ends_s)
 
     def left_s(self, now_s: float) -> float:
-        """Return how much longer they wait for what is unanswered; 0 or less: not at all."""
+        """Return how much longer to wait for outstanding responses, in seconds; 0 or less: no longer."""
         return self._ends_s - now_s

@@ -1,11 +1,4 @@
-"""
-Many files on their way to the grid at once, as one pipeline.
-
-Which, and how many: the large ones first, since they open the windows that the small ones then find
-open; as many as hold a bounded number of unacknowledged bytes together, so that a hundred small files
-share their round trips; and always two. What counts of a file is what has not been acknowledged of
-it, so the next ones start while the last bytes of a large one are on the line.
-"""
+"""Puts of many files at the same time."""
 
 from __future__ import annotations
 
@@ -24,26 +17,31 @@ T = TypeVar("T")
 
 MIN_FILES = 2
 MAX_FILES = 256
-"""Even a file of no bytes takes some 64 KiB while it is under way."""
+"""Even an empty file takes about 64 KiB while it is stored."""
 
 MAX_BYTES = 8 << 20
 """
-Plaintext that is under way and not acknowledged, beyond MIN_FILES: at 3-of-10 this fills a line of 2 Gbit/s
-at 100 ms. Each file's own memory is bounded by the grid.
+Unacknowledged plaintext of running puts, beyond MIN_FILES: at 3-of-10 this fills a link of 2 Gbit/s with
+a round-trip time of 100 ms. The grid bounds each file's own memory.
 """
 
 SMALL_BYTES = 64 << 10
-"""Files up to this tell by their time how long the servers' queues are."""
+"""The times of files up to this size show how long the servers' queues are."""
 
 
 class PutOrder:
     """
     Decides which file starts next; pure.
 
+    Large files start first, since they open the windows that the small ones then use. The number of
+    running files is limited by their unacknowledged bytes, so that a hundred small files share their
+    round trips; at least two run. Only unacknowledged bytes count, so the next files start while the last
+    bytes of a large one are in flight.
+
     Args:
-        sizes: plaintext bytes of each file; None where nobody knows yet, as of a pipe. These start
-            first, since they may take their time, and count as nothing until they report progress.
-        max_files: under way at once.
+        sizes: plaintext bytes of each file; None if unknown, as for a pipe. Files of unknown size start
+            first, since they may take long, and count as empty until they report progress.
+        max_files: limit of running files.
     """
 
     def __init__(self, sizes: Sequence[int | None], max_files: int = MAX_FILES) -> None:
@@ -57,15 +55,15 @@ class PutOrder:
 
     @property
     def under_way(self) -> int:
-        """How many have started and not ended."""
+        """Number of files that have started and not ended."""
         return len(self._left)
 
     def is_small(self, number: int) -> bool:
-        """Whether a file is known to be small."""
+        """Return whether a file is known to be small."""
         return 0 < self._sizes[number] <= SMALL_BYTES
 
     def count_small(self) -> int:
-        """Return how many files are small, and more than literals."""
+        """Return how many files are small but not literal."""
         small = filter(self.is_small, range(len(self._sizes)))
         return sum(not is_literal_size(self._sizes[number]) for number in small)
 
@@ -79,19 +77,19 @@ class PutOrder:
         return number if fits or len(self._left) < MIN_FILES else None
 
     def started(self, number: int) -> None:
-        """The file that was next is under way."""
+        """Record that the next file has started."""
         assert self._waiting[0] == number, "another one is next"
         self._waiting.popleft()
         self._set(number, self._sizes[number])
 
     def progressed(self, number: int, done: int, total: int) -> None:
-        """So much of a file's share bytes is acknowledged."""
+        """Record how many of a file's share bytes are acknowledged."""
         if number in self._left:
             size = self._sizes[number] or total
             self._set(number, size * (total - done) // max(1, total))
 
     def ended(self, number: int) -> None:
-        """A file is stored, or has failed."""
+        """Record that a file is stored, or has failed."""
         self._left_bytes -= self._left.pop(number)
 
     def _set(self, number: int, left: int) -> None:
@@ -105,12 +103,12 @@ class ManyPuts(Generic[T]):
 
     Args:
         sizes: as for ``PutOrder``.
-        start: begins to store the file of that number, which is to report its progress.
-        max_files: under way at once; None: as many as there may be.
-        ended: told of each file's end, in the order of ending; what it raises ends all.
-        seconds: tells the time.
-        appetite: how many small files the servers bear.
-        expect: told how many small ones are about to be stored.
+        start: starts to store the file of that number, and reports its progress to the callback.
+        max_files: limit of running files; None: ``MAX_FILES``.
+        ended: called at each file's end, in the order of ending; if it raises, all puts are cancelled.
+        seconds: returns the time.
+        appetite: returns how many small files the servers can take.
+        expect: called with the number of small files that will be stored.
     """
 
     def __init__(
@@ -136,7 +134,10 @@ class ManyPuts(Generic[T]):
         self._waiter: Deferred[None] | None = None
 
     async def run(self) -> None:
-        """Return when all have ended; when cancelled, or when ``ended`` raises, cancel what runs."""
+        """
+        Return when all files have ended; when cancelled, or when ``ended`` raises, cancel the running
+        puts.
+        """
         self._expect(self._order.count_small())
         try:
             while True:
@@ -159,7 +160,7 @@ class ManyPuts(Generic[T]):
 
     @property
     def _next(self) -> int | None:
-        """The file that may start now."""
+        """The number of the file that may start now, within the concurrency limit."""
         allowed = self._depth.has_slot(self._order.under_way, self._appetite())
         return self._order.next if allowed else None
 

@@ -1,9 +1,9 @@
 """
 Which share goes to which server, decided from what is known so far.
 
-Pure: facts come in through the methods in the past tense, decisions go out through ``assignments`` and
-``superfluous``. The optimistic first placement puts share i on the i-th server of the ring before
-anybody was asked; only when reality differs is anything recomputed.
+Pure: the methods in the past tense record facts; ``assignments`` and ``superfluous`` return decisions.
+    The optimistic first placement puts share i on the i-th server of the ring without asking any server;
+    it is recomputed only when servers differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipegrid.core.placement import place_shares, servers_of_happiness
 T = TypeVar("T", bound=Hashable)
 
 _MAX_TRIES = 2
-"""How often one share is tried on one server: again once if the server lost it, not for ever."""
+"""Attempts to send one share to one server: one retry if the server lost it."""
 
 
 class UploadPlan(Generic[T]):
@@ -27,7 +27,7 @@ class UploadPlan(Generic[T]):
         ring: servers in the file's permuted order; no server twice.
         total_shares: n.
         happy: servers of happiness that the caller wants.
-        required_shares: k. Fewer are never enough, however few servers are.
+        required_shares: k. Fewer shares are never enough, however few servers there are.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class UploadPlan(Generic[T]):
         self.happy = happy
         self._required_shares = required_shares
         self.stored: dict[int, set[T]] = {}
-        """Complete shares, as servers have told us: found or placed."""
+        """Complete shares and their servers: found, or placed by this put."""
         self.underway: dict[int, set[T]] = {}
-        """Where unfinished shares are being sent: to one server, or more if happiness takes that."""
+        """Servers to which an unfinished share is being sent; more than one if happiness needs it."""
         self._unwritable: set[T] = set()
         self._gone: set[T] = set()
         self._given_up: set[int] = set()
@@ -50,44 +50,44 @@ class UploadPlan(Generic[T]):
     # Facts.
 
     def barred(self, share_number: int, server: T) -> None:
-        """The server has a damaged copy of this share, in whose place it takes no other."""
+        """Record that the server has a damaged copy of this share, which it does not replace."""
         self._barred.add((share_number, server))
 
     def sending(self, share_number: int, server: T) -> None:
-        """A share is on its way."""
+        """Record that a share is being sent."""
         self.underway.setdefault(share_number, set()).add(server)
         self._tries[share_number, server] = self._tries.get((share_number, server), 0) + 1
 
     def found(self, server: T, share_numbers: Iterable[int]) -> None:
-        """The server has these complete shares."""
+        """Record that the server has these complete shares."""
         for number in share_numbers:
             self.stored.setdefault(number, set()).add(server)
             self._stop(number, server)
 
     def refused(self, share_number: int, server: T) -> None:
-        """The server will not take this share; for the time being, it takes no other either."""
+        """Record that the server refused this share; it gets no other share either."""
         self._unwritable.add(server)
         self._stop(share_number, server)
 
     def closed(self, server: T) -> None:
-        """The server is to be given no shares, or takes none; what it has counts."""
+        """Record that the server gets no shares; its existing shares count."""
         self._unwritable.add(server)
 
     def lost(self, share_number: int, server: T) -> None:
-        """The server no longer knows the unfinished share; it may be sent again."""
+        """Record that the server no longer knows the unfinished share; it may be sent again."""
         if self._tries.get((share_number, server), 0) >= _MAX_TRIES:
             self._unwritable.add(server)
         self._stop(share_number, server)
 
     def failed(self, server: T) -> None:
-        """The server is gone, with all that was on its way to it."""
+        """Record that the server is gone, and that all shares being sent to it have failed."""
         self._unwritable.add(server)
         self._gone.add(server)
         for number in list(self.underway):
             self._stop(number, server)
 
     def dropped(self, share_number: int, server: T) -> None:
-        """The share was taken back because its server is too slow, or it is not needed."""
+        """Record that the share was dropped because its server is too slow, or because it is not needed."""
         self._given_up.add(share_number)
         self._stop(share_number, server)
 
@@ -100,34 +100,41 @@ class UploadPlan(Generic[T]):
     # Decisions.
 
     def first(self) -> dict[int, T]:
-        """Return the optimistic placement: share i to the i-th server of the ring, and round."""
+        """
+        Return the optimistic placement: share i on the i-th server of the ring, starting over at its end.
+        """
         if not self.ring:
             return {}
         return {i: self.ring[i % len(self.ring)] for i in range(self.total_shares)}
 
     def opening(self) -> dict[int, T]:
-        """Return the same when servers have answered before: what is missing, to those that are left."""
+        """
+        Return the first placement with the responses so far: the missing shares, on the remaining
+        servers.
+        """
         if self.stored:
             return self.assignments()
         left = [server for server in self.ring if server not in self._gone] if self._gone else []
         return {i: left[i % len(left)] for i in range(self.total_shares)} if left else self.first()
 
     def happiness(self) -> int:
-        """Return the servers of happiness of what is complete."""
+        """Return the servers of happiness of the complete shares."""
         return servers_of_happiness(self.stored)
 
     @property
     def is_enough(self) -> bool:
-        """Whether what is complete is as happy as wanted, and restores the file."""
+        """Whether the complete shares reach the wanted happiness and restore the file."""
         return self.happiness() >= self.happy and len(self.stored) >= self._required_shares
 
     @property
     def missing(self) -> int:
-        """How many more shares have to be stored at least before that is so."""
+        """The least number of further shares that must be stored before ``is_enough``."""
         return max(self.happy - self.happiness(), self._required_shares - len(self.stored))
 
     def will_be_enough(self, without: Iterable[int] = ()) -> bool:
-        """Return whether it is when all that is on its way arrives, save some shares of it."""
+        """
+        Return whether the shares will be enough if all pending ones arrive, except those in ``without``.
+        """
         left_out = set(without)
         shares = self.stored.keys() | (self.underway.keys() - left_out)
         return len(shares) >= self._required_shares and (
@@ -135,7 +142,7 @@ class UploadPlan(Generic[T]):
         )
 
     def hoped_happiness(self, without: Iterable[int] = ()) -> int:
-        """Return the happiness when all that is on its way arrives, save some shares of it."""
+        """Return the happiness if all pending shares arrive, except those in ``without``."""
         hoped = dict(self.stored)
         left_out = set(without)
         for number, homes in self.underway.items():
@@ -148,8 +155,8 @@ class UploadPlan(Generic[T]):
         """
         Return the shares to send now, each with its server; empty if there is nothing to do.
 
-        Every share should have a home; a share that has one, or is on its way to one, goes to another
-        as well only if happiness needs it.
+        Every share should have a server. A share that is stored or pending on a server is sent to another
+        server only if happiness needs it.
         """
         homeless = {
             number
@@ -189,7 +196,7 @@ class UploadPlan(Generic[T]):
     def _move_around(
         self, number: int, moves: dict[int, T], readwrite: list[T], existing: dict[T, set[int]]
     ) -> None:
-        """Find another place for a share that its server will not take."""
+        """Find another server for a share that its assigned server will not take."""
 
         def fits(share: int, server: T) -> bool:
             return (share, server) not in self._barred and share not in existing.get(server, ())
@@ -209,7 +216,7 @@ class UploadPlan(Generic[T]):
     def _use_idle(
         self, moves: dict[int, T], readwrite: list[T], existing: dict[T, set[int]]
     ) -> None:
-        """Send servers that are left without a share that counts another one, if happiness gains by it."""
+        """Give idle servers a second copy of some share, if that raises happiness."""
         homes: dict[int, set[T]] = {number: {server} for number, server in moves.items()}
         for server, numbers in existing.items():
             for number in numbers:
@@ -234,9 +241,9 @@ class UploadPlan(Generic[T]):
 
     def superfluous(self) -> list[int]:
         """
-        Return shares on their way that some server already has, and that happiness can spare.
+        Return pending shares that some server already has, and that happiness does not need.
 
-        Whoever sends a large file again after the ring has changed need not send it all.
+        So a put of a large file that is repeated after the ring has changed need not send everything.
         """
         spare: list[int] = []
         for number in sorted(self.underway):

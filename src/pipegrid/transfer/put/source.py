@@ -1,9 +1,6 @@
 """
-Where plaintext comes from: a path, an open file, or bytes.
-
-A source is read twice, once for the key and once for the encoding, so it must be seekable and must
-not change in between; what is neither (a pipe) is first copied to a temporary file. All
-methods block and are meant for a worker thread.
+Where plaintext comes from: a path, an open file, or bytes. All methods block and are meant for a worker
+thread.
 """
 
 from __future__ import annotations
@@ -39,16 +36,21 @@ SourceLike = Union[
     "IBodyProducer",
     "IResponse",
 ]
-"""A path, bytes, a binary file object; or what comes through the reactor (``async_source``)."""
+"""A path, bytes, a binary file object, or a source that comes through the reactor (``async_source``)."""
 
 KINDS = "bytes, a path, a file opened in binary mode, an async iterator, an IBodyProducer or an IResponse"
 
 _RACY_S = 2.0
-"""A file opened this soon after a change may change again without its time stamp showing it."""
+"""A file opened this soon after a change may change again without a new time stamp."""
 
 
 class Source(Protocol):
-    """Plaintext of a known size."""
+    """
+    Plaintext of a known size.
+
+    A source is read twice, for the key and for the encoding, so it must be seekable and must not change
+    in between. A pipe is copied to a temporary file first.
+    """
 
     name: str
     size: int
@@ -58,38 +60,39 @@ class Source(Protocol):
         Return exactly ``length`` bytes from ``offset``.
 
         Raises:
-            SourceError: they cannot be read, or the file has become shorter.
+            SourceError: the bytes cannot be read, or the file has become shorter.
         """
 
     def check_unchanged(self) -> bool:
         """
-        Return whether time stamps prove that the source is as it was when it was opened.
+        Return whether time stamps prove that the source is unchanged since it was opened.
 
-        False: they cannot tell; compare the content.
+        False: they cannot prove it; compare the content.
 
         Raises:
-            SourceError: it has changed.
+            SourceError: the source has changed.
         """
 
     def close(self) -> None:
-        """Give back what was opened for it; a file that the caller opened stays open."""
+        """Close what this object opened; a file that the caller opened stays open."""
 
 
 class BytesSource:
     """Plaintext that is in memory already."""
 
     def __init__(self, data: bytes | bytearray | memoryview, name: str = "the data") -> None:
-        # A bytearray might change under us. Bytes are not copied, neither here nor when they are read.
+        # A bytearray might change later, so it is copied. Bytes are not copied, neither here nor when
+        # they are read.
         self._view = memoryview(bytes(data))
         self.name = name
         self.size = len(self._view)
 
     def read_at(self, offset: int, length: int) -> memoryview:
-        """Return the slice, where it is."""
+        """Return a view of the slice."""
         return self._view[offset : offset + length]
 
     def check_unchanged(self) -> bool:
-        """Return True: the bytes are our own, and never change."""
+        """Return True: the bytes are our own and never change."""
         return True
 
     def close(self) -> None:
@@ -98,11 +101,11 @@ class BytesSource:
 
 class FileSource:
     """
-    Plaintext in a regular file, read by position, so that it does not matter who else seeks.
+    Plaintext in a regular file, read by position, so that other readers may seek.
 
     Attributes:
-        path: the absolute path by which a caller named it; None if it was not opened by that.
-        identity: device, inode, size, and when it was last changed, in nanoseconds since 1970.
+        path: the absolute path by which a caller named the file; None if the caller gave a file object.
+        identity: device, inode, size, and time of the last change in nanoseconds since 1970.
     """
 
     def __init__(self, file: BinaryIO, name: str, owned: bool) -> None:
@@ -118,7 +121,7 @@ class FileSource:
         self.identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Return the bytes, however many reads it takes."""
+        """Return the bytes, with as many reads as needed."""
         try:
             data = os.pread(self._fd, length, offset)
             while 0 < len(data) < length:
@@ -156,16 +159,16 @@ def _signature(found: os.stat_result) -> tuple[int, ...]:
 
 def open_source(source: SourceLike, name: str | None = None) -> Source:
     """
-    Return the source for whatever the caller gave.
+    Return the source for what the caller gave.
 
     Args:
         source: bytes; a path; or a binary file object, which is read from its beginning if it is a
-            regular file and from its position otherwise. It stays open.
-        name: what errors call it.
+            regular file and from its position otherwise. The file object stays open.
+        name: name of the source in errors.
 
     Raises:
-        SourceError: it cannot be opened or read, or is a directory.
-        UsageError: it is nothing of the kind.
+        SourceError: the source cannot be opened or read, or is a directory.
+        UsageError: it is of no supported type.
     """
     opened = open_at_once(source, name)
     return opened.copied() if isinstance(opened, UncopiedSource) else opened
@@ -174,10 +177,10 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
 @attrs.frozen(eq=False)
 class UncopiedSource:
     """
-    A source that must be copied before it is stored: it can be read but once, and that may take for ever.
+    A source that must be copied before it is stored: it can be read only once, and that may take forever.
 
     Attributes:
-        owned: the file was opened here, and is closed when it has been read.
+        owned: whether the file was opened here, so that it is closed after reading.
     """
 
     file: BinaryIO
@@ -185,11 +188,11 @@ class UncopiedSource:
     owned: bool
 
     def copied(self) -> Source:
-        """Read it to its end, here and now; see ``open_source``."""
+        """Read the source to its end in this thread; see ``open_source``."""
         try:
             if (
                 self.owned
-            ):  # a named pipe that no program has opened yet would seem to be at its end
+            ):  # # a named pipe that no program has opened for writing would seem to be at its end
                 poll = select.poll()
                 poll.register(self.file, select.POLLIN)
                 poll.poll()
@@ -202,9 +205,10 @@ class UncopiedSource:
 
 def open_at_once(source: SourceLike, name: str | None = None) -> Source | UncopiedSource:
     """
-    Return the source for what the caller gave, or what it has to be copied from; waits for no other program.
+    Return the source for what the caller gave, or an ``UncopiedSource``; does not wait for other
+    programs.
 
-    See ``open_source``, which copies.
+    See ``open_source``, which also copies.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return BytesSource(source, name or "the data")
@@ -224,10 +228,10 @@ def open_at_once(source: SourceLike, name: str | None = None) -> Source | Uncopi
 
 def _open_path(path: str, name: str | None) -> Source | UncopiedSource:
     try:
-        # A named pipe would be waited for until another program writes to it.
+        # O_NONBLOCK: opening a named pipe would block until another program opens it for writing.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        if str(path).startswith("URI:"):  # which is a secret
+        if str(path).startswith("URI:"):  # # a cap is secret
             raise SourceError(
                 "what is stored is bytes, a path or a file opened in binary mode; this is a capability, "
                 "and there is no file of that name; 'get' fetches what it names"
@@ -254,7 +258,7 @@ def _name_of(file: BinaryIO) -> str:
 
 
 def size_of(source: SourceLike) -> int | None:
-    """Return how long a source probably is, without opening it; None if that takes reading it."""
+    """Return the probable size of a source without opening it; None if the source must be read for that."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return memoryview(source).nbytes
     if not isinstance(source, (str, os.PathLike)):
@@ -262,24 +266,24 @@ def size_of(source: SourceLike) -> int | None:
     try:
         found = os.stat(source)
     except (OSError, ValueError):
-        return 0  # it will fail at once
+        return 0  # # opening it will fail at once
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _is_regular(file: BinaryIO) -> bool:
     """Return whether the object's bytes are those of a regular file."""
-    raw = getattr(file, "raw", file)  # a decompressor, say, has a file and is none
+    raw = getattr(file, "raw", file)  # # a decompressor, for instance, wraps a file but is not one
     if not isinstance(raw, io.FileIO) or not raw.readable():
         return False
     return stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
 
 def _is_plain(file: BinaryIO) -> bool:
-    """Return whether it is a regular file that can be read by position, and says how long it is."""
+    """Return whether the object is a non-empty regular file, so that it can be read by position."""
     if not _is_regular(file):
         return False
     if file.writable():
-        file.flush()  # what its buffer holds would be missed
+        file.flush()  # # buffered bytes would be missed
     return os.fstat(file.fileno()).st_size > 0
 
 
@@ -296,18 +300,18 @@ def _copy(file: BinaryIO, spool: BinaryIO, name: str) -> None:
 
 def next_piece(file: BinaryIO, name: str) -> bytes:
     """
-    Return what a file object gives next; nothing at its end.
+    Return the next bytes of a file object; empty at its end.
 
     Raises:
-        SourceError: it cannot be read, or has nothing and does not wait.
+        SourceError: the file cannot be read, or is non-blocking and has no bytes now.
     """
     try:
         data: bytes | None = file.read(1 << 20)
-        if data is None:  # which is not its end
+        if data is None:  # # None does not mean the end of the file
             raise BlockingIOError(errno.EAGAIN, "it has nothing at the moment, and does not wait")
         return data
     except io.UnsupportedOperation:
-        raise  # it was opened for writing
+        raise  # # the file was opened for writing
     except OSError as error:
         raise cannot_read(name, error) from error
 
@@ -326,19 +330,19 @@ def _spooled(file: BinaryIO, name: str) -> FileSource:
 
 
 def _drop(spool: BinaryIO) -> None:
-    # What its buffer still holds is tried once more, and fails again.
+    # Closing flushes the buffer again, and fails again.
     with contextlib.suppress(OSError):
         spool.close()
 
 
 def open_spool(name: str) -> BinaryIO:
     """
-    Open a file without a name in temporary space, for a copy of what has this name.
+    Open a file without a name in temporary space, for a copy of the source ``name``.
 
     Raises:
-        SourceError: there is no such space.
+        SourceError: no temporary space is available.
     """
-    import tempfile  # takes 5 ms with all that it brings; what is put is mostly a file already
+    import tempfile  # # the import takes 5 ms, and most sources are regular files
 
     try:
         return tempfile.TemporaryFile(prefix="pipegrid-")
@@ -347,12 +351,12 @@ def open_spool(name: str) -> BinaryIO:
 
 
 def cannot_read(name: str, error: OSError) -> SourceError:
-    """Return the error of a source that cannot be read."""
+    """Return the error for a source that cannot be read."""
     return SourceError(f"cannot read {name}: {error.strerror or error}")
 
 
 def no_space(name: str, error: OSError) -> SourceError:
-    """Return the error of a copy that could not be written."""
+    """Return the error for a copy that could not be written."""
     return SourceError(
         f"cannot copy {name} to temporary space: {error.strerror}; "
         "free some, or set TMPDIR to a larger disk"

@@ -1,6 +1,4 @@
-"""
-Sources as callers give them, opened for a put: what comes once is copied, and nobody waits for a silent one.
-"""
+"""Opening the sources that callers give for a put; a source that can be read only once is copied first."""
 
 from __future__ import annotations
 
@@ -25,19 +23,19 @@ async def open_for_put(
     given: SourceLike, workers: CpuWorkers, clock: IReactorTime, most_bytes: int | None = None
 ) -> Source:
     """
-    Return the source for what the caller gave, copied if it comes once.
+    Return the source for what the caller gave, copied if it can be read only once.
 
     Args:
-        most_bytes: of a copy.
+        most_bytes: largest size of a copy.
 
     Raises:
-        SourceError: it cannot be read, or there is no space for a copy.
-        UsageError: it has more than ``most_bytes``, or is nothing of the kind.
+        SourceError: the source cannot be read, or there is no space for a copy.
+        UsageError: the source has more than ``most_bytes``, or is of no supported type.
     """
     if not isinstance(given, (bytes, bytearray, memoryview, str, os.PathLike)) and not hasattr(
         given, "read"
     ):
-        # With Twisted's web client, which no file needs.
+        # Importing this also imports Twisted's web client, which files do not need.
         from pipegrid.transfer.put.async_source import copy_streamed, is_streamed
 
         if is_streamed(given):
@@ -51,14 +49,14 @@ async def open_for_put(
 async def copy_unread(
     unread: UncopiedSource, workers: CpuWorkers, most_bytes: int | None = None
 ) -> Source:
-    """Return a copy of what can be read once; see ``open_for_put``."""
+    """Return a copy of a source that can be read only once; see ``open_for_put``."""
     if type(unread.file) is io.BytesIO:
         return BytesSource(unread.file.read(), unread.name)
     try:
         return await workers.run_blocking(copy_file, unread, most_bytes)
     except BaseException as error:
-        if unread.owned:  # also if its turn never came
+        if unread.owned:  # # also if the copying thread never started
             unread.file.close()
-        if isinstance(error, OSError):  # there is no thread for it
+        if isinstance(error, OSError):  # # no thread could be started
             raise cannot_read(unread.name, error) from error
         raise

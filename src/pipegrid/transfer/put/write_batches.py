@@ -1,4 +1,4 @@
-"""Sending one share in batches of writes; skipping what the server has."""
+"""Sending one share in batches of writes, without the bytes that the server has."""
 
 from __future__ import annotations
 
@@ -14,49 +14,50 @@ from pipegrid.core.spans import Spans
 from pipegrid.transfer.put.file_key import ShareTarget
 from pipegrid.wire.messages import WriteAnswer
 
-# What must still be sent of one share, and what need not be.
+# Which bytes of one share must still be sent.
 #
-# A put that resumes an interrupted one sends as if the server had nothing: asking first would cost every put
-# a round trip. The answer to the first write names the bytes that the server still needs, and so those that
-# it has. From then on writes that lie wholly within those are skipped. A rerun sends what is missing, and at
-# most what left before that first answer came: a window.
+# A put that resumes an interrupted one starts as if the server had nothing: asking first would cost every
+# put a round trip. The response to the first write lists the bytes that the server still needs, and so
+# the bytes that it has. From then on, writes that lie wholly within present bytes are skipped. A rerun
+# sends the missing bytes and at most one window more, which leaves before the first response arrives.
 #
-# Pure: answers come in, and out goes whether to send. The rules:
+# Pure: responses come in, decisions go out. The rules:
 #
-# * **The last answer counts**, whole. It was made when its write was processed, so what has been sent since
-#   is not in it yet; that is not asked about again. It may also be smaller than one before, if the server has
-#   lost something; then what was skipped is sent after all, at the end.
-# * **An answer is untrusted input.** It decides what is sent, never what is stored: only the write that
-#   completes the share says that. If all has been sent or skipped and no write has said so, the server was
-#   wrong: ``unskip`` makes what was skipped missing, and from then on nothing is skipped.
-# * **It is bounded.** A client that writes in order, as all of ours do, leaves a gap for each interruption
-#   and each lost connection. An answer with more than ``MAX_GAPS`` of them is ignored: that costs bytes, and
-#   neither memory nor time.
+# * **The last response counts**, and replaces the earlier ones. Writes that were sent since are not in it
+#   yet; that needs no other request. It may report fewer bytes than an earlier one, if the server has
+#   lost some; then the skipped bytes are sent at the end.
+# * **A response is untrusted input.** It decides which bytes are sent, never that the share is stored:
+#   only the response to the completing write says that. If everything was sent or skipped and no such
+#   response came, the server was wrong: ``unskip`` marks the skipped bytes as missing, and from then on
+#   nothing is skipped.
+# * **It is bounded.** A client that writes in order, as PipeGrid does, leaves one gap for each
+#   interruption and each lost connection. A response with more than ``MAX_GAPS`` gaps is ignored, which
+#   costs bytes but neither memory nor time.
 #
-# Not every server says what it has: over Foolscap a write has no such answer, and an unfinished share goes
-# with its connection. There nothing is skipped that was not sent by this very process.
+# Over Foolscap the response to a write does not list bytes, and an unfinished share is lost with its
+# connection. There only bytes that this process sent are skipped.
 
 MAX_GAPS = 256
-"""An interrupted share and its reruns leave a few."""
+"""An interrupted share and its reruns leave only a few gaps."""
 
 NO_SEGMENTS = range(0)
 
 
 class ResumeRanges:
     """
-    What one server has, and what it still has to be sent, of one share.
+    Which bytes of one share a server has, and which must still be sent.
 
     Args:
         missed: segments that were sent to the other shares before this one was opened.
 
     Attributes:
-        missed: segments that have to be encoded again and sent, in this order.
+        missed: segments that must be encoded again and sent, in this order.
         has_trailer: whether the hashes after the blocks were sent or skipped, and not lost.
-        upto: no byte from here on is present, as far as is known; 0 if nothing is known. (Most writes are
-            after it, which is quickly seen.)
-        total_bytes: how much is present, by the last answer.
-        segments: from the first to the last whose blocks were skipped, those between them included.
-        trailer: whether what follows the blocks was skipped.
+        upto: end of the last byte known to be present; 0 if none is. Most writes start after it, which is
+            a fast check.
+        total_bytes: number of present bytes, by the last response.
+        segments: range from the first to the last segment whose block was skipped.
+        trailer: whether the hashes after the blocks were skipped.
     """
 
     __slots__ = (
@@ -85,16 +86,17 @@ class ResumeRanges:
 
     @property
     def has_skipped(self) -> bool:
-        """Whether anything was not sent because the server said that it has it."""
+        """Whether anything was skipped because the server reported it as present."""
         return bool(self.segments) or self.trailer
 
     def answered(self, required: Sequence[tuple[int, int]], share_bytes: int) -> None:
         """
-        The server has said what it still needs of the share, which is not complete.
+        Process the server's list of bytes that it still needs; the share is not complete.
 
         Args:
-            required: half-open ranges, as they came: in any order, overlapping, anywhere. None at all, or
-                none within the share, say nothing, since a share that needs nothing would be complete.
+            required: half-open ranges as received: in any order, overlapping, anywhere. An empty list, or
+                one without a range within the share, is ignored: a share that needs nothing would be
+                complete.
         """
         if not self._trusted or not 0 < len(required) <= MAX_GAPS:
             return
@@ -120,24 +122,30 @@ class ResumeRanges:
         return bool(self.missed) and segment == self.missed.start
 
     def gave(self, segment: int | None) -> None:
-        """A segment's block, or with None what follows the blocks, was given to be sent."""
+        """
+        Record that the block of a segment, or the hashes after the blocks (None), were given to the
+        sender.
+        """
         if segment is None:
             self.has_trailer = True
         elif self.needs_segment(segment):
             self.missed = self.missed[1:]
 
     def mark_skipped(self, segments: range, trailer: bool) -> None:
-        """Note that these were not sent."""
+        """Record that these segments, or the trailer, were skipped."""
         self.segments = joined(self.segments, segments)
         self.trailer = self.trailer or trailer
 
     def lost(self, segments: range, trailer: bool) -> None:
-        """These were sent in vain: they have to be encoded again."""
+        """Record that these segments, or the trailer, were sent and lost: they must be encoded again."""
         self.missed = joined(self.missed, segments)
         self.has_trailer = self.has_trailer and not trailer
 
     def unskip(self) -> None:
-        """Send what was skipped after all: the server does not have it; trust no further answer."""
+        """
+        Mark the skipped bytes as missing, since the server does not have them, and ignore later
+        responses.
+        """
         self.lost(self.segments, self.trailer)
         self.segments, self.trailer = NO_SEGMENTS, False
         self._trusted = False
@@ -146,43 +154,46 @@ class ResumeRanges:
 
 
 def joined(one: range, other: range) -> range:
-    """Return all from the first of both to the last; what lies between them as well."""
+    """Return the range from the first of both ranges to the last, including any segments between them."""
     if not one or not other:
         return one or other
     return range(min(one.start, other.start), max(one.stop, other.stop))
 
 
-# The messages that a share is sent in, and how large they are.
+# The messages of one share, and their sizes.
 #
-# Pure. The encoder gives small writes; they are gathered into batches, each of which is one request. Its
-# size follows from what the pipeline's window allows a message (``flow``: a part of what may be in flight).
+# Pure. The encoder yields small writes; they are gathered into batches, and each batch is one request.
+# The pipeline's window limits the size of a batch to a part of the bytes that may be in flight.
 
 BATCH_BYTES = 4 << 20
 """
-Writes are gathered up to this size, if the window likes it. A server was measured to take 75 MB/s in pieces
-of 32 KiB, 173 in 128 KiB and 357 in 1 MiB; 100 MB cost ten servers of Tahoe-LAFS's 1.6 s of processor time
-in messages of 1 MiB, 1.4 in 2 and 1.25 in 4.
+Largest batch, if the window allows it. Measured: a server takes 75 MB/s in pieces of 32 KiB, 173 MB/s in
+pieces of 128 KiB and 357 MB/s in pieces of 1 MiB. 100 MB cost ten Tahoe-LAFS servers 1.6 s of processor
+time in messages of 1 MiB, 1.4 s in 2 MiB and 1.25 s in 4 MiB.
 """
 
 MIN_BATCH_BYTES = 64 << 10
 """
-But only as large as the window likes them, if that is more than this: a window that one message fills is
-empty for a round trip after it, and a first window of 1 MiB on a line of ten servers would cost every large
-file one.
+Smallest full batch. Between this size and ``BATCH_BYTES`` the window decides: if one message filled the
+window, the window would be empty for a round trip after it. With a first window of 1 MiB and ten servers
+that would cost every large file a round trip.
 """
 
 LET_GO_BYTES = 256 << 10
-"""Batches from this size on are let go of; what is smaller is sent again from memory, without coding."""
+"""
+Batches from this size on need not stay in memory once sent; smaller ones are kept and sent again from
+memory.
+"""
 
 
 @attrs.define(eq=False)
 class Batch:
     """
-    Writes that go in one message.
+    Writes that are sent in one message.
 
     Attributes:
-        segments: whose blocks are in it; between the first and the last of them none is missing.
-        has_trailer: whether the hashes behind the blocks are in it.
+        segments: the contiguous segments whose blocks are in the batch.
+        has_trailer: whether the batch contains the hashes after the blocks.
     """
 
     offset: int
@@ -192,7 +203,10 @@ class Batch:
     has_trailer: bool = False
 
     def add(self, write: ShareWrite, segment: int | None) -> None:
-        """Take in a write that follows what is here; ``segment`` is whose block it is, or None."""
+        """
+        Add a write that follows the batch's last byte; ``segment`` is the segment of a block, None for
+        hashes.
+        """
         self.pieces.extend(write.pieces)
         self.length += write.length
         if segment is None:
@@ -201,7 +215,7 @@ class Batch:
             self.segments = joined(self.segments, range(segment, segment + 1))
 
     def cut_last(self) -> Batch:
-        """Take its last byte off; returns that."""
+        """Remove the last byte and return it as a batch."""
         last = memoryview(self.pieces.pop()).cast("B")
         if len(last) > 1:
             self.pieces.append(last[:-1])
@@ -210,22 +224,25 @@ class Batch:
 
     @property
     def is_small(self) -> bool:
-        """Whether it may grow in any case: to ask the window takes longer than all else of a small file."""
+        """
+        Whether the batch may grow in any case. Asking the window costs more than everything else of a
+        small file.
+        """
         return self.length < min(BATCH_BYTES, MIN_BATCH_BYTES)
 
     @property
     def may_be_let_go(self) -> bool:
-        """Whether it is so large that its bytes are coded again rather than kept."""
+        """Whether the batch is so large that its bytes are encoded again rather than kept."""
         return self.length >= LET_GO_BYTES
 
     def is_full(self, liked_bytes: int, sent_before: int, turn: float) -> bool:
         """
-        Return whether it should leave now.
+        Return whether the batch should be sent now.
 
         Args:
-            liked_bytes: how large the window likes messages to be.
-            sent_before: how many messages of its share have left.
-            turn: what part of a full message the second one is.
+            liked_bytes: the message size that the window prefers.
+            sent_before: number of messages of this share that were sent.
+            turn: size of the second message, as a fraction of a full one.
         """
         message_bytes = min(BATCH_BYTES, liked_bytes)
         if sent_before == 1:
@@ -233,32 +250,34 @@ class Batch:
         return self.length >= min(BATCH_BYTES, max(MIN_BATCH_BYTES, message_bytes))
 
 
-# Sending: writes are gathered, skipped or handed to the server's pipeline.
+# Sending: writes are gathered, then skipped or passed to the server's pipeline.
 #
-# A large batch need not be kept until it is acknowledged if segments can be encoded again. What is lost with
-# a connection then is missed, as are the segments that were sent before the share was opened.
+# If segments can be encoded again, a large batch need not be kept until it is acknowledged. Segments that
+# are lost with a connection then count as missed, like those that were sent before the share was opened.
 
 BatchSent = Callable[[Deferred[WriteAnswer], Batch], Deferred[object]]
 
 
 class ShareSender:
     """
-    Sends one share to one server, and never waits itself.
+    Sends one share to one server; its methods never wait.
 
     Args:
-        target: which share, and where to.
-        resume: what need not be sent, and what was missed.
-        sent: is given the call of each batch that leaves; returns a Deferred that never fails, since a
-            pipeline is shared and a failure is this share's own.
-        changed: called when there is room again.
-        recodable: segments can be encoded again, so that bytes which the network has need not be kept.
-        turn: what part of a full message the second one is, more than 0 and at most 1. Shares whose messages
-            filled up together would send them together, leaving the servers idle until the next are encoded.
+        target: the share and the server.
+        resume: which bytes need not be sent, and which segments were missed.
+        sent: gets the call of each batch that is sent; returns a Deferred that never fails, since shares
+            that use the same pipeline must not see this share's failures.
+        changed: called when the sender can take more.
+        recodable: whether segments can be encoded again, so that bytes that the network has taken need
+            not be kept.
+        turn: size of the second message, as a fraction of a full one: more than 0, at most 1. If the
+            messages of all shares were full at the same time, they would be sent together, and servers
+            would be idle until the next ones are encoded.
 
     Attributes:
         resume: as above.
-        stopped: nothing is sent any more.
-        all_sent: whether every byte of the share has been handed to the pipeline.
+        stopped: whether the sender sends nothing more.
+        all_sent: whether every byte of the share was passed to the pipeline.
     """
 
     def __init__(
@@ -288,35 +307,38 @@ class ShareSender:
 
     @property
     def blocked(self) -> bool:
-        """Whether it takes no more: the window is full, and so is the message after it, if there is one."""
+        """
+        Whether the sender takes no more: the window is full, and so is the next message, if the pipeline
+        gathers one.
+        """
         full = self._window_room is not None and not self.stopped
         return full and (self._is_ready or not self._pipeline.gathers)
 
     @property
     def _is_ready(self) -> bool:
-        """Whether a whole message is gathered, by what is in flight and held just now."""
+        """Whether a full message is gathered, by the message size that the pipeline prefers now."""
         batch = self._batch
         if batch is None or batch.is_small or (batch.has_trailer and self._recodable):
-            return False  # an upload's trailer is sent by ``finish``
+            return False  # # ``finish`` sends an upload's trailer
         return batch.is_full(self._pipeline.message_bytes, self._flushed, self._turn)
 
     @property
     def is_held(self) -> bool:
-        """Whether all of the share but its last byte was sent, and not lost since."""
+        """Whether the whole share except its last byte was sent, and not lost since."""
         return self._last is not None and self.resume.has_trailer and not self.resume.missed
 
     @property
     def exceeds_window(self) -> bool:
-        """Whether what was given does not fit in what may be sent now."""
+        """Whether the gathered bytes exceed what may be sent now."""
         gathered = 0 if self._batch is None else self._batch.length
         return self._window_room is not None or gathered > self._pipeline.room
 
     def send(self, write: ShareWrite, segment: int | None = None) -> None:
         """
-        Send the bytes, now or with the next batch. They must not change until acknowledged.
+        Send the bytes, now or with the next batch. They must not change until they are acknowledged.
 
         Args:
-            segment: whose block it is; None: what follows all blocks.
+            segment: the segment of a block; None: the hashes after all blocks.
         """
         if self.stopped or self.all_sent:
             return
@@ -332,17 +354,17 @@ class ShareSender:
             self.flush()
 
     def _skip(self, write: ShareWrite, segment: int | None) -> bool:
-        """Do not send what the server has; returns whether that is so."""
+        """Skip a write whose bytes the server has; return whether it was skipped."""
         if not self.resume.covers(write.offset, write.offset + write.length):
             return False
-        self.flush()  # what comes next does not follow what was gathered
+        self.flush()  # # the next write does not follow the gathered bytes
         segments = NO_SEGMENTS if segment is None else range(segment, segment + 1)
         self.resume.mark_skipped(segments, segment is None)
         self.resume.gave(segment)
         return True
 
     def flush(self) -> None:
-        """Send what has been gathered, unless the server turned out to have it meanwhile."""
+        """Send the gathered bytes, unless the server has reported them as present meanwhile."""
         batch = self._batch
         if batch is None or self.stopped:
             return
@@ -360,39 +382,39 @@ class ShareSender:
             room.addBoth(self._has_room, room)
 
     def finish(self, hold: bool) -> None:
-        """Every byte was given: send the rest, but with ``hold`` not the last one."""
+        """Send the rest, since every byte was given; with ``hold`` withhold the last byte."""
         if hold and self._last is None and self._batch is not None and self._batch.has_trailer:
             self._last = self._batch.cut_last()
         self.all_sent = self._last is None
         self.flush()
 
     def release(self) -> None:
-        """Send what ``finish`` held back."""
+        """Send the byte that ``finish`` withheld."""
         self.flush()
         self._batch, self._last = None if self.stopped else self._last, None
         self.finish(False)
 
     def attach_sent(self) -> Batch:
-        """Another object sent all of the share; returns what that was."""
+        """Mark the whole share as sent by another object; return it as a batch."""
         self.resume.missed, self.resume.has_trailer = NO_SEGMENTS, True
         self.all_sent = True
         return Batch(0, length=self._target.shares.share_bytes, has_trailer=True)
 
     def lost(self, batch: Batch) -> None:
-        """A batch was lost with its connection, and its bytes were dropped before."""
+        """Record that a batch was lost with its connection after its bytes were dropped from memory."""
         self.resume.lost(batch.segments, batch.has_trailer)
         self.all_sent = False
         if not self.resume.has_trailer:
-            self._last = None  # it comes again with the rest of the trailer
+            self._last = None  # # it is sent again with the rest of the trailer
         self._lost_writes = True
 
     def unskip(self) -> None:
-        """Send after all what was skipped: what is missing now is encoded again."""
+        """Send the skipped bytes after all: mark them as missing, so that they are encoded again."""
         self.resume.unskip()
         self.stopped = self.all_sent = False
 
     def stop(self) -> None:
-        """Send nothing more, and drop the bytes; what is on the wire stays there."""
+        """Send nothing more and drop unsent bytes; writes that were sent remain pending."""
         self.stopped = True
         self._batch = self._last = None
         room, self._window_room = self._window_room, None
@@ -400,24 +422,24 @@ class ShareSender:
             room.cancel()
 
     def detach(self) -> None:
-        """Report nothing any more, and refer to no other object that refers to this one."""
+        """Call no callbacks any more, and drop references to objects that refer to this one."""
         self._changed = lambda: None
         self._sent = _never_sent
 
     def _has_room(self, _result: object, room: Deferred[None]) -> None:
         if self._window_room is room:
             self._window_room = None
-            if self._is_ready:  # else it grows: what the window leaves for a message has grown
+            if self._is_ready:  # # otherwise it grows, since the preferred message size has grown
                 self.flush()
             self._changed()
 
     def _dropped(self, let_go: Callable[[], None]) -> None:
         let_go()
         if self._window_room is not None:
-            self._changed()  # there is memory for more of the next message
+            self._changed()  # # memory for the next message is free
 
     def _write(self, let_go: Callable[[], None] | None, batch: Batch) -> Deferred[object]:
-        pieces, batch.pieces = batch.pieces, []  # from now on only the transport has them
+        pieces, batch.pieces = batch.pieces, []  # # now only the transport refers to the bytes
         target = self._target
         call = target.peer.server.write(
             target.shares.storage_index,
