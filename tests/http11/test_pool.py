@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from typing import Any
 
 from hypothesis import given, settings
@@ -607,6 +608,48 @@ class PipeliningFailsTests(PoolCase):
         self.assertIn("silent for 1 s", str(error))
         self.turn()
         self.assertEqual(self.network.live(), [])
+
+    def test_accepts_and_never_answers(self) -> None:
+        """Everything that waits for a host that never answered fails after its time of silence."""
+        for cautious in (False, True):
+            self.make()
+            self.pool._unknown = cautious  # as an agent's
+            asked = self.ask(*map(str, range(900)))
+            late = self.ask("late", timeout_s=90)
+            self.turn()
+            self.network.clock.advance(59.9)
+            self.assertFalse(any(d.called for d in asked))
+            self.network.clock.advance(0.2)
+            self.turn()
+            kinds = Counter(type(self.failureResultOf(d).value) for d in asked)
+            self.assertLessEqual(kinds[RequestTimedOut], 4)
+            self.assertGreater(kinds[RequestNotSent], 300)
+            self.assertNoResult(late[0])
+            self.network.clock.advance(90)
+            self.assertIn("silent for 90 s", str(self.failureResultOf(late[0]).value))
+            again = self.ask("again")
+            self.network.serve()
+            self.assertEqual(self.bodies(again), [b"GET again"])
+
+    def test_stops_answering(self) -> None:
+        """One that has answered before has twice that time: perhaps it only cannot pipeline."""
+        first = self.ask("first")
+        self.network.serve()
+        self.bodies(first)
+        self.turn()
+        self.network.clock.advance(1000)
+        asked = self.ask(*map(str, range(300)))
+        self.turn()
+        self.network.clock.advance(60.1)
+        self.turn()
+        self.assertLess(sum(d.called for d in asked), 300)
+        self.network.clock.advance(60.1)
+        self.turn()
+        for d in asked:
+            self.failureResultOf(d)
+        again = self.ask("again")
+        self.network.serve()
+        self.assertEqual(self.bodies(again), [b"GET again"])
 
     def test_one_bad_moment_is_soon_forgotten(self) -> None:
         """The first time a host is spoken to one at a time for a minute, then for twice as long each time."""

@@ -212,6 +212,12 @@ class HostStats:
 # A loss is charged to the request whose answer was due, and to all of them if the connection never
 # answered anything; after ``max_attempts`` a request fails. So every loss brings
 # some request nearer to its end, and no server can keep us reconnecting for ever.
+#
+# **Silence.** A server that accepts connections and never answers would let each of many requests wait for
+# its own time of silence. So all that wait, and have no longer time, fail with the first whose time is over;
+# after ``SECOND_CHANCE`` times as long if the host has answered before: perhaps it only cannot pipeline.
+
+SECOND_CHANCE = 2
 
 
 class HostPool:
@@ -250,6 +256,8 @@ class HostPool:
         self._dropping = False
         self._closed = False
         self._leaving: list[PipelinedConnection] = []
+        self._heard = False
+        self._silent_since_s: float | None = None
 
     def __repr__(self) -> str:
         return (
@@ -452,6 +460,8 @@ class HostPool:
     # Connections tell.
 
     def has_room(self, connection: PipelinedConnection) -> None:
+        if connection in self._connections:  # else it is being made, and has sent nothing
+            self._heard, self._silent_since_s = True, None
         if self._waiting:
             self._assign()
 
@@ -485,7 +495,32 @@ class HostPool:
                 each.exchange.attempts += 1
         # Of many connections on a slow line one may get nothing for long: that is not the server's silence.
         starved = loss.timed_out and self.last_activity_s > now - self._limits.timeout_s
+        if loss.timed_out:
+            unanswered = self._fail_what_waits_too_long(connection, loss, unanswered)
         self._repeat_or_fail(unanswered, pipelining_failed or starved, loss.timed_out)
+
+    def _fail_what_waits_too_long(
+        self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
+    ) -> list[Unanswered]:
+        """The host is silent: fail what waits for no longer than that; return what else was unanswered."""
+        since_s = self._silent_since_s
+        if since_s is None:
+            since_s = self._silent_since_s = connection.last_activity_s
+        silent_s = self._clock.seconds() - since_s
+        chances = SECOND_CHANCE if self._heard else 1
+
+        def is_over(exchange: Exchange) -> bool:
+            own_s = exchange.timeout_s
+            return chances * (self._limits.timeout_s if own_s is None else own_s) <= silent_s
+
+        late = [each for each in self._waiting if is_over(each)]
+        self._waiting = deque(each for each in self._waiting if not is_over(each))
+        failed = [each for each in unanswered if is_over(each.exchange)]
+        for each in failed:
+            _fail(each.exchange, each.error)
+        for exchange in late:
+            _fail(exchange, no_connection(self._server, loss.reason))
+        return [each for each in unanswered if each not in failed]
 
     def _repeat_or_fail(
         self,

@@ -39,7 +39,9 @@ class Limits:
         discard_limit_bytes: how much of an unwanted answer is read
             to save the connection. A new connection costs 1 to 2 round trips: at 10 MB/s and
             10 ms, 100 to 200 KB; less for a server far away over a thin line.
-        timeout_s: silence of the server while it has something to answer and nobody paused it.
+        timeout_s: silence of the server while it has something to answer and nobody paused it. What waits
+            for a host that never answered fails with the first request whose time is over; after twice the
+            time if the host has answered before.
         abandoned_timeout_s: the same while the answer that is due is one nobody wants any more.
         unclaimed_timeout_s: how long an answer whose body nobody asked for may hold up those behind it.
         held_up_after_s: how long an answer may lie unclaimed, or its reader pause the connection, before
