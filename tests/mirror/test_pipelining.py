@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import unquote, urlsplit
 
+from misc.speedtest.mirror.authority import make_certificate
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.mirror import host_scheduler
 from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.epoll_connection import GATHERED_BYTES
 from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.mirror_http import may_be, parse_url
 from pipegrid.mirror.mirror_run import MirrorRun
@@ -105,12 +112,27 @@ class ReactorTests(SynchronousTestCase):
         world.network.host("m0").listen(81, factory)
         return world
 
+    def redirecting(self, mangle: Mangle) -> MirrorWorld:
+        """The same behind a host that redirects all to it, and mixes up its responses in the same way."""
+        world = self.world(mangle, hosts=2)
+        target = "http://m0/archive/"
+
+        def answer(path: str) -> bytes:
+            path = urlsplit(path).path.removeprefix("/archive/")
+            return ok(b"", f"Location: {target}{path}".encode(), status=b"302 Found")
+
+        clock = world.network.host("m1").clock
+        factory = Factory.forProtocol(partial(MixingProtocol, answer, mangle, clock.callLater))
+        world.network.host("m1").listen(81, factory)
+        return world
+
     def sync(self, world: MirrorWorld, **options: Any) -> tuple[Any, float]:
         """Mirror from it; returns the report, and the seconds that it took."""
         original = world.network.endpoint
+        mixing = ("m0", "m1") if options.get("mirrors") else ("m0",)
 
         def endpoint(client: str, host: str, port: int) -> Any:
-            return original(client, host, 81 if host == "m0" else port)
+            return original(client, host, 81 if host in mixing else port)
 
         self.patch(world.network, "endpoint", endpoint)
         began_s = world.clock.seconds()
@@ -128,6 +150,16 @@ class ReactorTests(SynchronousTestCase):
                     self.assertEqual(report.failed, [], case)
                     self.assertEqual(world.found(), world.files, case)
                     self.assertLess(took_s, SERIAL_S + 5.0, case)
+
+    def test_every_position_of_redirects(self) -> None:
+        """So it is where a host redirects, and both it and the other one mix up what they answer."""
+        for position in range(BATCH):
+            for kind, mangle in manglers(position).items():
+                world = self.redirecting(mangle)
+                report, took_s = self.sync(world, mirrors=(1,))
+                self.assertEqual(report.failed, [], (kind, position))
+                self.assertEqual(world.found(), world.files, (kind, position))
+                self.assertLess(took_s, 2 * SERIAL_S + 5.0, (kind, position))
 
     def test_remembered(self) -> None:
         """One stall, then nothing but single requests, also of what is mirrored next in the same run."""
@@ -164,28 +196,44 @@ class ReactorTests(SynchronousTestCase):
 
 
 class MixingServer(Server):
-    """A server that goes wrong when it has several requests at a time; on real sockets."""
+    """
+    A server that goes wrong when it has several requests at a time; on real sockets.
+
+    Attributes:
+        redirects_to: the URL of another one that has the files; "": it has them.
+    """
 
     mangle: Mangle
+    redirects_to = ""
+    context: ssl.SSLContext | None = None
 
     def _serve(self, connection: Any) -> None:
         rest, paths = b"", list[str]()
         with connection:
             try:
+                if self.context is not None:
+                    connection = self.context.wrap_socket(connection, server_side=True)
                 while True:
                     got = connection.recv(1 << 16)
                     if not got:
                         return
                     *heads, rest = (rest + got).split(b"\r\n\r\n")
-                    paths = [head.split(b" ")[1].decode().removeprefix("/") for head in heads]
+                    paths = [head.split(b" ")[1].decode() for head in heads]
+                    paths = [urlsplit(path).path.removeprefix("/") for path in paths]
                     while paths:
                         now, paths = paths[:BATCH], paths[BATCH:]
                         self.asked += now
-                        answers = [ok(self.files[path]) for path in now]
+                        answers = [self._response(path) for path in now]
                         mixed = self.mangle(answers) if len(now) == BATCH else answers
                         connection.sendall(b"".join(mixed))
             except OSError:
                 return
+
+    def _response(self, path: str) -> bytes:
+        if not self.redirects_to:
+            return ok(self.files[path])
+        location = f"Location: {self.redirects_to}{path}".encode()
+        return ok(b"", location, status=b"302 Found")
 
 
 class SprintTests(SprintCase):
@@ -198,23 +246,70 @@ class SprintTests(SprintCase):
             for number in range(4 * FILES)
         }
 
+    def mixing(self, mangle: Mangle) -> MixingServer:
+        """Start a server."""
+        server = MixingServer(self.files)
+        server.mangle = mangle
+        self.addCleanup(server.close)
+        return server
+
+    def assert_all(self, case: tuple[str, int], server: MixingServer) -> None:
+        """Fetch all; what is no HTTP any more is left to the other driver, and nothing wrong is stored."""
+        self.dest = self.dest.with_name(f"{case[0]}{case[1]}{server.redirects_to[-6:-1]}")
+        began_s = time.monotonic()
+        work, done = self.sprint(server, connections=2)
+        self.assertLess(time.monotonic() - began_s, 5.0, case)
+        self.assertEqual(work.report.failed, [], case)
+        if done:
+            self.assertEqual(self.found(), self.files, case)
+        else:
+            self.assertEqual(case[0], "doubled")
+            for path, data in self.found().items():
+                self.assertEqual(data, self.files[path], case)
+        server.close()
+
     def test_every_position(self) -> None:
-        """The sprint fetches all, unless the answers are no HTTP any more: that it leaves to others."""
-        for position in (0, BATCH - 2):
+        """The epoll driver fetches all, unless the responses are no HTTP any more."""
+        self.patch(host_scheduler, "PIPELINED_STALL_S", 0.3)
+        for position in range(BATCH):
             for kind, mangle in manglers(position).items():
-                self.dest = self.dest.with_name(f"{kind}{position}")
-                server = MixingServer(self.files)
-                self.addCleanup(server.close)
-                server.mangle = mangle
-                began_s = time.monotonic()
-                work, done = self.sprint(server, connections=2)
-                self.assertLess(time.monotonic() - began_s, 5.0, (kind, position))
-                self.assertEqual(work.report.failed, [], (kind, position))
-                if done:
-                    self.assertEqual(self.found(), self.files, (kind, position))
-                else:
-                    self.assertEqual(kind, "doubled")
-                server.close()
+                self.assert_all((kind, position), self.mixing(mangle))
+
+    def test_every_position_over_tls(self) -> None:
+        """So it is over TLS."""
+        self.patch(host_scheduler, "PIPELINED_STALL_S", 0.3)
+        made = make_certificate(Path(self.mktemp()))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(made.certificate, made.key)
+        environment = mock.patch.dict(os.environ, SSL_CERT_FILE=str(made.authority))
+        environment.start()
+        self.addCleanup(environment.stop)
+        for position in range(BATCH):
+            for kind, mangle in manglers(position).items():
+                server = self.mixing(mangle)
+                server.context = context
+                server.url = server.url.replace("http:", "https:")
+                self.assert_all((kind, position), server)
+
+    def test_every_position_of_redirects(self) -> None:
+        """So it is where a host redirects to another one, and both mix up their responses."""
+        self.patch(host_scheduler, "PIPELINED_STALL_S", 0.3)
+        for position in range(BATCH):
+            for kind, mangle in manglers(position).items():
+                target, server = self.mixing(mangle), self.mixing(mangle)
+                server.redirects_to = target.url
+                self.assert_all((kind, position), server)
+                target.close()
+
+    def test_long_files(self) -> None:
+        """Files that are stored by the page are checked as well, and fetched again one by one."""
+        length = GATHERED_BYTES + 1
+        self.files = {f"f{number}": bytes([number]) * length for number in range(3 * BATCH)}
+        server = self.mixing(lambda answers: [answers[1], answers[0], *answers[2:]])
+        work, done = self.sprint(server, connections=1)
+        self.assertEqual((done, self.found(), work.report.failed), (True, self.files, []))
+        self.assertTrue(work.plan.is_serial(0))
+        self.assertGreater(work.report.retries, 0)
 
     def test_remembered(self) -> None:
         """What is fetched next in the same run, into the same directory, is asked for one by one."""
