@@ -20,6 +20,8 @@ from tests.mirror.archive import Archive, Signer
 from tests.mirror.rpmarchive import REPOMD, RpmArchive
 from tests.mirror.test_mirror_lists import link, metalink
 
+SET_APT = "mirror_options.APT = %r\nmain()"
+
 
 def lacks_nginx() -> str:
     """Return why tests are left out; "": they are not."""
@@ -64,10 +66,20 @@ class NginxCase(SynchronousTestCase):
         )
         return self.stack.enter_context(server).address
 
-    def mirror(self, *arguments: str, **environment: str) -> tuple[int, dict[str, Any], str]:
-        """Run the command; returns its status, what it said as JSON, and its errors."""
+    def mirror(
+        self, *arguments: str, apt: str = "", **environment: str
+    ) -> tuple[int, dict[str, Any], str]:
+        """
+        Run the command; returns its status, what it said as JSON, and its errors.
+
+        Args:
+            apt: the directory of apt, if it is another one than that of this machine.
+        """
+        program = ["-m", "pipegrid"]
+        if apt:
+            program = ["-c", f"from pipegrid.cli import main, mirror_options\n{SET_APT % apt}"]
         done = subprocess.run(
-            [sys.executable, "-m", "pipegrid", "mirror", *arguments, "--json", "-q"],
+            [sys.executable, *program, "mirror", *arguments, "--json", "-q"],
             capture_output=True,
             text=True,
             timeout=120,
@@ -244,6 +256,47 @@ class CredentialTests(NginxCase):
                     for path in self.dest.rglob("*"):
                         if path.is_file():
                             self.assertNotIn(b"s3cret", path.read_bytes())
+
+    def test_paths(self) -> None:
+        """An entry of apt's with a path says nothing to other paths of the host, where redirects lead."""
+        basic = "Basic " + b64encode(b"joe:s3cret").decode()
+        archive = Archive(self.signer, now=datetime.now(timezone.utc))
+        files = {
+            f"{above}/{path}": data
+            for path, data in archive.files.items()
+            for above in ("open", "kept")
+        }
+        told = f'if ($http_authorization != "{basic}") {{ return 401; }}'
+        apt = self.place / "apt"
+        apt.mkdir()
+        moved = f"{{ {told} rewrite ^/private/(.*)$ /open/$1 redirect; }}\n"
+        within = f"{{ {told} rewrite ^/private/(.*)$ /kept/$1 last; }}\n"
+        for kind, further in (
+            ("all", f"location /private/ {moved}"),
+            ("packages", f"location /private/pool/ {moved} location /private/dists/ {within}"),
+        ):
+            server = self.serve(
+                files,
+                further='location /open/ { if ($http_authorization != "") { return 403; } }\n'
+                f"location /kept/ {{ internal; }}\n{further}",
+            )
+            (apt / "auth.conf").write_text(
+                f"machine http://{server}/private login joe password s3cret\n"
+            )
+            (apt / "auth.conf").chmod(0o600)
+            for url in (f"http://{server}/private", f"http://joe:s3cret@{server}/private"):
+                for option in ([], ["--limit-rate", "100M"]):
+                    self.dest = self.place / f"{kind}{len(url)}{len(option)}"
+                    status, report, errors = self.mirror(
+                        *("debian", str(self.dest), "--from", url, "--suite", "sid"),
+                        *("--keyring", self.signer.keyring, *option),
+                        apt=str(apt),
+                    )
+                    if "@" in url:  # a user of the URL is for the whole of its host
+                        self.assertEqual(status, 1)
+                        self.assertIn("403", errors)
+                    else:
+                        self.assertEqual((status, errors, report.get("failed")), (0, "", 0), kind)
 
     def test_not_shown(self) -> None:
         """What goes wrong is said without them; a file that others can read is named."""

@@ -61,6 +61,7 @@ class Behaviour:
         strips: an end of paths that it takes for nothing.
         authorization: what requests must have as that; others are refused. "": they must not have any.
         client: what nginx must find of their certificates, such as SUCCESS or NONE; others are refused.
+        further: what its configuration says besides.
     """
 
     busy_percent: int = 0
@@ -70,6 +71,7 @@ class Behaviour:
     strips: str | None = None
     authorization: str | None = None
     client: str | None = None
+    further: str = ""
 
 
 class WebServer:
@@ -163,6 +165,7 @@ class WebServer:
             inside += f'        if ($http_authorization != "{wanted}") {{ return 401; }}\n'
         if behaviour.client is not None:
             inside += f'        if ($ssl_client_verify != "{behaviour.client}") {{ return 403; }}\n'
+        inside += behaviour.further
         if behaviour.redirects_to is not None:
             inside += f"        return 302 {behaviour.redirects_to};\n"
         if behaviour.strips is not None:

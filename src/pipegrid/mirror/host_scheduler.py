@@ -480,7 +480,7 @@ class MirrorSchedule:
 
     def _host_of(self, route: FileRoute) -> HostSchedule | None:
         """Return the host of a route; None: there are too many, or it is expected to give nothing."""
-        if route.address.origin == self.address.origin:
+        if _key(route.address) == _key(self.address):  # other paths may have other credentials
             return self.own
         host = self._by_key.get(_key(route.address))
         if host is None:

@@ -76,10 +76,19 @@ class HostAccess:
         self.tls = tls
         self._environment = environment
         self._credentials = credentials
+        self._users: dict[str, bytes] = {}
         self.redirects: LearntRedirects | None = None
 
     def header_for(self, url: str) -> bytes:
-        """Return the header line with what is known for a URL, with its end; b"": nothing is."""
+        """
+        Return the header line with what is known for a URL, with its end; b"": nothing is.
+
+        The user of a mirror's URL is for all paths of its host, as with curl; entries of files may say more.
+        """
+        if self._users:
+            header = self._users.get(parse_url(url.partition("?")[0]).origin, b"")
+            if header:
+                return header
         return b"" if self._credentials is None else self._credentials(url)
 
     def address(self, url: str, asked: str | None = None) -> Address:
@@ -97,6 +106,11 @@ class HostAccess:
             from pipegrid.mirror.credentials import user_of  # which few need
 
             url, header = user_of(url)
+            origin = parse_url(url).origin
+            same = self._users.get(origin, header) == header
+            self._users[origin] = (
+                header if same else b""
+            )  # with several users none is for all paths
         header = header or self.header_for(asked or url)
         address = through(parse_url(url), self._environment)
         return address.replaced(access=self, headers=address.headers + header)
