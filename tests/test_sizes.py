@@ -39,6 +39,7 @@ SMALL = {
     "gateway/node_files.py": "files that other programs read, by their names",
     "gateway/request_origin.py": "pure decisions, apart from the server that asks for them",
     "gateway/root.py": "where other packages add their part",
+    "gateway/status_parts.py": "the one place that knows all that watches a gateway",
     "http11/limits.py": _CONTRACT,
     "http11/pinned_endpoints.py": "brings twisted.web, which storage clients do not need",
     "speedtest/lifeline.py": "run with python -m",

@@ -112,7 +112,9 @@ class CheckTests(GatewayTestCase):
         self.assertEqual(self.check(LitCap(b"hello")), healthy)
         said = self.check(LitCap(b"hello"), repair=True)
         self.assertFalse(said["repair-attempted"] or said["repair-successful"])
-        self.assertEqual(said["pre-repair-results"], healthy)
+        results = said["pre-repair-results"]["results"]
+        self.assertTrue(results["healthy"])
+        self.assertEqual((results["count-shares-good"], results["count-wrong-shares"]), (0, 0))
 
     def test_mutable_file(self) -> None:
         """Shares carry their version; a repair makes all of them again."""

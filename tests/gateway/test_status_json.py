@@ -41,10 +41,7 @@ class RecordedTestCase(GatewayTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        plain = self.grid
-        self.grid = RecordedGrid(
-            self.world.client.clock, plain.config, plain._peers, plain._workers
-        )
+        self.grid = RecordedGrid.of(self.grid)
         self.records = self.grid.records
 
     def counts(self) -> dict[str, int]:

@@ -22,13 +22,6 @@ from tests import vectors
 from tests.gateway.webapi_replay import Replay, delete_shares_below, sequences
 
 START_S = 120.0
-WAITING = frozenset(
-    {
-        *("check-immutable", "check-directory", "damage-immutable", "damage-directory"),
-        *("unreadable", "streams", "operations", "welcome", "token", "client-tahoe-backup"),
-    }
-)
-"""Conversations of which a part is not built yet."""
 
 
 @cache
@@ -83,8 +76,6 @@ class WebApiVectorsTests(SynchronousTestCase):
 
 def _test_of(sequence: dict[str, Any]) -> Any:
     def test(self: WebApiVectorsTests) -> None:
-        if sequence["name"] in WAITING:
-            self.skipTest("a part of it is not built yet")
         self.play(sequence)
 
     test.__doc__ = sequence["about"]

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, as_cap
@@ -38,9 +37,15 @@ class RecordedGrid(Grid):
         records: its transfers.
     """
 
-    def __init__(self, reactor: IReactorTime, *arguments: Any, **options: Any) -> None:
-        super().__init__(reactor, *arguments, **options)
-        self.records = TransferRecords(reactor, time.time)
+    records: TransferRecords
+
+    @classmethod
+    def of(cls, grid: Grid) -> RecordedGrid:
+        """Return a grid that is open already, with records; both are the same, and closed together."""
+        recorded = cls.__new__(cls)
+        recorded.__dict__ = grid.__dict__
+        recorded.records = TransferRecords(grid.clock, time.time)
+        return recorded
 
     def put(
         self, source: SourceLike, *, progress: Progress | None = None, **options: Any

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from twisted.application.service import MultiService
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import serverFromString
@@ -16,10 +17,12 @@ from twisted.python.failure import Failure
 from pipegrid.errors import UsageError
 from pipegrid.gateway.gateway_settings import GatewaySettings, SftpSettings
 from pipegrid.gateway.node_files import NodeFiles
+from pipegrid.gateway.recorded_grid import RecordedGrid
 from pipegrid.gateway.request_origin import LOOPBACK
 from pipegrid.gateway.restic.restic_resource import restic_resource
 from pipegrid.gateway.root import SiteParts, root_resource
 from pipegrid.gateway.site import GatewaySite
+from pipegrid.gateway.status_parts import Monitoring
 from pipegrid.tree.public_grid import Grid
 
 if TYPE_CHECKING:
@@ -61,9 +64,10 @@ class RunningGateway:
         self.files = NodeFiles(settings.directory)
         self.site: GatewaySite | None = None
         self._reactor = reactor
-        self._grid = grid
+        self._grid = RecordedGrid.of(grid)
         self._settings = settings
         self._say = say
+        self._monitoring = Monitoring(self._grid, settings, lambda: self.files.token)
         self._ports: list[Any] = []
         self._sftp: SftpServer | None = None
 
@@ -100,7 +104,15 @@ class RunningGateway:
 
     def _parts(self) -> SiteParts:
         """Return what other modules add to the site."""
-        return SiteParts({b"restic": restic_resource(self._grid, self._settings)})
+        parts = self._monitoring.parts(self._served, self._connections)
+        resources = {**parts.resources, b"restic": restic_resource(self._grid, self._settings)}
+        return attrs.evolve(parts, resources=resources)
+
+    def _served(self) -> Mapping[int, int]:
+        return {} if self.site is None else self.site.served
+
+    def _connections(self) -> int:
+        return 0 if self.site is None else len(self.site.channels)
 
     async def _listen(
         self, text: str, factory: Any, setting: str, exposed: str = WEB_EXPOSED
@@ -137,11 +149,13 @@ class RunningGateway:
             await self._sftp.stop(ending_s)
         site = self.site
         if site is not None:
+            self._monitoring.private.close()
             await self._wait_for(site, ending_s)
             left = len(site.running)
             if left:
                 log.warn("{count} requests were interrupted, since the gateway stops", count=left)
             site.close_all()
+            self._monitoring.close()
             await deferLater(self._reactor, 0)
         self.files.release()
 

@@ -126,8 +126,10 @@ def repair_json(outcome: CheckResult | RepairResult | None, *, failed: bool = Fa
         outcome: None for an object that has no shares.
         failed: a repair was tried after this check, and failed.
     """
+    if outcome is None or (isinstance(outcome, CheckResult) and not outcome.total_shares):
+        return _repair(_NO_SHARES, _NO_SHARES, False, False)
     if not isinstance(outcome, RepairResult):
-        lost = outcome is not None and not outcome.recoverable
+        lost = not outcome.recoverable
         return _repair(check_json(outcome), check_json(outcome), failed or lost, False)
     attempted, after = was_repaired(outcome), check_json(outcome.after)
     if attempted and not isinstance(outcome.after, MutableCheckResult):
@@ -135,6 +137,20 @@ def repair_json(outcome: CheckResult | RepairResult | None, *, failed: bool = Fa
         after["summary"] = "healthy" if after["results"]["healthy"] else "not healthy"
     successful = attempted and outcome.after.is_complete
     return _repair(check_json(outcome.before), after, attempted, successful)
+
+
+_NO_SHARES: Json = {
+    "storage-index": "",
+    "results": {
+        "healthy": True,
+        "count-shares-good": 0,
+        "count-shares-needed": 0,
+        "count-shares-expected": 0,
+        "count-wrong-shares": 0,
+        "list-corrupt-shares": [],
+    },
+}
+"""Of an object that is in its cap, with what ``tahoe check --repair`` reads in any case."""
 
 
 def _repair(before: Json, after: Json, attempted: bool, successful: bool) -> Json:

@@ -1,0 +1,231 @@
+"""The gateway's log as a WebSocket, for those who have the token of its directory."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.interfaces import IPushProducer
+from twisted.logger import ILogObserver, LogPublisher, formatEvent, globalLogPublisher
+from twisted.python.failure import Failure
+from twisted.web.resource import IResource
+from twisted.web.server import NOT_DONE_YET
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import AcceptConnection, CloseConnection, Ping, TextMessage
+from wsproto.handshake import H11Handshake
+from wsproto.utilities import ProtocolError
+from zope.interface import implementer
+
+from pipegrid.gateway.http_response import HttpResponse, send
+
+# One JSON object a message, each of one event. What a slow reader cannot take is left out, and counted. Of
+# what clients send only pings and the end are answered; an unfinished frame is held as far as ``wsproto``
+# wants to see its head.
+#
+# The log has no capability in it; what looks like one is removed here all the same.
+
+MAX_SOCKETS = 8
+MAX_EVENT_CHARS = 16_384
+
+_CAP = re.compile(r"URI:[A-Za-z0-9-]{2,20}:[A-Za-z0-9:]*")
+
+
+def event_json(event: Any) -> str:
+    """Return an event of the log as a JSON object, without line breaks."""
+    level = event.get("log_level")
+    text = formatEvent(event)
+    failure = event.get("log_failure")
+    if failure is not None:
+        text += "\n" + "".join(traceback.format_exception_only(failure.type, failure.value))
+    text = _CAP.sub("URI:[CENSORED]", text[:MAX_EVENT_CHARS])
+    return json.dumps(
+        {
+            "timestamp": event.get("log_time", 0.0),
+            "level": getattr(level, "name", "info"),
+            "message_type": str(event.get("log_namespace", ""))[:200],
+            "message": text,
+        }
+    )
+
+
+@implementer(IPushProducer)
+class LogSocket:
+    """
+    One client that reads the log.
+
+    Args:
+        request: twisted.web's, whose connection is used from now on.
+        connection: speaks WebSocket; the response to the handshake was sent.
+        closed: called once, when the client has gone.
+    """
+
+    def __init__(self, request: Any, connection: Connection, closed: Callable[[], object]) -> None:
+        self._request = request
+        self._transport = request.channel.transport
+        self._connection = connection
+        self._closed = closed
+        self._paused = False
+        self._left_out = 0
+        self._is_open = True
+
+    def begin(self) -> None:
+        """Take the connection over from HTTP."""
+        self._request.notifyFinish().addBoth(self._gone)
+        self._request.channel.setTimeout(None)
+        self._request.channel.dataReceived = self.data_received
+        self._request.registerProducer(self, True)
+
+    def send_event(self, event: Any) -> None:
+        """Send an event of the log; a client that does not read misses it."""
+        if not self._is_open:
+            return
+        if self._paused:
+            self._left_out += 1
+            return
+        if self._left_out:
+            left_out, self._left_out = self._left_out, 0
+            self._send(TextMessage(json.dumps({"left_out": left_out})))
+        self._send(TextMessage(event_json(event)))
+
+    def data_received(self, data: bytes) -> None:
+        """Answer pings and the end; all else is ignored."""
+        try:
+            self._connection.receive_data(data)
+            for event in self._connection.events():
+                if isinstance(event, Ping):
+                    self._send(event.response())
+                elif isinstance(event, CloseConnection):
+                    self._send(event.response())
+                    self.close()
+        except ProtocolError:
+            self.close()
+
+    def close(self) -> None:
+        self._is_open = False
+        self._transport.loseConnection()
+
+    def _send(self, event: Any) -> None:
+        self._transport.write(self._connection.send(event))
+
+    def _gone(self, _result: Failure | None) -> None:
+        self._is_open = False
+        self._closed()
+
+    def pauseProducing(self) -> None:
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        self._paused = False
+
+    def stopProducing(self) -> None:
+        self._is_open = False
+
+
+@implementer(ILogObserver)
+class LogSockets:
+    """The clients that read the log; an observer of it."""
+
+    def __init__(self) -> None:
+        self.open: dict[LogSocket, None] = {}
+
+    def __call__(self, event: Any) -> None:
+        """Send an event to all."""
+        for socket in list(self.open):
+            socket.send_event(event)
+
+
+@implementer(IResource)
+class PrivateResource:
+    """
+    ``/private``: the log, for clients that have the token.
+
+    Args:
+        token: returns the secret.
+        log: whose events are sent.
+    """
+
+    isLeaf = True
+
+    def __init__(self, token: Callable[[], str], log: LogPublisher = globalLogPublisher) -> None:
+        self._token = token
+        self._log = log
+        self._sockets = LogSockets()
+
+    def getChildWithDefault(self, name: bytes, request: object) -> IResource:
+        """Return itself: it looks at the path as a whole."""
+        return self
+
+    def putChild(self, path: bytes, child: object) -> None:
+        """
+        Raises:
+            NotImplementedError: always; it is a leaf.
+        """
+        raise NotImplementedError
+
+    def render(self, request: Any) -> int:
+        refused = self._refusal(request)
+        if refused is not None:
+            send(request, refused)
+        else:
+            self._open(request)
+        return NOT_DONE_YET
+
+    def close(self) -> None:
+        """End all connections, since the gateway stops."""
+        for socket in list(self._sockets.open):
+            socket.close()
+
+    def _refusal(self, request: Any) -> HttpResponse | None:
+        if not self._is_authorized(request):
+            return HttpResponse(
+                "the token of private/api_auth_token is needed here\n",
+                401,
+                headers={"WWW-Authenticate": 'tahoe-lafs realm="tahoe-lafs"'},
+            )
+        if request.path.rstrip(b"/") == b"/private":
+            return HttpResponse("ask for /private/logs/v1\n", 405, headers={"Allow": "HEAD"})
+        if request.path != b"/private/logs/v1":
+            return HttpResponse("there is nothing here; ask for /private/logs/v1\n", 404)
+        upgrade = request.getHeader("upgrade") or ""
+        if request.method != b"GET" or upgrade.lower() != "websocket":
+            return HttpResponse("the log is a WebSocket; connect with a client for those\n", 200)
+        if len(self._sockets.open) >= MAX_SOCKETS:
+            return HttpResponse(f"{MAX_SOCKETS} clients read the log already\n", 503)
+        return None
+
+    def _is_authorized(self, request: Any) -> bool:
+        token = self._token()
+        given = (request.getHeader("authorization") or "").split(" ", 1)
+        if len(given) != 2 or given[0].lower() != "tahoe-lafs" or not token:
+            return False
+        return hmac.compare_digest(given[1].strip().encode(), token.encode())
+
+    def _open(self, request: Any) -> None:
+        handshake = H11Handshake(ConnectionType.SERVER)
+        raw = request.requestHeaders.getAllRawHeaders()
+        try:
+            handshake.initiate_upgrade_connection(
+                [(name, value) for name, values in raw for value in values], request.path
+            )
+            answer = handshake.send(AcceptConnection())
+        except ProtocolError:
+            send(request, HttpResponse("this is not the handshake of a WebSocket\n", 400))
+            return
+        connection = handshake.connection
+        assert connection is not None
+
+        def closed() -> None:
+            self._sockets.open.pop(socket, None)
+            if not self._sockets.open:
+                self._log.removeObserver(self._sockets)
+
+        socket = LogSocket(request, connection, closed)
+        if not self._sockets.open:
+            self._log.addObserver(self._sockets)
+        self._sockets.open[socket] = None
+        request.channel.transport.write(answer)
+        socket.begin()

@@ -1,0 +1,256 @@
+"""Checks, streams and operations: ``POST ?t=check``, ``t=stream-*``, ``t=start-*``, and ``/operations``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from twisted.internet.interfaces import IPushProducer
+from zope.interface import implementer
+
+from pipegrid.core.caps import DirectoryCap, UnknownCap
+from pipegrid.errors import PipegridError
+from pipegrid.gateway.http_response import HttpResponse, redirect
+from pipegrid.gateway.web_api.api_request import (
+    ApiRequest,
+    Handler,
+    method_not_allowed,
+    unknown_cap,
+    when_done,
+)
+from pipegrid.gateway.web_api.check_json import check_page, json_bytes
+from pipegrid.gateway.web_api.deep_operations import (
+    OPERATIONS,
+    DeepOperation,
+    check_one,
+    deep_operation,
+    error_name,
+    stream_deep_check,
+    stream_manifest,
+)
+from pipegrid.gateway.web_api.operation_handles import (
+    OperationHandles,
+    OperationRefused,
+    TooManyGuesses,
+    UnknownHandle,
+    check_handle,
+)
+from pipegrid.gateway.web_api.path_lookup import FoundObject
+from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.reactor.deferreds import Waiters
+from pipegrid.transfer.upkeep import UpkeepRequest
+
+PAGE = "text/html"
+"""Pages say their character set themselves; clients of Tahoe-LAFS get this type, without it."""
+
+TEXT_OR_JSON = "text/plain"
+
+
+def operation_posts(handles: OperationHandles) -> Mapping[str, Handler]:
+    """Return the handlers of ``POST ?t=...`` for objects that exist, by ``t``."""
+    starts = {kind: partial(_start, handles, kind) for kind in OPERATIONS}
+    streams = {"stream-manifest": _stream_manifest, "stream-deep-check": _stream_deep_check}
+    return {"check": _check, **streams, **starts}
+
+
+def _todo(call: ApiRequest) -> UpkeepRequest:
+    arguments = call.arguments
+    return UpkeepRequest(
+        verify=arguments.flag("verify"),
+        add_lease=arguments.flag("add-lease"),
+        repair=arguments.flag("repair"),
+    )
+
+
+async def _check(call: ApiRequest, found: FoundObject) -> HttpResponse:
+    todo = _todo(call)
+    if isinstance(found.cap, UnknownCap):
+        raise unknown_cap(found.cap)
+    if found.cap is None:
+        raise WebError(400, "nothing is known that reads this object, so it cannot be checked")
+    said = await check_one(call.grid, found.cap, todo)
+    if call.arguments.text("output").lower() == "json":
+        return HttpResponse(json_bytes(said), content_type=TEXT_OR_JSON)
+    if call.arguments.get("when_done"):
+        return when_done(call, "")
+    return HttpResponse(check_page(said), content_type=PAGE)
+
+
+def _root(call: ApiRequest, found: FoundObject) -> DirectoryCap:
+    """
+    Raises:
+        WebError: it is no directory.
+    """
+    if not (found.is_directory and isinstance(found.cap, DirectoryCap)):
+        operation = call.arguments.operation
+        raise WebError(
+            400, f"POST to file: bad t={operation}; it is for directories that can be listed"
+        )
+    return found.cap
+
+
+# Streams.
+
+
+@implementer(IPushProducer)
+class LineStream:
+    """
+    Sends lines as they come, as fast as the client reads.
+
+    Args:
+        http: twisted.web's request.
+
+    Attributes:
+        has_begun: whether a line was sent.
+    """
+
+    def __init__(self, http: Any) -> None:
+        self._http = http
+        self._paused = False
+        self._resumed: Waiters[None] = Waiters()
+        self.has_begun = False
+
+    def begin(self) -> None:
+        """Send the head of the response."""
+        self._http.setHeader("content-type", TEXT_OR_JSON)
+        self._http.registerProducer(self, True)
+
+    def finish(self) -> None:
+        self._http.unregisterProducer()
+        self._http.finish()
+
+    def write(self, line: bytes) -> None:
+        self.has_begun = True
+        self._http.write(line)
+
+    async def ready(self) -> None:
+        """Return when the client has read most of what was sent."""
+        while self._paused:
+            await self._resumed.wait()
+
+    def pauseProducing(self) -> None:
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        self._paused = False
+        self._resumed.fire(None)
+
+    def stopProducing(self) -> None:
+        """See ``IPushProducer``; the client has gone, which cancels the work."""
+        self.resumeProducing()
+
+
+async def _stream_manifest(call: ApiRequest, found: FoundObject) -> None:
+    root = _root(call, found)
+    await _stream(call, root, lambda stream: stream_manifest(call.grid, root, stream))
+
+
+async def _stream_deep_check(call: ApiRequest, found: FoundObject) -> None:
+    root, todo = _root(call, found), _todo(call)
+    await _stream(call, root, lambda stream: stream_deep_check(call.grid, root, todo, stream))
+
+
+async def _stream(call: ApiRequest, root: DirectoryCap, work: Any) -> None:
+    stream = LineStream(call.http)
+    stream.begin()
+    try:
+        await work(stream)
+    except PipegridError as error:
+        if not stream.has_begun:
+            call.http.unregisterProducer()
+            raise
+        stream.write(f"ERROR: {error_name(error, root)}({error})\n".encode())
+    stream.finish()
+
+
+# Operations.
+
+
+async def _start(
+    handles: OperationHandles, kind: str, call: ApiRequest, found: FoundObject
+) -> HttpResponse:
+    root, todo = _root(call, found), _todo(call)
+    handle = call.arguments.text("ophandle")
+    output = call.arguments.text("output")
+    check_handle(handle)
+    operation = deep_operation(kind, root, todo)
+    try:
+        handles.start(handle, operation, _seconds(call, "retain-for"))
+    except OperationRefused as error:
+        raise WebError(503, str(error)) from None
+    query = f"?output={quote(output, safe='')}" if output else ""
+    return redirect(f"/operations/{quote(handle, safe='')}{query}")
+
+
+def _seconds(call: ApiRequest, name: str) -> float | None:
+    given = call.arguments.get(name)
+    if given is None:
+        return None
+    if not given.isascii() or not given.isdigit() or len(given) > 12:
+        raise WebError(
+            400, f"the argument {name} is a whole number of seconds, and not something else"
+        )
+    return float(given)
+
+
+async def answer_operation(handles: OperationHandles, call: ApiRequest) -> HttpResponse:
+    """Answer a request to ``/operations`` and all below it."""
+    names = [name for name in call.names[1:] if name]
+    if call.method not in ("GET", "POST"):
+        raise method_not_allowed(call, "GET, HEAD, POST")
+    if not names or len(names) > 2:
+        raise WebError(
+            404, "there is nothing here; ask for /operations/ and the handle of an operation"
+        )
+    operation = _find(handles, names[0])
+    kind = call.arguments.operation or "status"
+    if kind not in ("status", "cancel") or (kind == "cancel" and call.method != "POST"):
+        raise WebError(
+            400, "an operation is asked for with GET and t=status, or ended with POST and t=cancel"
+        )
+    output = _output(call, operation)
+    retain_s = _seconds(call, "retain-for")
+    release = call.arguments.flag("release-after-complete")
+    response = _state(operation, output, names[1:])
+    if kind == "cancel":
+        handles.cancel(names[0])
+    else:
+        handles.answered(names[0], retain_s=retain_s, release=release)
+    if operation.error is not None:
+        raise operation.error
+    return response
+
+
+def _find(handles: OperationHandles, handle: str) -> DeepOperation:
+    try:
+        return handles.find(handle)
+    except UnknownHandle as error:
+        raise WebError(404, str(error)) from None
+    except TooManyGuesses as error:
+        raise WebError(429, str(error), {"Retry-After": "60"}) from None
+
+
+def _output(call: ApiRequest, operation: DeepOperation) -> str:
+    output = call.arguments.text("output").lower() or "html"
+    if output not in ("html", "json", "text"):
+        raise WebError(400, "Unknown output: it is html, json or text")
+    return "json" if operation.json_only else output
+
+
+def _state(operation: DeepOperation, output: str, part: list[str]) -> HttpResponse:
+    if operation.error is not None:
+        return HttpResponse()
+    if part:
+        checked = operation.part(part[0])
+        if checked is None:
+            raise WebError(404, "this operation has no check of an object with that storage index")
+        if output == "html":
+            return HttpResponse(check_page(checked), content_type=PAGE)
+        return HttpResponse(json_bytes(checked), content_type=TEXT_OR_JSON)
+    if output == "json":
+        return HttpResponse(json_bytes(operation.json()), content_type=TEXT_OR_JSON)
+    if output == "text":
+        return HttpResponse(operation.text(), content_type=TEXT_OR_JSON)
+    return HttpResponse(operation.html(), content_type=PAGE)

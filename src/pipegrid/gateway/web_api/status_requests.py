@@ -1,0 +1,153 @@
+"""Requests about the gateway itself: ``/``, ``/status``, ``/statistics``, ``/metrics`` and similar ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import attrs
+from twisted.internet.interfaces import IReactorTime
+
+from pipegrid.gateway.http_response import HttpResponse, json_text
+from pipegrid.gateway.server_states import ServerStates
+from pipegrid.gateway.transfer_records import TransferRecords
+from pipegrid.gateway.web_api.api_request import ApiRequest, method_not_allowed
+from pipegrid.gateway.web_api.check_json import page
+from pipegrid.gateway.web_api.gateway_metrics import CONTENT_TYPE, GatewayCollector, metrics_text
+from pipegrid.gateway.web_api.status_json import (
+    OPENMETRICS,
+    events_json,
+    find_transfer,
+    openmetrics_text,
+    statistics_json,
+    statistics_page,
+    transfer_page,
+    transfers_json,
+    transfers_page,
+    welcome_json,
+)
+from pipegrid.gateway.web_api.web_errors import WebError
+
+JSON = "application/json"
+PAGE = "text/html"
+
+
+@attrs.frozen(eq=False)
+class GatewayState:
+    """
+    What a gateway knows of itself.
+
+    Attributes:
+        started_s: when it started, by the clock.
+    """
+
+    records: TransferRecords
+    servers: ServerStates
+    collector: GatewayCollector
+    clock: IReactorTime
+    started_s: float
+
+
+StatusAnswerer = Callable[[GatewayState, ApiRequest], Coroutine[Any, Any, HttpResponse]]
+
+
+def _kind(call: ApiRequest, *kinds: str) -> str:
+    """
+    Return ``t``.
+
+    Raises:
+        WebError: this path does not know it, or the method.
+    """
+    if call.method not in ("GET", "POST", "PUT"):
+        raise method_not_allowed(call, "GET, HEAD, POST, PUT")
+    kind = call.arguments.operation
+    if kind not in ("", *kinds):
+        raise WebError(400, f"the argument t is {' or '.join(kinds)} here, or left out")
+    return kind
+
+
+async def answer_home(state: GatewayState, call: ApiRequest) -> HttpResponse:
+    """Answer a request to ``/``."""
+    is_json = _kind(call, "json") == "json"
+    servers = await state.servers.current()
+    if is_json:
+        said = welcome_json(servers, call.grid.introducers)
+        return HttpResponse(json_text(said), content_type=f"{JSON}; charset=utf-8")
+    lines = [f"{one.identity.nickname}: {one.connection_text}" for one in servers]
+    return HttpResponse(
+        page("PipeGrid gateway", lines or ["No servers are known."]), content_type=PAGE
+    )
+
+
+async def answer_status(state: GatewayState, call: ApiRequest) -> HttpResponse:
+    """Answer a request to ``/status`` and all below it."""
+    is_json = _kind(call, "json") == "json"
+    names = [name for name in call.names[1:] if name]
+    if names:
+        return _transfer(state, names)
+    if is_json:
+        return HttpResponse(json_text(transfers_json(state.records)), content_type=JSON)
+    return HttpResponse(transfers_page(state.records), content_type=PAGE)
+
+
+def _transfer(state: GatewayState, names: list[str]) -> HttpResponse:
+    record = find_transfer(state.records, names[0])
+    if record is None or names[1:] not in ([], ["event_json"]):
+        raise WebError(404, "no such transfer runs, or has ended lately")
+    if names[1:]:
+        return HttpResponse(events_json(record), content_type=JSON)
+    return HttpResponse(transfer_page(record), content_type=PAGE)
+
+
+async def answer_statistics(state: GatewayState, call: ApiRequest) -> HttpResponse:
+    """Answer a request to ``/statistics``."""
+    kind = _kind(call, "json", "openmetrics")
+    said = statistics_json(state.records, state.clock.seconds() - state.started_s)
+    if kind == "json":
+        return HttpResponse(json_text(said), content_type="text/plain")
+    if kind == "openmetrics":
+        return HttpResponse(openmetrics_text(said), content_type=OPENMETRICS)
+    return HttpResponse(statistics_page(said), content_type=PAGE)
+
+
+async def answer_metrics(state: GatewayState, call: ApiRequest) -> HttpResponse:
+    if call.method != "GET":
+        raise method_not_allowed(call, "GET, HEAD")
+    await state.servers.current()
+    return HttpResponse(metrics_text(state.collector), content_type=CONTENT_TYPE)
+
+
+async def answer_helper_status(state: GatewayState, call: ApiRequest) -> HttpResponse:
+    """Answer a request to ``/helper_status``: a gateway has no upload helper."""
+    if _kind(call, "json"):
+        return HttpResponse("{}\n", content_type="text/plain")
+    return HttpResponse(page("Helper", ["This gateway has no upload helper."]), content_type=PAGE)
+
+
+async def answer_storage(state: GatewayState, call: ApiRequest) -> HttpResponse:
+    """Answer a request to ``/storage``: a gateway has no shares."""
+    if _kind(call, "json"):
+        raise WebError(
+            404, "this process is not a storage server, so it has no shares to report on"
+        )
+    return HttpResponse(
+        page("Storage", ["This process is not a storage server."]), content_type=PAGE
+    )
+
+
+async def answer_report(state: GatewayState, call: ApiRequest) -> HttpResponse:
+    """Answer a request to ``/report_incident``: the log has all that there is."""
+    if call.method != "POST":
+        raise WebError(400, "reports are sent with POST")
+    return HttpResponse("The gateway's log has what happened; nothing else is kept.\n")
+
+
+STATUS_ANSWERS: Mapping[bytes, StatusAnswerer] = {
+    b"status": answer_status,
+    b"statistics": answer_statistics,
+    b"metrics": answer_metrics,
+    b"helper_status": answer_helper_status,
+    b"storage": answer_storage,
+    b"report_incident": answer_report,
+}
+"""By the first part of the path."""
