@@ -24,6 +24,7 @@ CHECKED = (
     "reactor",
     "testing",
     "speedtest",
+    "grid",
 )
 """Packages whose prose has been revised. Add a package after revising it."""
 

@@ -1,4 +1,4 @@
-"""Cached announcements and placement hint."""
+"""What a client caches on disk: the announcements of introducers, and where its recent files were placed."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from pipegrid.grid.strict_config import parse_yaml
 from pipegrid.transfer.put.placement_history import AskFirst, PlacementHistory
 from pipegrid.wire.announcements import MAX_ID_CHARACTERS, MAX_SERVERS, Announcement
 
-# What introducers said, kept for the day on which they are down; one file for each.
+# The announcements of each introducer are cached in one file, so that the grid is usable while the introducer
+# is down.
 #
-# A list of ``ann`` and ``key_s``, as Tahoe-LAFS keeps it, whose own cache is read where its directory is
-# used. Of a server that the introducer has not named of late there is ``missing_since``, too. Written as
-# JSON, a line for each server, which is YAML that is read a hundred times faster. It is only a cache:
-# whatever is wrong with it, there is none, and a warning.
+# The file is a list of ``ann`` and ``key_s``, in Tahoe-LAFS's format; in a Tahoe-LAFS directory, the node's
+# own cache is read. A server that the introducer no longer announces also has ``missing_since``. The file is
+# written as JSON, one line for each server: JSON is YAML, and is parsed a hundred times faster. If the file
+# cannot be used, the client warns and continues without a cache.
 
 
 def cache_name(introducer: str) -> str:
-    """Return the name of an introducer's cache file, whatever the introducer is called; no other has it."""
+    """Return the name of an introducer's cache file; each introducer name gives a different file name."""
     plain = _plain(introducer)
     if plain != introducer:
-        # Others may look the same: of a name in Cyrillic only its length is left.
+        # Replacing characters makes names collide (a Cyrillic name keeps only its length), so add a hash.
         plain += "-" + hashlib.sha256(introducer.encode("utf-8", "replace")).hexdigest()[:16]
     return f"introducer_{plain}_cache.yaml"
 
 
 def cache_names(introducer: str) -> list[str]:
-    """Return what its cache file may be called, the best first: earlier versions told fewer names apart."""
+    """
+    Return the possible names of an introducer's cache file: today's first, then those of earlier versions.
+    """
     return list(
         dict.fromkeys([cache_name(introducer), f"introducer_{_plain(introducer)}_cache.yaml"])
     )
@@ -48,10 +51,10 @@ def _plain(introducer: str) -> str:
 
 def read_cache(path: Path) -> list[Announcement]:
     """
-    Return what a cache file says; nothing if there is none.
+    Return the announcements in a cache file; an empty list if the file does not exist.
 
     Raises:
-        UsageError: it cannot be read or understood.
+        UsageError: the file cannot be read or parsed.
     """
     data = read_bounded(path)
     if data is None:
@@ -83,10 +86,10 @@ def _announcement(entry: Any) -> Announcement | None:
 
 def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
     """
-    Replace a cache file, whole; what it says is secret, as addresses are.
+    Replace a cache file atomically. Server addresses are secrets, so only the owner may read the file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     lines = [
         json.dumps(
@@ -100,9 +103,8 @@ def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
     replace_file(path, document.encode("ascii"), durable=False)
 
 
-# What a client remembers between processes of where its files were found; a hint, and never more.
-#
-# One small JSON file beside what introducers said. Whatever is wrong with it, nothing is remembered.
+# Where the client's recent files were placed, kept between processes in a small JSON file. It is only a hint:
+# if the file cannot be used, the client continues without it.
 
 FOUND_NAME = "found_elsewhere.json"
 _LEFT = "puts_to_ask_first"
@@ -111,10 +113,10 @@ _MAX_BYTES = 1000
 
 def open_elsewhere(policy: AskFirst, directories: Sequence[Path]) -> PlacementHistory:
     """
-    Return what is remembered; it writes down itself what changes.
+    Return the placement history, which saves its own changes.
 
     Args:
-        directories: where to look, the first of which may be written; none: nothing is remembered.
+        directories: where to look for the file; only the first is written. If empty, nothing is saved.
     """
     if not directories:
         return PlacementHistory(policy)

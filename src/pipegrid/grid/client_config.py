@@ -1,4 +1,4 @@
-"""Settings of a client; durations."""
+"""The settings of a client, read from its directory; durations as people write them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pipegrid.transfer.put.placement_history import AskFirst
 from pipegrid.transfer.put.placement_history import ask_first as parse_ask_first
 from pipegrid.wire.grid_manager import ManagerKey, parse_manager_key
 
-# How long something is kept, as people write it: ``7 days``, ``12h``, ``30 minutes``.
+# Durations as people write them: ``7 days``, ``12h``, ``30 minutes``.
 
 _DURATION = re.compile(r"\s*([0-9]{1,9})\s*([a-z]+)\s*\Z", re.I)
 _UNITS_S = {
@@ -50,10 +50,10 @@ MIN_KEPT_S = 60
 
 def parse_kept(text: str) -> int:
     """
-    Return seconds, a minute at least.
+    Return a duration in seconds; the shortest is one minute.
 
     Raises:
-        ValueError: it is no such duration.
+        ValueError: the text is not a duration.
     """
     match = _DURATION.match(text)
     unit = _UNITS_S.get(match[2].lower()) if match else None
@@ -63,10 +63,10 @@ def parse_kept(text: str) -> int:
     return seconds
 
 
-# What a client's directory says: its settings, secrets and servers; ``creation`` makes one.
+# A client's directory has settings, secrets and servers; ``creation`` makes one.
 #
-# The layout is that of a Tahoe-LAFS node directory, so that there is one format to know; settings
-# of PipeGrid's own are in ``pipegrid.cfg``, with the same names where the meaning is the same:
+# Its layout is that of a Tahoe-LAFS node directory. ``pipegrid.cfg`` replaces ``tahoe.cfg``; settings with
+# the same meaning have the same name:
 #
 #     pipegrid.cfg              [client] shares.needed, shares.total, shares.happy, segment_size,
 #                               peers.preferred, force_foolscap, foolscap_beside, mutable.format
@@ -77,9 +77,9 @@ def parse_kept(text: str) -> int:
 #     private/servers.yaml      servers (see ``servers``)
 #     private/introducers.yaml  introducers (see ``introducers``)
 #
-# Where there is a ``tahoe.cfg`` instead, the directory is a Tahoe-LAFS node's. It is used as it stands, and
-# **nothing is ever written in it** but ``private/aliases``, where a user asks for that: what is to be
-# remembered goes into the user's own cache directory, and what must not be lost among the user's data.
+# A directory with a ``tahoe.cfg`` belongs to a Tahoe-LAFS node. **Nothing is ever written in it** except
+# ``private/aliases``, when the user asks for it. Caches go to the user's cache directory, and state that must
+# not be lost goes to the user's data directory.
 
 T = TypeVar("T")
 
@@ -89,17 +89,17 @@ DURABILITIES: dict[str, Policy] = {"none": "none", "batch": "batch", "strict": "
 SECRET_BYTES = 32
 _SEGMENT_SIZE_OF_TAHOE = "shares._max_immutable_segment_size_for_testing"
 _MAX_SECRET_BYTES = 64 << 10
-"""As text; a convergence secret may have any length."""
+"""Of a file with a secret; a convergence secret may have any length."""
 
 
 @attrs.frozen
 class LocalGrid:
     """
-    An embedded grid: storage directories that are served in process.
+    The settings of an embedded grid, whose storage directories are served within the client's process.
 
     Attributes:
-        directory: holds one storage directory for each server, ``00``, ``01`` and so on.
-        servers: how many there are.
+        directory: contains one storage directory for each server: ``00``, ``01`` and so on.
+        servers: the number of servers.
         durability: ``none``, ``batch`` or ``strict``.
         keep_unfinished_s: how long after its last write an unfinished upload is kept; None: seven days.
     """
@@ -113,27 +113,28 @@ class LocalGrid:
 @attrs.frozen
 class GridConfig:
     """
-    What a client's directory says.
+    The settings, secrets and servers of a client's directory.
 
     Attributes:
-        directory: where all this was read.
-        params: how files are encoded unless a call says otherwise.
+        directory: the directory they were read from.
+        params: the default encoding parameters.
         happy: servers of happiness that an upload must reach.
         convergence: the convergence secret.
         lease_secret: 32 bytes from which all lease and upload secrets derive.
         local: the embedded grid, or None.
-        static: servers that ``private/servers.yaml`` names, and what is wrong with it.
-        introducers: those that ``private/introducers.yaml`` names, and what is wrong with it.
-        preferred: ids of servers that come first on every file's ring.
-        nickname: what the directory's owner is called, as introducers are told; perhaps empty.
-        caches: directories with what introducers said, the first of which may be written; perhaps none.
-        state: the directory with what must not be lost; None: the first of the caches.
-        force_foolscap: Foolscap is spoken with servers that speak HTTPS as well.
-        foolscap_beside: many small files at once go over Foolscap to servers that speak it beside HTTPS, and
-            take no bundles; a setting of PipeGrid's own.
-        mutable_format: of new mutable files and directories, ``sdmf`` or ``mdmf``.
-        managers: grid managers; if there are any, only servers that they have certified are given shares.
-        ask_first: whether puts ask where shares are before they send any; a setting of PipeGrid's own.
+        static: the servers in ``private/servers.yaml``, with warnings about skipped entries.
+        introducers: the introducers in ``private/introducers.yaml``, with warnings about skipped entries.
+        preferred: ids of servers that come first in the permuted order of every file.
+        nickname: the name that the client gives to introducers; may be empty.
+        caches: directories with cached announcements; only the first is written. May be empty.
+        state: the directory for state that must not be lost; None: the first of the caches.
+        force_foolscap: use Foolscap even with servers that also speak HTTPS.
+        foolscap_beside: send many small files over Foolscap to servers that speak both protocols but accept
+            no bundles over HTTPS. Tahoe-LAFS does not have this setting.
+        mutable_format: the format of new mutable files and directories, ``sdmf`` or ``mdmf``.
+        managers: grid managers. If there are any, only servers with a valid certificate get shares.
+        ask_first: whether puts ask for existing shares before they send any. Tahoe-LAFS does not have this
+            setting.
     """
 
     directory: Path
@@ -156,24 +157,25 @@ class GridConfig:
 
     @property
     def is_on_this_machine(self) -> bool:
-        """Whether all the servers that are known are storage directories of this machine."""
+        """Whether all known servers are storage directories on this machine."""
         return self.local is not None and not (self.static.servers or self.introducers.addresses)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong with the directory, without being in the way of all the rest."""
+        """Problems with the directory that do not prevent its use."""
         return self.static.warnings + self.introducers.warnings
 
 
 def load(directory: Path | str, *, offline: bool = False) -> GridConfig:
     """
-    Return what a client's directory says.
+    Return the settings of a client's directory.
 
     Args:
-        offline: nothing is going to be sent, so settings about how to send it are of no interest.
+        offline: the caller will not connect to any server, so connection settings are not checked.
 
     Raises:
-        UsageError: it is not one, or says something impossible; the text names file and setting.
+        UsageError: the directory is not a client's, or a setting is not valid; the text names file and
+            setting.
     """
     directory = Path(directory)
     path, parser = read_config(directory) if offline else checked_config(directory, "client")
@@ -188,7 +190,7 @@ def load(directory: Path | str, *, offline: bool = False) -> GridConfig:
         convergence=_secret(private / "convergence", None, is_tahoe),
         lease_secret=_secret(private / "secret", SECRET_BYTES, is_tahoe),
         local=None if is_tahoe else _local(parser, path, directory),
-        # One file that nobody can read must not take away the servers that the other names.
+        # If one of the two files cannot be read, the servers of the other are still used.
         static=_or_warning(lambda: load_static_servers(directory), StaticServers),
         introducers=_or_warning(
             lambda: load_introducers(directory, old_introducer(parser)), Introducers
@@ -206,7 +208,7 @@ def load(directory: Path | str, *, offline: bool = False) -> GridConfig:
 
 
 def nickname_of(parser: SettingsFile) -> str:
-    """Return what the directory's owner is called; perhaps nothing."""
+    """Return the client's nickname, which may be empty."""
     return parser.get("node", "nickname", fallback="").strip()
 
 
@@ -220,7 +222,9 @@ def _or_warning(load: Callable[[], T], empty: Callable[..., T]) -> T:
 
 
 def old_introducer(parser: SettingsFile) -> str | None:
-    """Return the introducer that configurations of old name, if any."""
+    """
+    Return the fURL of ``[client] introducer.furl``, which old configurations have; None if there is none.
+    """
     text = parser.get("client", "introducer.furl", fallback="").strip()
     return text if text not in ("", "None") else None
 
@@ -244,11 +248,13 @@ def _ask_first(parser: SettingsFile) -> AskFirst:
 
 
 def _caches(node: Path) -> tuple[Path, ...]:
-    """Return where to remember what must not be written in a node's directory, and where it remembers."""
+    """
+    Return the cache directories of a Tahoe-LAFS node's client: the user's own, then the node's (read only).
+    """
     try:
         own = cache_directory()
     except UsageError:
-        return ()  # a user without a home remembers nothing
+        return ()  # a user without a home directory has no cache
     digest = hashlib.sha256(os.fsencode(node.resolve())).hexdigest()[:32]
     return own / digest, node / "private"
 
@@ -300,7 +306,7 @@ def _local(parser: SettingsFile, path: Path, directory: Path) -> LocalGrid | Non
 
 
 def check_servers(servers: int) -> None:
-    """Raise UsageError unless an embedded grid can have so many servers."""
+    """Raise UsageError unless an embedded grid can have this number of servers."""
     if not 1 <= servers <= MAX_LOCAL_SERVERS:
         raise UsageError(f"an embedded grid has 1 to {MAX_LOCAL_SERVERS} servers, not {servers}")
 

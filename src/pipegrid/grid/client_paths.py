@@ -21,7 +21,7 @@ def default_directory() -> Path:
     Return the user's own directory: $PIPEGRID_DIR, or ``pipegrid`` among the user's data.
 
     Raises:
-        UsageError: nobody knows where those are, or the variable names no directory of anybody's.
+        UsageError: the user has no home directory, or the variable is not an absolute path.
     """
     explicit = os.environ.get("PIPEGRID_DIR")
     if explicit:
@@ -34,7 +34,7 @@ def local_directory() -> Path:
     Return the directory of the user's grid on this machine: where it was made, or where ``init`` moved it.
 
     Raises:
-        UsageError: there is none, or as ``default_directory`` does.
+        UsageError: there is no such grid, or ``default_directory`` fails.
     """
     own = default_directory()
     for place in (aside_of(own), own):
@@ -50,34 +50,34 @@ def local_directory() -> Path:
 
 
 def aside_of(directory: Path) -> Path:
-    """Return where a grid on this machine is moved when its directory is needed for another grid."""
+    """Return where ``init`` moves a grid on this machine when its directory is needed for another grid."""
     return directory.with_name(f"{directory.name}-local")
 
 
 def cache_directory() -> Path:
-    """Return where the user has what may be lost; raises as ``default_directory`` does."""
+    """Return the user's cache directory, whose content may be lost; raises as ``default_directory`` does."""
     return _users("XDG_CACHE_HOME", ".cache") / "pipegrid"
 
 
 def state_directory() -> Path:
     """
-    Return where the user has what must not be lost and belongs to directories of others; raises as
-    ``default_directory`` does.
+    Return the directory for state that must not be lost and cannot be written in a Tahoe-LAFS node's
+    directory; raises as ``default_directory`` does.
     """
     return _users("XDG_DATA_HOME", ".local/share") / "pipegrid-nodes"
 
 
 def expanded(text: str, base: Path, what: str) -> Path:
     """
-    Return the path that a setting means: ``~`` and ``~user`` at its beginning are home directories, and what
-    is relative is so to ``base``.
+    Return the path that a setting means: ``~`` and ``~user`` at its beginning are home directories, and a
+    relative path is relative to ``base``.
 
     Args:
-        what: names it, such as "FILE: [local] directory".
+        what: the setting's name for errors, such as "FILE: [local] directory".
 
     Raises:
-        UsageError: there is no such user; or what it means is not there, while a directory with that very
-            name is, which versions of old made of it, and which has whatever they stored.
+        UsageError: the user does not exist; or the path does not exist, but a directory with the literal name
+            (with the ``~``) does: old versions made it, and it contains what they stored.
     """
     if not text.startswith("~"):
         return base / text
@@ -102,8 +102,8 @@ def _users(variable: str, usual: str) -> Path:
     """
     Return one of the user's base directories.
 
-    A variable with a relative path counts as none, as its specification (XDG Base Directory) wants: each
-    working directory would have a grid of its own, in which nothing is found that another one has.
+    A relative path in the variable is ignored, as the XDG Base Directory specification requires: otherwise
+    each working directory would have a grid of its own.
     """
     base = os.environ.get(variable, "")
     if os.path.isabs(base):
@@ -117,10 +117,10 @@ def _users(variable: str, usual: str) -> Path:
 
 def _home() -> Path | None:
     """
-    Return the user's home directory; None for a container's user, whom no list of users has.
+    Return the user's home directory; None if there is none, as for a container's user without an account.
 
-    An empty HOME, as services and cron jobs may have, would be the root directory to ``Path.home``, and a
-    relative one another place in each working directory.
+    An empty or relative HOME is ignored. Services and cron jobs may have an empty one, which ``Path.home``
+    takes for the root directory.
     """
     home = os.environ.get("HOME", "")
     if os.path.isabs(home):

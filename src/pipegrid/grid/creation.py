@@ -1,8 +1,8 @@
 """
-Making a client's directory: its settings, and secrets that nobody else has.
+Creating a client's directory, with its settings and fresh secrets.
 
-What is there already is never replaced. ``config`` says which files there are, and reads them; a directory is
-configured once it has its ``pipegrid.cfg``, so that is written last.
+Existing files are never replaced. ``client_config`` describes the files and reads them. A directory counts as
+configured once it has a ``pipegrid.cfg``, so that file is written last.
 """
 
 from __future__ import annotations
@@ -45,21 +45,23 @@ from pipegrid.wire.grid_manager import ManagerKey
 
 DEFAULT_HAPPY = 7
 AUTOMATIC = "# Made by the first command, since no grid was configured."
-"""The first line of a configuration that nobody asked for; such a grid gives way to one that is asked for."""
+"""
+The first line of an automatic configuration; ``init`` moves such a grid aside for one that the user makes.
+"""
 
 _MOST_ASIDE = 100
 MAX_COPIED_BYTES = 16 << 20
-"""Of each file that is taken from a node's directory."""
+"""The largest file copied from a Tahoe-LAFS node's directory."""
 _ALIASES_NAMES = (ALIASES_NAME, "private/root_dir.cap")
 
 
 def suggested(servers: int) -> tuple[Params, int]:
     """
-    Return how to encode files for so many servers, and on how many of them an upload must be.
+    Return encoding parameters for this number of servers, and the servers of happiness that an upload needs.
 
-    One share for each server, up to ten. About a third of them restore a file, and two thirds make an
-    upload happy, so that it works while a server is away and its files survive that one more is lost. With
-    ten servers or more that is 3, 7 and 10, as everywhere.
+    There is one share for each server, up to ten. About a third of the shares restore a file; an upload needs
+    about two thirds, so that it succeeds while one server is down, and its files survive the loss of another.
+    With ten servers or more the result is Tahoe-LAFS's default: 3, 7 and 10.
     """
     total = min(10, servers)
     happy = max(min(2, total), (7 * total + 5) // 10)
@@ -76,17 +78,17 @@ def create_local(
     automatic: bool = False,
 ) -> GridConfig:
     """
-    Make ``directory`` a client's directory with an embedded grid, and return what it says.
+    Make ``directory`` a client's directory with an embedded grid, and return its settings.
 
-    Secrets that are there already are kept: they decide which files converge.
+    Existing secrets are kept, since they decide which files converge.
 
     Args:
-        happy: by default 7, or fewer where the servers or shares do not allow more.
-        automatic: nobody asked for it, so it gives way to a grid that somebody asks for.
+        happy: servers of happiness; by default 7, or fewer if there are fewer servers or shares.
+        automatic: the user did not ask for this grid, so ``init`` may move it aside.
 
     Raises:
-        UsageError: it is configured already, cannot be written, or the numbers are impossible.
-        SinkError: its disk is full.
+        UsageError: the directory is already configured or cannot be written, or the numbers are not valid.
+        SinkError: the disk is full.
     """
     params = params or Params()
     check_servers(servers)
@@ -109,14 +111,14 @@ def create_local(
 @attrs.frozen
 class ClientPreferences:
     """
-    What a client's directory may say besides how files are encoded.
+    The settings of a client's directory other than encoding parameters.
 
     Attributes:
-        preferred: ids of servers that come first.
-        force_foolscap: speak Foolscap with servers that speak HTTPS as well.
-        nickname: what the directory's owner is called, as introducers are told.
-        mutable_format: of new mutable files and directories.
-        managers: grid managers that are trusted.
+        preferred: ids of servers that come first in the permuted order of every file.
+        force_foolscap: use Foolscap even with servers that also speak HTTPS.
+        nickname: the name that the client gives to introducers.
+        mutable_format: the format of new mutable files and directories.
+        managers: the trusted grid managers.
     """
 
     preferred: frozenset[str] = frozenset()
@@ -136,13 +138,15 @@ def create_client(
     moved: Callable[[Path], None] | None = None,
 ) -> GridConfig:
     """
-    Make ``directory`` a client's directory without servers of its own, and return what it says.
+    Make ``directory`` a client's directory without an embedded grid, and return its settings.
 
-    Its servers are those of ``private/servers.yaml`` and of introducers. Otherwise as ``create_local``.
+    Its servers come from ``private/servers.yaml`` and from introducers. Otherwise it does what
+    ``create_local`` does.
 
     Args:
-        files: names in the directory, with contents, such as ``private/servers.yaml``.
-        moved: told where a grid that was made automatically is moved; without, it is in the way.
+        files: the content of files in the directory, by name, such as ``private/servers.yaml``.
+        moved: called with the new place of an automatic grid that is moved aside; None: an automatic grid is
+            an error.
     """
     params = params or Params()
     happy = min(DEFAULT_HAPPY, params.total_shares) if happy is None else happy
@@ -152,7 +156,7 @@ def create_client(
 
 
 def _preference_lines(said: ClientPreferences) -> list[str]:
-    """Return the lines of a client's configuration that say so."""
+    """Return these preferences as lines of a ``pipegrid.cfg``."""
     more = [f"peers.preferred = {', '.join(sorted(said.preferred))}"] if said.preferred else []
     more += ["force_foolscap = true"] if said.force_foolscap else []
     more += [f"mutable.format = {said.mutable_format}"] if said.mutable_format != "sdmf" else []
@@ -172,14 +176,14 @@ def create_like_tahoe(
     moved: Callable[[Path], None] | None = None,
 ) -> GridConfig:
     """
-    Make ``directory`` a client's that stores files as a Tahoe-LAFS node does, and return what it says.
+    Make ``directory`` a client's directory with the settings of a Tahoe-LAFS node, and return its settings.
 
-    Numbers, secrets, aliases, introducers, servers, preferences, grid managers and nickname are copied; the
-    node's directory is only read.
+    Encoding parameters, secrets, aliases, introducers, servers, preferences, grid managers and nickname are
+    copied; the node's directory is only read.
 
     Raises:
-        UsageError: as ``create_client``; or a file of the node's cannot be read as a whole: servers would be
-            missing, and nobody would know.
+        UsageError: as ``create_client``; or a file of the node cannot be read completely, so servers would be
+            missing silently.
     """
     node = Path(node)
     if not (node / TAHOE_CONFIG_NAME).is_file():
@@ -187,7 +191,7 @@ def create_like_tahoe(
             f"{node} is not a Tahoe-LAFS node's directory: it has no {TAHOE_CONFIG_NAME}; name one that has"
         )
     theirs = load(node)
-    load_static_servers(node)  # which raise what ``load`` warns of
+    load_static_servers(node)  # these raise for problems of which ``load`` only warns
     load_introducers(node)
     files = {
         "private/convergence": base32.encode(theirs.convergence) + "\n",
@@ -227,17 +231,17 @@ def change(
     directory: Path | str, encoding: Mapping[str, int], happy: int | None = None
 ) -> GridConfig:
     """
-    Change how later uploads of a client's directory are encoded, and return what it says now.
+    Change the encoding parameters of a client's directory for later uploads, and return its new settings.
 
     The rest of its ``pipegrid.cfg`` stays as it is, comments included.
 
     Args:
-        encoding: fields of ``Params``; the others stay.
-        happy: by default as it is, or fewer if there are fewer shares or servers.
+        encoding: the fields of ``Params`` to change.
+        happy: servers of happiness; by default as before, or fewer if there are fewer shares or servers.
 
     Raises:
-        UsageError: it is not configured, or by Tahoe-LAFS; or the numbers are impossible.
-        SinkError: its disk is full.
+        UsageError: the directory is not configured or is a Tahoe-LAFS node's, or the numbers are not valid.
+        SinkError: the disk is full.
     """
     directory = Path(directory)
     before = load(directory)
@@ -263,7 +267,7 @@ def change(
     try:
         text = decode_text(read_file(path), str(path), keep_ends=True)
         replace_file(
-            path.resolve(),  # where there is a link, it stays
+            path.resolve(),  # keep a symbolic link
             with_settings(text, settings).encode("utf-8"),
             mode=path.stat().st_mode & 0o777,
         )
@@ -284,7 +288,7 @@ def known_servers(config: GridConfig) -> int | None:
 
 
 def check_servers_for(happy: int, servers: int | None) -> None:
-    """Raise UsageError if there are known to be too few servers for any upload."""
+    """Raise UsageError if the known number of servers is too small for an upload."""
     if servers is not None and happy > servers:
         text = (
             f"{counted(servers, 'server')} can never hold a file on {happy} of them; "
@@ -294,7 +298,7 @@ def check_servers_for(happy: int, servers: int | None) -> None:
 
 
 def with_settings(text: str, settings: Mapping[str, str]) -> str:
-    """Return the text of a configuration with these settings in its [client] section, else as it was."""
+    """Return the text of a configuration with these settings changed in its [client] section."""
     lines = text.splitlines(keepends=True)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
     places = [
@@ -304,12 +308,12 @@ def with_settings(text: str, settings: Mapping[str, str]) -> str:
     if not places:
         lines = [f"[client]{end}", *lines]
         places = [(0, None)]
-    # From the end, so that what is still to be changed stays where it is.
+    # Change from the end, so that the positions of earlier settings stay valid.
     for name, value in sorted(settings.items(), key=lambda each: -at.get(each[0], -1)):
         if name in at:
             following = at[name] + 1
             while following < len(lines) and lines[following][:1] in (" ", "\t"):
-                following += 1  # a value may go on
+                following += 1  # the value has continuation lines
             lines[at[name] : following] = [f"{name} = {value}{end}"]
     missing = [f"{name} = {value}{end}" for name, value in settings.items() if name not in at]
     header = next(line for line, name in places if name is None)
@@ -353,7 +357,7 @@ def _create(
             data = text.encode("utf-8")
             if not _is_there(directory / name):
                 create_file(directory / name, data)
-            # What is the same is from a try that was cut off.
+            # An identical file is from an interrupted attempt.
             elif read_file(directory / name, len(data) + 1) != data:
                 raise UsageError(
                     f"{directory / name} exists already; remove it, or choose another directory"
@@ -366,14 +370,14 @@ def _create(
         create_file(directory / CONFIG_NAME, text.encode("utf-8"), mode=0o644)
     except OSError as error:
         text = f"cannot make {directory} a grid directory: {error.strerror}; "
-        if error.errno in FULL:  # what was made is of use at the next try
+        if error.errno in FULL:  # keep what was made for the next attempt
             raise SinkError(f"{text}free some space") from error
         raise naming(UsageError(f"{text}choose another directory"), "another directory") from error
     return load(directory)
 
 
 def is_automatic(directory: Path) -> bool:
-    """Return whether a directory holds nothing but a grid on this machine that nobody asked for."""
+    """Return whether a directory has only an automatic grid on this machine."""
     try:
         begins = read_file(directory / CONFIG_NAME, len(AUTOMATIC))
     except OSError:
@@ -385,7 +389,7 @@ def is_automatic(directory: Path) -> bool:
 
 
 def _move_aside(directory: Path) -> Path:
-    """Move a grid with all that it stores, and return where it is then."""
+    """Move a grid with its storage, and return its new place."""
     place = aside_of(directory)
     for number in range(2, _MOST_ASIDE):
         if not os.path.lexists(place):
@@ -401,6 +405,6 @@ def _move_aside(directory: Path) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether there is such a file, and take a second name from it that a kill has left."""
+    """Return whether the file exists, and remove the second name that an interrupted write may have left."""
     remove_stale_link(str(path))
     return path.exists()

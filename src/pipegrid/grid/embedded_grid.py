@@ -1,4 +1,4 @@
-"""The embedded grid: storage directories served in process, one server each."""
+"""The embedded grid: storage directories on this machine, each served as one server within the process."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from pipegrid.transport.local_server import LocalServer
 from pipegrid.wire.messages import ServerIdentity
 
 _WINDOW_BYTES = 1 << 20
-"""A disk has no round trip to fill: one batch in flight while the next is made."""
+"""A disk has no round trip to hide: one batch is in flight while the next is made."""
 
 _DISK_THREADS = 4
 
 _WAITING_JOBS = 1 << 18
 """
-Reads and writes that may wait for a thread, as requests to servers wait on their connections. Whoever begins
-them has bounds: of 1024 objects that are looked after at once, every one of 256 shares may be read.
+The most reads and writes that may wait for a thread. Their callers are bounded: 1024 objects may be checked
+at the same time, and each of their 256 shares may be read.
 """
 
 
 @attrs.frozen
 class OpenLocalGrid:
-    """An embedded grid's servers, their stores, the threads that do their disk work, and what is wrong."""
+    """An embedded grid's servers, their stores, the threads for disk work, and warnings."""
 
     peers: list[Peer]
     stores: list[ShareStore]
@@ -46,17 +46,17 @@ class OpenLocalGrid:
     warnings: tuple[str, ...] = ()
 
     def close(self) -> Deferred[None]:
-        """Stop the threads, let go of all files, and clear away uploads that nobody went on with."""
+        """Stop the threads, close all files, and delete expired unfinished uploads."""
         return self.disk_workers.stop().addCallback(lambda _: self._let_go())
 
     def _let_go(self) -> None:
         for store in self.stores:
-            store.expire_uploads()  # no server runs all the time and could do it
+            store.expire_uploads()  # no server process runs that would do it regularly
             store.close()
 
 
 def lacks(config: GridConfig, storage_index: bytes) -> bool:
-    """Return whether a grid on this machine, which knows no other servers, has no share of a file."""
+    """Return whether the grid is only on this machine and has no share of a file."""
     if config.local is None or not config.is_on_this_machine:
         return False
     places = (config.local.directory / f"{n:02d}" for n in range(config.local.servers))
@@ -64,7 +64,7 @@ def lacks(config: GridConfig, storage_index: bytes) -> bool:
 
 
 def local_identity(number: int) -> ServerIdentity:
-    """Return who the server of the embedded grid's directory ``number`` is."""
+    """Return the identity of the server of the embedded grid's directory ``number``."""
     server_id = f"local-{number:02d}"
     lease_seed = tagged_hash(b"pipegrid_local_lease_seed_v1", server_id.encode("ascii"))[:20]
     return ServerIdentity(server_id, server_id, permutation_seed(server_id), lease_seed)
@@ -72,14 +72,14 @@ def local_identity(number: int) -> ServerIdentity:
 
 def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
     """
-    Return servers for every storage directory; nothing on disk is made yet.
+    Return a server for every storage directory, without creating anything on disk.
 
-    If their directory is in a client's, what others than its owner may do with it is taken from them: the
-    shares of mutable files have in them the secrets that change those.
+    If the storage is inside the client's directory, only the owner may read it: shares of mutable files
+    contain write enablers.
     """
     workers = Workers(reactor, threads=_DISK_THREADS, waiting_limit=_WAITING_JOBS)
-    # One for all, since the shares of a file are complete at the same time: one sync makes the
-    # group durable on every directory of the disk.
+    # One group commit for all servers, since the shares of a file become complete at the same time: one sync
+    # makes all of them durable.
     durability = GroupCommit(workers, IReactorTime(reactor), grid.durability)
     peers, stores = [], []
     for number in range(grid.servers):
@@ -93,10 +93,10 @@ def open_local(reactor: IReactorFromThreads, grid: LocalGrid) -> OpenLocalGrid:
 
 
 def _made_private(directory: Path) -> tuple[str, ...]:
-    """Return what is to be said of who may read the shares."""
+    """Make the storage private if needed; return warnings about other users who may read it."""
     if (directory.parent / CONFIG_NAME).exists():
         why = keep_private(str(directory))
-    else:  # somebody has chosen the place, and perhaps a group
+    else:  # the user has chosen the place, and perhaps a group that may read it
         why = others_may(str(directory))
     if why is None:
         return ()

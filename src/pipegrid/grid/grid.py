@@ -1,4 +1,4 @@
-"""`FileGrid`: put, get, check, mutable files."""
+"""The grid of applications, without trees: put, get, check, repair, and mutable files."""
 
 from __future__ import annotations
 
@@ -85,10 +85,11 @@ if TYPE_CHECKING:
     from pipegrid.wire.messages import ServerIdentity
 
 
-# What all operations of a grid share: servers with their windows, workers, memory; beginning and end.
+# ``FileGrid`` has what all operations share: servers with their windows, workers, memory, opening and
+# closing.
 #
-# Public methods of grids answer with Deferreds that have started and can be cancelled; ``_start`` keeps them,
-# and ``close`` ends them.
+# The public methods of a grid return Deferreds of operations that have started and can be cancelled.
+# ``_start`` keeps the running ones, and ``close`` ends them.
 
 # What only one kind of transfer needs is imported when the first of that kind begins.
 
@@ -103,15 +104,15 @@ _ONLY_HERE = (
 
 UPLOAD_MEMORY_BYTES = 32 << 20
 """
-What all uploads together may hold while they code, beyond the windows: large files go one behind
-the other, small ones side by side. With the windows it keeps a client under 64 MiB.
+The memory of all uploads for encoding, beyond the windows: large files are encoded one after the other,
+small ones at the same time. With the windows, a client stays below 64 MiB.
 """
 
 
 def started(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Deferred[T]]:
-    """Have a method begin when it is called, as ``_start`` of its object does it."""
+    """Decorate a method so that calling it starts its operation, through its object's ``_start``."""
     tell_deferred(method)
 
     @wraps(method)
@@ -129,8 +130,8 @@ class FileGrid:
     Open it with ``Grid.open``; close it when done.
 
     Attributes:
-        config: what the directory says.
-        created: what to tell the user if opening has just made an embedded grid, or None.
+        config: the settings of the directory.
+        created: a sentence for the user if opening has created an embedded grid, else None.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class FileGrid:
         self._mutables: Mutables | None = None
         self._earlier = GetHistory()
         self._running: set[Deferred[Any]] = set()
-        self._beginning = 0  # how many have not come back from their first steps yet
+        self._beginning = 0  # operations whose coroutine has not yet reached its first wait
         self._closed = False
         self._left = False
         self._closing: Waiters[None] = Waiters()
@@ -191,25 +192,25 @@ class FileGrid:
         make: bool = True,
     ) -> G:
         """
-        Open the grid that a directory configures; nothing is waited for.
+        Open the grid that a directory configures, without waiting for servers.
 
         Args:
             reactor: the running reactor.
             directory: a client's directory; None for the user's own, where an embedded grid of
                 ten storage directories is made if nothing is configured (see ``make``).
-            tracer: gets a span for each request and each job of the CPU; closing it is up to you.
-            wait_for: how many servers must answer before the first operation begins; by default
-                it begins when as many are known as it needs.
-            window_bytes: how much may be unacknowledged by each server, always; by default it is
-                measured all the time what the way to a server needs.
+            tracer: receives a span for each request and each CPU job; the caller closes it.
+            wait_for: the number of servers that must respond before the first operation starts; by default
+                an operation starts when enough servers are known.
+            window_bytes: a fixed limit on unacknowledged bytes to each server; by default the limit follows
+                the measured bandwidth and round-trip time of the server.
             max_segment_bytes: files with larger segments are not fetched; by default 16 MiB, or the
-                configured segment size if that is more.
-            limits: how much of the machine and of its line to take.
-            ahead: makes connections to servers already; what is left of them is closed with the grid.
-            make: whether a grid may be made; one that is new has nothing of what any cap names.
+                configured segment size if that is larger.
+            limits: the share of the machine and of its network connection that the grid may use.
+            ahead: connections to servers that were opened early; unused ones are closed with the grid.
+            make: whether an embedded grid may be created; a new one has no share of any existing file.
 
         Raises (through the Deferred):
-            UsageError: the directory is not configured, or says something impossible.
+            UsageError: the directory is not configured, or one of its settings is not valid.
         """
         check_own_thread("a grid")
         check_whole(wait_for, "wait_for", least=0)
@@ -229,27 +230,27 @@ class FileGrid:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to tell the user of servers and introducers that were skipped, or are out of reach."""
+        """Sentences for the user about servers and introducers that are skipped or unreachable."""
         return (*self._warnings(), *self._means.shortfall.sentences())
 
     def _warn_of_shares(self, params: Params) -> None:
-        """Warn if a file that was stored has more shares than there are servers."""
+        """Warn if a stored file has more shares than there are servers."""
         if warning := too_many_shares(params.total_shares, len(self._peers)):
             self._warnings.add(warning)
 
     @property
     def workers(self) -> CpuWorkers:
-        """Threads for what takes long; they end with the grid."""
+        """Threads for CPU work; they end with the grid."""
         return self._workers
 
     @property
     def clock(self) -> IReactorTime:
-        """The reactor, as far as it tells the time."""
+        """The reactor as a clock, which tests replace."""
         return self._reactor
 
     @property
     def limits(self) -> Limits:
-        """How much of the machine and of its line this grid may take."""
+        """The share of the machine and of its network connection that this grid may use."""
         return self._limits
 
     def _open_mutables(self) -> Mutables:
@@ -263,20 +264,22 @@ class FileGrid:
 
     @property
     def _appetite(self) -> SmallFileCapacity:
-        """How many small files all servers bear, as far as is known."""
+        """How many small files the servers can take at the same time, as far as is known."""
         return min((peer.server.appetite for peer in self._peers), default=SmallFileCapacity.ANY)
 
     def _expect(self, objects: int) -> None:
-        """So many small objects are about to be stored: have the servers prepare if these are many."""
+        """
+        Announce how many small objects will be stored, so that connections are prepared if there are many.
+        """
         for peer in self._peers if objects >= MANY else ():
             peer.server.expect(objects)
 
     @started
     async def status(self) -> list[ServerStatus]:
         """
-        Ask every server how it is; those that do not answer say why.
+        Ask every server for its status; the status of an unreachable server has the reason.
 
-        Of a grid that was opened with ``wait_for``, when so many have answered, or after a minute.
+        If the grid was opened with ``wait_for``, first wait for that number of servers, one minute at most.
         """
 
         await self._readiness.up_or_late()
@@ -288,13 +291,13 @@ class FileGrid:
 
     @property
     def servers(self) -> list[ServerIdentity]:
-        """The servers that are known at this moment, in reach or not."""
+        """The servers that are known now, whether they are reachable or not."""
         return [peer.identity for peer in self._peers]
 
     @started
     async def ask_servers(self, told: Callable[[ServerStatus], None]) -> None:
         """
-        Ask every server that is known now how it is; fires when all have answered, or not in time.
+        Ask every known server for its status; fires when each has responded or has exceeded the time limit.
 
         Args:
             told: called with each server's status as soon as it is known.
@@ -310,14 +313,14 @@ class FileGrid:
 
     @property
     def introducers(self) -> list[IntroducerStatus]:
-        """How the introducers are, at this moment; none if none are configured."""
+        """The current state of each configured introducer."""
         return [] if self._discovery is None else self._discovery.statuses
 
     def close(self) -> Deferred[None]:
         """
-        End all that is running, let go of the servers, and fire when nothing is left.
+        End all running operations, close the connections to servers, and fire when nothing is left.
 
-        Whoever calls it again is told at the same time. Who gives up waiting does not keep it from ending.
+        A second call fires at the same time as the first. Cancelling the Deferred does not stop the closing.
         """
         if self._left:
             return succeed(None)
@@ -343,7 +346,8 @@ class FileGrid:
         for running in list(self._running):
             running.cancel()
         if self._running or self._beginning:
-            # What has called us ends in the next turn, while all that it uses is still there.
+            # The caller may itself be an operation: let it end in the next turn, before its servers are
+            # closed.
             await deferLater(self._reactor, 0)
         if self._mutables is not None:
             self._mutables.close()
@@ -351,7 +355,7 @@ class FileGrid:
             self._discovery.stop()
         leaving = [peer.server.disconnect() for peer in self._peers]
         leaving += [] if self._members is None else self._members.leaving
-        await DeferredList(leaving, consumeErrors=True)  # one that fails is gone as well
+        await DeferredList(leaving, consumeErrors=True)  # a failed disconnection is over, too
         await self._workers.stop()
         if self._on_close is not None:
             await self._on_close()
@@ -362,7 +366,7 @@ class FileGrid:
             raise UsageError("this grid is closed; open it again")
 
     def _explain(self, error: NotEnoughSharesError) -> None:
-        """Say what is missing if a file is probably another grid's: no server has anything of it."""
+        """Add a hint to an error if no server has a share: the file is probably on another grid."""
         if error.found or error.absent or not self._peers:
             return
         hint = (
@@ -370,7 +374,7 @@ class FileGrid:
             if self.config.is_on_this_machine
             else "if the cap is from another grid, its servers are missing here"
         )
-        if hint not in str(error):  # what one operation told another
+        if hint not in str(error):  # the error may have the hint already, from another operation
             error.args = (f"{error}; {hint}", *error.args[1:])
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
@@ -383,7 +387,7 @@ class FileGrid:
         running = start_cancellable(work, self._reactor)
         self._beginning -= 1
         self._running.add(running)
-        if self._closed:  # by what it has called already
+        if self._closed:  # the operation's first step may have closed the grid
             running.cancel()
 
         def ended(result: Any) -> Any:
@@ -395,15 +399,15 @@ class FileGrid:
         return running.addBoth(ended)
 
 
-# Files on their way to a grid.
+# Storing files.
 
 # What only one kind of transfer needs is imported when the first of that kind begins.
 
 _COUNTED_BYTES = 64 << 10
-"""Of larger files in a put of many, what is acknowledged makes room for others before all of it is."""
+"""A file above this size lets others start as its bytes are acknowledged, not only when it ends."""
 
 NOTES_NAME = "unfinished"
-"""Below the directory in which a client keeps what it remembers."""
+"""The directory of unfinished uploads, in the client's state directory."""
 
 
 class StoringGrid(FileGrid):
@@ -429,22 +433,23 @@ class StoringGrid(FileGrid):
             source: a path, bytes, or a binary file object (read from its beginning if it is a
                 regular file, else to its end; it stays open); or an async iterator of bytes, an
                 ``IBodyProducer``, or an ``IResponse``. What comes once is copied to temporary space.
-            params: other than configured.
-            happy: servers of happiness wanted, other than configured.
-            convergence: the convergence secret, other than configured; ``b""`` for none.
-            random_key: use a fresh key, so that the cap never equals another. If the put of a file (named by
-                its path, of more than one segment) is cut off, the next put of it with a random key goes on.
-            progress: called with acknowledged and total bytes of shares; what was there already counts.
-            found: called with bytes of shares that turned out to be there already, and the total.
-            hashing: called before that, with the bytes of the file that its key was made from so far,
-                and its size; not for a file that is read in one go.
-            cap_known: called with the file's cap as soon as all of it is coded, long before it is stored,
-                and perhaps in vain; not for a file that lives in its cap.
+            params: encoding parameters; by default the configured ones.
+            happy: servers of happiness wanted; by default the configured number.
+            convergence: the convergence secret; by default the configured one; ``b""`` for none.
+            random_key: use a fresh key, so that the cap never equals another. If the put of a path with
+                several segments is interrupted, the next put of this path with a random key resumes it.
+            progress: called with acknowledged and total bytes of shares; existing shares count as
+                acknowledged.
+            found: called with the bytes of existing shares that were found, and the total.
+            hashing: called while the key is computed, with the bytes hashed so far and the file's size; not
+                called for a file that is read with one call.
+            cap_known: called with the file's cap as soon as the file is encoded. The file is not stored
+                then, and the put may still fail. Not called for a literal file.
 
         Raises (through the Deferred):
-            SourceError: the source cannot be read, or changes meanwhile.
-            UnhappyError: too few servers took it.
-            UsageError: the parameters are impossible.
+            SourceError: the source cannot be read, or changes during the put.
+            UnhappyError: too few servers accepted shares.
+            UsageError: the parameters are not valid.
         """
         options = (params, happy, convergence, random_key)
         reports = PutReports(progress, found, hashing, cap_known)
@@ -479,10 +484,10 @@ class StoringGrid(FileGrid):
         convergence: bytes | None = None,
     ) -> tuple[Params, int]:
         """
-        Return how a file is encoded, and how many servers of happiness are wanted, with options of ``put``.
+        Return the encoding parameters and the servers of happiness for the options of ``put``.
 
         Raises:
-            UsageError: they are impossible.
+            UsageError: the options are not valid.
         """
         params = self.config.params if params is None else params
         check_kind(params, Params, "how a file is encoded", "a Params")
@@ -522,13 +527,13 @@ class StoringGrid(FileGrid):
         """
         Store many files as one pipeline, the large ones first; fires with each one's outcome.
 
-        A hundred small files take a round trip and their bytes. A file that fails does not stop the
-        others. How many files are under way, and open, is bounded.
+        A hundred small files take one round trip plus the time for their bytes. A file that fails does not
+        stop the others. The numbers of files in flight and of open files are bounded.
 
         Args:
-            sources: see ``put``; so are the other options.
-            progress, found, hashing: called as those of ``put`` are, with the number of the file in front.
-            ended: called with the number of each file, and its outcome, as it ends.
+            sources: files, as for ``put``; the other options are also those of ``put``.
+            progress, found, hashing: as for ``put``, but called with the file's number as the first argument.
+            ended: called with the number of each file and its outcome when it ends.
         """
         from pipegrid.transfer.put.put_many import ManyPuts
 
@@ -548,7 +553,7 @@ class StoringGrid(FileGrid):
                 if progress is not None:
                     progress(number, done, total)
 
-            # What is left of a small file counts as a whole until it ends.
+            # The rest of a small file counts as a whole until the file ends.
             size = sizes[number]
             counted = progress is not None or size is None or size > _COUNTED_BYTES
             reports = _numbered(number, report if counted else None, found, hashing)
@@ -574,7 +579,7 @@ def _numbered(
     found: Callable[[int, int, int], None] | None,
     hashing: Callable[[int, int, int], None] | None,
 ) -> PutReports:
-    """Return the reports of one of many files; the others are told its number in front."""
+    """Return the callbacks of one file, which call those of the whole put with the file's number first."""
     return PutReports(
         report,
         None if found is None else partial(found, number),
@@ -588,11 +593,11 @@ def _check_list(sources: object) -> None:
 
 
 def _key_notes(config: GridConfig, warnings: Warnings) -> KeyNotes | None:
-    """Return where puts with random keys are noted: where a client may write, if it may anywhere."""
+    """Return the notes on unfinished puts with random keys; None if the client may write nowhere."""
     return KeyNotes(config.caches[0] / NOTES_NAME, warnings.add) if config.caches else None
 
 
-# Files on their way back from a grid.
+# Fetching files.
 
 # What only one kind of transfer needs is imported when the first of that kind begins.
 
@@ -617,30 +622,29 @@ class FetchingGrid(FileGrid):
 
         Args:
             cap: a file's read cap.
-            sink: a path, a binary file object (it stays open), or an ``IConsumer``, which may pause us. A
-                pipe, a device, or a file object of another kind than a regular file's is written to in a
-                thread, one write at a time. At a path the file appears when it is whole, and durable. If
-                that is interrupted, a hidden part stays beside it, and the next get to the same path goes
-                on with what of it is good.
-            start, length: the range; by default all. A length beyond the end stops there.
-            progress: called with bytes delivered and wanted; what was there already is delivered.
-            replace: a file that is at the path already.
-            range_of: instead of ``start`` and ``length``: called with the size of the file, before the first
-                byte is delivered, it returns both. For a mutable file that is written over meanwhile it is
-                called again.
+            sink: a path, a binary file object (it stays open), or an ``IConsumer``, which may pause the get.
+                Writes to a pipe, a device, or a file object other than a regular file's run in a thread, one
+                at a time. The file appears at a path when it is complete and durable. An interrupted get
+                leaves a hidden part file there, and the next get to this path resumes from its good bytes.
+            start, length: the range; by default the whole file. A range that exceeds the file ends with it.
+            progress: called with bytes delivered and wanted; resumed bytes count as delivered.
+            replace: whether an existing file at the path is replaced.
+            range_of: instead of ``start`` and ``length``, a function that returns both. It is called with the
+                size of the file before the first byte is delivered; and again if a mutable file is
+                overwritten during the get.
 
         Raises (through the Deferred):
-            CapError: not a cap that reads a file.
+            CapError: the cap does not read a file.
             UsageError: the range begins beyond the end of the file.
-            NotEnoughSharesError: too few good shares could be had.
-            CorruptionError: the shares do not make up the file of the cap.
-            SinkError: the sink could not take it, its reader has gone, there is a file at the path, or
-                somebody writes to it.
+            NotEnoughSharesError: too few good shares were found.
+            CorruptionError: the shares do not decode to the file of the cap.
+            SinkError: writing to the sink failed, its reader has closed it, the path has a file already, or
+                another process writes to the path.
         """
         with ExitStack() as stack:
             if isinstance(sink, str | os.PathLike):
                 if mutable_file(cap) is None:
-                    readable(cap)  # before anything is done on the disk
+                    readable(cap)  # check the cap before anything is written
                 path = _checked_path(sink)
                 if is_pipe_or_device(path):
                     sink = await open_pipe_or_device(path, self._workers)
@@ -702,7 +706,7 @@ class FetchingGrid(FileGrid):
     async def _give(
         self, cap: ChkCap | LitCap, sink: SinkLike, start: int, length: int
     ) -> GetResult:
-        """Hand on a part of what the cap itself holds, or of nothing: no server is asked."""
+        """Deliver a range of a literal or empty file, without asking a server."""
         if isinstance(sink, PartFile):
             sink.begin(0)
         wanted = Wakeup(self._reactor)
@@ -721,10 +725,10 @@ class FetchingGrid(FileGrid):
     @started
     async def size(self, cap: str | Cap) -> int:
         """
-        Find out how many bytes a file has; servers are asked only for one that can change.
+        Return the size of a file in bytes; servers are asked only for a mutable file.
 
         Raises (through the Deferred):
-            CapError: not a cap that reads a file.
+            CapError: the cap does not read a file.
             NotEnoughSharesError: no version can be read.
         """
         mutable = mutable_file(cap)
@@ -742,6 +746,8 @@ class FetchingGrid(FileGrid):
 
 def _checked_path(path: str | os.PathLike[str]) -> str:
     """
+    Return a path as text.
+
     Raises:
         SinkError: no file can have this name.
     """
@@ -753,10 +759,10 @@ def _checked_path(path: str | os.PathLike[str]) -> str:
 
 def _checked_length(size: int, start: int, length: int | None) -> int:
     """
-    Return how many bytes of a file a range has; ``length``: that were asked for.
+    Return the number of bytes in a range of a file; ``length`` is the number asked for, None for the rest.
 
     Raises:
-        UsageError: it is no range of it.
+        UsageError: the range is not within the file.
     """
     check_whole(start, "the beginning of a range")
     if length is not None:
@@ -768,13 +774,13 @@ def _checked_length(size: int, start: int, length: int | None) -> int:
     return size - start if length is None else min(length, size - start)
 
 
-# What keeps files on a grid: checks, repairs, leases; of one, or of many.
+# Checks, repairs and leases of one file or of many.
 
 # What only one kind of transfer needs is imported when the first of that kind begins.
 
 
 class KeepingGrid(FileGrid):
-    """The part of ``Grid`` that looks after files: checks, repairs and leases, of one or of many."""
+    """The part of ``Grid`` that checks and repairs files and renews leases, for one file or many."""
 
     @started
     async def check(
@@ -786,16 +792,16 @@ class KeepingGrid(FileGrid):
         progress: Progress | None = None,
     ) -> CheckResult:
         """
-        Find out how many shares of a file are where.
+        Return the health of a file: which servers have which of its shares.
 
         Args:
             cap: a read cap or verify cap of an immutable file or directory.
             verify: fetch every share and check every byte of it.
-            add_lease: add a lease, or renew it, where a good share was found.
+            add_lease: add or renew a lease on every server with a good share.
             progress: called with shares verified and shares found.
 
         Raises (through the Deferred):
-            CapError: not the cap of an immutable file.
+            CapError: the cap cannot be checked.
         """
         mutable = mutable_file(cap, directories=True)
         if mutable is not None:
@@ -822,17 +828,17 @@ class KeepingGrid(FileGrid):
         """
         Check many objects as one pipeline, each once; fires with each one's outcome.
 
-        A thousand healthy objects take a few round trips: servers are asked about many in one message. An
+        A thousand healthy objects take a few round trips, since one message asks a server about many. An
         object that fails does not stop the others.
 
         Args:
             caps: read caps or verify caps of immutable files and directories.
-            verify: fetch every share and check every byte of it; holds memory, and takes its time.
-            add_lease: add a lease, or renew it, where a share was found.
-            repair: make again what is missing of objects that are not healthy; what came of it is then the
-                outcome. Those that cannot be restored stay as they are.
-            bounds: how much at once.
-            ended: called with the number of each cap, and its outcome, in the order of ending.
+            verify: fetch every share and check every byte of it, which takes memory and time.
+            add_lease: add or renew a lease on every server with a share.
+            repair: repair objects that are not healthy; the result of the repair is then the outcome.
+                Unrecoverable objects stay as they are.
+            bounds: how many objects and bytes are processed at the same time.
+            ended: called with the number of each cap and its outcome, in the order in which they end.
         """
         from pipegrid.transfer.upkeep import UpkeepRequest
 
@@ -846,7 +852,7 @@ class KeepingGrid(FileGrid):
         bounds: UpkeepSettings | None = None,
         ended: Callable[[int, RenewResult | Failure], None] | None = None,
     ) -> Deferred[list[RenewResult | Failure]]:
-        """Add leases to every share of many objects, or renew them; see ``check_many`` and ``renew``."""
+        """Add or renew leases on every share of many objects; see ``check_many`` and ``renew``."""
         from pipegrid.transfer.upkeep import UpkeepRequest
 
         return self._look_after(caps, UpkeepRequest(renew=True), bounds, ended)
@@ -858,18 +864,18 @@ class KeepingGrid(FileGrid):
         bounds: UpkeepSettings | None = None,
         ended: Callable[[int, Any], None] | None = None,
     ) -> Deferred[list[Any]]:
-        """Do with many objects what is to be done; see ``check_many`` and ``renew_many``."""
+        """Process a request for many objects; see ``check_many`` and ``renew_many``."""
         from pipegrid.transfer.upkeep import look_after
 
         return self._start(look_after(self._open_upkeep(todo, bounds), caps, ended))
 
     def upkeep(self, todo: UpkeepRequest, bounds: UpkeepSettings | None = None) -> Deferred[Upkeep]:
         """
-        Open what looks after objects that are not all known yet; whoever has it closes it.
+        Return an ``Upkeep``, to which the caller adds objects as they are found; the caller closes it.
 
         Args:
-            todo: what is to be done with each.
-            bounds: how much at once.
+            todo: the operation for each object.
+            bounds: how many objects and bytes are processed at the same time.
 
         Raises (through the Deferred):
             UnhappyError: there are no servers.
@@ -893,13 +899,13 @@ class KeepingGrid(FileGrid):
     @started
     async def renew(self, cap: str | Cap) -> RenewResult:
         """
-        Add a lease to every share of a file, or renew it; not a byte of them is read.
+        Add or renew a lease on every share of a file, without reading the shares.
 
         Args:
             cap: a read cap or verify cap of an immutable file or directory.
 
         Raises (through the Deferred):
-            CapError: not the cap of an immutable file.
+            CapError: the cap is not of an immutable file.
         """
         mutable = mutable_file(cap, directories=True)
         if mutable is not None:
@@ -915,21 +921,22 @@ class KeepingGrid(FileGrid):
         self, cap: str | Cap, *, progress: Progress | None = None, force: bool = False
     ) -> RepairResult:
         """
-        Check every byte of a file's shares, make those again that are missing or damaged, and renew leases.
+        Verify all shares of a file, replace missing and damaged ones, and renew leases.
 
-        Good shares stay where they are. As many shares as can be found room for are made: ask the result.
+        Good shares stay where they are. If servers have no space for some shares, the others are placed; see
+        the result.
 
         Args:
-            cap: a read cap or verify cap of an immutable file or directory; the write cap of a mutable one,
-                which is written anew, as the version that is best now.
-            progress: called with acknowledged and total bytes of the shares that are made.
-            force: of a mutable file, also where a newer version that cannot be read, or another one with the
-                same number, is lost by it, or a newer one was seen before.
+            cap: a read cap or verify cap of an immutable file or directory; or the write cap of a mutable
+                one, whose best version is published again.
+            progress: called with acknowledged and total bytes of the new shares.
+            force: repair a mutable file even if this destroys a newer unreadable version or another version
+                with the same sequence number, or if a newer version was seen before.
 
         Raises (through the Deferred):
-            CapError: not the cap of an immutable file.
+            CapError: the cap cannot be repaired.
             NotEnoughSharesError: too few good shares are left.
-            CorruptionError: the shares do not make up the file of the cap.
+            CorruptionError: the shares do not decode to the file of the cap.
         """
         mutable = mutable_file(cap, directories=True)
         if mutable is not None:
@@ -947,16 +954,14 @@ class KeepingGrid(FileGrid):
         return await Repair(self._means, cap, self._download_settings, progress).run()
 
 
-# Files of a grid that can change.
-#
-# What is done with them is in ``mutables``, which is loaded with the first of them.
+# Mutable files. The work is in ``mutables``, which is imported with the first of them.
 
 
 # What only one kind of transfer needs is imported when the first of that kind begins.
 
 
 class ChangingGrid(FileGrid):
-    """Makes and changes mutable files."""
+    """The part of ``Grid`` that creates and changes mutable files."""
 
     def create_mutable(
         self,
@@ -968,23 +973,23 @@ class ChangingGrid(FileGrid):
         private_key: bytes | None = None,
     ) -> Deferred[CreateResult]:
         """
-        Store a mutable file; fires with its write cap (``result.cap``; ``.readonly()`` is to be given away).
+        Store a mutable file; fires with its write cap (``result.cap``; share ``result.cap.readonly()``).
 
         Args:
-            source: as for ``put``; at most 128 MiB, which are held in memory. Or a function that returns
-                the content, given the file's write key, as a directory with children needs it.
-            format: ``"sdmf"``, one segment; or ``"mdmf"``, of which ranges can be changed; by
-                default, as configured.
-            params: other than configured; the segment size is the format's.
-            progress: called once, with all bytes stored.
-            private_key: DER (PKCS#1 or PKCS#8) of the RSA key of 2048 bits that the file gets, from which
-                its caps follow; by default a fresh one.
+            source: as for ``put``, at most 128 MiB, which are kept in memory. Or a function that is called
+                with the file's write key and returns the content, as a directory with children needs.
+            format: ``"sdmf"``, one segment; or ``"mdmf"``, whose ranges can be changed; by default the
+                configured format.
+            params: encoding parameters, by default the configured ones; the format sets the segment size.
+            progress: called once, when all bytes are stored.
+            private_key: the file's RSA key of 2048 bits as DER (PKCS#1 or PKCS#8), which determines its caps;
+                by default a fresh key.
 
         Raises (through the Deferred):
             SourceError: the source cannot be read.
-            UnhappyError: too few servers took it.
-            UncoordinatedWriteError: there is a file of this private key.
-            UsageError: it is too large, or that is no such key.
+            UnhappyError: too few servers accepted shares.
+            UncoordinatedWriteError: a file with this private key exists.
+            UsageError: the source is too large, or the key is not valid.
         """
         return self._start(self._create(source, format, params, progress, private_key))
 
@@ -1002,20 +1007,20 @@ class ChangingGrid(FileGrid):
 
     def overwrite(self, cap: str | Cap, source: SourceLike) -> Deferred[WriteResult]:
         """
-        Replace the content of a mutable file, whatever it was.
+        Replace the whole content of a mutable file.
 
         Raises (through the Deferred):
             CapError: the cap does not write.
-            UncoordinatedWriteError: somebody else wrote at the same time, and theirs is there now.
-            NotEnoughSharesError: nothing is known of its versions, or none can be read.
+            UncoordinatedWriteError: another client wrote at the same time, and its version is in place.
+            NotEnoughSharesError: no version was found, or none can be read.
         """
         return self._start_writing(cap, lambda own, file: own.overwrite(file, source))
 
     def update(self, cap: str | Cap, offset: int, data: bytes) -> Deferred[WriteResult]:
         """
-        Write bytes into a mutable file, from an offset within it or at its end; the others stay.
+        Overwrite bytes of a mutable file from an offset on, or append them at its end.
 
-        Of MDMF only the segments that are touched travel; SDMF is written whole.
+        For MDMF only the segments with changed bytes are transferred; SDMF is written whole.
         """
         return self._start_writing(cap, lambda own, file: own.update(file, offset, data))
 
@@ -1029,21 +1034,22 @@ class ChangingGrid(FileGrid):
         redo: Redo | None = None,
     ) -> Deferred[WriteResult]:
         """
-        Apply a function to the content of a mutable file; fires when the result is what is there.
+        Apply a function to the content of a mutable file; fires when the new content is stored.
 
-        Other writers' changes are never lost by it, nor is this one: it is applied again to what they made
-        of the file. Changes that are asked for at the same time are written as one version.
+        No writer's change is lost: if another client writes at the same time, the function is applied again
+        to the other client's content. Changes requested at the same time are published as one version.
 
         Args:
-            function: from old bytes to new bytes. It may be called several times, also with content that has
-                its change already; what it raises fails the call, and nothing is written.
-            merge: makes one content of several versions with the same number; by default the highest counts.
-            remembered: what the content was when this client saw it last, if the caller has kept it; then it
-                need not be read again. It is held against the version that was seen.
-            redo: finds the change in content that has it already. It is given content that the function was
-                applied to, what became of it, and what is there now, and returns the latter, perhaps put
-                right, or None: then the function is applied to it. Of changes that are joined all must have
-                the same.
+            function: returns new bytes for old bytes. It may be called several times, also with content that
+                already has its change. If it raises, the call fails with its error, and nothing is written.
+            merge: returns one content for several versions with the same sequence number; by default the
+                version with the highest root hash is used.
+            remembered: the content as this client last saw it, if the caller has kept it, so that it need not
+                be read again. It is compared with the hash of the version that was seen.
+            redo: recognises content that already has the change. It is called with the content that the
+                function was applied to, the function's result, and the current content; it returns the
+                current content, corrected if needed, or None if the function must be applied. Changes that
+                are joined must all have the same ``redo``.
         """
         return self._start_writing(
             cap, lambda own, file: own.modify(file, function, merge, remembered, redo)
@@ -1051,10 +1057,10 @@ class ChangingGrid(FileGrid):
 
     def look_ahead(self, cap: str | Cap) -> Deferred[None]:
         """
-        Find out what a change of a mutable file needs to know, while the change itself is not known yet.
+        Fetch the current version of a mutable file before a change, while the change is still unknown.
 
-        The next ``modify`` of the file in this process then takes one round trip. Nothing is written, and
-        nothing is taken for granted: servers test what was found when the change is written.
+        The next ``modify`` of the file in this process then takes one round trip. Nothing is written; when
+        the change is written, the servers test that their shares still have the fetched version.
 
         Raises (through the Deferred):
             CapError: the cap does not write.
@@ -1072,11 +1078,9 @@ class ChangingGrid(FileGrid):
         return self._start(write(self._open_mutables(), file))
 
 
-# Grid: what applications and commands use to store files and get them back.
-#
-# Public methods answer with Deferreds that have started and can be cancelled; cancelling one lets go
-# of all that it held. Each idea has a room: ``storing``, ``fetching``, ``keeping``, ``changing``; everything
-# that they share is made in ``base``. What a transfer does is in ``transfer``.
+# ``Grid`` joins the parts above: ``StoringGrid``, ``FetchingGrid``, ``KeepingGrid`` and ``ChangingGrid``, all
+# on ``FileGrid``. Cancelling an operation's Deferred releases all that it uses. The transfers themselves are
+# in ``transfer``.
 
 
 class Grid(StoringGrid, FetchingGrid, KeepingGrid, ChangingGrid):
@@ -1086,22 +1090,22 @@ class Grid(StoringGrid, FetchingGrid, KeepingGrid, ChangingGrid):
     Open it with ``Grid.open``; close it when done.
 
     Attributes:
-        config: what the directory says.
-        created: what to tell the user if opening has just made an embedded grid, or None.
+        config: the settings of the directory.
+        created: a sentence for the user if opening has created an embedded grid, else None.
     """
 
 
-# How one server is, at this moment.
+# The current status of one server.
 
 
 async def status_of(peer: Peer, clock: IReactorTime) -> ServerStatus:
-    """Ask a server how it is; one that does not answer has a reason."""
+    """Return a server's status; if it does not respond, the status has the reason."""
     reason, rtt_s, application, available_bytes = None, None, None, None
     started = clock.seconds()
     try:
         version = await CallTimeout(clock, STATUS_SILENCE_S).answer(peer.server.version(), peer)
         if peer.protocol in ("https", "foolscap"):
-            # That was a connection; how long does an answer take?
+            # The first request included the connection; measure the round trip with a second one.
             started = clock.seconds()
             version = await CallTimeout(clock, STATUS_SILENCE_S).answer(peer.server.version(), peer)
     except ServerError as error:

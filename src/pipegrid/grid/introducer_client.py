@@ -1,8 +1,8 @@
 """
-Listening to one introducer: connect, subscribe, check what it says; and again after every loss.
+The client of one introducer: it connects, subscribes, checks announcements, and reconnects.
 
-Bad announcements are one warning each and never stop the others; their number is bounded, since an
-introducer passes on whatever strangers send. What the announcements mean is in ``wire.announcements``.
+Each bad announcement causes one warning and never stops the others. The number of warnings is bounded, since
+an introducer forwards untrusted input. ``wire.announcements`` parses the announcements.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from pipegrid.wire.introducer_protocol import (
 )
 
 MAX_WARNINGS = 20
-"""Of one introducer's announcements; more are counted only."""
+"""The most warnings about one introducer's announcements; further ones are only counted."""
 
 
 @attrs.frozen
 class IntroducerStatus:
     """
-    What is known of one introducer.
+    The state of one introducer.
 
     Attributes:
-        address: where it is.
-        connected: it is there now, and has been asked for servers.
-        reason: why it is not.
-        servers: how many it has announced since the grid was opened.
+        address: its fURL and name.
+        connected: whether the client is connected and subscribed now.
+        reason: why it is not connected.
+        servers: how many servers it has announced since the grid was opened.
     """
 
     name: str
@@ -64,12 +64,12 @@ class IntroducerStatus:
 @attrs.frozen(eq=False)
 class IntroducerCallbacks:
     """
-    What the client of an introducer calls.
+    The functions that the client of an introducer calls.
 
     Attributes:
-        news: given every announcement that is new.
-        warn: given a sentence for every announcement that is skipped.
-        verdict: called when there is something new to know: it answered, failed, or was lost.
+        news: called with every new announcement.
+        warn: called with a sentence for every skipped announcement.
+        verdict: called when the introducer's state changes: it responded, failed, or was disconnected.
     """
 
     news: Callable[[Announcement], None]
@@ -79,11 +79,12 @@ class IntroducerCallbacks:
 
 class IntroducerClient:
     """
-    Listens to one introducer.
+    Receives the announcements of one introducer.
 
     Args:
-        book: decides what is news; several introducers may share it.
-        most_servers: its part of the book: no introducer may keep out what others name.
+        book: decides which announcements are new; several introducers may share it.
+        most_servers: the introducer's part of the book, so that it cannot displace other introducers'
+            servers.
     """
 
     def __init__(
@@ -108,23 +109,23 @@ class IntroducerClient:
         self._reason: str | None = "it has not answered yet"
         self._connected = False
         self.announced: set[str] = set()
-        """Ids of the servers that it named."""
+        """Ids of the servers that the introducer has announced."""
         self._most_servers = most_servers
         self._counted: set[str] = set()
-        """Of these, and of those that it named in an earlier run, the ones that are in the book."""
+        """Ids of the servers, announced now or cached from an earlier run, that are in the book."""
         self._skipped: set[object] = set()
         self._subscriber = _Subscriber(self._heard)
         self._reconnecting = Reconnecting(
             clock, self._use, self._lost, lambda: random.uniform(0.7, 1.3)
         )
         self.answered = False
-        """It has told what it knows, at least once."""
+        """Whether the introducer has responded at least once."""
         self.failed = False
-        """It was tried, and is not there."""
+        """Whether connecting to the introducer has failed."""
 
     @property
     def status(self) -> IntroducerStatus:
-        """Whether it is connected now, why not, and how many servers it has told of."""
+        """Whether the client is connected, why not, and how many servers were announced."""
         return IntroducerStatus(
             self.address.name,
             self.address.furl.address,
@@ -135,22 +136,22 @@ class IntroducerClient:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has named as many servers as are kept of it."""
+        """Whether the introducer has announced as many servers as the client keeps for it."""
         return len(self._counted) >= self._most_servers
 
     def remember(self, announcement: Announcement) -> bool:
-        """Take what it said in an earlier run; returns whether it is news."""
+        """Accept a cached announcement from an earlier run; returns whether it is new."""
         if self.is_full and announcement.server_id not in self._counted:
             return False
         self._counted.add(announcement.server_id)
         return self._book.remember(announcement)
 
     def start(self) -> None:
-        """Connect, and listen until stopped."""
+        """Connect and receive announcements until stopped."""
         self._reconnecting.start()
 
     def stop(self) -> None:
-        """Listen no more, for good: the grid is closed."""
+        """Unsubscribe for good, since the grid is closed."""
         self._connected = False
         self._reason = "the grid is closed"
         self._reconnecting.stop()
@@ -190,7 +191,9 @@ class IntroducerClient:
         self._verdict()
 
     def _hear(self, announcement: Announcement) -> bool:
-        """Return whether it is news about a storage server; raises ValueError as the book does."""
+        """
+        Return whether an announcement is new and of a storage server; raises ValueError if it is not valid.
+        """
         server_id = announcement.server_id
         is_storage = announcement.fields.get("service-name") == STORAGE
         if is_storage and self.is_full and server_id not in self._counted:
@@ -204,7 +207,7 @@ class IntroducerClient:
         return news
 
     def _skip(self, signed: object, why: str) -> None:
-        # After every reconnection the same come again; they are told once.
+        # Every reconnection repeats the announcements; report each only once.
         who = signer(signed)
         if (who, why) in self._skipped or len(self._skipped) > MAX_WARNINGS:
             return
@@ -218,7 +221,7 @@ class IntroducerClient:
 
 @implementer(RIIntroducerSubscriberClient)  # type: ignore[misc]
 class _Subscriber(Referenceable):  # type: ignore[misc]
-    """What the introducer calls, over Foolscap, with announcements."""
+    """The Foolscap object that the introducer calls with announcements."""
 
     def __init__(self, heard: Callable[[Iterable[object]], None]) -> None:
         self._heard = heard

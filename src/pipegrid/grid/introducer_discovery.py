@@ -1,11 +1,10 @@
 """
-Finding servers through introducers, while the grid runs.
+Finding servers through introducers while the grid runs.
 
-What introducers said last time is remembered, so that a grid can be used at once, and while they are down.
-One that was started anew knows nobody, and servers come back to it one by one, some an hour later: those that
-it does not name yet are remembered for a day more.
-**When to begin.** Nobody waits for all servers: an operation begins as soon as enough are known for it. Only
-if too few are remembered it waits, for the introducers, until each has told what it knows or has failed.
+Announcements are cached, so that the grid is usable at once, and while introducers are down. A restarted
+introducer knows no servers until they announce themselves again, some after an hour; so a server that is no
+longer announced stays in the cache for a day. An operation starts as soon as enough servers are known; if the
+cache has too few, it waits until each introducer has responded or failed.
 """
 
 from __future__ import annotations
@@ -30,14 +29,16 @@ from pipegrid.wire.grid_manager import ManagerKey
 from pipegrid.wire.introducer_protocol import Connect
 
 PATIENCE_S = 15.0
-"""How long an operation waits for introducers, where too few servers are remembered."""
+"""How long an operation waits for introducers if too few servers are cached."""
 GRACE_S = 2.0
-"""How long it goes on waiting when they have answered: servers may just be announcing themselves."""
+"""How long it waits after the introducers have responded: servers may be announcing themselves."""
 FORGET_AFTER_S = 24 * 3600.0
-"""How long a server is remembered that an introducer does not name, though it names others."""
+"""How long a server stays cached that its introducer no longer announces, while it announces others."""
 _WRITE_AFTER_S = 1.0
 _WRITE_AGAIN_AFTER_S = 30.0
-"""News may be without end, and all that is known is written each time."""
+"""
+The shortest time between two writes of a cache: each writes the whole file, and announcements may not end.
+"""
 
 log = Logger()
 
@@ -45,13 +46,13 @@ log = Logger()
 @attrs.frozen
 class DiscoverySettings:
     """
-    Which introducers a client asks, and what it keeps of their answers.
+    The introducers of a client, and what the client keeps of their announcements.
 
     Attributes:
-        addresses: of the introducers.
-        caches: directories with what was said before; the first is where it is written, if there is one.
-        nickname: what the client's owner is called, as introducers are told.
-        managers: grid managers whose certificates are kept.
+        addresses: the introducers.
+        caches: directories with cached announcements; only the first is written. May be empty.
+        nickname: the name that the client gives to introducers.
+        managers: the grid managers whose certificates are kept.
     """
 
     addresses: Sequence[IntroducerAddress]
@@ -62,13 +63,13 @@ class DiscoverySettings:
 
 class Discovery:
     """
-    Listens to all introducers of a grid.
+    Receives the announcements of all introducers of a grid.
 
     Args:
         connect: makes connections: a tub's ``getReference``.
-        found: given every server, and again when its address changes.
-        warn: given a sentence for everything that is skipped or out of reach.
-        now: what time it is, which is written down.
+        found: called with every server, and again when its address changes.
+        warn: called with a sentence for everything that is skipped or unreachable.
+        now: returns the current time, which is stored in the cache.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Discovery:
         self._write_after_s = _WRITE_AFTER_S
         self._waking: IDelayedCall | None = None
         self._remembered: dict[str, dict[str, float | None]] = {}
-        """Of each introducer the servers that it named earlier, and since when it has not."""
+        """For each introducer, the cached servers, and the time since which it has not announced them."""
         callbacks = IntroducerCallbacks(self._news, warn, self._verdict)
         self.clients = [
             IntroducerClient(
@@ -109,23 +110,23 @@ class Discovery:
 
     @property
     def settled(self) -> bool:
-        """Every introducer has told what it knows, or has failed."""
+        """Whether every introducer has responded or failed."""
         return all(client.answered or client.failed for client in self.clients)
 
     @property
     def statuses(self) -> list[IntroducerStatus]:
-        """How it stands with each introducer, in the order in which they were given."""
+        """The state of each introducer, in the order of the settings."""
         return [client.status for client in self.clients]
 
     def start(self) -> None:
-        """Remember, and begin to listen."""
+        """Read the cache and subscribe to the introducers."""
         for client in self.clients:
             self._remember(client)
         for client in self.clients:
             client.start()
 
     def stop(self) -> None:
-        """Listen no more, and write down what was heard."""
+        """Unsubscribe and write the cache."""
         if self._writing is not None:
             self._write()
         for client in self.clients:
@@ -133,7 +134,7 @@ class Discovery:
         self._wake()
 
     async def wait(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Return when there are enough servers, or waiting for more makes no sense."""
+        """Return when there are enough servers, or when no more can be expected."""
         deadline = self._clock.seconds() + PATIENCE_S
         settled = False
         while not enough():
@@ -147,19 +148,19 @@ class Discovery:
             await timeout_or(self._next_change(), left_s, self._clock)
 
     async def wait_settled(self) -> None:
-        """Return when every introducer has told what it knows, or has failed, or patience is over."""
+        """Return when every introducer has responded or failed, or the time limit has passed."""
         deadline = self._clock.seconds() + PATIENCE_S
         while not self.settled and (left_s := deadline - self._clock.seconds()) > 0:
             await timeout_or(self._next_change(), left_s, self._clock)
 
     def _next_change(self) -> Deferred[None]:
         change: Deferred[None] = Deferred()
-        self._waiting = [each for each in self._waiting if not each.called]  # some were given up
+        self._waiting = [each for each in self._waiting if not each.called]  # drop cancelled ones
         self._waiting.append(change)
         return change
 
     def _wake_soon(self) -> None:
-        # Not at once: who is woken may want to stop the very client that is just telling us.
+        # In the next turn: a caller that wakes may stop the very client that is calling us.
         if self._waking is None:
             self._waking = self._clock.callLater(0, self._wake)
 
@@ -233,12 +234,15 @@ class Discovery:
                 )
 
     def _worth_keeping(self, client: IntroducerClient) -> list[Announcement]:
-        """Return what to write down of an introducer's servers: those that it names, or may yet name."""
+        """
+        Return the servers of an introducer to cache: the announced ones, and those that may be announced
+        again.
+        """
         now_s = self._now()
         known = self._book.announcements
         earlier = self._remembered.get(client.address.name, {})
         if client.is_full or len(known) >= self._book.limit:
-            earlier = {}  # they are in the way of others
+            earlier = {}  # stale servers would displace new ones
         found = []
         for each in known:
             if each.server_id in client.announced:

@@ -1,5 +1,6 @@
 """
-Mutable files of a grid, as applications see them: arguments in, ``transfer.mutable`` to do it, results out.
+The mutable files of a grid: checks the arguments of ``Grid``'s methods and runs them with
+``transfer.mutable``.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ if TYPE_CHECKING:
     pass
 
 KNOWN_NAME = "mutable-files"
-"""Below the directory in which a client keeps what it remembers."""
+"""The file of versions that were seen, in the client's state directory."""
 
 _FORMATS = {"sdmf": Format.SDMF, "mdmf": Format.MDMF}
 
 
 class Mutables:
     """
-    What a grid does with mutable files.
+    The operations of a grid on mutable files.
 
     Args:
-        means: what all transfers of the grid use.
-        silence_s: a server that gives no sign of life for so long has failed.
+        means: the servers, workers and limits that all transfers of the grid share.
+        silence_s: a server that sends nothing for this time has failed.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Mutables:
         )
 
     def close(self) -> None:
-        """Give up the changes that are under way."""
+        """Cancel the running changes; the grid is closing."""
         self.files.close()
 
     async def create(
@@ -96,7 +97,7 @@ class Mutables:
                 f"a mutable file is of the format 'sdmf' or 'mdmf', not {shown(format)}; choose one"
             )
         if private_key is None:
-            self.files.keys.prepare()  # while the source is read, and connections come up
+            self.files.keys.prepare()  # make a key while the source is read and connections open
         content = source if callable(source) else await self._read_source(source)
         usual = self._usual if params is None else (params.required_shares, params.total_shares)
         await self._readiness.wait(min(self._settings.happy, usual[1]), storing=True)
@@ -106,7 +107,7 @@ class Mutables:
         return result
 
     async def _read_source(self, source: SourceLike) -> bytes:
-        # Bytes are there already, and do not change: a thread would cost more than it does.
+        # Bytes are in memory and do not change, so reading them needs no thread.
         at_hand = isinstance(source, bytes)
         opened: Source
         if at_hand:
@@ -188,7 +189,7 @@ class Mutables:
         return GetResult(result.size, result.shares_used, result.corrupt, elapsed_s)
 
     async def size(self, cap: MutableCap) -> int:
-        """Return how many bytes the best version has; see ``Grid.size``."""
+        """Return the size of the best version in bytes; see ``Grid.size``."""
         _check_readable(cap, 0, None)
         await self._readiness.wait(self._usual[0])
         return await self.files.size(cap)
@@ -232,7 +233,7 @@ class Mutables:
         return await self.files.modify(cap, edit, merge, redo)
 
     async def check(self, cap: MutableCap, verify: bool, add_lease: bool) -> CheckResult:
-        """See ``Grid.check``; the result tells of versions as well."""
+        """Check a file; see ``Grid.check``. The result also has the versions."""
         await self._readiness.wait(self._usual[0], all_told=True)
         return await self.files.check(cap, verify, add_lease)
 
@@ -246,7 +247,7 @@ class Mutables:
 
 
 def check_length(length: int) -> int:
-    """Return the length of a range, if it is a number."""
+    """Return the length of a range; raises UsageError if it is not a number."""
     check_whole(length, "the length of a range")
     return length
 

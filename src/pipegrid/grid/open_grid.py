@@ -1,5 +1,5 @@
 """
-Opening a grid: from what a directory says to servers with their windows, workers, and discovery.
+Opening a grid: makes servers with their windows, workers, and discovery from a directory's settings.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _JOINING = "'pipegrid init NURL...' or 'pipegrid init --introducer FURL'"
 @attrs.frozen(kw_only=True)
 class Opened:
     """
-    What a grid works with.
+    The parts of an open grid.
 
     Attributes:
         peers: the servers; the list changes as servers are found.
-        created: what to tell the user if an embedded grid was just made, or None.
-        on_close: lets go of what nobody else knows of.
-        members: knows of the servers that cannot be used.
-        discovery: asks introducers; None if there are none.
+        created: a sentence for the user if an embedded grid was created, else None.
+        on_close: releases the resources that the other parts do not own.
+        members: the registry of servers, also of those that cannot be used.
+        discovery: receives the announcements of introducers; None if there are none.
     """
 
     config: GridConfig
@@ -80,10 +80,10 @@ def open_grid(
     make: bool = True,
 ) -> Opened:
     """
-    Prepare what a directory configures; nothing is waited for. See ``Grid.open``.
+    Make the parts of the grid that a directory configures, without waiting for servers. See ``Grid.open``.
 
     Raises:
-        UsageError: the directory is not configured, or says something impossible.
+        UsageError: the directory is not configured, or one of its settings is not valid.
     """
     if fixed_window_bytes is not None:
         check_whole(fixed_window_bytes, "window_bytes", least=1)
@@ -133,8 +133,10 @@ def open_grid(
 
 def _check_process(reactor: object) -> None:
     """
+    Check the reactor and the process's limit on open files.
+
     Raises:
-        UsageError: that is no reactor to work with, or the process may open too few files.
+        UsageError: the object is not a usable reactor, or the process may open too few files.
     """
     if not IReactorFromThreads.providedBy(reactor):
         raise UsageError(f"a grid needs the running reactor, not {shown(reactor)}")
@@ -144,8 +146,10 @@ def _check_process(reactor: object) -> None:
 
 def _check_names_servers(config: GridConfig) -> None:
     """
+    Check that a directory has servers or introducers.
+
     Raises:
-        UsageError: a directory names neither servers nor where to hear of them.
+        UsageError: it has neither.
     """
     if config.local is None and not config.static.servers and not config.introducers.addresses:
         raise UsageError(
@@ -157,13 +161,14 @@ def _check_names_servers(config: GridConfig) -> None:
 
 def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple[Path, str | None]:
     """
-    Return the client's directory, and what to tell the user if a grid was just made in it.
+    Return the client's directory, and a sentence for the user if a grid was created in it.
 
     Args:
-        directory: None for the user's own.
+        directory: None for the user's default directory.
 
     Raises:
-        UsageError: nothing is configured there, and no grid may be made, or what is there is another grid's.
+        UsageError: the directory is not configured, and no grid may be created or its files are another
+            grid's.
     """
     if directory is not None:
         check_kind(directory, (str, os.PathLike), "a client's directory", "a path")
@@ -188,15 +193,17 @@ def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple
 
 def _check_is_nobodys(path: Path) -> None:
     """
-    Check that nothing in a directory without a configuration comes from a client of some grid.
+    Check that a directory without a configuration has no files of another grid's client.
 
-    Storage directories beside the servers that it names would take shares that belong on these, all on one
-    disk; and a grid without them would have nothing of what its caps name.
+    A new embedded grid there would take the shares that belong on the other grid's servers, all on one disk,
+    and would have none of the files of existing caps.
 
     Raises:
-        UsageError: something does.
+        UsageError: the directory has such files.
     """
-    if os.path.lexists(path / CONFIG_NAME):  # and is no file, which is said when it is to be made
+    if os.path.lexists(
+        path / CONFIG_NAME
+    ):  # it is not a regular file; creating the configuration reports that
         return
     for name in (SERVERS_NAME, INTRODUCERS_NAME, CATALOGUE_NAME, ALIASES_NAME):
         if os.path.lexists(path / name):
@@ -209,7 +216,7 @@ def _check_is_nobodys(path: Path) -> None:
 
 
 class _Opener:
-    """Makes the peers of one grid, each with a window of its own and what watches it."""
+    """Makes the peers of one grid, each with its own window and its own tracing."""
 
     def __init__(
         self,
@@ -238,10 +245,10 @@ class _Opener:
 
     def open(self, known: KnownServer) -> Peer:
         """
-        Return a peer for a server; nothing is connected yet.
+        Return a peer for a server, without connecting to it.
 
         Raises:
-            ValueError: no protocol that it speaks is spoken here; the text says why.
+            ValueError: the server speaks no protocol that this client can use; the text says why.
         """
         peer = open_server(
             self._reactor,
@@ -256,14 +263,14 @@ class _Opener:
         return self.finished(peer)
 
     def certify(self, peer: Peer, known: KnownServer | None) -> None:
-        """Have a peer be given shares only as long as a grid manager certifies it, if there are managers."""
+        """If there are grid managers, allow uploads to a peer only while its certificate is valid."""
         if self._managers:
             certificates = () if known is None else known.certificates
             certified = certified_by(peer.identity.server_id, certificates, self._managers)
             peer.no_uploads = Certification(certified)
 
     def finished(self, peer: Peer) -> Peer:
-        """Return a peer with what all of them have."""
+        """Return a peer with the settings that all peers of the grid have."""
         if self._tracer is not None:
             from pipegrid.grid.request_trace import TracedServer
 
@@ -282,7 +289,7 @@ def _open_local(
 ) -> OpenLocalGrid | None:
     if grid is None:
         return None
-    from pipegrid.grid.embedded_grid import open_local  # with all that keeps shares on a disk
+    from pipegrid.grid.embedded_grid import open_local  # imports the storage server
 
     local = open_local(reactor, grid)
     for peer in local.peers:
@@ -296,8 +303,8 @@ def _open_local(
 def _discover(
     reactor: IReactorTime, config: GridConfig, members: ServerRegistry, warnings: Warnings
 ) -> tuple[Discovery, Any]:
-    """Begin to ask introducers; returns who does, and the tub that is to be stopped."""
-    # Foolscap takes long to import.
+    """Start the discovery through introducers; returns it, and the tub that must be stopped."""
+    # Foolscap is slow to import.
     from pipegrid.grid.introducer_discovery import Discovery, DiscoverySettings
     from pipegrid.wire.foolscap_broker import make_tub
     from pipegrid.wire.introducer_protocol import BOUNDS, LOST_AFTER_S

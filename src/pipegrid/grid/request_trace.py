@@ -1,7 +1,7 @@
 """
-Where the time of a grid goes: every request to a server, and every job of the CPU, as a span.
+Tracing a grid: every request to a server and every CPU job becomes a span.
 
-Servers and workers are wrapped as they are handed out, so that transfers need not know of it.
+Servers and workers are wrapped when a grid is opened, so transfers need no code for tracing.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ def _traced(
     facts: Callable[..., dict[str, object]] = lambda *_, **__: {},
 ) -> Callable[Concatenate[Any, P], Deferred[T]]:
     """
-    Return the same method of a ``TracedServer``.
+    Return the traced version of a server's method.
 
     Args:
-        facts: makes of its arguments what is said of a request.
+        facts: returns the details of the span for the method's arguments.
     """
     name = method.__name__
 
     @wraps(method)
     def request(self: Any, /, *arguments: P.args, **options: P.kwargs) -> Deferred[T]:
-        said = facts(*arguments, **options)  # before: then the bytes are the transport's
+        said = facts(
+            *arguments, **options
+        )  # before the call, which passes the bytes to the transport
         call: Deferred[T] = getattr(self._server, name)(*arguments, **options)
         followed: Deferred[T] = self._tracer.follow(call, name, self.identity.nickname, **said)
         return followed
@@ -55,7 +57,7 @@ def _of_bytes(
 
 
 class TracedServer(StoresApart):
-    """A storage server whose requests leave spans in a row of its own."""
+    """A storage server whose requests are recorded as spans, in a row of the server's own."""
 
     def __init__(self, server: StorageServer, tracer: Tracing) -> None:
         self._server = server
@@ -70,7 +72,7 @@ class TracedServer(StoresApart):
         StorageServer.allocate,
         lambda _, numbers, size, *__: {"shares": sorted(numbers), "bytes": size},
     )
-    write: Any = _traced(  # with more than ``StoresApart`` needs
+    write: Any = _traced(  # has more arguments than ``StoresApart`` needs
         StorageServer.write,
         lambda index, number, offset, data, *_, **__: _of_bytes(
             index, number, offset, sum(map(len, data))
@@ -100,7 +102,9 @@ class TracedServer(StoresApart):
 
 
 class TracedWorkers:
-    """Workers whose jobs leave spans in the row ``cpu``, from the wait for a thread to the result."""
+    """
+    Workers whose jobs are recorded as spans in the row ``cpu``, from the wait for a thread to the result.
+    """
 
     def __init__(self, workers: CpuWorkers, tracer: Tracing) -> None:
         self._workers = workers
@@ -114,7 +118,7 @@ class TracedWorkers:
     def run_if_large(
         self, size_bytes: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Deferred[T]:
-        """Trace a job, wherever it runs."""
+        """Run a job in a thread or here, and record its span."""
         span = self._tracer.begin(_name(function), "cpu", bytes=size_bytes)
         job = self._workers.run_if_large(size_bytes, function, *args, **kwargs)
 
@@ -131,7 +135,7 @@ class TracedWorkers:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Deferred[T]:
-        """Trace nothing: it waits for others."""
+        """Run a blocking call without a span: its time is waiting, not CPU."""
         return self._workers.run_blocking(function, *args, **kwargs)
 
     def stop(self) -> Deferred[None]:

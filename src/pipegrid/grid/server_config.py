@@ -1,21 +1,4 @@
-"""
-What a node's directory says to the storage server that is run on it.
-
-A Tahoe-LAFS storage node's ``tahoe.cfg`` is followed as Tahoe-LAFS follows it, so that ``pipegrid serve``
-takes the node's place without another word; ``pipegrid.cfg`` may say the same, under the same names:
-
-    [node]     nickname, tub.port, tub.location
-    [storage]  enabled, anonymous, storage_dir, reserved_space, readonly, force_foolscap, keep_unfinished,
-               expire.enabled, expire.mode, expire.override_lease_duration, expire.cutoff_date,
-               expire.immutable, expire.mutable, grid_management, plugins
-    [grid_manager_certificates]
-
-``keep_unfinished`` is PipeGrid's own, and for ``pipegrid.cfg``: Tahoe-LAFS does not start with a setting
-that it does not know.
-
-A node of Tahoe-LAFS announces itself to the introducers that its directory names, and so does this one. What
-cannot be done as it is said there is refused, never guessed: shares might be removed, or never be found.
-"""
+"""The storage server's settings in a node's directory."""
 
 from __future__ import annotations
 
@@ -40,6 +23,22 @@ from pipegrid.server.serve import ServeSettings
 from pipegrid.storage.share_file import Expiry
 from pipegrid.wire.server_address import Furl
 
+# ``pipegrid serve`` follows the ``tahoe.cfg`` of a Tahoe-LAFS storage node as Tahoe-LAFS does, so it can
+# replace the node. ``pipegrid.cfg`` has the same settings under the same names:
+#
+#     [node]     nickname, tub.port, tub.location
+#     [storage]  enabled, anonymous, storage_dir, reserved_space, readonly, force_foolscap, keep_unfinished,
+#                expire.enabled, expire.mode, expire.override_lease_duration, expire.cutoff_date,
+#                expire.immutable, expire.mutable, grid_management, plugins
+#     [grid_manager_certificates]
+#
+# ``keep_unfinished`` exists only in ``pipegrid.cfg``: Tahoe-LAFS does not start with a setting that it does
+# not know.
+#
+# Like a Tahoe-LAFS node, the server announces itself to the introducers of its directory. A setting that
+# cannot be followed is refused, never guessed: a wrong guess might delete shares or make them impossible to
+# find.
+
 T = TypeVar("T")
 
 _SIZE = re.compile(r"([0-9]{1,15})\s*([kmgtpe]?)(i?)b?\Z", re.I)
@@ -52,13 +51,13 @@ _PORT_FILE = "client.port"
 @attrs.frozen
 class ServerDirectory:
     """
-    What a directory says.
+    The server's settings in a directory.
 
     Attributes:
-        settings: of ``ServeSettings``, by name; what it says nothing about is missing.
-        introducers: that it names: names, for the log, and fURLs.
-        is_tahoe: it is a Tahoe-LAFS node's.
-        warnings: a sentence for each thing that is left out.
+        settings: fields of ``ServeSettings`` by name; only those that the directory sets.
+        introducers: the introducers' names (for the log) and fURLs.
+        is_tahoe: whether the directory is a Tahoe-LAFS node's.
+        warnings: a sentence for each entry that is skipped.
     """
 
     settings: Mapping[str, Any] = attrs.field(factory=dict)
@@ -67,17 +66,17 @@ class ServerDirectory:
     warnings: tuple[str, ...] = ()
 
     def serve_settings(self, directory: Path, **chosen: Any) -> ServeSettings:
-        """Return them whole. Whoever calls may choose otherwise; None is no choice."""
+        """Return complete settings; the caller's values other than None replace those of the directory."""
         given = {name: value for name, value in chosen.items() if value is not None}
         return ServeSettings(directory=directory, **{**self.settings, **given})
 
 
 def load(directory: Path) -> ServerDirectory:
     """
-    Return what a node's directory says; nothing, if nothing is configured there.
+    Return the server's settings in a node's directory; none if it is not configured.
 
     Raises:
-        UsageError: a file cannot be understood, or says what cannot be done.
+        UsageError: a file cannot be parsed, or a setting cannot be followed.
     """
     if not is_configured(directory):
         found = load_introducers(directory)
@@ -94,7 +93,7 @@ def load(directory: Path) -> ServerDirectory:
 
 
 class _Reader:
-    """Reads one file. Every error names it, the section and the option."""
+    """Reads one configuration file. Every error names the file, the section and the option."""
 
     def __init__(self, directory: Path, path: Path, parser: SettingsFile) -> None:
         self.warnings: list[str] = []
@@ -103,7 +102,7 @@ class _Reader:
         self._parser = parser
 
     def settings(self) -> dict[str, Any]:
-        """Return what it says of ``ServeSettings``."""
+        """Return the fields of ``ServeSettings`` that the file sets."""
         if not self._flag("enabled", True):
             raise self._wrong("storage", "enabled", "is false: the node serves no storage; set it")
         if not self._flag("anonymous", True):
@@ -127,7 +126,7 @@ class _Reader:
 
     def _port(self) -> str | None:
         text = self._text("tub.port", "node")
-        if not text:  # Tahoe-LAFS chose one, and wrote it down
+        if not text:  # Tahoe-LAFS chose a port and wrote it to a file
             path = self._directory / _PORT_FILE
             data = read_bounded(path)
             return None if data is None else decode_text(data, str(path)).strip() or None
@@ -152,7 +151,7 @@ class _Reader:
             )
         if "AUTO" not in hints and hints:
             return ",".join(hints)
-        # What Tahoe-LAFS found out by itself, clients know; it is in the node's fURL.
+        # Clients use the addresses that Tahoe-LAFS detected itself; they are in the node's fURL.
         known = load_furl(self._directory)
         return None if known is None or not known.hints else ",".join(known.hints)
 
@@ -222,7 +221,7 @@ def parse_size(text: str) -> int:
     Return a number of bytes as Tahoe-LAFS reads it: ``1G`` and ``1GB`` are 10^9, ``1GiB`` is 2^30.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a size.
     """
     match = _SIZE.match(text)
     if match is None:
@@ -234,10 +233,10 @@ def parse_size(text: str) -> int:
 
 def parse_duration(text: str) -> int:
     """
-    Return seconds; a month has 31 days, and a year 365.
+    Return a duration in seconds; a month has 31 days, and a year 365.
 
     Raises:
-        ValueError: it is no duration.
+        ValueError: the text is not a duration.
     """
     match = _DURATION.match(text)
     if match is None:
@@ -251,7 +250,7 @@ def parse_date(text: str) -> int:
     Return the beginning of a day (UTC), in seconds since 1970.
 
     Raises:
-        ValueError: it is no day.
+        ValueError: the text is not a date.
     """
     try:
         day = datetime.strptime(text, "%Y-%m-%d")

@@ -1,4 +1,4 @@
-"""Servers of an open grid; readiness."""
+"""The servers of an open grid, and when there are enough of them for an operation to start."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from pipegrid.grid.introducer_discovery import Discovery
 
 
-# The servers of a grid while it runs: they appear, move to other addresses, and are told apart by id.
+# The servers of a running grid: they appear and change their addresses; their ids identify them.
 
 MAX_WARNINGS = 100
 
 
 class Warnings:
-    """Sentences for the user; each once, and not without end."""
+    """Sentences for the user: each once, and a bounded number."""
 
     def __init__(self, sentences: Iterable[str] = ()) -> None:
         self._sentences: dict[str, None] = {}
@@ -37,7 +37,7 @@ class Warnings:
             self.add(sentence)
 
     def add(self, sentence: str) -> None:
-        """Say it, if it was not said before."""
+        """Add a sentence, unless it was added before."""
         if len(self._sentences) < MAX_WARNINGS:
             self._sentences[sentence] = None
 
@@ -47,14 +47,14 @@ class Warnings:
 
 class ServerRegistry:
     """
-    The peers of a grid, and the servers that cannot be among them.
+    The peers of a grid, and the servers that cannot be used.
 
     Args:
-        peers: the grid's list; it is changed in place, so that every new transfer sees the newest.
-        open_server: makes a peer; a ``ValueError`` tells why it cannot.
-        preferred: ids of servers that come first on every ring.
-        warnings: gets a sentence for every server that cannot be used.
-        certify: given a peer and its newest certificates, where nothing else has changed.
+        peers: the grid's list, which is changed in place, so that every new transfer sees the current one.
+        open_server: makes a peer; its ``ValueError`` says why it cannot.
+        preferred: ids of servers that come first in the permuted order of every file.
+        warnings: receives a sentence for every server that cannot be used.
+        certify: called with a peer and its newest certificates, if only these have changed.
     """
 
     def __init__(
@@ -78,10 +78,11 @@ class ServerRegistry:
 
     def add_static(self, server: KnownServer) -> None:
         """
-        Add a server of the user's own file: whatever is announced under its id or address, the file is right.
+        Add a server from the user's file, which takes precedence over announcements with its id or address.
 
-        The user may have called a server "alice" that is announced under its key. Of two announcements nobody
-        knows which is right, and one must not be able to have the other's server skipped.
+        The user may have given the id "alice" to a server that is announced under its key, so addresses are
+        compared as well. Between two announcements addresses are not compared: neither is known to be right,
+        and a false one must not cause the other server to be skipped.
         """
         self.found(server)
         server_id = server.identity.server_id
@@ -89,7 +90,7 @@ class ServerRegistry:
         self._fixed_at.update(dict.fromkeys(server.addresses, server_id))
 
     def found(self, server: KnownServer) -> None:
-        """Add a server, or let it have another address; what is under way there fails, and goes elsewhere."""
+        """Add a server or change its address; its running requests fail and are sent to other servers."""
         server_id = server.identity.server_id
         before = self._known.get(server_id)
         if server_id in self._fixed or before == server:
@@ -99,7 +100,7 @@ class ServerRegistry:
             for peer in self.peers:
                 if peer.identity.server_id == server_id:
                     self._certify(peer, server)
-                    return  # and its connections stay
+                    return  # keep its connections
         for address in server.addresses:
             if address in self._fixed_at:
                 why = same_address(self._fixed_at[address])
@@ -123,7 +124,7 @@ class ServerRegistry:
         identity = server.identity
         self._warnings.add(f"server {identity.nickname} is skipped: {reason}")
         if any(peer.identity.server_id == identity.server_id for peer in self.peers):
-            return  # it was usable before, and perhaps still is
+            return  # keep the previous address, which may still work
         protocol = "https" if server.nurl is not None else "foolscap"
         address = "" if server.furl is None else server.furl.address
         self.unusable[identity.server_id] = ServerStatus(
@@ -149,31 +150,31 @@ class ServerRegistry:
 
     @property
     def leaving(self) -> list[Deferred[None]]:
-        """What fires when the connections to former addresses are gone."""
+        """Return Deferreds that fire when the connections to previous addresses are closed."""
         return list(self._leaving)
 
 
-# When an operation may begin: as soon as there are servers enough for it.
+# An operation may start as soon as there are enough servers for it.
 #
-# By default those count that are known, since a transfer finds out by itself, and in the same round trip, who
-# is there. Only who asks for it (``--wait-for N``) waits until servers have answered.
+# By default all known servers count: a transfer finds out in its first round trip which of them respond. Only
+# with ``--wait-for N`` it waits until servers have responded.
 
 STATUS_SILENCE_S = 10.0
-"""A person waits for the answer: a server that takes longer is as good as gone."""
+"""The time limit for a status request, since a person waits for it."""
 WAIT_FOR_S = 60.0
-"""How long ``wait_for`` waits."""
+"""The longest wait for the servers of ``wait_for``."""
 _ASK_AGAIN_S = 1.0
 _LOOK_AGAIN_S = 0.05
 
 
 class Readiness:
     """
-    Holds operations back until there are servers enough.
+    Delays operations until there are enough servers.
 
     Args:
-        peers: the grid's list, which grows.
-        discovery: what makes it grow, or None.
-        wait_for: how many servers must have answered before the first operation.
+        peers: the grid's list of peers, which grows.
+        discovery: adds servers to the list; None if there are no introducers.
+        wait_for: the number of servers that must have responded before the first operation.
     """
 
     def __init__(
@@ -190,14 +191,14 @@ class Readiness:
 
     async def wait(self, needed: int, *, all_told: bool = False, storing: bool = False) -> None:
         """
-        Return when an operation that needs so many servers may begin.
+        Return when an operation that needs this number of servers may start.
 
         Args:
-            all_told: it wants to know of all servers, so introducers are waited for.
-            storing: only servers count that may be given shares.
+            all_told: the operation needs all servers, so wait until all introducers have responded or failed.
+            storing: count only servers that accept shares.
 
         Raises:
-            UnhappyError: there are no servers at all, or too few answered.
+            UnhappyError: there are no servers, or too few responded.
         """
         await self._asked_for()
         if self._discovery is None:
@@ -218,12 +219,12 @@ class Readiness:
             )
 
     async def up_or_late(self) -> None:
-        """Wait for as many servers as were asked for, and no longer than that may take."""
-        with contextlib.suppress(UnhappyError):  # whoever tells how they are tells that, too
+        """Wait for the servers of ``wait_for``, within its time limit."""
+        with contextlib.suppress(UnhappyError):  # the caller reports the status of each server
             await self._asked_for()
 
     async def more_servers(self) -> bool:
-        """Wait for introducers that have not told what they know; returns whether that was news."""
+        """Wait for introducers that have not responded yet; returns whether there were any."""
         if self._discovery is None or self._discovery.settled:
             return False
         before = set(self._peers)
@@ -236,7 +237,7 @@ class Readiness:
             self._wait_for = 0
 
     async def _until_up(self, wanted: int) -> None:
-        """Ask all servers again and again until so many have answered once."""
+        """Ask all servers repeatedly until this number of them has responded once."""
         deadline = self._clock.seconds() + WAIT_FOR_S
         up: set[Peer] = set()
         asking: dict[Peer, Deferred[None]] = {}
@@ -270,7 +271,7 @@ class Readiness:
                         len(up),
                         wanted,
                     )
-                # Servers answer, and others are announced, at any moment.
+                # The set changes while waiting: servers respond, and others are announced.
                 await timeout_or(Deferred(), min(left_s, _LOOK_AGAIN_S), self._clock)
         finally:
             for asked in list(asking.values()):

@@ -1,4 +1,4 @@
-"""The servers and introducers that a person names: ``servers.yaml`` and ``introducers.yaml``."""
+"""The user's own lists of servers and introducers: ``servers.yaml`` and ``introducers.yaml``."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ if TYPE_CHECKING:
     from pipegrid.transport.throttle import Throttle
 
 
-# Servers that a client's directory names: ``private/servers.yaml``, in Tahoe-LAFS's own format.
+# A client's own list of servers: ``private/servers.yaml``, in Tahoe-LAFS's format.
 #
 #     storage:
 #       v0-...:                                  # the server's id; any text
 #         ann:
 #           nickname: some name                  # optional
-#           anonymous-storage-NURLs: [ "pb://...#v=1" ]     # HTTPS; without, Foolscap is spoken
+#           anonymous-storage-NURLs: [ "pb://...#v=1" ]     # HTTPS; without it, Foolscap
 #           anonymous-storage-FURL: pb://...     # of Tahoe's servers: leases depend on it
 #           permutation-seed-base32: ...         # optional
 #
-# An entry that cannot be used is skipped, and a warning says which and why: one bad line must not take
-# all the others away. The file is the user's; that it is no YAML at all is an error.
+# An entry that cannot be used is skipped with a warning, and the other entries are used. A file that is not
+# YAML is an error.
 #
 # Source: the format reference, storage protocols, sections 4.3, 5.1 and 6.
 
 WINDOW_MEMORY_BYTES = 40 << 20
 """
-What is held of messages, towards all servers that a file has shares on. With what coding and TLS hold
-besides, a client stays under 64 MiB (``misc/speedtest/memory.py --rtt-ms 200``). Ten servers get 4 MiB
-each: the limit, and an eighth of it for the message that may go beyond.
+The memory for messages to all the servers of one file. Together with the buffers of coding and TLS, a client
+stays below 64 MiB (``misc/speedtest/memory.py --rtt-ms 200``). Each of ten servers gets 4 MiB: the window,
+and an eighth of it for a message that exceeds the window.
 """
 
 FLIGHT_BYTES = 128 << 20
 """
-What is unacknowledged, over connections that let go of what the kernel has taken: at 200 ms this carries
-600 MB/s. More brought nothing where ten servers took 300 MB/s; with 44 MiB a put of 100 MB over 100 ms took
+The most unacknowledged bytes over connections that free what the kernel has taken: enough for 600 MB/s at
+200 ms. More did not help where ten servers took 300 MB/s; with 44 MiB a put of 100 MB over 100 ms took
 1.9 s instead of 1.4.
 """
 _LEAST_WINDOW_BYTES = 256 << 10
@@ -71,10 +71,10 @@ _ENTRY = re.compile(rb"""\bann["']?\s*:""")
 @attrs.frozen
 class StaticServers:
     """
-    What ``servers.yaml`` says.
+    The content of a ``servers.yaml``.
 
     Attributes:
-        servers: in the order of the file.
+        servers: the servers, in the order of the file.
         warnings: a sentence for each entry that was skipped.
     """
 
@@ -84,10 +84,10 @@ class StaticServers:
 
 def load_static_servers(directory: Path) -> StaticServers:
     """
-    Return the servers that a client's directory names; none if it has no such file.
+    Return the servers in a client's ``servers.yaml``; none if it has no such file.
 
     Raises:
-        UsageError: the file cannot be read, or is not what it should be as a whole.
+        UsageError: the file cannot be read, or is not a ``servers.yaml``.
     """
     path = directory / SERVERS_NAME
     data = read_bounded(path)
@@ -100,7 +100,7 @@ def load_static_servers(directory: Path) -> StaticServers:
     except UsageError as error:
         if CONNECTIONS.encode() not in data:
             raise
-        # The servers may be announced, too, and then be reached in a way that this forbids.
+        # The servers may also be announced, and would then be reached in a way that the file forbids.
         raise RefusedSetting(
             f"{error}; it may say how servers must be reached, so nothing was sent"
         ) from error
@@ -108,10 +108,10 @@ def load_static_servers(directory: Path) -> StaticServers:
 
 def parse_static_servers(data: bytes, name: str) -> StaticServers:
     """
-    Return what the bytes of a ``servers.yaml`` say.
+    Return the servers in the bytes of a ``servers.yaml``.
 
     Args:
-        name: of the file, for errors.
+        name: the file's name, for errors.
     """
     document = parse_yaml(data, name)
     check_top_level(document, "storage", data, name)
@@ -120,7 +120,7 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
         raise UsageError(f"{name} has no map of servers under 'storage'; correct it by hand")
     remarks = [
         remark
-        for server_id, entry in storage.items()  # also of those that are skipped: they may be announced
+        for server_id, entry in storage.items()  # skipped servers too, since they may be announced
         for remark in check_entry(server_id, entry, name)
     ]
     seen: dict[Nurl | Furl, str] = {}
@@ -132,7 +132,7 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
         for server_id, entry in storage.items()
         for hint in near_misses(_announcement(entry))
     ]
-    # Looking for them takes as long as reading it all: only where more is written than was read.
+    # The search takes as long as parsing, so search only if the file has more keys than were parsed.
     repeated = [
         f"{name}:{line}: server {server_id[:60]!r} is listed twice, and only this one is used; give them "
         "different names"
@@ -147,15 +147,16 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is meant to be a NURL or a fURL."""
+    """Return whether a text looks like a NURL or a fURL."""
     return text.startswith(("pb://", "pb+tor://"))
 
 
 def addresses_of(text: str, name: str) -> list[tuple[str, str]] | None:
     """
-    Return the addresses of a file that has one a line, each with where it is; None: it is no such file.
+    Return the addresses in a file with one address per line, each with its place in the file; None if the
+    file has another format.
 
-    What ``serve`` prints is such a text. Blank lines, and lines that begin with #, say nothing.
+    The output of ``serve`` has this format. Blank lines and lines that begin with # are ignored.
     """
     found = [
         (f"{name}:{number}", line.strip())
@@ -167,15 +168,15 @@ def addresses_of(text: str, name: str) -> list[tuple[str, str]] | None:
 
 def servers_of(addresses: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """
-    Return what a ``servers.yaml`` says of servers of which only the addresses are known.
+    Return the content of a ``servers.yaml`` for servers of which only the addresses are known.
 
-    Addresses with the same secret are one server's: its NURLs, which have one key, and its fURL.
+    Addresses with the same secret belong to one server: its NURLs, which have one key, and its fURL.
 
     Args:
-        addresses: each with where it is, for errors.
+        addresses: the addresses, each with its place in the file for errors.
 
     Raises:
-        UsageError: one of them is none.
+        UsageError: one of them is not an address.
     """
     nurls: dict[tuple[bytes, str], list[Nurl]] = {}
     furls: dict[Furl, None] = {}
@@ -223,8 +224,8 @@ class Windows:
     The bounds of the pipeline to one server.
 
     Attributes:
-        held_bytes: of messages that are still in memory.
-        flight_bytes: unacknowledged, where messages need not stay in memory until they are acknowledged.
+        held_bytes: the most bytes of messages in memory.
+        flight_bytes: the most unacknowledged bytes, if messages leave memory before they are acknowledged.
     """
 
     held_bytes: int
@@ -233,10 +234,10 @@ class Windows:
     @classmethod
     def shared_by(cls, servers: int, memory_bytes: int | None = None) -> Windows:
         """
-        Return the bounds where a file has shares on so many servers.
+        Return the bounds for a file with shares on this number of servers.
 
         Args:
-            memory_bytes: that all data may take here, of which windows get half; None: the usual.
+            memory_bytes: the client's memory for all data, half of which is for windows; None: the default.
         """
         held = WINDOW_MEMORY_BYTES
         flight = FLIGHT_BYTES
@@ -251,7 +252,7 @@ class Windows:
     def pipeline(
         self, clock: IReactorTime, transport_rtt_s: Callable[[], float | None]
     ) -> Pipeline:
-        """Return a pipeline to a server whose transport lets go of messages."""
+        """Return a pipeline to a server; messages may leave memory before they are acknowledged."""
         window = AutoWindow(maximum_bytes=self.flight_bytes, transport_rtt_s=transport_rtt_s)
         return Pipeline(window, clock, self.held_bytes)
 
@@ -267,17 +268,17 @@ def open_server(
     ahead: Preconnector | None = None,
 ) -> Peer:
     """
-    Return a peer for a server; nothing is connected yet.
+    Return a peer for a server, without connecting to it.
 
     Args:
-        windows: bounds of its pipeline.
-        force_foolscap: speak Foolscap, whatever else it speaks.
-        foolscap_beside: speak it beside HTTPS where that is better, if it speaks both.
+        windows: the bounds of its pipeline.
+        force_foolscap: use Foolscap even if the server speaks HTTPS.
+        foolscap_beside: use Foolscap in addition to HTTPS where that is faster, if the server speaks both.
         throttle: bounds the rate of all bytes to and from all servers.
-        ahead: makes connections already; the server's may be among them.
+        ahead: connections that were opened early; one of them may be to this server.
 
     Raises:
-        ValueError: no protocol that it speaks is spoken here; the text says why.
+        ValueError: the server speaks no protocol that this client can use; the text says why.
     """
     if known.nurl is None or force_foolscap:
         if known.furl is None:
@@ -306,7 +307,7 @@ def open_server(
 def _peer_over(
     reactor: IReactorTime, identity: ServerIdentity, routes: Sequence[Route], windows: Windows
 ) -> Peer:
-    """Return a peer that is spoken to over the first route that works; that is HTTPS if it does."""
+    """Return a peer that uses HTTPS if it works, else Foolscap."""
     first = routes[0]
 
     def chosen(route: Route) -> None:
@@ -322,7 +323,7 @@ def _peer_over(
     return peer
 
 
-# HTTP, TLS and Foolscap take long to import, and an embedded grid needs none of them.
+# HTTP, TLS and Foolscap are slow to import, and an embedded grid needs none of them.
 
 
 def _open_gbs(
@@ -334,7 +335,7 @@ def _open_gbs(
     ahead: Preconnector | None,
     told: Callable[[bool], None],
 ) -> GbsServer:
-    """Return a server that speaks HTTPS at NURLs with one key and one secret."""
+    """Return a server that is reached over HTTPS, by NURLs with the same key and secret."""
     from pipegrid.transport.gbs.client import GbsServer, endpoints_for_all
 
     identity = known.identity
@@ -359,7 +360,7 @@ def _open_foolscap(
     throttle: Throttle | None,
     beside: Nurl | None = None,
 ) -> FoolscapServer:
-    """Return a server that speaks Foolscap; beside HTTPS it is whose key the NURL names, and careful."""
+    """Return a server that is reached over Foolscap; with a NURL, its key must also be the NURL's."""
     from pipegrid.transport.foolscap.client import FoolscapServer, FoolscapSettings
     from pipegrid.transport.foolscap.link import TubConnector
 
@@ -373,10 +374,10 @@ def _open_foolscap(
 
 def read_bounded(path: Path) -> bytes | None:
     """
-    Return a configuration file's bytes, or None if there is none.
+    Return a configuration file's bytes, or None if it does not exist.
 
     Raises:
-        UsageError: it cannot be read, or is absurdly large.
+        UsageError: the file cannot be read, or is larger than the bound.
     """
     try:
         data = read_file(path, _MAX_FILE_BYTES + 1)
@@ -393,10 +394,10 @@ def _server_or_warning(
     server_id: Any, entry: Any, name: str, seen: dict[Nurl | Furl, str]
 ) -> KnownServer | str:
     """
-    Return what an entry says, or why it is skipped.
+    Return the server of an entry, or a warning why the entry is skipped.
 
     Args:
-        seen: addresses of earlier entries, with their ids; its own are added.
+        seen: the addresses of earlier entries, with their ids; the entry's own are added.
     """
     try:
         fields = member_of(entry, "ann", None)
@@ -413,23 +414,23 @@ def _server_or_warning(
 
 
 def same_address(server_id: str) -> str:
-    """Return why a server is skipped that is there already: shares on both would be on one disk."""
+    """Return the warning for a second entry of one server: shares on both would be on one disk."""
     return f"it has the address of server {server_id[:60]!r}, and is used once"
 
 
 def member_of(value: Any, key: str, default: Any) -> Any:
-    """Return what a map has under a key, or the default; None if it is no map."""
+    """Return a map's value for a key, or the default; None if the value is not a map."""
     return value.get(key, default) if isinstance(value, dict) else None
 
 
-# Introducers that a client's directory names: ``private/introducers.yaml``, in Tahoe-LAFS's own format.
+# A client's list of introducers: ``private/introducers.yaml``, in Tahoe-LAFS's format.
 #
 #     introducers:
-#       my grid:                  # any name of one's own
+#       my grid:                  # any name
 #         furl: pb://...
 #
-# A ``tahoe.cfg`` of old has one in ``[client] introducer.furl`` instead. An entry that cannot be used is
-# skipped, and a warning says which and why.
+# An old ``tahoe.cfg`` has one in ``[client] introducer.furl`` instead. An entry that cannot be used is
+# skipped with a warning.
 #
 # Source: the format reference, storage protocols, section 4.3.
 
@@ -438,7 +439,7 @@ MAX_INTRODUCERS = 32
 
 @attrs.frozen
 class IntroducerAddress:
-    """An introducer, and what its user calls it."""
+    """An introducer's fURL, and its name in the user's file."""
 
     name: str
     furl: Furl
@@ -448,7 +449,7 @@ class IntroducerAddress:
 class Introducers:
     """
     Attributes:
-        addresses: in the order of the file.
+        addresses: the introducers, in the order of the file.
         warnings: a sentence for each entry that was skipped.
     """
 
@@ -456,20 +457,20 @@ class Introducers:
     warnings: tuple[str, ...] = ()
 
     def as_text(self) -> str:
-        """Return the text of a file that names them; JSON is YAML."""
+        """Return the text of an ``introducers.yaml`` with these introducers; JSON is YAML."""
         entries = {each.name: {"furl": str(each.furl)} for each in self.addresses}
         return json.dumps({"introducers": entries}, indent=2) + "\n"
 
 
 def load_introducers(directory: Path, old_furl: str | None = None) -> Introducers:
     """
-    Return the introducers that a directory names; none if there is no such file.
+    Return the introducers of a client's directory; none if it has no such file.
 
     Args:
-        old_furl: of a configuration of old; it is called ``default``, unless the file has one.
+        old_furl: the fURL of an old configuration. Its name is ``default``, unless the file has that name.
 
     Raises:
-        UsageError: the file cannot be read, or is not what it should be as a whole.
+        UsageError: the file cannot be read, or is not an ``introducers.yaml``.
     """
     path = directory / INTRODUCERS_NAME
     data = read_bounded(path)
@@ -481,7 +482,7 @@ def load_introducers(directory: Path, old_furl: str | None = None) -> Introducer
 
 
 def parse_introducers(data: bytes, name: str) -> Introducers:
-    """Return what the bytes of an ``introducers.yaml`` say; ``name`` is the file's, for errors."""
+    """Return the introducers in the bytes of an ``introducers.yaml``; ``name`` is the file's, for errors."""
     document = parse_yaml(data, name)
     check_top_level(document, "introducers", data, name)
     introducers = {} if document is None else member_of(document, "introducers", {})

@@ -1,4 +1,4 @@
-"""Strict YAML and INI: limits, unknown names."""
+"""Strict reading of YAML and INI files: bounds, and errors for unknown names with file and line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_paths import CONFIG_NAME, TAHOE_CONFIG_NAME
 
-# Whether a configuration says only what somebody reads: a setting with a slip in it would go unnoticed.
-#
-# A name that nobody knows is refused with its file and line, and the name that was probably meant.
+# An unknown name is an error, since a mistyped setting would otherwise be ignored silently. The error has the
+# file, the line, and the name that was probably meant.
 
 KNOWN: Mapping[str, Collection[str] | None] = {
     "client": {
@@ -52,7 +51,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
     },
     "grid_manager_certificates": None,
 }
-"""What ``pipegrid.cfg`` may say: sections, and their settings; None: these have names of the user's own."""
+"""The sections and settings of ``pipegrid.cfg``; None: the user chooses the names in this section."""
 
 KNOWN_OF_SERVERS = (
     "nickname",
@@ -61,7 +60,7 @@ KNOWN_OF_SERVERS = (
     "permutation-seed-base32",
     "grid-manager-certificates",
 )
-"""What is read of an announcement in ``servers.yaml``, which may say more: other programs read it too."""
+"""The names read in an announcement in ``servers.yaml``. It may have others, which other programs read."""
 
 _MAX_CONFIG_BYTES = 1 << 20
 _SECTION = re.compile(r"\[(?P<name>[^\]]+)\]")
@@ -70,15 +69,15 @@ _SETTING = re.compile(r"(?P<name>[^\s:=#;\[][^:=]*)[:=]")
 
 class SettingsFile(configparser.ConfigParser):
     """
-    What a configuration says, and in which line.
+    The settings of a configuration file, with their line numbers.
 
     Args:
-        path: what it is called in errors.
-        text: all of it.
-        strict: nothing may be said twice.
+        path: the file's name in errors.
+        text: the whole text of the file.
+        strict: a repeated section or setting is an error.
 
     Raises:
-        configparser.Error: it makes no sense.
+        configparser.Error: the text is not an INI file.
     """
 
     def __init__(self, path: Path, text: str, strict: bool) -> None:
@@ -94,12 +93,12 @@ class SettingsFile(configparser.ConfigParser):
                 self._said_in[section, self.optionxform(setting)] = number
 
     def at(self, section: str, option: str) -> str:
-        """Return how an error about a setting begins: file, line, section and name."""
+        """Return the beginning of an error about a setting: file, line, section and name."""
         number = self._said_in.get((section, self.optionxform(option)))
         return f"{self._called}{_line(number)}: [{section}] {option}"
 
     def at_section(self, section: str) -> str:
-        """Return how an error about a section begins: file and line."""
+        """Return the beginning of an error about a section: file and line."""
         return f"{self._called}{_line(self._section_lines.get(section))}"
 
 
@@ -109,10 +108,10 @@ def _line(number: int | None) -> str:
 
 def read_config(directory: Path) -> tuple[Path, SettingsFile]:
     """
-    Return the directory's configuration file, and what is in it.
+    Return the path of the directory's configuration file, and its settings.
 
     Raises:
-        UsageError: there is none, or it cannot be understood.
+        UsageError: there is no such file, or it cannot be parsed.
     """
     path = directory / CONFIG_NAME
     is_tahoe = not path.exists() and (directory / TAHOE_CONFIG_NAME).is_file()
@@ -138,20 +137,20 @@ def read_config(directory: Path) -> tuple[Path, SettingsFile]:
         raise UsageError(
             f"cannot understand {path}: {ini_problem(error)}; correct it by hand"
         ) from error
-    if not is_tahoe:  # of which ``tahoe_settings`` knows
+    if not is_tahoe:  # ``tahoe_settings`` checks the names in a ``tahoe.cfg``
         check_settings(path, parser, text)
     return path, parser
 
 
 def check_settings(path: Path, parser: configparser.ConfigParser, text: str) -> None:
     """
-    Look at every name in a ``pipegrid.cfg``.
+    Check every name in a ``pipegrid.cfg``.
 
     Args:
-        text: the file's, in which lines are counted.
+        text: the text of the file, for line numbers.
 
     Raises:
-        UsageError: nobody reads one of them.
+        UsageError: a section or setting is unknown.
     """
     for number, section, setting in settings_in(text):
         where = f"{path}:{number}: "
@@ -174,11 +173,13 @@ def check_settings(path: Path, parser: configparser.ConfigParser, text: str) -> 
 
 
 def settings_in(text: str) -> Iterator[tuple[int, str, str | None]]:
-    """Yield the lines of a configuration that say something: number, section, and setting if it is one."""
+    """
+    Yield line number, section, and setting (None for a section's own line) of each line with one of them.
+    """
     section = ""
     for number, line in enumerate(text.split("\n"), 1):
         if line[:1].isspace() or line[:1] in ("#", ";"):
-            continue  # it goes on with the value of the setting before, or is a comment
+            continue  # a comment, or a continuation of the previous setting's value
         if found := _SECTION.match(line):
             section = found["name"]
             yield number, section, None
@@ -187,7 +188,7 @@ def settings_in(text: str) -> Iterator[tuple[int, str, str | None]]:
 
 
 def closest_name(name: str, known: Collection[str]) -> str:
-    """Return a hint at the name that was probably meant, in brackets; perhaps nothing."""
+    """Return a hint, in brackets, with the name that was probably meant; empty if no name is similar."""
     from difflib import get_close_matches  # only mistakes need it
 
     lower = {each.lower(): each for each in known}
@@ -197,10 +198,10 @@ def closest_name(name: str, known: Collection[str]) -> str:
 
 def check_top_level(document: Any, expected: str, data: bytes, name: str) -> None:
     """
-    Look at the names at the top of a YAML file, of which one is read.
+    Check that a YAML file has only the expected name at its top level.
 
     Raises:
-        UsageError: there is another.
+        UsageError: the file has another name there.
     """
     for key in document if isinstance(document, dict) else ():
         if key != expected:
@@ -212,7 +213,7 @@ def check_top_level(document: Any, expected: str, data: bytes, name: str) -> Non
 
 
 def line_of(key: str, data: bytes) -> int | None:
-    """Return the first line of a YAML file that has this key at its very beginning."""
+    """Return the number of the first line of a YAML file that begins with this key, unindented."""
     pattern = re.compile(rb"""["']?%b["']?\s*:""" % re.escape(key.encode("utf-8", "replace")))
     for number, line in enumerate(data.splitlines(), 1):
         if pattern.match(line):
@@ -221,7 +222,7 @@ def line_of(key: str, data: bytes) -> int | None:
 
 
 def near_misses(announcement: Mapping[Any, Any]) -> list[str]:
-    """Return hints at names in a server's announcement that differ from those that are read by a slip."""
+    """Return hints for names in a server's announcement that are probably mistyped."""
     found = []
     for key in announcement:
         if key not in KNOWN_OF_SERVERS:
@@ -235,7 +236,7 @@ def near_misses(announcement: Mapping[Any, Any]) -> list[str]:
 
 
 def yaml_problem(error: Exception) -> str:
-    """Return where and what is wrong in a YAML file, as its parser tells it, on one line."""
+    """Return the YAML parser's error, with its place in the file, as one line."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None)
     if mark is None or not problem:
@@ -245,7 +246,7 @@ def yaml_problem(error: Exception) -> str:
 
 
 def ini_problem(error: Exception) -> str:
-    """Return where and what is wrong in an INI file, on one line."""
+    """Return the INI parser's error, with its place in the file, as one line."""
     first_line = (str(error).splitlines() or ["no text"])[0].rstrip(".")
     number = getattr(error, "lineno", None)
     if number is None and getattr(error, "errors", None):
@@ -263,19 +264,19 @@ def ini_problem(error: Exception) -> str:
     return f"line {number}: {first_line}"
 
 
-# What a YAML file of the user's says: read by libyaml where PyYAML was built with it, an eighth of the time.
+# The user's YAML files are parsed by libyaml if PyYAML was built with it, which takes an eighth of the time.
 #
-# **Bounds.** The caller bounds the bytes. Aliases let a few of them stand for more than there is memory for,
-# as soon as somebody copies or prints what they stand for (merge keys, ``<<``, copy at once); so what a file
-# with aliases says is counted as it would be without them. And what is nested some 30 000 deep makes libyaml
-# run out of stack, which ends the process; so where there are brackets or indentation enough for anything
-# like it, the depth is found out first (which takes as long as reading it all).
+# **Bounds.** The caller bounds the bytes. With aliases, a short file can expand to more values than fit in
+# memory when they are copied or printed (merge keys, ``<<``, copy at once); so the values of a file with
+# aliases are counted as if each alias were expanded. Some 30 000 levels of nesting overflow libyaml's stack,
+# which kills the process; so if the file has enough brackets or indentation for that, its depth is measured
+# first, which takes as long as parsing it.
 
 MAX_NODES = 1_000_000
-"""Of a file with aliases; a server takes a dozen."""
+"""The most values in a file with aliases; a server takes a dozen."""
 
 MAX_DEPTH = 100
-"""A servers.yaml has five levels."""
+"""The deepest nesting; a servers.yaml has five levels."""
 
 _BRACKETS = 5000
 _INDENTATION = re.compile(rb"[ \t?:-]{1000}")
@@ -283,13 +284,13 @@ _INDENTATION = re.compile(rb"[ \t?:-]{1000}")
 
 def parse_yaml(data: bytes, name: str) -> Any:
     """
-    Return what a YAML file of the user's says.
+    Return the content of one of the user's YAML files.
 
     Args:
-        name: of the file, for errors.
+        name: the file's name, for errors.
 
     Raises:
-        UsageError: it is no text, see ``decode_text``, or no YAML, or its aliases stand for too much.
+        UsageError: the bytes are not text (see ``decode_text``) or not YAML, or exceed a bound.
     """
     import yaml  # takes long to import
 
@@ -313,10 +314,11 @@ def parse_yaml(data: bytes, name: str) -> Any:
 
 def repeated_keys(data: bytes, key: str) -> list[tuple[str, int]]:
     """
-    Return what the map under a key at the top has twice, each with the line of the later one, which counts.
+    Return the repeated keys of the map below a top-level key, with the line of each repetition. The last one
+    is in effect.
 
     Args:
-        data: of a file that ``parse_yaml`` has read.
+        data: the bytes of a file that ``parse_yaml`` has accepted.
     """
     import yaml
 
@@ -339,12 +341,12 @@ _TOO_MUCH = f"its aliases stand for more than {MAX_NODES} values"
 
 
 def _may_be_deep(data: bytes) -> bool:
-    """Whether collections may be nested too deeply."""
+    """Return whether the bytes have enough brackets or indentation for nesting beyond the limit."""
     return data.count(b"[") + data.count(b"{") > _BRACKETS or _INDENTATION.search(data) is not None
 
 
 def _check_depth(parser: Any) -> None:
-    """Read a file's structure alone. Raises ValueError if it is too deep."""
+    """Parse only the structure of a file. Raises ValueError if the nesting is too deep."""
     from yaml.events import CollectionEndEvent, CollectionStartEvent
 
     depth = 0
@@ -373,7 +375,7 @@ def _is_deep(document: Any) -> bool:
 
 
 def _bounded(loader: Any) -> Any:
-    """Return a loader that counts what merge keys copy."""
+    """Return a loader that counts the values that merge keys copy."""
     from yaml.constructor import ConstructorError
 
     class Bounded(loader):  # type: ignore[misc]
@@ -389,7 +391,7 @@ def _bounded(loader: Any) -> Any:
 
 
 def _nodes(value: Any, known: dict[int, int]) -> int:
-    """Return how many values there are, each as often as it is referred to; of a circle, too many."""
+    """Return the number of values with all aliases expanded; above the bound if a value contains itself."""
     children: list[Any] = []
     if isinstance(value, dict):
         children = [*value.keys(), *value.values()]
@@ -398,6 +400,8 @@ def _nodes(value: Any, known: dict[int, int]) -> int:
     if not children:
         return 1
     if id(value) not in known:
-        known[id(value)] = MAX_NODES + 1  # until it is known: who meets it meanwhile is within it
+        known[id(value)] = (
+            MAX_NODES + 1
+        )  # until it is counted: a reference met before then is a circle
         known[id(value)] = 1 + sum(_nodes(each, known) for each in children)
     return known[id(value)]

@@ -1,12 +1,11 @@
 """
-Every setting of a Tahoe-LAFS 1.20 node, and what happens to it here: none is ignored in silence.
+A table of every setting of a Tahoe-LAFS 1.20 node, with what PipeGrid does with it; none is ignored silently.
 
-A setting is *followed*; or *refused*, where it asks for something about privacy, trust or storage that
-cannot be done here; or *not used*, because it is about a part of the node that these commands do not have. A
-name that is not in the table is refused as well: Tahoe-LAFS does not start with it either, and it may be a
-privacy setting with a slip in it.
+A setting is *followed*; or *refused*, if it is about privacy, trust or storage and PipeGrid cannot follow it;
+or *not used*, if it is about a part of the node that PipeGrid does not have. An unknown name is refused: it
+may be a mistyped privacy setting, and Tahoe-LAFS does not start with it either.
 
-Whoever opens connections calls ``check`` first; ``docs/reference-tahoe-settings.md`` shows the table.
+``check`` runs before any connection; ``docs/reference-tahoe-settings.md`` shows the table.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Role = Literal["client", "server"]
 Treatment = Literal["followed", "refused", "reported", "not used"]
 SectionValues = Mapping[str, str]
 RefusalRule = Callable[[str, SectionValues], "str | None"]
-"""Given a value and its whole section, returns why it is refused; None: it is not."""
+"""A function of a value and its whole section; returns why the value is refused, or None if it is not."""
 
 BLACKLIST_NAME = "access.blacklist"
 MAX_MANAGERS = 16
@@ -44,12 +43,12 @@ class Setting(NamedTuple):
     One setting.
 
     Attributes:
-        section: of ``tahoe.cfg``, or the name of a file.
-        name: of the setting; ``*``: all in the section, whose names are the user's own.
-        client: what commands that use a grid make of it.
-        server: what ``serve`` makes of it.
-        note: what it is, or why.
-        refuses: which of its values are refused; None: none that is not checked elsewhere.
+        section: the section of ``tahoe.cfg``, or the name of a file.
+        name: the name of the setting; ``*``: every name in the section, since the user chooses them.
+        client: what client commands do with the setting.
+        server: what ``serve`` does with the setting.
+        note: the meaning of the setting, or the reason.
+        refuses: decides which values are refused; None: no value, apart from checks in other modules.
     """
 
     section: str
@@ -290,7 +289,7 @@ SETTINGS: tuple[Setting, ...] = (
         _OLD,
     ),
 )
-"""What ``tahoe.cfg`` may say."""
+"""The settings of ``tahoe.cfg``."""
 
 _ANN = "storage: ID: ann: "
 
@@ -331,7 +330,7 @@ FILE_SETTINGS: tuple[Setting, ...] = (
         "files that the node gives to no user; an empty list passes",
     ),
 )
-"""What other files of a node may say."""
+"""The settings in other files of a node."""
 
 CONNECTIONS = "connections"
 _ENTRY_KEYS = ("ann", CONNECTIONS)
@@ -341,7 +340,7 @@ for _each in SETTINGS:
 
 
 def section_of(name: str) -> Mapping[str, Setting] | None:
-    """Return what a section of ``tahoe.cfg`` may say; None: there is no such section."""
+    """Return the settings of a section of ``tahoe.cfg``; None if there is no such section."""
     for kind in ("storageclient.plugins.", "storageserver.plugins."):
         if name.startswith(kind):
             return _KNOWN[kind + "*"]
@@ -350,10 +349,10 @@ def section_of(name: str) -> Mapping[str, Setting] | None:
 
 def checked_config(directory: Path, role: Role) -> tuple[Path, SettingsFile]:
     """
-    Return a directory's configuration file, and what is in it, of which nothing is to be refused.
+    Return the path and the settings of a directory's configuration file, after ``check``.
 
     Raises:
-        UsageError: there is none, or it cannot be understood, or cannot be followed.
+        UsageError: there is no such file, it cannot be parsed, or a setting is refused.
     """
     path, parser = read_config(directory)
     is_tahoe = path.name == TAHOE_CONFIG_NAME
@@ -365,13 +364,13 @@ def checked_config(directory: Path, role: Role) -> tuple[Path, SettingsFile]:
 
 def check(parser: SettingsFile, role: Role, names: bool = True) -> None:
     """
-    Look at every setting of a ``tahoe.cfg``, before anything is sent.
+    Check every setting of a ``tahoe.cfg``, before anything is sent.
 
     Args:
-        names: those that Tahoe-LAFS does not know are refused; not for ``pipegrid.cfg``, which has its own.
+        names: whether unknown names are refused; False for ``pipegrid.cfg``, which has names of its own.
 
     Raises:
-        RefusedSetting: one of them is not known, or cannot be followed.
+        RefusedSetting: a setting is unknown, or cannot be followed.
     """
     for section in parser.sections():
         known = section_of(section)
@@ -404,16 +403,16 @@ def check(parser: SettingsFile, role: Role, names: bool = True) -> None:
 
 def check_entry(server_id: object, entry: object, name: str) -> list[str]:
     """
-    Look at what an entry of ``servers.yaml`` says beside the announcement.
+    Check the settings next to the announcement in an entry of ``servers.yaml``.
 
     Args:
-        name: of the file, for errors.
+        name: the file's name, for errors.
 
     Returns:
-        A warning for each name that nothing is known of.
+        A warning for each unknown name.
 
     Raises:
-        RefusedSetting: the server is to be reached in another way than by TCP.
+        RefusedSetting: the entry requires another way to reach the server than TCP.
     """
     where = f"{name}: server {str(server_id)[:60]!r}"
     warnings = []
@@ -444,10 +443,10 @@ def _check_connections(where: str, value: object) -> None:
 
 def check_blacklist(directory: Path) -> None:
     """
-    Look for files that a node is forbidden to give to anybody.
+    Check that the node has no list of forbidden files (``access.blacklist``).
 
     Raises:
-        RefusedSetting: there are some, or the list cannot be read.
+        RefusedSetting: the list has entries, or cannot be read.
     """
     path = directory / BLACKLIST_NAME
     try:
