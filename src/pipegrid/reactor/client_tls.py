@@ -46,9 +46,8 @@ _PORTION_BYTES = 2 * RECORD_BYTES
 _DELIVERY_BYTES = 8 * BATCH_BYTES
 """How much is decrypted before it is copied: as much as one read of a client, so that nothing is joined."""
 
-# These are filled and emptied within one call, so all connections share them.
+# It is filled and emptied within one call, so all connections share it.
 _records = memoryview(bytearray(_DELIVERY_BYTES + RECORD_BYTES))
-_gathered = memoryview(bytearray(GATHERED_BYTES + RECORD_BYTES // 2))  # with TLS's overhead
 
 
 class TlsFailed(ConnectionError):
@@ -105,7 +104,6 @@ class ClientTLS(Protocol):
         self._producer: Any = None
         self._pulling: Any = None
         self._outlet = Outlet(None)
-        self._gathered_bytes = 0  # of this connection, in the shared buffer, within one call
 
     def __getattr__(self, name: str) -> Any:
         transport = None if name.startswith("__") else self.__dict__.get("transport")
@@ -274,42 +272,22 @@ class ClientTLS(Protocol):
         self._flush()
 
     def _encrypt(self, data: Buffer) -> None:
-        """Encrypt data, and collect it; it is sent by ``_flush``, or as soon as there is enough."""
+        """Encrypt data, which OpenSSL collects; it is sent by ``_flush``, or as soon as there is enough."""
         view = memoryview(data)
         try:
             while view and not self._lost:
                 assert self._tls is not None
                 view = view[self._tls.write(view[:_PORTION_BYTES]) :]
-                self._gather()
+                if self._encrypted.pending >= GATHERED_BYTES:
+                    self._flush()
         except (OSError, ValueError) as error:
             self._fail(_failed(error))
 
-    def _gather(self) -> None:
-        """
-        Append encrypted data to what will be sent with it.
-
-        It is copied, because the C library returns large buffers of Python to the system, and gets new
-        ones, each time; that took longer.
-        """
-        while self._encrypted.pending:
-            room = len(_gathered) - self._gathered_bytes
-            encrypted = self._encrypted.read(min(room, BATCH_BYTES))
-            end = self._gathered_bytes + len(encrypted)
-            _gathered[self._gathered_bytes : end] = encrypted
-            self._gathered_bytes = end
-            if end == len(_gathered):
-                self._hand_down()
-
-    def _hand_down(self) -> None:
-        encrypted = _gathered[: self._gathered_bytes]
-        self._gathered_bytes = 0
-        if encrypted and not self._aborted:
-            self._outlet.send(encrypted, self.transport)
-
     def _flush(self) -> None:
         """Send all that was encrypted."""
-        self._gather()
-        self._hand_down()
+        encrypted = self._encrypted.read()
+        if encrypted and not self._aborted:
+            self._outlet.send(memoryview(encrypted), self.transport)
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
         """Pause and resume a producer as the transport does."""
