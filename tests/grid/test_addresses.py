@@ -1,10 +1,16 @@
-"""A server with several NURLs, over real sockets: one that does not work costs half a second at most."""
+"""
+A server with several NURLs, over real sockets: where one does not work, another is used at once.
+
+How soon that is, ``tests.http11.test_dialer`` and ``tests.transport.test_failover`` measure in virtual time.
+Here an attempt at one address may take longer than the test does, so that nothing waits for its end.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +26,14 @@ from pipegrid.grid import Grid
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.creation import create_client
 from pipegrid.server.serve import ServeSettings, StorageNode
+from pipegrid.transport.foolscap import client as foolscap_client
+from pipegrid.transport.gbs import client as gbs_client
 from pipegrid.wire import server_address
 
 reactor: Any = installed_reactor
 
-LATEST_S = 2.0
-"""Less than the second attempt at one address takes; on an idle machine these are 0.3 s (see the log)."""
+PATIENT_S = 10_000.0
+"""For a connection; a second attempt at the same address comes after a quarter of it."""
 
 
 class Silent(Protocol):
@@ -38,6 +46,9 @@ class AddressesTests(TestCase):
     timeout = 60
 
     def setUp(self) -> Deferred[None]:  # type: ignore[override]
+        for module, name in ((gbs_client, "GbsSettings"), (foolscap_client, "FoolscapSettings")):
+            made = getattr(module, name)
+            self.patch(module, name, partial(made, connect_timeout_s=PATIENT_S))
         return Deferred.fromCoroutine(self._set_up())
 
     async def _set_up(self) -> None:
@@ -62,13 +73,8 @@ class AddressesTests(TestCase):
         await self.node.stop()
         await flushEventualQueue()
 
-    async def connect_s(self, name: str, *ports: int) -> float:
-        """Store a file; returns how long that took with these ports before the server's own."""
-        nurls = [str(attrs.evolve(self.good, port=port)) for port in ports]
-        return await self.store_s(name, {"anonymous-storage-NURLs": [*nurls, str(self.good)]})
-
-    async def store_s(self, name: str, addresses: dict[str, Any], protocol: str = "https") -> float:
-        """Store a file on a server with these addresses; returns how long that took."""
+    async def store(self, name: str, addresses: dict[str, Any], protocol: str = "https") -> None:
+        """Store a file on a server with these addresses, of which one by this protocol works."""
         entries = {"alice": {"ann": addresses}}
         create_client(
             self.directory / name,
@@ -76,14 +82,11 @@ class AddressesTests(TestCase):
             happy=1,
             files={SERVERS_NAME: json.dumps({"storage": entries})},
         )
-        began_s = reactor.seconds()
         grid = await Grid.open(reactor, self.directory / name)
         try:
             await grid.put(b"x" * 1000)
-            took_s = float(reactor.seconds() - began_s)
             (status,) = await grid.status()
             self.assertEqual((status.reachable, status.protocol), (True, protocol), status)
-            return took_s
         finally:
             await grid.close()
 
@@ -104,28 +107,19 @@ class AddressesTests(TestCase):
         return Deferred.fromCoroutine(self._test())
 
     async def _test(self) -> None:
-        await self.connect_s("warm")  # which imports what it needs
-        alone_s = await self.connect_s("alone")
         for name, port in self.bad_ports():
-            took_s = await self.connect_s(name, port)
-            print(f"{name}: {took_s:.3f} s; the good one alone: {alone_s:.3f} s")
-            self.assertLess(took_s, LATEST_S, name)
+            nurls = [str(attrs.evolve(self.good, port=port)), str(self.good)]
+            await self.store(name, {"anonymous-storage-NURLs": nurls})
 
     def test_the_furl_where_no_nurl_works(self) -> Deferred[None]:
-        """The server is spoken to over Foolscap then, and at most half a second later."""
+        """The server is spoken to over Foolscap then."""
         return Deferred.fromCoroutine(self._test_furl())
 
     async def _test_furl(self) -> None:
         furl = {"anonymous-storage-FURL": self.node.furl}
-        await self.store_s("warm", furl, "foolscap")  # which imports what it needs
-        alone_s = await self.store_s("alone", furl, "foolscap")
         for name, port in self.bad_ports():
             nurls = [str(attrs.evolve(self.good, port=port))]
-            took_s = await self.store_s(
-                name, {**furl, "anonymous-storage-NURLs": nurls}, "foolscap"
-            )
-            print(f"{name}, then the fURL: {took_s:.3f} s; the fURL alone: {alone_s:.3f} s")
-            self.assertLess(took_s, LATEST_S, name)
+            await self.store(name, {**furl, "anonymous-storage-NURLs": nurls}, "foolscap")
 
     def test_nurls_with_other_keys_and_secrets(self) -> Deferred[None]:
         """Those of an earlier key, or with an earlier secret, are tried, and the right one is used."""
@@ -139,11 +133,10 @@ class AddressesTests(TestCase):
             ("secret", attrs.evolve(self.good, swissnum="earlier")),
             ("down", attrs.evolve(self.good, spki_hash=b"k" * 32, port=refused)),
         ):
-            took_s = await self.store_s(name, {"anonymous-storage-NURLs": [str(nurl), good]})
-            self.assertLess(took_s, LATEST_S, name)
+            await self.store(name, {"anonymous-storage-NURLs": [str(nurl), good]})
             furl = {"anonymous-storage-FURL": self.node.furl}
             wrong = {**furl, "anonymous-storage-NURLs": [str(nurl)]}
-            await self.store_s(f"{name} furl", wrong, "foolscap")
+            await self.store(f"{name} furl", wrong, "foolscap")
 
     def bad_ports(self) -> list[tuple[str, int]]:
         """Return ports that refuse, swallow, and take connections without saying anything."""
