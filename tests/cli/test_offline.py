@@ -181,6 +181,22 @@ class DecodeTests(OfflineTestCase):
         self.assertEqual(self.output.read_bytes(), DATA)
         self.output.unlink()
 
+    def test_a_cap_file_with_a_damaged_line(self) -> None:
+        """The line is named, and the file of the other one restored; without another nothing is."""
+        cap = self.cap
+        caps = self.directory / "caps"
+        caps.write_text(f"{cap[:-3]}\n{cap}\n")
+        run = Run("decode", "--cap-file", str(caps), str(self.shares), "-o", str(self.output))
+        self.assertEqual(self.successResultOf(run.finished), 1, run.stderr)
+        self.assertIn("caps:1", run.stderr)
+        self.assertEqual(self.output.read_bytes(), DATA)
+        caps.write_text(f"{cap[:-3]}\n")
+        again = self.directory / "again"
+        run = Run("decode", "--cap-file", str(caps), str(self.shares), "-o", str(again))
+        self.assertEqual(self.successResultOf(run.finished), 2, run.stderr)
+        self.assertIn("caps:1", run.stderr)
+        self.assertFalse(again.exists())
+
     def test_any_three_of_ten(self) -> None:
         """Which ones does not matter."""
         for numbers in ((0, 1, 2), (7, 8, 9), (9, 0, 4)):

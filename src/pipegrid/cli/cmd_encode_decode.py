@@ -149,7 +149,8 @@ def decode_command(
     Share files are those that 'encode' wrote, or files of a storage server, under any names. Files that are
     damaged or belong to another cap are named and left out. In a DIR, such as the storage directory of a
     server, or a directory of several of them, the shares are found by their storage index. With --cap-file,
-    which must hold one cap, all arguments are share files.
+    which must hold one cap, all arguments are share files; a line of it that is damaged is named, and then
+    the exit status is not 0.
     """
     caps, paths = ((), words) if cap_files else (words[:1], words[1:])
     checked_caps(caps, cap_files)
@@ -170,13 +171,19 @@ def decode(
     max_segment: int | None,
 ) -> int:
     """Restore one file to where it shall go."""
-    files = cap_lookup.named_files(console, caps, cap_files, core_caps.readable)
+    named = cap_lookup.named_files(console, caps, cap_files, core_caps.readable)
+    files = [file for file in named if file.problem is None]
     if len(files) > 1:
         raise UsageError(f"decode restores one file, but {len(files)} caps were given; give one")
     cap_lookup.check_path(files[0])
     cap = files[0].cap
     if console.json and output == "-":
         raise UsageError("--json would mix with the file on standard output; choose a file for -o")
+    statuses = {
+        console.failed(file.problem, file.label, cap_lookup.identity(file), True)
+        for file in named
+        if file.problem is not None
+    }
     if not isinstance(cap, core_caps.LitCap):
         finder = share_files.ShareFinder(cap.storage_index)
         paths = tuple(finder.among(paths))
@@ -202,7 +209,7 @@ def decode(
             else max_segment,
         )
     _tell(console, result, output)
-    return 0
+    return one_status(statuses)
 
 
 def _tell(console: Console, result: DecodeResult, path: str) -> None:
