@@ -1,10 +1,4 @@
-"""
-Which servers take no more shares, as they say themselves: those that are full, or only let us read.
-
-It matters where shares could be spread over more servers than they are: one that has no space for them is not
-counted on, or a repair would be tried in vain each time. Servers are asked only then, and for all objects
-that are looked at meanwhile together: what one has said is believed for ``BELIEVED_S``.
-"""
+"""Which servers accept no more shares, by their own account: they are full or read-only."""
 
 from __future__ import annotations
 
@@ -26,7 +20,13 @@ _ASKED_AT_ONCE = 100
 
 
 class Capacity:
-    """What the servers of one client have said of their space."""
+    """
+    What the servers of one client have reported of their space.
+
+    It matters when shares could be spread over more servers than they are: a server without space for
+    them must not count, or a repair would be tried without effect each time. Servers are asked only then,
+    and once for all objects that are checked meanwhile: a report is used for ``BELIEVED_S``.
+    """
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
@@ -40,10 +40,10 @@ class Capacity:
         self, peers: Collection[Peer], share_bytes: int, silence_s: float, *, mutable: bool = False
     ) -> set[Peer]:
         """
-        Return those of these servers that do not take a share of this size; who does not answer is one.
+        Return the servers that do not accept a share of this size; includes servers that do not respond.
 
         Args:
-            silence_s: a server that gives no sign of life for so long does not answer.
+            silence_s: a server without activity for this long does not respond.
         """
         await self._lock.acquire()
         try:

@@ -40,23 +40,23 @@ from pipegrid.transport.interface import StreamConsumer
 
 # What is known of a file's shares, and what follows from it.
 #
-# Pure: facts are written down by whoever asked (``check``, ``upkeep``).
+# Pure: the callers, ``Check`` and ``Upkeep``, record what servers respond.
 
 
 @attrs.define
 class FoundShares:
     """
-    What the servers said.
+    What the servers responded.
 
     Attributes:
-        holders: share number to the servers with a copy that is not known to be bad.
-        answered: the servers that gave a list of shares, and none of them failed later.
-        bad: copies that are damaged, each as share number and server.
+        holders: maps a share number to the servers with a copy that is not known to be bad.
+        answered: servers that returned a list of shares and did not fail later.
+        bad: damaged copies, each as share number and server.
         unreachable: nicknames of servers that could not be asked.
         corrupt: what is wrong with the bad copies.
-        packed_ueb: of a good share; b"" if none was verified.
-        reasons: why servers could not be asked, by their nicknames.
-        full: those that answered and take no more shares, as they say.
+        packed_ueb: the UEB of a good share; b"" if none was verified.
+        reasons: maps a server's nickname to why it could not be asked.
+        full: servers that responded and accept no more shares, by their own account.
     """
 
     holders: dict[int, list[Peer]] = attrs.field(factory=dict)
@@ -69,18 +69,18 @@ class FoundShares:
     full: set[Peer] = attrs.field(factory=set)
 
     def sharemap(self) -> dict[int, set[Peer]]:
-        """Return share number to the servers that hold a good copy, without shares that none holds."""
+        """Return the servers with a good copy of each share, without shares of which there is none."""
         return {number: set(peers) for number, peers in self.holders.items() if peers}
 
     def possible_happiness(self, total_shares: int) -> int:
-        """Return the happiness that a repair can reach with the servers that answered."""
+        """Return the happiness that a repair can reach with the servers that responded."""
         takers = [peer for peer in self.answered if peer not in self.full and peer.takes_uploads]
         return possible_happiness(self.sharemap(), takers, total_shares, self.bad)
 
     def could_spread(self, total_shares: int) -> bool:
         """
-        Whether nothing is missing, and more servers could have a share, if no more are full than are known
-        to be.
+        Return whether all shares exist, and could be on more servers if only the servers known to be full
+        are.
         """
         shares = self.sharemap()
         if len(shares) < total_shares:
@@ -89,7 +89,7 @@ class FoundShares:
 
 
 def judge(cap: ChkCap | ChkVerifierCap, found: FoundShares) -> CheckResult:
-    """Return what follows from what was found."""
+    """Return the check result for what was found."""
     good = {number: peers for number, peers in found.holders.items() if peers}
     reached = servers_of_happiness(found.sharemap())
     possible = found.possible_happiness(cap.total_shares)
@@ -114,11 +114,11 @@ def judge(cap: ChkCap | ChkVerifierCap, found: FoundShares) -> CheckResult:
 @attrs.frozen
 class UebPlace:
     """
-    Where a share has its UEB, if it was written as most are.
+    Where a share has its UEB, if its layout is the usual one.
 
     Attributes:
-        offset, length: of the record with its length in front.
-        length_bytes: of that length.
+        offset, length: of the UEB together with its length field.
+        length_bytes: size of the length field.
     """
 
     offset: int
@@ -135,34 +135,38 @@ def ueb_place(cap: ChkCap | ChkVerifierCap) -> UebPlace:
 
 
 def ueb_in(data: bytes, length_bytes: int) -> bytes:
-    """Return the record behind its length, if all of it is there."""
+    """Return the UEB after its length field, if all of it is present; otherwise b""."""
     length = int.from_bytes(data[:length_bytes], "big")
     packed = data[length_bytes : length_bytes + length]
     return packed if len(packed) == length <= ueb.MAX_UEB_BYTES else b""
 
 
 def longest_share(size: int, required_shares: int) -> int:
-    """Return what no honest share exceeds: each block may bring three hashes of 32 bytes, doubled."""
+    """
+    Return the largest possible size of an honest share: up to three hashes of 32 bytes per block,
+    doubled.
+    """
     return 200 * (size // required_shares + 1) + (1 << 20)
 
 
-# One share's stream on its way into its verifier: in order, and held back where verifying takes longer.
+# The stream of one share into its verifier: in order, and paused while verifying is slower.
 
 SMALL_SHARE_BYTES = 1 << 18
-"""Shares up to this are small: of these more are verified at once."""
+"""Shares up to this size are small: more of them are verified at the same time."""
 
 _CHUNK_BYTES = 1 << 19
 _HELD_BYTES = 1 << 20
 
 _AT_ONCE_BYTES = SMALL_SHARE_BYTES + (1 << 16)
 """
-What is no longer is verified where it comes, within a fraction of a millisecond: of a small share all. For
-threads hundreds of objects that are looked at together would have more jobs than may wait.
+Chunks up to this size are verified on the reactor, within a fraction of a millisecond; a small share is
+one chunk. In threads, hundreds of objects that are checked together would exceed the limit of waiting
+jobs.
 """
 
 
 class VerifierFeed(StreamConsumer):
-    """Feeds one share's stream to its verifier in a worker, chunk by chunk, in order."""
+    """Passes one share's stream to its verifier in a worker, chunk by chunk, in order."""
 
     def __init__(
         self,
@@ -196,7 +200,7 @@ class VerifierFeed(StreamConsumer):
             self._feed()
 
     async def drained(self) -> None:
-        """Return when the verifier has seen every byte of the stream."""
+        """Return when the verifier has processed every byte of the stream."""
         self._ended = True
         self._feed()
         while self._running is not None:
@@ -206,7 +210,7 @@ class VerifierFeed(StreamConsumer):
             self._bug.raiseException()
 
     def give_up(self) -> None:
-        """Nothing more is verified: what is in a worker ends by itself, and nobody waits for it."""
+        """Verify nothing more; a running job ends by itself, and its result is ignored."""
         self._given_up = True
         self._queue.clear()
 
@@ -232,7 +236,7 @@ class VerifierFeed(StreamConsumer):
         self._running = None
         if self._given_up:
             return
-        self._sign()  # while we held it back, the server could give none
+        self._sign()  # while it was paused, the server could show no activity
         if self._paused and self._producer is not None:
             self._paused = False
             self._worth.go_on()
@@ -244,31 +248,33 @@ class VerifierFeed(StreamConsumer):
             waiter.callback(None)
 
 
-# Checking a file: who has which shares, and with ``verify``, whether every byte of them is right.
+# Checking a file: which servers have which shares and, with ``verify``, whether every byte of them is
+# right.
 #
-# As many servers are asked at once as the file has shares, and a healthy file is known as soon as all its
-# shares are known on as many servers: nobody else is asked, unless one has none of them, or takes longer than
-# the others by far. Otherwise all are, in waves (``waves``). Verification streams a few shares at once
-# through the verifier, never holding more than a few chunks of each; what it finds wrong makes it look for
-# other copies. A server that was lost meanwhile is asked once more: the line was full of all that.
+# As many servers are asked at the same time as the file has shares. A healthy file is recognized as soon
+# as all its shares are known, each on a server of its own; then no other server is asked. If one of these
+# servers has no share, or is much slower than the others, all servers are asked, in growing batches
+# (``QueryBatches``). Verification streams a few shares at the same time through the verifier, and holds
+# at most a few chunks of each; if it finds damage, it searches for other copies. A server that was lost
+# meanwhile is asked once more: the load on the link may have caused that.
 #
-# **The cap.** With the first questions two servers are asked for the UEB of the share that they should
-# have. If it is not what the cap says, others tell whether a share is damaged or the cap is wrong
-# (``core.ueb``); in that case nothing is said of any server.
+# **The cap.** With the first queries two servers are asked for the UEB of the share that they should
+# have. If it does not match the cap, other UEBs show whether a share is damaged or the cap is wrong
+# (``CapCheck``); if the cap is wrong, no server is accused.
 
 _SHARES_AT_ONCE = 3
 _SMALL_SHARES_AT_ONCE = 32
-"""Of small shares more are read at once: they cost round trips, not memory."""
+"""Of small shares more are read at the same time: they cost round trips, not memory."""
 
 _SAMPLES = 2
-"""Of so many shares the UEB is read with the first questions; one will do, the other is for its failing."""
+"""Number of shares whose UEB is read with the first queries; one suffices, the second is a reserve."""
 
 _UEBS_AT_ONCE = 16
 
 _PATIENCE_S = 0.25
 """
-If all but some who should have shares have answered, and had them, these get twice the time that the others
-took, and at least so much more.
+If all but a few of the expected servers have responded, and had shares, the others get twice the time
+that these took, and at least this much more.
 """
 
 
@@ -279,9 +285,9 @@ class Check:
     Args:
         verify: read every share and check every byte of it.
         progress: called with shares verified and shares found.
-        silence_s: a server that gives no sign of life for so long counts as unreachable.
-        more: how many servers are asked at least when those who should have the shares do not.
-        capacity: what servers have said of their space.
+        silence_s: a server without activity for this long counts as unreachable.
+        more: least number of servers to ask when the expected servers do not have the shares.
+        capacity: what servers have reported of their space.
 
     Attributes:
         found: what is known of the shares.
@@ -310,7 +316,7 @@ class Check:
         self._ring = ring(self._cap.storage_index, means.peers)
         self._waves: QueryBatches[Peer] = QueryBatches(self._ring, cap.total_shares, more)
         self._answered_s = 0.0
-        # Of each, whether it is for a sample.
+        # The value of each request: whether it reads a sample.
         self._requests: RequestSet[bool] = RequestSet(means.clock)
         self._fit = CapCheck(self._cap)
         self._sampled_bytes = 0
@@ -320,10 +326,10 @@ class Check:
 
     async def run(self) -> CheckResult:
         """
-        Ask servers, verify if wanted, and judge.
+        Ask servers, verify if wanted, and return the result.
 
         Raises:
-            CapMismatch: the cap is not that of the file which is stored there.
+            CapMismatch: the cap does not match the stored file.
         """
         try:
             for number, peer in enumerate(self._ring[: min(_SAMPLES, self._cap.total_shares)]):
@@ -342,7 +348,7 @@ class Check:
             self._requests.cancel()
 
     def _is_whole(self) -> bool:
-        """Whether there is a copy of each share, each on a server of its own."""
+        """Return whether there is a copy of each share, each on a server of its own."""
         holders = {number: set(peers) for number, peers in self.found.holders.items() if peers}
         wanted = self._cap.total_shares
         if len(holders) < wanted or len(self.found.answered) < wanted:
@@ -352,7 +358,7 @@ class Check:
     # Questions.
 
     async def _ask_until(self, is_enough: Callable[[], bool]) -> None:
-        """Ask servers until that is enough, or all have answered."""
+        """Ask servers until ``is_enough`` holds or all have responded."""
         began_s = self._clock.seconds()
         while not (is_enough() or self._waves.exhausted):
             left_s: float | None = None
@@ -386,7 +392,7 @@ class Check:
                 self.found.holders.setdefault(number, []).append(peer)
 
     async def _ask_again(self) -> bool:
-        """Ask servers once more to which no connection could be had, or was lost; whether there are any."""
+        """Ask servers once more whose connection failed or was lost; return whether there are any."""
         again, self._lost = self._lost or {}, None
         for peer in again:
             self.found.unreachable = [each for each in self.found.unreachable if each != peer.name]
@@ -403,7 +409,9 @@ class Check:
     # The cap.
 
     async def _sample(self, number: int, peer: Peer) -> None:
-        """Read the UEB where this share has it, if it is there and was written as most are."""
+        """
+        Read the UEB where this share should have it, if the share exists and its layout is the usual one.
+        """
         place = ueb_place(self._cap)
         data = await self._read(number, peer, place.offset, place.length)
         self._sampled_bytes += len(data)
@@ -412,7 +420,7 @@ class Check:
             self._fit.record(peer, packed)
 
     async def _read_ueb(self, number: int, peer: Peer) -> None:
-        """Read the UEB where the share's header says it is."""
+        """Read the UEB at the offset in the share's header."""
         header = await self._read(number, peer, 0, layout.MAX_HEADER_BYTES)
         try:
             where = layout.parse_header(header)
@@ -436,21 +444,21 @@ class Check:
 
     async def _look_at_cap(self) -> None:
         """
-        Find out whether it is the cap of what is stored.
+        Check that the cap matches the stored file.
 
         Raises:
-            CapMismatch: it is not.
+            CapMismatch: it does not.
         """
         while not self._fit.fits and any(self._requests.running.values()):
             await self._requests.wait()
         copies = [
             (number, peer) for number, peers in sorted(self.found.holders.items()) for peer in peers
         ]
-        if not self._sampled_bytes:  # shares that were expected there are not
+        if not self._sampled_bytes:  # the expected servers did not have the shares
             await few_at_a_time(
                 _UEBS_AT_ONCE, [partial(self._sample, *copy) for copy in copies[:_SAMPLES]]
             )
-        # Two first, since mostly a sample was in another place only; then all, to be sure.
+        # Two first, since usually only a sample's layout was unusual; then all, to be sure.
         for batch in (copies[:_SAMPLES], copies[_SAMPLES:]):
             if self._fit.fits:
                 return
@@ -461,7 +469,7 @@ class Check:
     # Verification.
 
     async def _verify_copies(self) -> None:
-        """Verify what was found and not looked at."""
+        """Verify the copies that were found and not verified yet."""
         copies = [
             (number, peer)
             for number, peers in sorted(self.found.holders.items())
@@ -483,8 +491,10 @@ class Check:
         try:
             problems = await self._verify_share(number, peer)
         except NoSuchShare:
-            self.found.holders[number].remove(peer)  # it was listed by mistake, or has gone
-        except ServerRefused as error:  # it is there, and says that its share is not in order
+            self.found.holders[number].remove(peer)  # it was listed by mistake, or has been removed
+        except (
+            ServerRefused
+        ) as error:  # the share exists, and the server reports that it is damaged
             what = f"share {number} cannot be read: {error}"
             self.found.corrupt.append(CorruptionError(what, number, None, peer.name))
             self.found.bad.add((number, peer))
@@ -527,12 +537,12 @@ class Check:
         return problems
 
     async def note_full(self) -> None:
-        """Find out which servers have no space, if shares could be on more of them than they are."""
+        """Find out which servers have no space, if shares could be on more servers than they are."""
         if self.found.could_spread(self._cap.total_shares):
             self.found.full |= await self._capacity.full(
                 self.found.answered, self._cap.size // self._cap.required_shares, self._silence_s
             )
 
     def judge(self) -> CheckResult:
-        """Return what follows from what was found."""
+        """Return the check result for what was found."""
         return judge(self._given, self.found)

@@ -1,4 +1,4 @@
-"""The sentences that explain why a transfer failed or fell short, and what the user can do."""
+"""Error messages for transfers that failed or fell short, with what the user can do."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import attrs
 from pipegrid.core.text import counted
 from pipegrid.errors import NotEnoughSharesError, UnhappyError, naming
 
-# What several servers failed with, as one sentence says it to a person: each reason once, with all whose
-# it is.
+# The failures of several servers as one sentence: each reason once, with all servers that gave it.
 #
-# Pure. Reasons come as sentences about one server, often with advice behind a semicolon, which is left
-# out: the sentence that they become part of has its own.
+# Pure. Each reason is a sentence about one server, often with advice after a semicolon. The advice is
+# left out, since the whole sentence has its own.
 
 MOST_REASONS = 3
 MOST_NAMES = 3
@@ -24,7 +23,7 @@ _NAME = "\0"
 
 
 def said_once(reasons: Mapping[str, str]) -> str:
-    """Return them as one text of a few reasons; empty if there are none."""
+    """Return the reasons as one text of a few reasons; empty if there are none."""
     texts = each_once(reasons)
     more = len(texts) - MOST_REASONS
     return "; ".join(texts[:MOST_REASONS]) + (f"; and {more} more" if more > 0 else "")
@@ -32,10 +31,10 @@ def said_once(reasons: Mapping[str, str]) -> str:
 
 def each_once(reasons: Mapping[str, str]) -> list[str]:
     """
-    Return each reason once, with all servers whose it is; the most frequent one first.
+    Return each reason once, with all servers that gave it; the most frequent one first.
 
     Args:
-        reasons: nickname of a server to what it failed with.
+        reasons: maps a server's nickname to its failure.
     """
     servers: dict[str, list[str]] = {}
     for name, reason in sorted(reasons.items()):
@@ -47,16 +46,19 @@ def each_once(reasons: Mapping[str, str]) -> list[str]:
 
 
 def _template(name: str, reason: str) -> str:
-    """Return a reason without the server's name and number of the share, which tell equal ones apart."""
+    """
+    Return a reason with placeholders for the server's name and the share number, so that equal reasons
+    match.
+    """
     text = reason.partition("; ")[0].strip().rstrip(".")
     named = text
-    if name:  # which may be a word that comes again, such as "a", and is then no part of an address
+    if name:  # a name may be a common word, such as "a"; part of an address does not count
         named = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|[.:]\w)", _NAME, text)
     return _SHARE.sub("a share", named if _NAME in named else f"{_NAME}: {text}")
 
 
 def _others(names: Sequence[str]) -> str:
-    """Return whose reason it is besides."""
+    """Return the other servers that gave the reason, in parentheses."""
     if not names:
         return ""
     if len(names) > MOST_NAMES:
@@ -64,20 +66,20 @@ def _others(names: Sequence[str]) -> str:
     return f" ({', '.join(names)} too)"
 
 
-# Saying that too few shares were found, and why, once for each reason.
+# The error for too few shares, with each reason once.
 
 
 @attrs.frozen
 class SearchOutcome:
     """
-    How a search for the shares of a file ended.
+    The outcome of a search for the shares of a file.
 
     Attributes:
-        found: how many different good shares were found.
-        servers: how many there are.
-        reasons: server to the sentence that says why it was of no use.
-        was_any: some server has had a share, good or not, or could not be asked.
-        absent: servers that were out of reach.
+        found: number of different good shares found.
+        servers: number of servers of the grid.
+        reasons: maps a server to the sentence that describes its failure.
+        was_any: whether some server had a share, good or not, or could not be asked.
+        absent: number of servers that were unreachable.
     """
 
     found: int
@@ -90,13 +92,13 @@ class SearchOutcome:
 
     @property
     def absent_shares(self) -> int:
-        """How many shares the servers out of reach may have; see ``NotEnoughSharesError``."""
+        """Number of shares that the unreachable servers may have; see ``NotEnoughSharesError``."""
         return self.absent * -(-self.total_shares // max(1, self.servers))
 
 
 def too_few_shares(verb: str, outcome: SearchOutcome) -> NotEnoughSharesError:
     """
-    Return the error of a search that found too few.
+    Return the error for a search that found too few shares.
 
     Args:
         verb: what cannot be done to the file.
@@ -118,36 +120,36 @@ def too_few_shares(verb: str, outcome: SearchOutcome) -> NotEnoughSharesError:
     return NotEnoughSharesError(text, found, needed, outcome.absent, outcome.absent_shares)
 
 
-# Why a file could not be stored, as one sentence says it to a person.
+# Why a file could not be stored, as one sentence.
 
 LESS = "less with happy"
-"""What an error advises, and names an argument; also where only its text is handed on."""
+"""The advice of an error, which names an argument; the constant lets other code find it in the text."""
 
 
 def no_room(server: str, room_bytes: int, needed_bytes: int) -> str:
-    """Return the reason of a server that is full, or read-only, which is the same from here."""
+    """Return the reason of a server that is full or read-only, which a client cannot distinguish."""
     if not room_bytes:
         return f"{server} has no space for a share of {needed_bytes} bytes, or is read-only"
     return f"{server} has space for {room_bytes} bytes, but a share takes {needed_bytes}"
 
 
 def too_slow(server: str) -> str:
-    """Return the reason of a server that was not waited for any more."""
+    """Return the reason of a server that was given up as a straggler."""
     return f"{server} was much slower than the others"
 
 
 def not_told(server: str) -> str:
-    """Return the reason of a server that refuses shares, and seems to have room."""
+    """Return the reason of a server that refuses shares although it seems to have space."""
     return f"{server} accepts no share of this file at present, and does not say why"
 
 
 def too_few_servers(file_name: str, servers: int, happy: int, uncertified: int = 0) -> UnhappyError:
     """
-    Return the error of a grid that has fewer servers than shares are to be spread over.
+    Return the error for a grid with fewer servers than happiness needs.
 
     Args:
-        servers: how many may be given shares.
-        uncertified: how many there are besides, which may not.
+        servers: number of servers that may get shares.
+        uncertified: number of further servers, which may not.
     """
     if uncertified:
         text = (
@@ -166,16 +168,16 @@ def too_few_servers(file_name: str, servers: int, happy: int, uncertified: int =
 @attrs.frozen
 class PlacementOutcome:
     """
-    How far the shares of a file came.
+    How far the shares of a file were spread.
 
     Attributes:
-        reached: servers of happiness that they have reached.
-        happy: how many were wanted.
-        stored: how many different shares are stored.
-        reasons: nickname of a server to what went wrong there.
-        full: the same of those that have no space.
+        reached: servers of happiness reached.
+        happy: servers of happiness wanted.
+        stored: number of different shares stored.
+        reasons: maps a server's nickname to its failure.
+        full: maps the nickname of a server without space to its reason.
         contended: whether another client seems to be storing the file.
-        absent: servers that were out of reach.
+        absent: number of servers that were unreachable.
     """
 
     reached: int
@@ -189,7 +191,7 @@ class PlacementOutcome:
 
 
 def not_spread(file_name: str, outcome: PlacementOutcome) -> UnhappyError:
-    """Return the error of a file that could not be spread over enough servers."""
+    """Return the error for a file that could not be spread over enough servers."""
     reached, happy, stored = outcome.reached, outcome.happy, outcome.stored
     why = said_once({**outcome.reasons, **outcome.full}) or "too few accepted it"
     named: tuple[str, ...] = ()
@@ -212,13 +214,13 @@ def not_spread(file_name: str, outcome: PlacementOutcome) -> UnhappyError:
     return naming(UnhappyError(text, reached, happy, outcome.absent), *named)
 
 
-# What was written to fewer servers than wanted: counted, to be reported once for all writes of a run.
+# Writes that reached fewer servers than wanted: counted, and reported once for all writes of a command.
 #
-# Such a write has succeeded. But the loss of fewer servers than usual is enough to lose what was written,
-# until a repair has spread it; the user should know.
+# Such a write has succeeded. But until a repair has spread its shares, the loss of fewer servers than
+# usual loses what was written; the user should know.
 
 MOST_SERVERS = 1000
-"""Of so many servers reasons are kept."""
+"""Number of servers whose reasons are kept."""
 
 
 class Shortfall:
@@ -226,7 +228,7 @@ class Shortfall:
     The writes of one client that reached fewer servers than wanted.
 
     Attributes:
-        writes: how many.
+        writes: number of such writes.
     """
 
     def __init__(self) -> None:
@@ -242,9 +244,9 @@ class Shortfall:
         Count a write if it reached too few servers.
 
         Args:
-            reached: servers of happiness.
-            wanted: as many as there are, or shares if these are fewer.
-            reasons: nickname of a server to what kept it from taking shares.
+            reached: servers of happiness reached.
+            wanted: number of servers, or of shares if that is smaller.
+            reasons: maps a server's nickname to why it did not accept shares.
         """
         if reached >= wanted:
             return
@@ -256,7 +258,7 @@ class Shortfall:
                 self._reasons[name] = why
 
     def sentences(self) -> tuple[str, ...]:
-        """Return what is to be said: one sentence, or none."""
+        """Return the sentences for the user: one, or none."""
         if not self.writes:
             return ()
         reached, wanted = self._least

@@ -1,4 +1,4 @@
-"""Encode and decode without a grid."""
+"""Encode and decode files without a grid."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.results import Progress
 from pipegrid.transfer.share_files import ShareFile, open_share
 
-# The share files that an encoding writes: none of them appears before all are on the disk.
+# The share files that an encoding writes: none appears under its name before all are on disk.
 
 
 class ShareDirectory:
     """
-    The share files of one encoding: under hidden names until ``publish``, gone without it.
+    The share files of one encoding: under hidden names until ``publish``, removed without it.
 
-    A process that is killed leaves the hidden names, each beside its share; the next one uses them.
+    If the process is killed, the files with hidden names remain, each next to its share; the next
+    encoding reuses them.
 
     Raises:
         SinkError: the directory cannot be used.
@@ -78,7 +79,7 @@ class ShareDirectory:
                 raise naming(SinkError(text), "force=True")
 
     def write(self, write: ShareWrite) -> None:
-        """Write a part of one share; SinkError if that fails."""
+        """Write a part of one share; raises SinkError if that fails."""
         offset = write.offset
         try:
             for piece in write.pieces:
@@ -91,7 +92,7 @@ class ShareDirectory:
             raise self._unwritable(error) from error
 
     def publish(self) -> list[str]:
-        """Give all files their names, which are returned."""
+        """Give all files their names, and return these."""
         try:
             for part in self._parts:
                 part.sync()
@@ -109,13 +110,13 @@ class ShareDirectory:
             part.leave()
 
 
-# Between files and share files, with no grid: encode one into n, restore it from any k.
+# Encoding a file into n share files without a grid, and restoring it from any k.
 #
-# Everything here blocks, on the disk and on the CPU, and holds a few segments in memory whatever the
-# size. What it writes appears under its name when it is whole.
+# All functions block, on the disk and on the CPU, and hold a few segments in memory, whatever the size.
+# An output file appears under its name when it is complete.
 
 _READ_BYTES = 1 << 18
-_AHEAD_BYTES = 1 << 20  # of each share that is read, and at least one block
+_AHEAD_BYTES = 1 << 20  # of each share that is read; at least one block
 
 
 @attrs.frozen
@@ -124,9 +125,9 @@ class EncodeResult:
     One encoded file.
 
     Attributes:
-        cap: what restores it.
+        cap: restores the file.
         size: plaintext bytes.
-        share_bytes: length of each share; 0 if the file lives in its cap.
+        share_bytes: length of each share; 0 for a literal cap.
         paths: the share files, in share-number order.
     """
 
@@ -146,14 +147,16 @@ def encode_file(
     progress: Progress | None = None,
 ) -> EncodeResult:
     """
-    Encode a file into ``directory/0`` to ``directory/n-1``, as the storage protocols carry shares.
+    Encode a file into ``directory/0`` to ``directory/n-1``, in the format of shares in the storage
+    protocols.
 
-    A file of up to 55 bytes lives in its cap, and gets no share files.
+    A file of up to 55 bytes becomes a literal cap, and gets no share files.
 
     Args:
-        directory: made if it is missing; holds no shares yet, unless ``force`` allows to replace them.
-        convergence: the secret that the key comes from, beside the content; None: a random key.
-        progress: called with plaintext bytes encoded, and in all.
+        directory: created if it is missing; it must contain no shares, unless ``force`` allows to replace
+            them.
+        convergence: the secret from which the key derives, together with the content; None: a random key.
+        progress: called with plaintext bytes encoded, and the total.
 
     Raises:
         SourceError: the file cannot be read, or changed meanwhile.
@@ -236,8 +239,8 @@ class DecodeResult:
 
     Attributes:
         size: plaintext bytes.
-        shares_used: share number to the file it came from; empty if the file lives in its cap.
-        problems: share files that were of no use, and damage that was worked around.
+        shares_used: maps a share number to its share file; empty for a literal cap.
+        problems: share files that could not be used, and damage that was worked around.
     """
 
     size: int
@@ -256,18 +259,18 @@ def decode_file(
     """
     Restore a file from any k of its share files.
 
-    The shares may be bare or in a storage server's containers, under any names, and among others
-    that are damaged or of other files.
+    The shares may be bare or in a storage server's containers, under any names, together with damaged
+    shares and shares of other files.
 
     Args:
         sink: gets the plaintext, verified, in order.
-        progress: called with plaintext bytes restored, and in all.
-        max_segment_bytes: a file with larger segments is not restored, since they are held whole.
+        progress: called with plaintext bytes restored, and the total.
+        max_segment_bytes: a file with larger segments is not restored, since segments are held in memory.
 
     Raises:
-        SegmentTooLarge: so it is.
-        NotEnoughSharesError: fewer than k good shares.
-        CorruptionError: the file was encoded wrongly; no share can help.
+        SegmentTooLarge: the file has larger segments.
+        NotEnoughSharesError: there are fewer than k good shares.
+        CorruptionError: the file was encoded wrongly, so that no share can help.
         SinkError: the plaintext cannot be written.
     """
     check_kind(cap, (ChkCap, LitCap), "what a file is restored by", "its read cap, parsed")
@@ -294,7 +297,7 @@ def decode_file(
 
 
 class _Restoration:
-    """A decoder, and the files that it reads."""
+    """A decoder, and the share files that it reads."""
 
     def __init__(self, cap: ChkCap, paths: Sequence[str], max_segment_bytes: int) -> None:
         self._cap = cap
@@ -304,7 +307,7 @@ class _Restoration:
         self._open: list[ShareFile] = []
         for path in paths:
             self._open_share(path)
-        # Low numbers first: the first k shares hold the segments as they are.
+        # Low numbers first: the first k shares contain the segments unencoded.
         self._spare = sorted(self._open, key=lambda share: share.share_number)
 
     def _open_share(self, path: str) -> None:
@@ -330,7 +333,7 @@ class _Restoration:
             assert progressed or decoder.lacking or decoder.done, "the decoder wants nothing"
 
     def _read_wanted(self) -> bool:
-        """Read what the decoder asks for; return whether it was anything."""
+        """Read the bytes that the decoder wants; return whether there were any."""
         asked = False
         for number in self._decoder.shares_in_use:
             for span in self._decoder.wanted(number, _AHEAD_BYTES):
@@ -356,7 +359,8 @@ class _Restoration:
                 self._reading[share.share_number] = share
                 self._decoder.add_share(share.share_number)
                 return
-        if not self._decoder.use_damaged_shares():  # each of their good blocks is proven by itself
+        # Each of their good blocks is proven by itself.
+        if not self._decoder.use_damaged_shares():
             self._give_up()
 
     def _give_up(self) -> None:
@@ -376,11 +380,11 @@ class _Restoration:
         self._unreadable.append(CorruptionError(text, number, None, path))
 
     def used(self) -> dict[int, str]:
-        """Return the share numbers that made the file, each with its path."""
+        """Return the share numbers that were used, each with its path."""
         return {number: self._reading[number].path for number in self._decoder.shares_in_use}
 
     def problems(self) -> list[CorruptionError]:
-        """Return what was wrong with the files given, each with its path as the server."""
+        """Return what was wrong with the given files; each error has the path as its server."""
         found = list(self._unreadable)
         for error in self._decoder.corrupt:
             share = self._reading.get(-1 if error.share_number is None else error.share_number)

@@ -1,4 +1,4 @@
-"""Server and pipeline as transfers see them; call timeouts."""
+"""A server and its pipeline as transfers use them, and time limits for calls."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from pipegrid.transfer.failure_messages import Shortfall
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.messages import LeaseSecrets, ServerIdentity, UploadSecrets
 
-# Storage servers as transfers see them, each with the pipeline of writes towards it, and what else they need.
+# Storage servers as transfers use them: each with the pipeline of writes to it; and what else transfers
+# share.
 #
-# One peer serves all transfers of a grid, so that the files that are put at the same time share
-# one window per server, and servers never wait for each other.
+# All transfers of a grid share one peer per server, so that files that are put at the same time share one
+# window per server, and servers never wait for each other.
 
 
 @attrs.define(eq=False)
@@ -31,11 +32,11 @@ class Peer:
     One server and its flow control.
 
     Attributes:
-        server: speaks to it.
-        pipeline: bounds the bytes of writes that it has not acknowledged.
-        protocol, address: how it is reached, for people.
-        preferred: comes before the others on every file's ring.
-        no_uploads: says why the server is given no new shares at this moment; None: it is.
+        server: sends requests to the server.
+        pipeline: bounds the written bytes that the server has not acknowledged.
+        protocol, address: how the server is reached, for display.
+        preferred: whether the server comes before the others on every file's ring.
+        no_uploads: returns why the server gets no new shares now; None: it gets some.
     """
 
     server: StorageServer
@@ -47,26 +48,27 @@ class Peer:
 
     @property
     def identity(self) -> ServerIdentity:
-        """Who the server is; the same as ``server.identity``."""
+        """The server's identity; the same as ``server.identity``."""
         return self.server.identity
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The server's nickname, for messages."""
         return self.server.identity.nickname
 
     @property
     def takes_uploads(self) -> bool:
-        """Whether the server may be given new shares; what it has is read from it in any case."""
+        """Whether the server may get new shares; its existing shares are read in any case."""
         return self.no_uploads() is None
 
     @property
     def last_activity(self) -> float:
         """
-        When bytes last went to the server or came from it, for whatever transfer, by the clock.
+        When bytes last went to the server or came from it, for any transfer, by the clock.
 
-        On a slow line what one transfer waits for is behind what others do, for longer than anybody may be
-        silent. Who keeps no such book, as a server in this process, is asked for nothing that takes long.
+        On a slow link a transfer's request may wait behind those of other transfers for longer than the
+        time limit for silence. A server object without this record, such as one in this process, handles
+        no requests that take long.
         """
         last_s: float = getattr(self.server, "last_activity_s", -math.inf)
         return last_s
@@ -74,13 +76,13 @@ class Peer:
 
 class TransferContext:
     """
-    What all transfers of one grid work with.
+    What all transfers of one grid share.
 
     Attributes:
         clock: the reactor's.
-        workers: threads for what takes long.
-        peers: servers that may be used, in any order; it may change.
-        secrets: of the client, from which those of files derive.
+        workers: threads for work that takes long.
+        peers: the servers that may be used, in any order; it may change.
+        secrets: of the client, from which the secrets of files derive.
         shortfall: the writes that reached fewer servers than wanted.
     """
 
@@ -99,7 +101,7 @@ class TransferContext:
 
     @property
     def takers(self) -> list[Peer]:
-        """Those of the peers that may be given new shares."""
+        """The peers that may get new shares."""
         return [peer for peer in self.peers if peer.takes_uploads]
 
 
@@ -126,62 +128,64 @@ def ring(storage_index: bytes, peers: Iterable[Peer]) -> list[Peer]:
     return permuted(storage_index, seeds, {peer for peer in seeds if peer.preferred})
 
 
-# How long a server may be silent to one of those who wait for it, while it is busy with others.
+# How long a server may be silent to one transfer while it is busy with others.
 #
-# On a slow line what one transfer waits for is behind what others do, for longer than anybody may be silent:
-# so what a server does for others is a sign of life to all. But one that answers everything except a single
-# request must not keep whoever made that waiting for ever: its signs to others count for a while only.
+# On a slow link a transfer's request may wait behind those of other transfers for longer than the time
+# limit for silence. So activity for any transfer counts for all. But a server that responds to everything
+# except one request must not delay its sender forever: activity for other transfers counts only for a
+# limited time.
 
 MOST_TIMES = 10
-"""So many times as long as a server may be silent altogether it may be silent to one that waits."""
+"""A server may be silent to one transfer for this many times the limit for silence to all."""
 
 
 def last_activity_s(own_s: float, server_s: float, silence_s: float) -> float:
     """
-    Return when a server gave its last sign of life that counts for one who waits, in seconds of some clock.
+    Return the time of a server's last activity that counts for one transfer, in seconds of the caller's
+    clock.
 
     Args:
-        own_s: when it gave one to those who wait, or when they began to.
-        server_s: when it gave one to whomever.
-        silence_s: how long it may give none.
+        own_s: last activity for this transfer, or when its request was sent.
+        server_s: last activity for any transfer.
+        silence_s: time limit for silence.
     """
     return max(own_s, min(server_s, own_s + (MOST_TIMES - 1) * silence_s))
 
 
-# Which of several streams bring next to nothing, while others get on.
+# Detecting streams that transfer almost nothing while others make progress.
 #
-# A server that sends a byte now and then is never silent. Who wants all of its stream waits for years:
-# one such server among honest ones was enough to keep every verification, and every repair, from ending.
-# So a stream has to be worth the waiting, too.
+# A server that sends a byte now and then is never silent, but its stream would take years: one such
+# server was enough to keep every verification, and every repair, from ending. So a stream must also have
+# a minimum rate.
 #
-# A slow line is no server's fault, and all streams share it. So a stream is judged by what others bring:
-# it is given up if it has had as long as silence may last, and brought on average less than 1000 bytes a
-# second *and* less than a twentieth of what the fastest stream did at its best. Where there is nobody to
-# compare it with, as where every server is such a one, it has ten times as long, and then 100 bytes a
-# second are enough.
+# A slow link is not the server's fault, and all streams share it. So a stream is compared with the
+# others: it is given up if it has lasted as long as the limit for silence, and its average rate is less
+# than 1000 bytes per second *and* less than a twentieth of the best rate of the fastest stream. If there
+# is no faster stream to compare it with, it is given up after ten times that limit if its rate is less
+# than 100 bytes per second.
 #
-# Its time begins with its first byte, for before that it may wait behind others; and while we hold it
-# back, it stands still.
+# Its time begins with its first byte, since before that it may wait behind others; the time during which
+# the client pauses it does not count.
 
 SLOWEST_BYTES_PER_S = 1000
-"""A server wants as much of those who send to it (``server.gbs.http_connection``)."""
+"""A server demands the same rate of its clients (``server.gbs.http_connection``)."""
 
 SLOWER_TIMES = 20
 SLOWEST_OF_ALL_BYTES_PER_S = 100
 
 _LEAST_S = 10.0
-"""What came all at once, came in so long: on a slow line what one stream brings at first says little."""
+"""Shortest time for which a rate is computed: on a slow link the first bytes of a stream say little."""
 
 
 class StreamRates:
     """
-    Those of one operation.
+    The rates of the streams of one operation.
 
     Args:
-        silence_s: how long a server may give no sign of life.
+        silence_s: time limit for a server without activity.
 
     Attributes:
-        best_bytes_per_s: what the fastest has brought at its best.
+        best_bytes_per_s: the best rate of the fastest stream.
     """
 
     def __init__(self, clock: IReactorTime, silence_s: float) -> None:
@@ -190,16 +194,16 @@ class StreamRates:
         self.best_bytes_per_s = 0.0
 
     def begin(self) -> SlowStreamDetector:
-        """Return what judges one more of them."""
+        """Return the detector for another stream."""
         return SlowStreamDetector(self)
 
 
 class SlowStreamDetector:
     """
-    Whether one stream is worth waiting for.
+    Decides whether one stream is too slow.
 
     Attributes:
-        came_bytes: what it has brought.
+        came_bytes: bytes received.
     """
 
     def __init__(self, streams: StreamRates) -> None:
@@ -210,32 +214,32 @@ class SlowStreamDetector:
         self._held_s = 0.0
 
     def came(self, size: int) -> None:
-        """So many bytes more have come."""
+        """Record that this number of bytes has arrived."""
         if self._began_s is None:
             self._began_s = self._streams.clock.seconds()
         self.came_bytes += size
         self._streams.best_bytes_per_s = max(self._streams.best_bytes_per_s, self._bytes_per_s())
 
     def hold(self) -> None:
-        """Its time stands still: nothing more is taken for now."""
+        """Stop the stream's time while the client pauses it."""
         self._held_since_s = self._streams.clock.seconds()
 
     def go_on(self) -> None:
-        """Its time goes on: what comes is taken again."""
+        """Continue the stream's time."""
         if self._held_since_s is not None:
             self._held_s += self._streams.clock.seconds() - self._held_since_s
             self._held_since_s = None
 
     @property
     def took_s(self) -> float:
-        """For how long it could have brought something, from its first byte on."""
+        """Seconds since the stream's first byte, without pauses."""
         if self._began_s is None:
             return 0.0
         now_s = self._streams.clock.seconds() if self._held_since_s is None else self._held_since_s
         return now_s - self._began_s - self._held_s
 
     def is_fast_enough(self) -> bool:
-        """Return whether it is still waited for, as far as this goes."""
+        """Return whether the stream is fast enough to wait for it."""
         rate, silence_s = self._bytes_per_s(), self._streams.silence_s
         if self.took_s >= MOST_TIMES * silence_s and rate < SLOWEST_OF_ALL_BYTES_PER_S:
             return False
@@ -246,19 +250,20 @@ class SlowStreamDetector:
         return self.came_bytes / max(_LEAST_S, self.took_s)
 
 
-# Giving up a server that has been silent for too long, where one call is all there is to wait for.
+# Giving up a server that has been silent for too long, for a caller that waits for one call.
 
 T = TypeVar("T")
 
 
 class CallTimeout:
     """
-    Watches one call.
+    Time limit for one call.
 
     Args:
-        silence_s: how long the server may give no sign of life, to this call or any other (``silence``).
-        more_s: asked when that is over: how much longer, for the time that much data needs.
-        worth: of a call that brings a stream: whether that is still worth waiting for.
+        silence_s: longest time without activity of the server, for this call or any other.
+        more_s: called when that time is over; returns how much longer to wait, because of the amount of
+            data.
+        worth: detector for the stream that the call transfers, if any.
     """
 
     def __init__(
@@ -279,18 +284,19 @@ class CallTimeout:
         self._timer: IDelayedCall | None = None
 
     def progress(self) -> None:
-        """The server has given a sign of life: its silence begins anew."""
+        """Restart the time limit, since the server has shown activity."""
         self._last_activity = self._clock.seconds()
 
     async def answer(self, call: Deferred[T], peer: Peer) -> T:
         """
-        Return what the call fires with.
+        Return the call's result.
 
         Args:
-            peer: whose answer it is.
+            peer: the server that was called.
 
         Raises:
-            ServerTimeout: nothing came for too long, or next to nothing; the call has been cancelled.
+            ServerTimeout: the server was silent for too long, or its stream too slow; the call was
+                cancelled.
         """
         self._call, self._peer = call, peer
         self._look_in(self._silence_s)

@@ -1,4 +1,4 @@
-"""Repair of one immutable file: missing shares are re-encoded and placed."""
+"""Repair of one immutable file: missing shares are encoded again and placed."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from pipegrid.transfer.results import CheckResult, Progress, ProgressReport, Rep
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transport.interface import StreamConsumer
 
-# A download's bytes, handed on as whole segments to a coroutine that asks for them.
+# The bytes of a download as whole segments, for a coroutine that takes them one by one.
 #
-# Holds at most a few segments: then the download is paused.
+# Holds at most a few segments; then the download is paused.
 
 _HELD_SEGMENTS = 2
 
 
 class SegmentFeed(StreamConsumer):
-    """The sink of a download of a whole file, whose segments are taken one by one."""
+    """The sink of a download of a whole file; its segments are taken one by one."""
 
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
@@ -59,7 +59,7 @@ class SegmentFeed(StreamConsumer):
         Return the pieces of the next segment; one call at a time.
 
         Raises:
-            Whatever ended the download before it.
+            Any exception that ended the download before this segment.
         """
         while not self._whole:
             if self._failure is not None:
@@ -73,13 +73,13 @@ class SegmentFeed(StreamConsumer):
         return pieces
 
     def ended(self, result: Any) -> None:
-        """The download has ended, well or not; fit to be a callback, and the last one."""
+        """Record the end of the download, successful or not; meant as its last callback."""
         if isinstance(result, Failure):
             self._failure = result
             self._wake()
 
     def write(self, data: bytes) -> None:
-        """Some more of the file, of one segment or several."""
+        """Add bytes of the file, which may belong to several segments."""
         view = memoryview(data)
         while view:
             missing = self._geometry.segment_length(self._completed) - self._piece_bytes
@@ -101,11 +101,12 @@ class SegmentFeed(StreamConsumer):
             waiter.callback(None)
 
 
-# Shares made again of other shares: their ciphertext is fetched, segment by segment, and coded as at first.
+# Shares encoded again from other shares: the ciphertext is downloaded, segment by segment, and encoded as
+# at first.
 
 
 class Recoding:
-    """The shares of one file, from those that are good."""
+    """Encodes the shares of one file again from its good shares."""
 
     def __init__(
         self, means: TransferContext, cap: ChkVerifierCap, settings: DownloadSettings
@@ -118,7 +119,7 @@ class Recoding:
     async def ciphertext(
         self, encoder: Reencoder, found: FoundShares
     ) -> AsyncIterator[SegmentFeed]:
-        """Fetch the file's ciphertext, as long as it is wanted."""
+        """Download the file's ciphertext while the context is open."""
         feed = SegmentFeed(encoder.geometry)
         request = DownloadRequest(self._cap, 0, self._cap.size, found.bad, found.holders)
         download = Download(self._means, request, feed, self._settings)
@@ -135,14 +136,14 @@ class Recoding:
         ciphertext: list[memoryview],
         numbers: set[int] | None = None,
     ) -> CodedSegment:
-        """Return a segment coded; ``numbers``: of the shares whose blocks are wanted, None: of all."""
+        """Return an encoded segment; ``numbers``: the shares whose blocks are wanted, None: all."""
         size = 8 * encoder.geometry.segment_length(index)
         return await self._means.workers.run_if_large(size, _code, encoder, ciphertext, numbers)
 
     async def shares(
         self, encoder: Reencoder, found: FoundShares
     ) -> AsyncIterator[list[ShareWrite]]:
-        """Yield what is to be written of all shares, segment by segment, and what stands behind."""
+        """Yield the writes for all shares, segment by segment, then the hashes after the blocks."""
         async with self.ciphertext(encoder, found) as feed:
             for index in range(encoder.geometry.num_segments):
                 yield encoder.add(await self.coded(encoder, index, await feed.take()))
@@ -156,28 +157,31 @@ def _code(
     return encoder.code(encoder.encrypt(ciphertext), numbers)
 
 
-# Repairing a file: what is missing or damaged is made again from what is left, and put where it belongs.
+# Repairing a file: missing or damaged shares are encoded again from the others, and placed.
 #
-# First every share is checked, byte for byte. Then servers are found for what is missing, before a byte
-# of it is made: each is asked for room, and sent the header, whose answer says that the rest will be
-# taken. Then the ciphertext comes from k good shares, segment by segment, is coded as it was at first, and
-# goes to those servers. No key is needed. Good shares stay where they are; their leases are renewed
-# meanwhile. Where a server holds several shares, and another one none that counts, that one is sent one
-# of them, too.
+# First every share is verified. Then servers are found for the missing shares, before any is encoded:
+# each server gets an allocation and the header, and its response to the header shows that it accepts the
+# rest. Then the ciphertext is read from k good shares, segment by segment, encoded as at first, and sent
+# to those servers. No key is needed. Good shares stay where they are; meanwhile their leases are renewed.
+# If a server has several shares, and another one none that counts, that other server also gets one of
+# them.
 #
-# A damaged copy stays as well, since shares cannot be changed; its server gets another share, if any.
+# A damaged copy stays, too, since shares cannot be changed; its server gets another share, if any.
 #
-# Nothing is kept but what is on its way. So a share whose server fails in the middle is made again in
-# another round, on another server.
+# Only data in flight is held in memory. So a share whose server fails midway is encoded again in another
+# round, for another server.
 
 _RENEWALS = 64
-"""Leases are renewed on so many servers at a time: they cost a round trip, and next to nothing else."""
+"""
+Number of servers on which leases are renewed at the same time: a renewal costs a round trip and little
+else.
+"""
 
 SMALL_SHARE_BYTES = 16 << 10
-"""Up to here a share is made before a server has said that it takes it: it costs a round trip less."""
+"""Shares up to this size are encoded before a server has accepted them, which saves a round trip."""
 
 _ROUNDS = 4
-"""How often the file is coded at most, each time for servers that have not failed yet."""
+"""Number of rounds; each encodes the file for servers that have not failed yet."""
 
 
 class Repair:
@@ -185,8 +189,8 @@ class Repair:
     The repair of one encoded file (not of a literal one).
 
     Args:
-        progress: called with acknowledged and total bytes of the shares that are made again.
-        capacity: what servers have said of their space.
+        progress: called with acknowledged and total bytes of the new shares.
+        capacity: what servers have reported of their space.
     """
 
     def __init__(
@@ -206,7 +210,8 @@ class Repair:
         self._started = clock.seconds()
         self._storage_index = self._cap.storage_index
         self._file_secrets = means.secrets.for_file(self._storage_index)
-        # Who repairs expects that something is missing: that wave too many would be the longest wait of all.
+        # A repair expects missing shares, so all servers are asked in one batch: a further batch would be
+        # the longest wait.
         self._check = Check(
             means,
             cap,
@@ -216,7 +221,7 @@ class Repair:
             capacity=capacity,
         )
         self._recoding = Recoding(means, self._cap, settings)
-        # As many servers of happiness as there are shares: as widely as servers allow.
+        # The wanted happiness is the number of shares, so they are spread as widely as servers allow.
         n = self._cap.total_shares
         self._plan: UploadPlan[Peer] = UploadPlan(ring(self._storage_index, means.peers), n, n)
         self._changed = Wakeup(clock)
@@ -226,13 +231,13 @@ class Repair:
 
     async def run(self) -> RepairResult:
         """
-        Check, and make whole what is not.
+        Check the file, and repair it if needed.
 
         Raises:
             NotEnoughSharesError: fewer than k good shares are left.
-            CorruptionError: the shares are right but do not make up the file of the cap.
+            CorruptionError: the shares are valid but do not make up the file of the cap.
             SegmentTooLarge: the settings do not allow the file's segments.
-            CapMismatch: the cap is not that of the file which is stored there.
+            CapMismatch: the cap does not match the stored file.
         """
         before = await self._check.run()
         found = self._check.found
@@ -242,15 +247,15 @@ class Repair:
         self, before: CheckResult, found: FoundShares, packed_ueb: bytes, renewed: Collection[Peer]
     ) -> RepairResult:
         """
-        Make whole what is not, after a check that read no bytes.
+        Repair the file after a check that read no blocks.
 
-        What is damaged among the shares that are fetched is found then, and not used.
+        Damage in the shares that are read is found during the repair, and damaged shares are not used.
 
         Args:
-            before: what the check said; the object is recoverable.
-            found: what it found.
-            packed_ueb: of a good share.
-            renewed: servers that have just renewed its leases.
+            before: the result of the check; the object is recoverable.
+            found: the shares that the check found.
+            packed_ueb: the UEB of a good share.
+            renewed: servers that have just renewed the leases.
 
         Raises:
             As ``run``.
@@ -273,7 +278,7 @@ class Repair:
             )
             raise too_few_shares("repair", outcome)
         self._tell_plan()
-        if self._plan.assignments():  # segments will have to be held
+        if self._plan.assignments():  # segments must be held in memory
             segment_bytes = ueb.parse(found.packed_ueb).segment_bytes
             check_segment_bytes(segment_bytes, self._cap.size, self._settings.max_segment_bytes)
         self._advise()
@@ -327,7 +332,7 @@ class Repair:
             self._plan.closed(peer)
 
     def _advise(self) -> None:
-        """Tell servers of their damaged copies; nobody waits for an answer."""
+        """Report damaged copies to their servers, without waiting for responses."""
         for error in self._check.found.corrupt:
             for number, peer in self._check.found.bad:
                 if number == error.share_number and peer.name == error.server:
@@ -356,7 +361,7 @@ class Repair:
     # One round.
 
     async def _round(self, encoder: Reencoder, small: bool) -> bool:
-        """Send what has a place to go; returns whether anything was sent."""
+        """Send the missing shares that have a server; return whether anything was sent."""
         try:
             if small:
                 return await self._send_whole(encoder)
@@ -367,7 +372,7 @@ class Repair:
                 return True
             return False
         except (CancelledError, GeneratorExit):
-            # Unfinished shares stay allocated, since a rerun resumes them.
+            # Unfinished shares stay allocated, so that a rerun can resume them.
             self._let_go()
             raise
         except BaseException:
@@ -380,7 +385,7 @@ class Repair:
         self._allocations.cancel()
 
     async def _find_room(self, encoder: Reencoder) -> None:
-        """Open ways for all that is missing, until every one of them is known to be good."""
+        """Open share uploads for all missing shares, and wait until each is known to be accepted."""
         header = encoder.layout.pack_header()
         while True:
             self._take_stock()
@@ -393,9 +398,10 @@ class Repair:
 
     async def _send_whole(self, encoder: Reencoder) -> bool:
         """
-        Make small shares before there is room for them, and send each behind the question for it.
+        Encode small shares before servers have accepted them, and send each directly after its
+        allocation.
 
-        That is a round trip less, and one message for both where servers take bundles.
+        This saves a round trip, and both are one message if the server supports bundles.
         """
         if not self._plan.assignments():
             return False
@@ -414,7 +420,9 @@ class Repair:
             await self._wait()
 
     def _open_missing(self, encoder: Reencoder) -> Iterator[ShareUpload]:
-        """Open ways for all that is missing and has a place to go, and yield them, server by server."""
+        """
+        Open share uploads for all missing shares that have a server, and yield them, server by server.
+        """
         moves = self._plan.assignments()
         for peer in dict.fromkeys(moves.values()):
             numbers = {number for number, home in moves.items() if home is peer}
@@ -450,7 +458,7 @@ class Repair:
     def _send(self, writes: Iterable[ShareWrite], encoder: Reencoder) -> None:
         ways = {way.share_number: way for way in self._ways.open}
         for write in writes:
-            if write.offset == 0:  # the header is there
+            if write.offset == 0:  # the header was sent already
                 offset = encoder.layout.header_bytes
                 write = ShareWrite(write.share_number, offset, write.pieces[1:])
             if write.share_number in ways:
@@ -476,7 +484,7 @@ class Repair:
     # Events.
 
     def _take_stock(self) -> None:
-        """Tell the plan what has happened."""
+        """Update the plan with what has happened."""
         for answer in self._allocations.take_answers():
             self._allocated(answer)
         for way in self._ways.take_ended(self._clock.seconds()):
@@ -496,7 +504,7 @@ class Repair:
             if way.peer is peer and way.share_number in answer.numbers:
                 way.last_activity = self._clock.seconds()
                 if way.share_number in result.already_have:
-                    way.close(ShareState.FOUND)  # somebody else was faster
+                    way.close(ShareState.FOUND)  # another client was faster
                 way.granted = way.share_number in result.allocated
 
     def _way_ended(self, way: ShareUpload) -> None:

@@ -11,7 +11,7 @@ import attrs
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap
 from pipegrid.errors import CorruptionError
 
-# What transfers tell their callers when they are done.
+# What transfers return to their callers.
 
 FileHealth = Literal["healthy", "unspread", "reachable", "damaged", "unavailable", "lost"]
 
@@ -22,15 +22,15 @@ class PutResult:
     One stored file.
 
     Attributes:
-        cap: what gets it back.
+        cap: restores the file.
         size: plaintext bytes.
-        share_bytes: length of each share; 0 if the file lives in its cap.
-        shares_placed: share number to the nickname of the server that took it in this upload.
-        shares_found: share number to the servers that had it before.
-        happiness: servers of happiness reached; 0 if the file lives in its cap.
-        dropped: nicknames of servers that were too slow to wait for.
-        reasons: nickname of a server to what kept it from taking shares, if anything did.
-        elapsed_s: from the start to the last acknowledgement waited for.
+        share_bytes: length of each share; 0 for a literal cap.
+        shares_placed: maps a share number to the nickname of the server that accepted it in this upload.
+        shares_found: maps a share number to the servers that had it before.
+        happiness: servers of happiness reached; 0 for a literal cap.
+        dropped: nicknames of servers that were given up as stragglers.
+        reasons: maps a server's nickname to why it did not accept shares.
+        elapsed_s: from the start to the last acknowledgement that was waited for.
     """
 
     cap: ChkCap | LitCap
@@ -47,15 +47,15 @@ class PutResult:
 @attrs.frozen
 class GetResult:
     """
-    One fetched file or range.
+    One downloaded file or range.
 
     Attributes:
         size: plaintext bytes delivered.
-        shares_used: share number to the nickname of the server it came from.
-        corrupt: damage that was found on the way and worked around.
+        shares_used: maps a share number to the nickname of its server.
+        corrupt: damage that was found and worked around.
         elapsed_s: from the start to the last byte delivered.
-        found_bytes: what an interrupted get had left.
-        here_bytes: what of that was good, and was not fetched again.
+        found_bytes: bytes that an interrupted get had left.
+        here_bytes: bytes of these that were good, and not fetched again.
     """
 
     size: int
@@ -72,23 +72,24 @@ class CheckResult:
     The health of one file.
 
     Attributes:
-        healthy: a good copy of each of ``total_shares`` distinct shares is there, and they are on as many
+        healthy: there is a good copy of each of the ``total_shares`` shares, and they are on as many
             servers as can have them now: ``happiness`` is ``possible_happiness``.
-        recoverable: at least ``required_shares`` distinct good shares are there.
-        good_shares: share number to the nicknames of the servers that hold a good one.
-        corrupt: damage found (only with verification); a copy that is damaged may have a good one elsewhere.
-        happiness: servers of happiness of the good shares: so many servers hold a share that the others of
-            them do not need.
+        recoverable: there are good copies of at least ``required_shares`` distinct shares.
+        good_shares: maps a share number to the nicknames of the servers with a good copy.
+        corrupt: damage found (only with verification); there may be a good copy of a damaged share on
+            another server.
+        happiness: servers of happiness of the good shares: the largest number of servers that can each be
+            assigned a share of their own.
         unreachable: servers that could not be asked.
-        reasons: why not, by their nicknames.
-        renewed: servers on which leases were added or renewed, if that was asked for.
-        lease_problems: sentences, what kept servers from giving one.
-        remarks: sentences, what else is wrong with it.
-        possible_happiness: the same if all shares were spread over the servers that were asked and answered,
-            as far as those have space.
-        servers: how many servers were asked, those that did not answer, too.
-        share_servers: as ``good_shares``, but with the ids of servers, which differ where nicknames do not.
-        answered: id to nickname of each server that said which shares it has.
+        reasons: maps a server's nickname to why it could not be asked.
+        renewed: servers on which leases were added or renewed, if that was requested.
+        lease_problems: sentences: why servers gave no lease.
+        remarks: sentences: other problems.
+        possible_happiness: the happiness possible if all shares were spread over the servers that
+            responded, as far as these have space.
+        servers: number of servers that were asked, including those that did not respond.
+        share_servers: as ``good_shares``, but with the ids of servers, which are unique.
+        answered: maps the id to the nickname of each server that listed its shares.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -122,15 +123,15 @@ class CheckResult:
     @property
     def state(self) -> FileHealth:
         """
-        How it is, in a word.
+        The state in one word.
 
-        * ``"healthy"``: see there.
-        * ``"unspread"``: a good copy of every share is there, and more servers could have them.
-        * ``"reachable"``: the shares that are missing may all be on servers that are out of reach, and
-          nothing else is wrong.
-        * ``"damaged"``: something is missing or wrong, and the file can be restored.
-        * ``"unavailable"``: it cannot, but servers that are out of reach may have what is missing.
-        * ``"lost"``: it cannot.
+        * ``"healthy"``: as the attribute ``healthy``.
+        * ``"unspread"``: there is a good copy of every share, but more servers could have some.
+        * ``"reachable"``: the missing shares may all be on unreachable servers, and nothing else is
+          wrong.
+        * ``"damaged"``: something is missing or wrong, but the file can be restored.
+        * ``"unavailable"``: it cannot be restored, but unreachable servers may have the missing shares.
+        * ``"lost"``: it cannot be restored.
         """
         if not self.recoverable:
             return "unavailable" if self.unreachable else "lost"
@@ -143,7 +144,10 @@ class CheckResult:
         return "reachable" if self._may_be_out_of_reach() else "damaged"
 
     def _may_be_out_of_reach(self) -> bool:
-        """Whether servers that are out of reach have the missing shares if they have as many as others."""
+        """
+        Return whether unreachable servers have the missing shares, provided that they have as many as
+        others.
+        """
         held = Counter(name for names in self.good_shares.values() for name in names)
         usual = -(-self.total_shares // max(1, self.servers))
         most = max([usual, *held.values()])
@@ -154,12 +158,12 @@ class CheckResult:
 @attrs.frozen
 class RenewResult:
     """
-    Leases of one file.
+    The leases of one file.
 
     Attributes:
-        leases: share number to the nicknames of the servers that gave a lease on it.
+        leases: maps a share number to the nicknames of the servers that gave a lease on it.
         unreachable: servers that could not be asked.
-        reasons: what kept servers that have shares from giving a lease.
+        reasons: why servers with shares gave no lease.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -171,25 +175,24 @@ class RenewResult:
 
     @property
     def recoverable(self) -> bool:
-        """Whether what has a lease now is enough to restore the file."""
+        """Whether the shares with a lease suffice to restore the file."""
         return len(self.leases) >= self.required_shares
 
 
 @attrs.frozen
 class RepairResult:
     """
-    A file that was checked, byte for byte, and made whole as far as servers allow.
+    A file that was verified, and repaired as far as servers allow.
 
     Attributes:
-        before: what the check found.
-        after: the same with what was uploaded; damaged copies stay where they are, and in here, since
-            shares cannot be changed.
-        uploaded: share number to the nickname of the server that took a new copy.
+        before: the result of the check.
+        after: the same including the new shares; damaged copies remain, since shares cannot be changed.
+        uploaded: maps a share number to the nickname of the server that accepted a new copy.
         renewed: nicknames of the servers on which leases were renewed.
-        reasons: what kept servers from taking shares, if anything did.
-        elapsed_s: in all.
-        reasons_by_server: the same, by nickname.
-        absent: nicknames of those of them that were out of reach; one more try may find them.
+        reasons: why servers did not accept shares.
+        elapsed_s: total time.
+        reasons_by_server: the reasons, by the servers' nicknames.
+        absent: nicknames of the failed servers that were unreachable; a later repair may reach them.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -214,8 +217,8 @@ class ServerStatus:
     What is known of one server.
 
     Attributes:
-        reason: why it is not reachable.
-        no_uploads: why it is given no new shares, though it may be reachable.
+        reason: why the server is not reachable.
+        no_uploads: why the server gets no new shares, even if it is reachable.
     """
 
     nickname: str
@@ -231,29 +234,33 @@ class ServerStatus:
 
     @property
     def writable(self) -> bool:
-        """Whether it seems to take shares: it is certified, and neither full nor read-only, as it says."""
+        """
+        Whether the server seems to accept shares: it is certified and, by its own account, neither full
+        nor read-only.
+        """
         return self.reachable and self.available_bytes != 0 and self.no_uploads is None
 
 
-# Telling a caller how far a transfer has come.
+# Reporting the progress of a transfer to its caller.
 #
-# What is told never falls and is never repeated, whatever the transfer has to do again.
+# The reported number never falls and is never repeated, even if the transfer must repeat work.
 
 Progress = Callable[[int, int], None]
-"""Called with what is done and what there is to do, in the unit that the transfer names."""
+"""Called with the amount done and the total, in the unit that the transfer names."""
 
 
 @attrs.frozen
 class PutReports:
     """
-    What the caller of a put is told, each as a part of a whole; None: does not want to know.
+    The progress callbacks of a put; None: no reports.
 
     Attributes:
-        progress: of bytes of shares, those that are acknowledged.
-        found: of bytes of shares, those that servers had before.
-        hashing: of bytes of the file, those that its key was made from; before the others.
-        cap_known: not a part, but the file's cap, as soon as all of it is coded and long before it is stored;
-            perhaps more than once. Not told of files that live in their caps.
+        progress: gets acknowledged and total bytes of shares.
+        found: gets the bytes of shares that servers had before, and total bytes of shares.
+        hashing: gets the bytes of the file from which its key was derived so far, and the total; before
+            the others.
+        cap_known: gets the file's cap as soon as the file is encoded, long before it is stored; may be
+            called more than once. Not called for literal caps.
     """
 
     progress: Progress | None = None
@@ -264,10 +271,10 @@ class PutReports:
 
 class ProgressReport:
     """
-    One transfer's reports to its caller, if there is one who wants to know.
+    Reports the progress of one transfer to its caller, if the caller wants it.
 
     Args:
-        total: what there is to do in all.
+        total: total amount of work.
     """
 
     def __init__(self, progress: Progress | None, total: int) -> None:
@@ -277,19 +284,19 @@ class ProgressReport:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody is told; if not, nothing need be counted."""
+        """Whether there is a callback; if not, nothing need be counted."""
         return self._progress is not None
 
     def more(self, amount: int) -> None:
-        """There is more to do than was thought."""
+        """Increase the total amount of work."""
         self._total += amount
 
     def report(self, done: int) -> None:
-        """Tell the caller that ``done`` of ``total`` is done, unless as much was told already."""
+        """Report that ``done`` of ``total`` is done, unless that much was reported already."""
         if self._progress is not None and done > self._told:
             self._told = done
             self._progress(done, self._total)
 
     def finish(self) -> None:
-        """All is done that was worth doing."""
+        """Report that all is done."""
         self.report(self._total)

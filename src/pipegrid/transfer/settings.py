@@ -1,4 +1,4 @@
-"""How eager, how patient and how large transfers are; the defaults say why."""
+"""Settings of transfers: how much to send in advance, how long to wait, and how much memory to use."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pipegrid.arguments import check_whole
 from pipegrid.core.encoding_parameters import MAX_SEGMENT_BYTES
 
 MIN_MEMORY_BYTES = 8 << 20
-"""With less a file of segments of one MiB would not get on."""
+"""With less memory a file with segments of 1 MiB could not proceed."""
 
 
 @attrs.frozen
 class UploadSettings:
     """
-    How patient an upload is.
+    How long an upload waits for servers.
 
     Attributes:
-        grace_s, grace_share: stragglers may cost this much time, or this share of the time that
-            the upload has taken so far, whichever is more, once happiness holds without them.
-        silence_s: a server that acknowledges nothing for so long is given up.
+        grace_s, grace_share: stragglers may delay the upload by this time, or by this fraction of the
+        time that the upload has taken so far, whichever is more, once happiness holds without them.
+        silence_s: a server that acknowledges nothing for this long is given up.
     """
 
     grace_s: float = 2.0
@@ -27,20 +27,20 @@ class UploadSettings:
     silence_s: float = 60.0
 
     def grace(self, elapsed_s: float) -> float:
-        """Return how long stragglers may keep an upload that has taken ``elapsed_s``."""
+        """Return how long stragglers may delay an upload that has taken ``elapsed_s``."""
         return max(self.grace_s, self.grace_share * elapsed_s)
 
 
 @attrs.frozen
 class Limits:
     """
-    How much of the machine and of its line a grid may take.
+    How much of the machine and of its link a grid may use.
 
     Attributes:
-        bytes_per_s: sent at most, and received at most, over all connections; None: as the line allows.
-        jobs: files that are stored at once, at most; None: as many as memory and windows allow.
-        memory_bytes: of data that is held, for uploads and for downloads; None: some 64 MiB. What the program
-            itself takes comes on top.
+        bytes_per_s: limit for sending, and limit for receiving, over all connections; None: no limit.
+        jobs: limit of files that are stored at the same time; None: as many as memory and windows allow.
+        memory_bytes: limit of data held in memory for uploads, and for downloads; None: about 64 MiB. The
+            program's own memory is not included.
     """
 
     bytes_per_s: int | None = None
@@ -50,7 +50,7 @@ class Limits:
     def __attrs_post_init__(self) -> None:
         """
         Raises:
-            UsageError: nothing could be done so.
+            UsageError: a limit is too low for any transfer.
         """
         for name, least in (("bytes_per_s", 1), ("jobs", 1), ("memory_bytes", MIN_MEMORY_BYTES)):
             value = getattr(self, name)
@@ -61,11 +61,12 @@ class Limits:
 @attrs.frozen
 class UpkeepSettings:
     """
-    How much is under way at once when many objects are looked after.
+    How much runs at the same time when many objects are checked or repaired.
 
     Attributes:
-        jobs: objects. Questions about a thousand fill a round trip of 100 ms; each is some 10 KiB here.
-        memory_bytes: of objects whose bytes are fetched, to be verified or repaired.
+        jobs: number of objects. Queries about a thousand objects fill a round trip of 100 ms; each takes
+            about 10 KiB.
+        memory_bytes: limit for objects whose bytes are read, for verification or repair.
     """
 
     jobs: int = 1024
@@ -75,16 +76,18 @@ class UpkeepSettings:
 @attrs.frozen
 class DownloadSettings:
     """
-    How eager, how patient and how large a download is.
+    How much a download reads in advance, how long it waits, and how much memory it uses.
 
     Attributes:
-        extra_shares: e, how many more shares than needed take part in the first race; twice as many
-            do for a range of several segments, each with half as much.
-        hedge_s: when no segment has been finished for so long, and some servers lag behind
-            the others, one more share joins.
-        silence_s: when nothing at all has come for so long, the servers that owe are given up.
-        memory_bytes: of share data that may be held, over all shares.
-        max_segment_bytes: files with larger segments are not fetched, since a segment is held whole.
+        extra_shares: e, the number of shares beyond k that are read at first; for a range of several
+            segments twice as many, each with half as much.
+        hedge_s: when no segment has been finished for this long, and some servers lag behind the others,
+            one more share is read.
+        silence_s: when no byte has arrived for this long, the servers with outstanding requests are given
+            up.
+        memory_bytes: limit of share data in memory, over all shares.
+        max_segment_bytes: files with larger segments are not fetched, since a segment is held in memory
+            as a whole.
     """
 
     extra_shares: int = 1
@@ -97,21 +100,23 @@ class DownloadSettings:
 @attrs.frozen
 class MutableSettings:
     """
-    How eager, how patient and how large operations on mutable files are.
+    Limits and waits of operations on mutable files.
 
     Attributes:
-        happy: servers of happiness that a write must reach, or all there are if they are fewer.
-        read_bytes: of each share, for a start: all of a small one, all but blocks and tree of a large one.
-        write_read_bytes: the same for writers, who want all of a directory at once.
-        grace_s, grace_share: how long servers that lag behind the others are waited for; see
-            ``UploadSettings``.
-        silence_s: a server that gives no sign of life for so long has failed.
-        patience_s: for so long an operation that meets other writers tries again.
-        first_wait_s, max_wait_s: bounds of the random waits in between; they double.
-        unfinished_looks: a version that is newer than all that can be read is somebody's write that has not
-            ended, or never will; so many looks later it is written over.
-        max_content_bytes: of a file that is written whole, and so is held in memory with its shares.
-        memory_bytes: of share data, while a file is read.
+        happy: servers of happiness that a write must reach, or the number of servers if that is smaller.
+        read_bytes: bytes of each share to read first: all of a small one, all but blocks and hash tree of
+            a large one.
+        write_read_bytes: the same for writers, which need all of a directory at the same time.
+        grace_s, grace_share: how long to wait for servers that lag behind the others; see
+        ``UploadSettings``.
+        silence_s: a server without activity for this long has failed.
+        patience_s: how long an operation with conflicts is retried.
+        first_wait_s, max_wait_s: bounds of the random waits between retries; they double.
+        unfinished_looks: a version that is newer than all that can be read is another client's write,
+            unfinished or interrupted; after this many queries it is overwritten.
+        max_content_bytes: limit of a file that is written whole, and so is held in memory with its
+            shares.
+        memory_bytes: limit of share data in memory while a file is read.
     """
 
     happy: int = 7
@@ -128,19 +133,19 @@ class MutableSettings:
     memory_bytes: int = 24 << 20
 
     def grace(self, elapsed_s: float) -> float:
-        """Return how long stragglers may keep an operation that has taken ``elapsed_s``."""
+        """Return how long stragglers may delay an operation that has taken ``elapsed_s``."""
         return max(self.grace_s, self.grace_share * elapsed_s)
 
 
 GETS_AT_ONCE = 4
-"""Files that are fetched at once if nobody says otherwise."""
+"""Files that are fetched at the same time unless the caller chooses another number."""
 
 
 def limited(settings: DownloadSettings, limits: Limits) -> DownloadSettings:
     """
-    Return the same with as much memory for share data as is allowed.
+    Return the settings with at most the allowed memory for share data.
 
-    All downloads together get half of it: the rest is for segments.
+    All downloads together get half of it; the rest is for segments.
     """
     if limits.memory_bytes is None:
         return settings

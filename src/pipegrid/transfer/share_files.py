@@ -1,4 +1,4 @@
-"""Bare share files: search and identify."""
+"""Files of shares: finding them, and identifying their content."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipegrid.core.caps import ChkCap
 from pipegrid.core.hashes import HASH_BYTES
 from pipegrid.errors import CorruptionError, UsageError
 
-# What is in a file that is said to be a share: whose, which number, and where its share data begins.
+# What is in a file that should contain a share: the share number, and where its share data begins.
 #
-# Two kinds are told apart: bare share data, as ``pipegrid encode`` writes it and protocols carry it,
-# and the container in which a storage server keeps it (12 bytes in front, leases behind). Both
-# begin with a version of 1 or 2, so the first bytes decide nothing. What decides is the cap: at
-# the right place the record that its hash vouches for is found, at the wrong one it is not.
+# There are two kinds: bare share data, as ``pipegrid encode`` writes it and protocols transfer it, and
+# the container of a storage server (12 bytes before the share data, leases after it). Both begin with a
+# version of 1 or 2, so the first bytes do not distinguish them. The cap does: at the right offset there
+# is the UEB with the cap's hash, at the wrong one there is not.
 #
 # Source: the format reference, section 6; storage protocols, section 7.1.
 
@@ -33,7 +33,7 @@ class ShareFile:
 
     Attributes:
         path: the file.
-        share_number: which share of the cap's file it is.
+        share_number: the share's number in the cap's file.
         begin: where in the file the share data begins.
         fd: the open file.
     """
@@ -53,16 +53,16 @@ class ShareFile:
         return _read(self.fd, self.begin + offset, length)
 
     def close(self) -> None:
-        """Close ``fd``; to be called once, as the number may be another file's after that."""
+        """Close ``fd``; call this once, since the number may refer to another file afterwards."""
         os.close(self.fd)
 
 
 def open_share(path: str, cap: ChkCap) -> ShareFile:
     """
-    Open a share of the file that cap names.
+    Open a share of the file of the cap.
 
     Raises:
-        CorruptionError: it is no share of that file, or too damaged to tell which one.
+        CorruptionError: the file contains no share of the cap's file, or is too damaged to identify it.
         OSError: it cannot be opened or read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -79,7 +79,10 @@ def open_share(path: str, cap: ChkCap) -> ShareFile:
 
 
 def _identify(fd: int, begin: int, cap: ChkCap, path: str) -> int | None:
-    """Return the number of the share that begins there, or None if none of this file does."""
+    """
+    Return the number of the share whose data begins there, or None if there is no share of the cap's
+    file.
+    """
     try:
         found = layout.parse_header(_read(fd, begin, layout.MAX_HEADER_BYTES))
     except ValueError:
@@ -89,7 +92,7 @@ def _identify(fd: int, begin: int, cap: ChkCap, path: str) -> int | None:
         return None
     try:
         root = ueb.parse(record).share_root_hash
-    except ValueError:  # the uploader made it so
+    except ValueError:  # the uploader made an invalid UEB
         return None
     numbers = list(_candidates(fd, begin, found, cap.total_shares, root))
     named = _number_in_name(path)
@@ -114,8 +117,8 @@ def _candidates(
     """
     Yield the share numbers whose hash chain leads from this share's own block tree to the root.
 
-    The chain holds two leaves, the share's and its neighbour's; its block tree tells which is
-    its own. (With k = 1 all shares but for the chain are equal, and so may the two be.)
+    The chain contains two leaves, the share's and its sibling's; its block tree shows which is its own.
+    (With k = 1 all shares are equal except for the chain, and so may the two leaves be.)
     """
     length = found.uri_extension - found.share_hashes
     if length > layout.CHAIN_ENTRY_BYTES * hash_tree.chain_entries(256):
@@ -158,14 +161,13 @@ def _read(fd: int, offset: int, length: int) -> bytes:
     return data
 
 
-# Which of many files may be shares of one file: told by where they are, before any is opened.
+# Which of many files may be shares of one file, decided by their paths before any is opened.
 #
-# A storage server keeps the shares of a file in a directory called by its storage index, so that what is
-# in the directory of another index is not looked at. Of directories only those are entered that can lead
-# there.
+# A storage server keeps the shares of a file in a directory named after the storage index, so the
+# directories of other indexes are skipped. Only directories that can lead to the right one are entered.
 
 MAX_DEPTH = 8
-"""Directories below one that was named: a disk of disks of storage servers has five."""
+"""Depth below a named directory: a directory of disks of storage servers has five levels."""
 
 MAX_ENTRIES = 1_000_000
 
@@ -177,13 +179,13 @@ _NUMBER = re.compile(r"[0-9]{1,3}")
 @attrs.define
 class ShareFinder:
     """
-    Looks for the shares of one file.
+    Searches files and directories for the shares of one file.
 
     Args:
         storage_index: 16 bytes.
 
     Attributes:
-        others: so many of the files given are in directories of other storage indexes.
+        others: number of given files that are in directories of other storage indexes.
     """
 
     storage_index: bytes
@@ -192,7 +194,10 @@ class ShareFinder:
 
     def among(self, paths: Sequence[str]) -> list[str]:
         """
-        Return the files that may be shares, of what may be files, and directories to search.
+        Return the files that may be shares.
+
+        Args:
+            paths: files that may be shares, and directories to search.
 
         Raises:
             UsageError: the directories are too large to search.
@@ -214,7 +219,7 @@ class ShareFinder:
         return home != index and _INDEX.fullmatch(home) is not None
 
     def _below(self, top: str, index: str) -> Iterator[str]:
-        """Yield the shares in a directory: in it itself, as ``encode`` makes them, or anywhere below."""
+        """Yield the shares in a directory: directly in it, as ``encode`` writes them, or anywhere below."""
         own = os.path.basename(os.path.abspath(top))
         for directory, below, names in os.walk(top):
             self._seen += len(below) + len(names)
@@ -238,6 +243,6 @@ class ShareFinder:
 def _may_lead(name: str, index: str) -> bool:
     if _INDEX.fullmatch(name):
         return name == index
-    # What is called like the beginning of another index may still be somebody's directory of disks, but
-    # among a server's thousand it is not.
+    # A directory named like the prefix of another index could be a user's directory of disks; but a
+    # server has a thousand such prefixes, so it is skipped.
     return name == index[:2] or not _PREFIX.fullmatch(name) or name.isdigit()

@@ -1,4 +1,4 @@
-"""Queries about one object, batched per server."""
+"""Queries about one object, and their batches per server."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from pipegrid.transfer.results import CheckResult, RenewResult
 from pipegrid.transport import surveys
 from pipegrid.transport.surveys import MAX_QUESTIONS, Question, Sample, Surveyed
 
-# What has to be asked about one object, of whom, and what the answers say.
+# What to ask about one object, which servers to ask, and what their responses show.
 #
-# As ``transfer.check`` does it, but with one question to a server for all that is to be known: which
-# shares it has, a lease if that is wanted, and of two servers the UEB of the share that they should have.
-# A healthy object is known when those who should have its shares have answered; otherwise everybody is
-# asked, in waves. If the samples do not prove that the cap fits, two of the copies that were found are
-# sampled; if these do not either the object needs a closer look, which is ``transfer.check``'s business.
+# This works like ``Check``, but with one query per server for everything: which shares the server has, a
+# lease if that is wanted, and from two servers the UEB of the share that they should have. A healthy
+# object is recognized when the servers that should have its shares have responded; otherwise all servers
+# are asked, in growing batches. If the samples do not prove that the cap fits, two of the copies found
+# are sampled. If these do not prove it either, the object needs a ``Check`` of its own.
 #
-# Pure: told of answers, and says what to ask next.
+# Pure: the caller reports responses, and gets what to ask next.
 
 SAMPLES = 2
-"""As in ``transfer.check``."""
+"""As in ``Check``."""
 
 
 class ShareQuery:
     """
-    The questions about one encoded object (not about a literal one).
+    The queries about one encoded object (not about a literal one).
 
     Args:
-        given: its cap, which results name.
+        given: its cap, which results contain.
         peers: servers that may be asked, in any order.
-        renewing: only leases matter: all servers are asked, and no bytes are.
+        renewing: whether only leases matter: all servers are asked, and no samples are read.
 
     Attributes:
         cap: its verifier cap.
         found: what is known of the shares.
         leased: the servers that gave a lease.
-        packed_ueb: of a share that fits the cap; b"" if none was seen.
-        needs_a_closer_look: the samples told nothing.
-        sampling_copies: what is asked for now is samples, of shares that were found.
+        packed_ueb: the UEB of a share that fits the cap; b"" if none was read.
+        needs_a_closer_look: whether the samples proved nothing.
+        sampling_copies: whether the current queries read samples of shares that were found.
     """
 
     __slots__ = (
@@ -97,11 +97,14 @@ class ShareQuery:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left to be asked or answered; ask ``next`` first."""
+        """Whether no query is left to send or outstanding; call ``next`` first."""
         return not self._open
 
     def next(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
-        """Return whom to ask now, each with the samples to ask for; each is to be told of once."""
+        """
+        Return the servers to ask now, each with the samples to read; the caller reports each outcome
+        once.
+        """
         asked: list[tuple[Peer, tuple[Sample, ...]]] = []
         if self.sampling_copies:
             return asked
@@ -118,7 +121,7 @@ class ShareQuery:
         return asked
 
     def _is_known(self) -> bool:
-        """Whether no other server has to be asked which shares it has."""
+        """Return whether no further server must be asked which shares it has."""
         return self._waves.exhausted or (not self._renewing and self._is_whole())
 
     def _is_whole(self) -> bool:
@@ -128,9 +131,9 @@ class ShareQuery:
         return servers_of_happiness({n: set(p) for n, p in self.found.holders.items()}) == wanted
 
     def _next_samples(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
-        """Ask for the UEB where copies were found, if those that were expected told nothing."""
+        """Return queries for the UEB of copies that were found, if the expected shares proved nothing."""
         if self._fit.fits or self._renewing or not self.found.holders:
-            self._open.clear()  # whoever has not answered is not waited for
+            self._open.clear()  # outstanding responses are not waited for
             return []
         self.sampling_copies = True
         self._open.clear()
@@ -153,16 +156,13 @@ class ShareQuery:
             return ()
         return (Sample(number, self._place.offset, self._place.length),)
 
-    # What came of it.
+    # Responses.
 
     def answered(self, peer: Peer, answer: Surveyed) -> None:
-        """
-        Take in a server's answer; one of a server that is not waited for any more counts for
-        nothing.
-        """
+        """Process a server's response; ignored if it is no longer waited for."""
         samples = self._open.pop(peer, None)
         if samples is None:
-            return  # it is not waited for any more
+            return  # it is no longer waited for
         for data in answer.samples:
             self._look_at(peer, ueb_in(data, self._place.length_bytes))
         if not self.sampling_copies:
@@ -173,7 +173,7 @@ class ShareQuery:
             self.needs_a_closer_look = not self._fit.fits
 
     def failed(self, peer: Peer, error: ServerError) -> None:
-        """A server could not be asked."""
+        """Record that a server could not be asked."""
         if self._open.pop(peer, None) is None:
             return
         if self.sampling_copies:
@@ -202,7 +202,7 @@ class ShareQuery:
             self._no_lease.append(str(answer.no_lease))
 
     def check_result(self) -> CheckResult:
-        """Return how the object is."""
+        """Return the check result of the object."""
         result = judge(self._given, self.found)
         if self.leased or self._no_lease:
             result = attrs.evolve(
@@ -224,31 +224,31 @@ class ShareQuery:
         )
 
 
-# The questions to one server: gathered, sent as few messages, bounded, and not waited for without end.
+# The queries to one server: batched into few messages, bounded, with a time limit.
 #
-# What is asked during one turn of the reactor leaves at its end, in messages of up to ``MAX_QUESTIONS``;
-# a full one leaves at once. Before the first answer only that much is on its way to a server of which it
-# is not known how it wants to be asked.
+# Queries of one turn of the reactor are sent at its end, in messages of up to ``MAX_QUESTIONS``; a full
+# message is sent at once. Before the first response only one message is sent, since it is not known which
+# form of query the server supports.
 #
-# A server that is silent for too long, or out of reach, is not asked again for a while: what is asked then
-# fails at once with the same error, so that a thousand objects do not wait for it one after the other.
+# A server that was silent for too long, or unreachable, is not asked again for a while: queries fail at
+# once with the same error, so that a thousand objects do not wait for it one after another.
 
 QUESTIONS_AT_ONCE = 1024
-"""On their way to one server: at 100 ms and half a kilobyte of answers each, 5 MB/s."""
+"""Pending queries to one server: at 100 ms, and half a kilobyte per response, these are 5 MB/s."""
 
 REST_S = 30.0
-"""For so long a server that was out of reach is not asked."""
+"""How long an unreachable server is not asked."""
 
 OnAnswer = Callable[[Surveyed | ServerError], None]
 
 
 class SurveyBatcher:
     """
-    Gathers the questions to one server, and sends those of a turn together.
+    Collects the queries to one server, and sends those of one turn of the reactor together.
 
     Args:
-        silence_s: a server that answers none of its questions for so long is given up.
-        broken: called with what is no error of the server's.
+        silence_s: a server that responds to none of its queries for this long is given up.
+        broken: called with exceptions that are no server errors.
     """
 
     def __init__(
@@ -278,17 +278,17 @@ class SurveyBatcher:
 
     def ask(self, question: Question, told: OnAnswer) -> None:
         """
-        Ask the server, soon.
+        Ask the server at the end of this turn.
 
         Args:
-            told: called once with the answer, or the error; not from within this call.
+            told: called once with the response or the error, but not within this call.
         """
         self._waiting.append((question, told))
         if self._turn is None:
             self._turn = self._clock.callLater(0, self._turn_is_over)
 
     def close(self) -> None:
-        """Give up all questions; nobody is told."""
+        """Cancel all queries; no callback is called."""
         self._waiting.clear()
         for timer in (self._turn, self._timer):
             if timer is not None and timer.active():
@@ -356,11 +356,11 @@ class SurveyBatcher:
         self._continue()
 
     def _continue(self) -> None:
-        """Send more, in a turn of its own, once some room has come together."""
+        """Send more queries, in the next turn, when enough responses have arrived."""
         if self._waiting and self._turn is None:
             self._turn = self._clock.callLater(0, self._turn_is_over)
 
-    # Patience.
+    # Time limits.
 
     def _rest(self, error: ServerError) -> None:
         self._resting = error

@@ -25,24 +25,27 @@ from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
 from pipegrid.transfer.share_query import ShareQuery, SurveyBatcher
 from pipegrid.transport.surveys import Question, Sample, Surveyed
 
-# Adding or renewing this client's leases on the shares of a file, of which not a byte is read.
+# Adding or renewing this client's leases on the shares of a file, without reading its shares.
 #
-# Each server is asked which shares it has, and for the lease, in one breath: both take one round trip.
+# Each server gets the query for its shares and the request for the lease at the same time: both take one
+# round trip.
 
 SERVERS_AT_ONCE = 100
-"""All have to be asked, and each answers with some bytes; what is held of an unanswered question is small."""
+"""
+All servers must be asked, and each responds with a few bytes; an unanswered query takes little memory.
+"""
 
 
 @attrs.define
 class Leased:
     """
-    What came of it so far.
+    The leases added or renewed so far.
 
     Attributes:
-        peers: those that gave a lease.
-        numbers: share number to the nicknames of the servers that gave a lease on it.
-        unreachable: nicknames of those that said nothing.
-        reasons: why leases were not given, though there are shares.
+        peers: servers that gave a lease.
+        numbers: maps a share number to the nicknames of the servers that gave a lease on it.
+        unreachable: nicknames of servers that did not respond.
+        reasons: why servers with shares gave no lease.
     """
 
     peers: list[Peer] = attrs.field(factory=list)
@@ -53,10 +56,10 @@ class Leased:
 
 class Renewal:
     """
-    Leases on one encoded file (not on a literal one).
+    Adds or renews the leases on one encoded file (not on a literal one).
 
     Args:
-        silence_s: a server that gives no sign of life for so long counts as unreachable.
+        silence_s: a server without activity for this long counts as unreachable.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Renewal:
         self.leased = Leased()
 
     async def everywhere(self, peers: Sequence[Peer]) -> RenewResult:
-        """Renew on every server that has a share."""
+        """Renew the leases on every server that has a share."""
         in_order = ring(self._storage_index, peers)
         await few_at_a_time(
             SERVERS_AT_ONCE, [partial(self._find_and_renew, one) for one in in_order]
@@ -87,7 +90,7 @@ class Renewal:
         )
 
     async def on(self, peers: Iterable[Peer]) -> Leased:
-        """Renew on servers that are known to have shares."""
+        """Renew the leases on servers that are known to have shares."""
 
         async def renew(peer: Peer) -> None:
             try:
@@ -131,32 +134,34 @@ class Renewal:
                 self.leased.numbers.setdefault(number, []).append(peer.name)
 
 
-# ``ObjectUpkeep``: one object looked after by itself, by the check of ``transfer.check``, and leases
-# behind it.
+# ``ObjectUpkeep`` checks one object by itself, with ``Check``, and adds leases afterwards.
 
 
 class KeepsMutable(Protocol):
-    """What looks after one mutable file; a read cap is enough but for ``repair``."""
+    """Checks, repairs and renews one mutable file; a read cap suffices except for ``repair``."""
 
     async def check(self, cap: MutableCap, verify: bool, add_lease: bool) -> CheckResult:
-        """Find out how many shares of the best version are where, as ``ObjectUpkeep.check`` does."""
+        """Find the shares of the best version and their servers, as ``ObjectUpkeep.check`` does."""
 
     async def repair(self, cap: MutableCap, force: bool) -> RepairResult:
-        """Write the best version anew, unless all is well; ``CapError`` if the cap cannot write."""
+        """
+        Write the best version again, unless the file is healthy; raises ``CapError`` if the cap cannot
+        write.
+        """
 
     async def renew(self, cap: MutableCap) -> RenewResult:
-        """Add leases to all shares, or renew them."""
+        """Add or renew the leases on all shares."""
 
 
 @attrs.frozen
 class ObjectUpkeep:
     """
-    What looking after objects needs.
+    What the upkeep of objects needs.
 
     Attributes:
-        silence_s: a server that gives no sign of life for so long counts as unreachable.
-        mutables: returns what looks after files that can change.
-        capacity: what servers have said of their space.
+        silence_s: a server without activity for this long counts as unreachable.
+        mutables: returns the upkeep of mutable files.
+        capacity: what servers have reported of their space.
     """
 
     means: TransferContext
@@ -179,7 +184,7 @@ class ObjectUpkeep:
         Check one object, and add leases to its good shares if wanted.
 
         Raises:
-            CapMismatch: the cap is not that of the object which is stored there.
+            CapMismatch: the cap does not match the stored object.
         """
         check = Check(self.means, cap, verify, progress, self.silence_s, capacity=self.capacity)
         result = await check.run()
@@ -194,12 +199,12 @@ class ObjectUpkeep:
         )
 
     def renewal(self, cap: ChkCap | ChkVerifierCap) -> Renewal:
-        """Return what renews the leases of one object."""
+        """Return the renewal of one object's leases."""
         return Renewal(self.means, cap, self.silence_s)
 
 
 def literal(cap: LitCap) -> CheckResult:
-    """Return how an object is that is in its cap: it cannot be lost while somebody has that."""
+    """Return the check result of a literal cap: the object cannot be lost while a client has the cap."""
     return CheckResult(
         cap=cap,
         healthy=True,
@@ -213,45 +218,48 @@ def literal(cap: LitCap) -> CheckResult:
     )
 
 
-# Looking after many objects at once: checks, leases, repairs.
+# Upkeep of many objects: checks, leases, repairs.
 #
-# What has to be asked about one object is ``inquiry``'s business; here the questions of many are handed
-# to each server's ``SurveyBatcher``, which sends them together. An object that is not well is repaired
-# with what was learnt, without asking again; one that needs all of its bytes read, or a closer look, is
-# looked at by itself. Those hold memory, and start as far as there is some.
+# ``ShareQuery`` decides what to ask about one object. Here the queries of many objects go to each
+# server's ``SurveyBatcher``, which sends them together. An object that is not healthy is repaired with
+# the results, without further queries. An object that needs all of its bytes read, or a ``Check``, is
+# handled by itself; this takes memory, and starts when there is enough.
 #
-# Whoever has objects waits for ``room``, and begins the next: objects come from a walk that is still
-# under way, or from a list without end. Each one's outcome is told as it comes; one that fails stops
-# nobody.
+# The caller waits for ``room`` and begins the next object: objects may come from a walk that is still
+# running, or from an endless list. Each outcome is reported when it is known; an object that fails does
+# not stop the others.
 
 UpkeepOutcome = CheckResult | RenewResult | RepairResult | Failure
 OnOutcome = Callable[[UpkeepOutcome], None]
 
 OPEN_QUESTIONS = 32_768
-"""Of all objects together; each is some 500 bytes here."""
+"""Limit of pending queries for all objects together; each takes about 500 bytes."""
 
 BEGUN_PER_TURN = 64
 """Objects that begin in one turn of the reactor: as many as fit into one message to each server."""
 
 OBJECT_BYTES = 96 << 10
-"""What a repair, or a look at every byte, takes beside the bytes."""
+"""Memory that a repair or verification takes in addition to the object's bytes."""
 
 HELD_BYTES = 24 << 20
-"""Of a large object's bytes; a small one may be there three times: as shares, as a segment, and coded."""
+"""
+Limit for a large object's bytes; a small one may be in memory three times: as shares, as a segment, and
+encoded.
+"""
 
 
 @attrs.frozen
 class UpkeepRequest:
     """
-    What is to be done with each object.
+    What to do with each object.
 
     Attributes:
-        verify: fetch all shares and check every byte of them.
-        add_lease: add leases to the good shares, or renew them.
-        repair: make again what is missing, of objects that are not healthy; with ``verify`` of all that have
-            damaged copies, too.
-        renew: nothing but leases, everywhere; not together with the others.
-        force: with ``repair``: of what can change also where a version is lost by it; see ``Grid.repair``.
+        verify: read all shares and check every byte of them.
+        add_lease: add or renew leases on the good shares.
+        repair: repair objects that are not healthy; with ``verify`` also objects with damaged copies.
+        renew: only renew leases, on all servers; excludes the others.
+        force: with ``repair``: repair mutable objects even if that destroys a version; see
+            ``Grid.repair``.
     """
 
     verify: bool = False
@@ -271,12 +279,12 @@ class _Object:
 
 class Upkeep:
     """
-    Looks after objects, those of one command or call.
+    The upkeep of the objects of one command or call.
 
     Args:
-        keeper: the servers, and what else it takes.
-        settings: of the downloads that repairs need.
-        bounds: how much at once.
+        keeper: the servers, and what else is needed.
+        settings: for the downloads of repairs.
+        bounds: how much runs at the same time.
     """
 
     def __init__(
@@ -302,7 +310,7 @@ class Upkeep:
     def __repr__(self) -> str:
         return f"<Upkeep: {len(self._objects)} objects, {self._open_questions} open questions>"
 
-    # For whoever has objects.
+    # For the caller that has objects.
 
     async def room(self) -> None:
         """
@@ -311,7 +319,7 @@ class Upkeep:
         One coroutine may wait here, or in ``finished``.
 
         Raises:
-            BaseException: what ``told`` raised.
+            BaseException: any exception of ``told``.
         """
         while not self._has_room():
             await self._changed.wait()
@@ -332,11 +340,11 @@ class Upkeep:
         damaged: bool = False,
     ) -> None:
         """
-        Look after an object.
+        Begin the upkeep of an object.
 
         Args:
-            told: called once with what came of it, perhaps before this returns.
-            damaged: a check by a cap that does not write has found that this mutable file needs a repair.
+            told: called once with the outcome, perhaps before this returns.
+            damaged: a check with a read cap has found that this mutable file needs a repair.
         """
         self._left_in_turn = max(0, self._left_in_turn - 1)
         if isinstance(cap, LitCap):
@@ -359,7 +367,7 @@ class Upkeep:
         Return when all objects have ended.
 
         Raises:
-            BaseException: what ``told`` raised.
+            BaseException: any exception of ``told``.
         """
         while self._objects:
             await self._changed.wait()
@@ -367,7 +375,7 @@ class Upkeep:
         self._raise_bug()
 
     def close(self) -> Deferred[Any]:
-        """Give up what is under way; nobody is told. Fires when all is let go of."""
+        """Cancel everything without calling callbacks; fires when all has ended."""
         self._objects.clear()
         for batcher in self._batchers.values():
             batcher.close()
@@ -388,10 +396,10 @@ class Upkeep:
         self._bug = self._bug or failure
         self._changed.fire()
 
-    # Questions.
+    # Queries.
 
     def _go_on(self, one: _Object) -> None:
-        """Ask what is to be asked next, or do what follows from what is known."""
+        """Send the next queries, or act on the results if there are none."""
         inquiry = one.inquiry
         assert inquiry is not None
         asked = inquiry.next()
@@ -424,7 +432,7 @@ class Upkeep:
     def _answered(self, one: _Object, peer: Peer, answer: Surveyed | ServerError) -> None:
         inquiry = one.inquiry
         if inquiry is None or one not in self._objects or not one.open_questions:
-            return  # it is not waited for any more
+            return  # it is no longer waited for
         one.open_questions -= 1
         self._open_questions -= 1
         if isinstance(answer, Surveyed):
@@ -465,7 +473,7 @@ class Upkeep:
             result, inquiry.found, inquiry.packed_ueb, inquiry.leased
         )
 
-    # What takes memory.
+    # Work that takes memory.
 
     def _start(
         self, one: _Object, work: Coroutine[Any, Any, UpkeepOutcome], held_bytes: int
@@ -478,7 +486,7 @@ class Upkeep:
                 raise
             except Exception:
                 outcome = Failure()
-                outcome.cleanFailure()  # its frames would keep what was held
+                outcome.cleanFailure()  # its frames would keep the data in memory
             finally:
                 self._memory.give_back(lent)
             self._end(one, outcome)
@@ -487,7 +495,7 @@ class Upkeep:
         self._tasks.add(task)
 
         def ended(result: Failure | None) -> None:
-            work.close()  # if it never began
+            work.close()  # in case it never began
             self._tasks.discard(task)
             if isinstance(result, Failure) and not result.check(CancelledError):
                 self._broken(result)
@@ -536,30 +544,30 @@ def _held_bytes(cap: ChkCap | ChkVerifierCap) -> int:
     return min(3 * cap.size, HELD_BYTES)
 
 
-# What came of many objects, counted; pure.
+# Counting the outcomes of many objects; pure.
 
 
 @attrs.define
 class UpkeepSummary:
     """
-    How many objects are how.
+    Counts objects by their outcomes.
 
     Attributes:
-        objects: all of them; each is in one of the next eight.
-        healthy: nothing is missing; of renewals: all shares that were found have a lease.
-        repaired: something was missing, and has been made again.
-        damaged: something is missing, and the object can be restored.
-        reachable: what is missing may all be on servers that are down, and nothing else is wrong.
+        objects: all objects; each is counted in one of the next eight.
+        healthy: nothing is missing; for renewals: all shares found have a lease.
+        repaired: something was missing, and was restored.
+        damaged: something is missing, but the object can be restored.
+        reachable: the missing shares may all be on servers that are down, and nothing else is wrong.
         unspread: nothing is missing, but more servers could have shares.
         lost: it cannot be restored.
-        leaseless: healthy, but some shares have got no lease.
-        failed: nothing can be said of it, because of an error.
-        literal: of the healthy ones, those that are in their caps.
-        shares_made: by repairs.
-        good_shares: that were found; of renewals, those with a lease.
-        wanted_shares: that all objects together have if nothing is missing.
-        unreachable: nickname of a server that could not be asked to the number of objects that it was to be
-            asked about.
+        leaseless: healthy, but some shares got no lease.
+        failed: nothing is known because of an error.
+        literal: the healthy ones that are literal caps.
+        shares_made: shares that repairs have stored.
+        good_shares: good shares found; for renewals, shares with a lease.
+        wanted_shares: shares that all objects together have if nothing is missing.
+        unreachable: maps the nickname of an unreachable server to the number of objects about which it
+            was asked.
     """
 
     objects: int = 0
@@ -602,7 +610,7 @@ class UpkeepSummary:
                 self.healthy += 1
 
     def _note_state(self, state: FileHealth) -> bool:
-        """Count what is not healthy by its state; returns whether it is counted."""
+        """Count an object that is not healthy by its state; return whether it was counted."""
         if state in ("lost", "unavailable"):
             self.lost += 1
         elif state == "reachable":
@@ -636,7 +644,7 @@ class UpkeepSummary:
             self.healthy += 1
 
 
-# Many caps looked after as one pipeline, each object once.
+# Upkeep of many caps; each object is handled once.
 
 Understood = ChkCap | ChkVerifierCap | LitCap | MutableCap
 
@@ -649,16 +657,16 @@ async def look_after(
     """
     Return the outcomes of all caps, in their order.
 
-    Caps of the same object, be it a read cap and its verify cap, are one object; those that differ in
-    anything but that are two, also under one storage index, or else a wrong cap could stand in for a right
+    A read cap and its verify cap are the same object and are handled once. Caps that differ otherwise are
+    different objects, even with the same storage index: a wrong cap must not get the outcome of a right
     one.
 
     Args:
-        opening: what looks after them; it is closed in the end.
-        ended: told of each number and outcome, in the order of ending.
+        opening: returns the upkeep, which is closed at the end.
+        ended: called with each number and outcome, in the order of ending.
 
     Raises:
-        UsageError: that is no list, or nothing that can be called.
+        UsageError: ``caps`` is no list, or ``ended`` is not callable.
     """
     try:
         _check_list(caps)
@@ -708,7 +716,7 @@ def _check_list(caps: object) -> None:
 
 
 def _understood(given: str | Cap) -> Understood | Failure:
-    """Return a cap that can be looked after, or why it cannot."""
+    """Return the parsed cap, or why it cannot be kept."""
     try:
         return keepable(given)
     except CapError:
@@ -718,7 +726,7 @@ def _understood(given: str | Cap) -> Understood | Failure:
 
 
 def _of(outcome: UpkeepOutcome, cap: Understood) -> UpkeepOutcome:
-    """Return the same outcome of another cap of the object."""
+    """Return the outcome with another cap of the same object."""
     if isinstance(outcome, Failure) or outcome.cap == cap:
         return outcome
     return attrs.evolve(outcome, cap=cap)

@@ -1,20 +1,4 @@
-"""
-The server contract over several routes to one server, such as NURLs with different keys and a fURL.
-
-The first route is the preferred one, and carries what is asked from the first moment on: nothing waits for a
-race. Only where it is not usable after ``STAGGER_S``, or fails, the next one is asked for its version, and
-the one after that ``STAGGER_S`` later, or at once when one fails (RFC 8305). The first route that is usable
-is **chosen**; what the preferred one was asked without effect goes over it, in the order of the calls.
-
-* **Nothing is carried out twice.** A route loses only before it was usable, so nothing was sent on it; or
-  when the server refused the secret of its address, before it looked at anything else.
-* **A busy program is no slow server.** Where the timer itself is late, or TCP has connected and only TLS is
-  missing, there is some more time: loading Foolscap takes longer than a handshake.
-* **Later.** A chosen route stays until something asked of it fails for want of a connection. When nothing is
-  unanswered there any more, the next call begins as the first one did.
-
-Which addresses of one route are tried, and when, is decided in ``http11.dialer``.
-"""
+"""The server contract over several routes to one server, such as NURLs with different keys and a fURL."""
 
 from __future__ import annotations
 
@@ -49,25 +33,29 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 STAGGER_S = 0.25
-"""Between routes; the delay that RFC 8305 recommends."""
+"""Delay between routes; RFC 8305 recommends this value."""
 
 TLS_S = 0.2
-"""So much longer where TCP is connected: together less than half a second."""
+"""Additional time when TCP is connected; both together are less than half a second."""
 
 LATE_S = 0.05
 MOST_LATE = 4
-"""A timer that is late by more was kept by this program; it is given its time again, so often at most."""
+"""
+A timer that is later than ``LATE_S`` was delayed by this program itself, and is set again, this many
+times at most.
+"""
 
 
 @attrs.define(eq=False)
 class Route:
     """
-    One way to speak to a server.
+    One way to reach a server.
 
     Attributes:
-        protocol, address: for people.
-        open: makes a server object; called again after a race that the route has lost. Its argument is told
-            when a connection of the route is made (False), and when it is usable (True), if the route knows.
+        protocol, address: for display.
+        open: creates a server object; called again after a race that the route has lost. Its argument is
+            called when a connection of the route is established (False), and when it is usable (True), if
+            the route can report that.
     """
 
     protocol: str
@@ -77,10 +65,10 @@ class Route:
 
 class _Call:
     """
-    An operation that may have to be asked for on another route.
+    An operation that may have to be sent over another route.
 
     Attributes:
-        route: over which it is asked now; None: over none yet, or nobody waits for it any more.
+        route: over which it is sent now; None: not sent yet, or its caller has cancelled it.
     """
 
     __slots__ = ("asked", "is_gone", "name", "options", "positional", "result", "route")
@@ -97,7 +85,7 @@ class _Call:
         self.options = options
         self.route: Route | None = None
         self.asked: Deferred[Any] | None = None
-        self.is_gone = False  # its bytes were let go of, and it cannot be repeated
+        self.is_gone = False  # its bytes were dropped, so it cannot be repeated
         self.result: Deferred[Any] = Deferred(lambda _: cancelled(self))
         if (let_go := options.get("let_go")) is not None:
             options["let_go"] = partial(self._let_go, let_go)
@@ -110,7 +98,7 @@ class _Call:
 def _forwarded(
     method: Callable[Concatenate[Any, P], Deferred[T]],
 ) -> Callable[Concatenate[Any, P], Deferred[T]]:
-    """Return the same method of a ``FailoverServer``."""
+    """Return the method of the same name for ``FailoverServer``."""
     name = method.__name__
 
     @wraps(method)
@@ -125,9 +113,24 @@ class FailoverServer:
     """
     Implements ``transport.interface.StorageServer`` over the best of several routes.
 
+    The first route is the preferred one, and all operations are sent over it from the start, without
+    waiting for a comparison. If it is not usable after ``STAGGER_S``, or fails, the next route is asked
+    for its version, and the one after that ``STAGGER_S`` later, or at once when one fails (RFC 8305). The
+    first route that is usable is **chosen**. Operations that were sent over the preferred route without
+    effect are sent over the chosen one, in the order of the calls.
+
+    * **No operation is carried out twice.** A route loses only before it was usable, so that nothing was
+      sent on it, or when the server refused the swissnum, before it looked at anything else.
+    * **A busy client is not a slow server.** If the timer itself is late, or TCP has connected and only
+      TLS is not established, there is some more time: loading Foolscap takes longer than a handshake.
+    * **Later.** A chosen route stays until an operation on it fails for lack of a connection. When no
+      operation is unanswered on it any more, the next call starts a new race.
+
+    ``http11.dialer`` decides which addresses of one route are tried, and when.
+
     Args:
-        routes: at least one; the preferred first.
-        chosen: told which one is used, each time that one is chosen.
+        routes: at least one; the preferred one first.
+        chosen: called with the route each time that one is chosen.
     """
 
     def __init__(
@@ -143,12 +146,12 @@ class FailoverServer:
         self._tell = chosen
         self._servers: dict[Route, StorageServer] = {}
         self._chosen: Route | None = None
-        self._unanswered = 0  # on the chosen one
+        self._unanswered = 0  # number of calls on the chosen route
         self._is_suspect = False
-        self._calls: dict[_Call, None] = {}  # while none is chosen, in their order
-        self._racing: list[Route] = []  # begun, and not failed
+        self._calls: dict[_Call, None] = {}  # in order of arrival, while no route is chosen
+        self._racing: list[Route] = []  # routes that were started and have not failed
         self._untried: list[Route] = []
-        self._is_usable = False  # the preferred route: something may have been sent over it
+        self._is_usable = False  # whether the preferred route may have sent something
         self._error: Failure | None = None  # of the best route that has failed
         self._timer = Timer(clock, self._time_is_over)
         self._due_s = 0.0
@@ -191,36 +194,38 @@ class FailoverServer:
         """Many small objects will be stored; see the contract."""
         self._current.expect(objects)
 
-    # What only some servers have.
+    # Members that only some servers have.
 
     @property
     def last_sign_s(self) -> float:
-        """When bytes last came from it or went to it, by the clock."""
+        """When bytes last came from the server or went to it, by the clock."""
         signs_s = [getattr(each, "last_sign_s", -math.inf) for each in self._servers.values()]
         return max(signs_s, default=-math.inf)
 
     @property
     def round_trip_s(self) -> float | None:
-        """The shortest round trip that uploads have seen; None if they have seen none."""
+        """The shortest round trip that uploads have measured; None if they have measured none."""
         round_trip_s: float | None = getattr(self._current, "round_trip_s", None)
         return round_trip_s
 
     @property
     def is_known_to_take_surveys(self) -> bool:
-        """Whether many questions will go in one message over the route in use; see ``transport.surveys``."""
+        """Whether surveys will be sent over the current route; see ``transport.surveys``."""
         return bool(getattr(self._current, "is_known_to_take_surveys", False))
 
     def survey(
         self, questions: Sequence[Question]
     ) -> Deferred[list[Surveyed | ServerError] | None] | None:
-        """Ask about many files in one message, if the server takes that; see ``transport.surveys``."""
+        """Ask about many files in one request, if the server supports that; see ``transport.surveys``."""
         server: Any = self._current
         if not hasattr(server, "survey"):
             return None
         if server.is_known_to_take_surveys:
             return self._call("survey", (questions,), {})
         if self._chosen is not None:
-            server.survey(questions)  # sends none, but may ask what it takes
+            server.survey(
+                questions
+            )  # sends no survey, but may ask whether the server supports them
         return None
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
@@ -228,7 +233,7 @@ class FailoverServer:
         return self._call("lease_listed", (storage_index, lease), {})
 
     def disconnect(self) -> Deferred[None]:
-        """Give up connections and unanswered requests; fires when all are gone."""
+        """Close connections and fail unanswered requests; fires when all are closed."""
         self._closed = True
         self._fail_calls(lambda: Failure(disconnected(self.identity.nickname)))
         gone = [*self._leaving, *(server.disconnect() for server in self._servers.values())]
@@ -238,7 +243,7 @@ class FailoverServer:
 
     @property
     def _current(self) -> StorageServer:
-        """The server as the chosen route has it, or the preferred one."""
+        """The server object of the chosen route, or of the preferred one."""
         return self._server(self._chosen or self._routes[0])
 
     def _server(self, route: Route) -> StorageServer:
@@ -266,7 +271,7 @@ class FailoverServer:
         return call.result
 
     def _note(self, result: R) -> R:
-        """The chosen route has answered a call, or has not."""
+        """Record whether a call on the chosen route succeeded, to decide whether the route still works."""
         self._unanswered -= 1
         if not isinstance(result, Failure):
             self._is_suspect = False
@@ -282,7 +287,7 @@ class FailoverServer:
 
     def _ended(self, result: Any, call: _Call, route: Route) -> None:
         if call.route is not route:
-            return  # over another route by now, or cancelled
+            return  # sent over another route by now, or cancelled
         if self._chosen is not route:
             if self._is_of_route(result):
                 self._failed(route, result)
@@ -292,7 +297,7 @@ class FailoverServer:
         call.result.callback(self._note(result))
 
     def _is_of_route(self, result: Any) -> bool:
-        """Return whether that is no answer to a call, but says that the route cannot be used."""
+        """Return whether the result shows that the route cannot be used, rather than answering the call."""
         if not isinstance(result, Failure):
             return False
         if result.check(WrongSwissnum):
@@ -309,9 +314,11 @@ class FailoverServer:
         if asked is not None:
             asked.cancel()
         if not self._calls and self._racing:
-            self._end_race(self._routes[0])  # which goes on connecting, for the next call
+            self._end_race(
+                self._routes[0]
+            )  # the preferred route continues to connect, for the next call
 
-    # The race.
+    # The race between routes.
 
     def _begin(self) -> None:
         self._untried = list(self._routes)
@@ -321,7 +328,7 @@ class FailoverServer:
         self._try_next()
 
     def _try_next(self) -> None:
-        """Begin with the next route, and set the time for the one after it."""
+        """Start the next route, and set the timer for the one after it."""
         route = self._untried.pop(0)
         self._racing.append(route)
         if self._untried and not self._is_usable:
@@ -333,7 +340,7 @@ class FailoverServer:
             return
         try:
             probe = self._server(route).version()
-        except Exception:  # what leads nowhere
+        except Exception:  # the address is invalid
             self._failed(route, Failure())
             return
         probe.addCallbacks(lambda _: self._won(route), lambda why: self._failed(route, why))
@@ -354,7 +361,7 @@ class FailoverServer:
             self._try_next()
 
     def _connected(self, route: Route, usable: bool) -> None:
-        """A connection of the preferred route is made, or usable: then no other one is needed."""
+        """The preferred route is connected or usable; when it is usable, no other route is needed."""
         if route is not self._routes[0] or self._chosen is not None:
             return
         self._is_connected = True
@@ -367,7 +374,7 @@ class FailoverServer:
                 self._drop(losers)
 
     def _won(self, route: Route) -> None:
-        """A route has answered before the preferred one was usable."""
+        """A route has responded before the preferred one was usable."""
         if route not in self._racing:
             return
         calls = list(self._calls)
@@ -390,7 +397,7 @@ class FailoverServer:
         self._tell(route)
 
     def _failed(self, route: Route, failure: Failure) -> None:
-        """A route cannot be used; others may."""
+        """Record that a route cannot be used; another one may."""
         if route not in self._racing:
             return
         self._racing.remove(route)
@@ -413,7 +420,7 @@ class FailoverServer:
         self._drop(losers)
 
     def _drop(self, routes: Sequence[Route]) -> None:
-        """Disconnect routes that nobody waits for."""
+        """Disconnect routes that no call waits for."""
         for route in routes:
             if route is self._routes[0]:
                 self._is_usable = False
@@ -441,7 +448,8 @@ def _ask(
     server: StorageServer, name: str, positional: tuple[Any, ...], options: dict[str, Any]
 ) -> Deferred[Any]:
     method = getattr(server, name, None)
-    if method is None:  # it takes no surveys, unlike the one that was to be asked
+    # This route supports no surveys, unlike the one for which the call was made.
+    if method is None:
         return succeed(None)
     asked: Deferred[Any] | None = method(*positional, **options)
     return succeed(None) if asked is None else asked

@@ -117,7 +117,7 @@ class _Target:
             # A descriptor from opening the pipe again can be non-blocking, so that one write takes many
             # bytes; the caller's descriptor stays as it is.
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            with suppress(OSError):  # # /proc is not mounted, or the pipe has no reader
+            with suppress(OSError):  # /proc is not mounted, or the pipe has no reader
                 self._fd = os.open(f"/proc/self/fd/{theirs}", flags)
                 return
         self._fd = os.dup(theirs)
@@ -162,7 +162,7 @@ class _Target:
             if self._socket is not None:
                 return self._socket.send(data, socket.MSG_DONTWAIT)
             return os.write(fd, data)
-        except BlockingIOError:  # # another writer has filled the pipe
+        except BlockingIOError:  # another writer has filled the pipe
             return 0
 
     def _write_to_object(self, call: BlockingCall, piece: memoryview) -> None:
@@ -235,12 +235,12 @@ def unwritable(name: str, error: Exception) -> Exception:
     """Return the SinkError for an exception of a file object; other exceptions are returned unchanged."""
     if isinstance(error, ConnectionError):
         return SinkError(f"cannot write {name}: its reader has gone; start the reader again")
-    if isinstance(error, io.UnsupportedOperation):  # # raised by a file object, not by a disk
+    if isinstance(error, io.UnsupportedOperation):  # raised by a file object, not by a disk
         return SinkError(f"cannot write {name}: {error}; give a file that is open for writing")
     if isinstance(error, OSError):
         why = error.strerror or error
         return SinkError(f"cannot write {name}: {why}; free some space or choose another place")
-    if isinstance(error, (TypeError, ValueError)):  # # the file was opened for text, or is closed
+    if isinstance(error, (TypeError, ValueError)):  # the file was opened for text, or is closed
         why = str(error).rstrip(".")
         return SinkError(f"cannot write {name}: {why}; give a file that is open in binary mode")
     return error

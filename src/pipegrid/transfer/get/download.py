@@ -120,7 +120,7 @@ class Download:
                     if not self._sink.pending_bytes:
                         await self._sink.flushed()
                         break
-                    await self._changed.wait()  # # until the sink takes the rest
+                    await self._changed.wait()  # until the sink takes the rest
                     continue
                 self._readers.look_at_answers()
                 self._readers.look_at_readers()

@@ -90,7 +90,7 @@ class HedgedRead:
         fastest = max((runner.received_bytes for runner in others), default=0)
         lagging = sum(2 * runner.received_bytes < fastest for runner in favourites)
         if lagging > 1:
-            self.parts.clear()  # # a share that divides a primary's work now has one for itself
+            self.parts.clear()  # a share that divides a primary's work now has one for itself
         if not lagging or self._helping or all(runner.waiting for runner in others):
             self.due = None
             return
@@ -124,7 +124,7 @@ class HedgedRead:
         winners = set(numbers)
         dividing = winners & self.parts.keys()
         if len(dividing) > 1:
-            # # two shares that divide the work count as one, but k whole shares are needed
+            # two shares that divide the work count as one, but k whole shares are needed
             self.parts.clear()
         return winners | set(self.parts) if dividing else winners
 
@@ -234,7 +234,7 @@ class ReadPolicy:
         self._line = line = earlier.line
         self._guesses = earlier.guesses
         self._required_shares = geometry.required_shares
-        length -= found_bytes  # # bytes to fetch, as far as is known
+        length -= found_bytes  # bytes to fetch, as far as is known
         several = length > geometry.segment_bytes
         narrow = line.is_narrow_for(settings.extra_shares * geometry.block_bytes)
         least_bytes = NARROW_PROBE_BYTES if narrow else PROBE_BYTES

@@ -123,7 +123,7 @@ class ResumingDecoder(Decoder):
         super().__init__(cap, start, length, max_segment_bytes=max_segment_bytes)
         self._found_bytes = found_bytes
         self._read = read
-        self._here: PresentSegments | None = None  # # set once the geometry is known
+        self._here: PresentSegments | None = None  # set once the geometry is known
         self._probing: set[int] = set()
         self._guessed_here = self._segments_here(self.guessed_geometry)
 

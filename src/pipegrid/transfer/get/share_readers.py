@@ -161,7 +161,7 @@ class ShareDownload:
         geometry = self._decoder.geometry or self._decoder.guessed_geometry
         # With a limit of less than a block, or of the hashes only, no segment could be decoded.
         limit = max(self._ahead_bytes, 2 * geometry.block_bytes) + self._decoder.metadata_bytes
-        for stream in list(self._streams):  # # a stream that is resumed may end at once
+        for stream in list(self._streams):  # a stream that is resumed may end at once
             stream.balance(held, limit)
 
     def awaits(self, start: int, end: int) -> bool:
@@ -295,7 +295,7 @@ class ShareReaders:
         self._reasons: dict[str, str] = {}
         self._absent: set[str] = (
             set()
-        )  # # names of servers in ``_reasons`` that were unreachable or silent
+        )  # names of servers in ``_reasons`` that were unreachable or silent
 
     # Questions.
 
@@ -425,7 +425,7 @@ class ShareReaders:
                 self._set_aside(number, peer)
         self._reported_corrupt = len(self._decoder.corrupt)
         if self._held_advice and self._decoder.geometry is not None:
-            self._release_advice()  # # another share has the UEB that the cap names, so the cap is right
+            self._release_advice()  # another share has the UEB that the cap names, so the cap is right
 
     def _release_advice(self) -> None:
         held, self._held_advice = self._held_advice, []
@@ -487,14 +487,14 @@ class ShareReaders:
         Number of further shares that are needed. An open share may be useless, and a closed one complete.
         """
         if len(self.open) >= self._cap.required_shares and not self._decoder.corrupt:
-            return 0  # # the usual case; this property is read for every piece that arrives
+            return 0  # the usual case; this property is read for every piece that arrives
         return self._decoder.lacking
 
     def _last_resort(self) -> None:
         """Use damaged shares for their good blocks, once; if that does not suffice, raise."""
         self._decoder.raise_failure()
         if not self._decoder.has_received_ueb and any(each.waiting for each in self.open.values()):
-            return  # # the cap's k may be wrong; a UEB that arrives will show it
+            return  # the cap's k may be wrong; a UEB that arrives will show it
         found = self._cap.required_shares - self._decoder.lacking
         damaged, self._damaged = self._damaged, []
         if damaged and not self._damaged_in_use:

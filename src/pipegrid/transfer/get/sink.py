@@ -257,7 +257,7 @@ class PartSink:
 
     ready = True
     pending_bytes = 0
-    handed_on = False  # # a part file can be written from its beginning at any time
+    handed_on = False  # a part file can be written from its beginning at any time
 
     def __init__(self, part: PartFile) -> None:
         self._part = part
@@ -308,7 +308,7 @@ class ConsumerSink:
         self._finished = False
         self._handing_on = False
         self._error: Exception | None = (
-            None  # # raised by the consumer while no transfer could receive it
+            None  # raised by the consumer while no transfer could receive it
         )
         self.pending_bytes = 0
         self.handed_on = False
@@ -338,14 +338,14 @@ class ConsumerSink:
 
     def _hand_on(self) -> None:
         if self._handing_on:
-            return  # # a consumer may pause and resume this producer in its ``write``
+            return  # a consumer may pause and resume this producer in its ``write``
         self._handing_on = True
         try:
             while self.pending_bytes and not (self._paused or self._stopped or self._finished):
                 data = self._next_piece()
                 self.handed_on = True
                 self._consumer.write(data)
-                # # bytes that the consumer did not take stay pending, so that the transfer does not end
+                # bytes that the consumer did not take stay pending, so that the transfer does not end
                 self.pending_bytes -= len(data)
         finally:
             self._handing_on = False
@@ -437,4 +437,4 @@ def _takes_all_at_once(file: BinaryIO) -> bool:
     try:
         return not raw.writable() or stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
     except (OSError, ValueError):
-        return True  # # the file is closed, so the first write fails
+        return True  # the file is closed, so the first write fails

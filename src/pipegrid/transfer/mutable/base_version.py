@@ -1,4 +1,4 @@
-"""Version on which a write is based."""
+"""The version on which a write is based."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.mutable.version_cache import Base, CachedVersion
 from pipegrid.transfer.peers import Peer
 
-# Servers that refuse what they have just said that they expect: from looks and refusals to whom to leave out.
+# Servers that refuse writes although these test exactly the shares that the servers have shown.
 #
-# Whoever is refused by an honest server finds there, when it looks again, what somebody else has written
-# meanwhile: a version that is signed, new there, and has no lower number than that which the refused
-# write was made from. A server that refuses again and again, and each time shows nothing of the kind, but
-# perhaps one more of the old versions that it has kept, would keep a writer busy until its patience ends,
-# alone against all the others. It is left out of this change, as if it could not be reached: what is
-# acknowledged without it still needs as many servers as ever.
+# A writer that an honest server refuses finds, in the next query, what another client has written there
+# meanwhile: a signed version that is new on that server, with a number not lower than the base of the
+# refused write. A server may refuse again and again and show no such version, or only other old versions
+# that it has kept. It would delay a writer until the time limit, against all other servers. So it is left
+# out of this change, as if it were unreachable. A write still needs the same number of other servers to
+# be acknowledged.
 #
-# Who did not answer the look is not judged: it may have what must not be written over (``told``).
+# A server that did not respond to the query is not judged: it may have a version that must not be
+# overwritten.
 
 REFUSALS = 3
-"""So many in a row, without a sign of anybody else, are enough."""
+"""This many refusals in a row, without a version of another client, are enough."""
 
 
 class RefusingServers:
     """
-    What servers have said in the course of one change.
+    What servers have shown and refused in the course of one change.
 
     Attributes:
-        left_out: servers that are not to be written, and why.
+        left_out: servers that will not be written, and why.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class RefusingServers:
         self._least = 0
 
     def heard(self, found: ServerMap, own: Collection[Version]) -> None:
-        """Servers have been looked at; ``own``: versions that say nothing of somebody else."""
+        """Record a query's result; ``own`` are versions that do not prove another client's write."""
         self._heard = set(found.copies)
         for peer, copies in found.copies.items():
             versions = {copy.version for copy in copies.values() if copy.version is not None}
@@ -70,7 +71,9 @@ class RefusingServers:
             shown |= versions
 
     def refused(self, outcome: PublishOutcome, base: Version) -> None:
-        """A write that was made from this version, found in that look, has met something."""
+        """
+        Record a write, based on this version of the last query, that was refused or found unknown shares.
+        """
         self._least = base.sequence_number
         for peer in {*outcome.refused, *outcome.surprises} & self._heard:
             self._refusals[peer] += 1
@@ -82,21 +85,21 @@ class RefusingServers:
                 )
 
 
-# What servers showed when they were written to, for those that do not answer in time when they are asked:
-# pure.
+# What servers showed when they refused a write, for those that do not respond to queries in time. Pure.
 #
-# Writes and questions go on connections of their own, and an answer to a question is the longer one. So a
-# server may be silent in every look, and refuse every write for the share that nobody expects there: a writer
-# that is alone would try until its patience ends. What it showed when it refused is expected of it next time.
+# Writes and queries use different connections, and a response to a query is longer. So a server may be
+# silent in every query and refuse every write because of a share that the writer does not expect: a
+# single writer would retry until the time limit. The next write expects the shares that the server showed
+# when it refused.
 #
-# Only what was older than the version that the refused write was made from is expected so, or part of it
-# or of a version of one's own. Anything else may be what somebody was told to be stored: it has to be
-# seen in a look, on whatever server, which decides what to build on; what was built on then is harmless.
-# In any case the server tests what is expected of it.
+# That is done only for shares that are older than the base of the refused write, or that belong to the
+# base or to a version of our own. Any other share may belong to a version that was acknowledged to its
+# writer: it must be found in a query, on any server, before a write may be based on it or replace it. In
+# any case the server tests what the write expects.
 
 
 class LastSeen:
-    """What servers were last seen to have, as far as it can be expected of them."""
+    """What servers were last seen to have, as far as a write may expect it."""
 
     def __init__(self) -> None:
         self._left: dict[Peer, dict[int, bytes]] = {}
@@ -107,12 +110,12 @@ class LastSeen:
         self, outcome: PublishOutcome, tried: Version, base: Version, own: Iterable[Version]
     ) -> None:
         """
-        A write has met somebody or something.
+        Record a write that was refused or found unknown shares.
 
         Args:
-            tried: what was written.
-            base: what it was made from.
-            own: what was tried before.
+            tried: the version that was written.
+            base: the version from which it was made.
+            own: versions of earlier attempts.
         """
         harmless = self._harmless
         harmless.update(each.signed_prefix[:HEAD_BYTES] for each in (base, tried, *own))
@@ -128,7 +131,9 @@ class LastSeen:
                 self._doubtful.add(peer)
 
     def fill_in(self, found: ServerMap) -> dict[Peer, dict[int, bytes]]:
-        """Return how each share begins on each server that was heard now, or else when it was written to."""
+        """
+        Return the first bytes of each share on each server, from the query or else from the last write.
+        """
         self._left = {p: left for p, left in self._left.items() if p not in found.copies}
         self._doubtful -= found.copies.keys()
         expected = {p: left for p, left in self._left.items() if p not in self._doubtful}
@@ -136,23 +141,24 @@ class LastSeen:
 
 
 def _is_older(head: bytes, version: Version) -> bool:
-    """Return whether a share is of an older version, or of none at all."""
+    """Return whether a share is of an older version, or of none."""
     order = checkstring_order(head)
     return order is None or order[0] < version.sequence_number
 
 
-# What the next version of a mutable file is made from: found by looking at servers, or remembered.
+# The base of the next version of a mutable file: found by querying servers, or cached.
 #
-# Where nothing can be read any more, or others' versions are unfinished, see ``modifying`` for what is done.
+# ``Modification`` describes what is done if no version can be read, or if other clients' versions are
+# unfinished.
 
 REFUSAL_BYTES = 4000
-"""Of each share, in the answer to a write: with small files a refused writer has all it needs in it."""
+"""Bytes of each share in the response to a write: a refused writer of a small file then needs no query."""
 
 
 Redo = Callable[[bytes, bytes, bytes], bytes | None]
 """
-From content that an edit was applied to, what became of it, and what is there now, to the content if the edit
-has taken effect in it; None: it is to be applied.
+Gets the content to which an edit was applied, the result, and the current content. Returns the current
+content if the edit has taken effect in it; None: apply the edit.
 """
 
 
@@ -162,15 +168,16 @@ class ModifyOptions:
     When an edit of a mutable file is applied, and what it may replace.
 
     Attributes:
-        replaces: the edit does not look at the old content, and must not hide somebody else's new one: if
-            another writer is met, and has won, that is an error.
-        always: write a new version even if the content is equal, or the state is unclear (repair).
-        merge: makes one content of those of several versions with one number; None: the highest is taken.
-        redo: finds an edit in content that has it already; None: it is applied again.
-        in_doubt: whether a part of the edit failed with the content that it was last given: then it is given
-            what servers have, if that was only remembered.
-        tried: versions that were written for the same edit and met others: no more than one's own that is
-            unfinished, so what another one wrote goes before them.
+        replaces: the edit ignores the old content, and must not hide another client's new one: if another
+            client's write has won, that is an error.
+        always: write a new version even if the content is equal or the state is unclear (repair).
+        merge: merges the contents of several versions with the same number; None: the highest version is
+            used.
+        redo: recognizes an edit in content that contains it already; None: the edit is applied again.
+        in_doubt: returns whether a part of the edit failed on its last content; if that was cached, the
+            edit is applied to what servers have.
+        tried: versions that were written for the same edit and had conflicts. They are our own and
+            unfinished, so another client's version takes precedence.
     """
 
     replaces: bool = False
@@ -183,20 +190,20 @@ class ModifyOptions:
 
 class BaseSearch:
     """
-    The search of one change for its base, which may take several looks.
+    The search of one change for its base, in one or more queries.
 
     Args:
-        known: what is remembered of the file.
+        known: what is cached of the file.
         how: what the change may replace.
-        wait: before it is looked again; raises when patience has ended.
+        wait: awaited before another query; raises when the time limit has passed.
 
     Attributes:
-        book: of the shares that were seen.
-        own: versions that were tried, and their content, if it is known here.
-        last: what the last try was made from.
-        last_seen: what servers were left with by earlier tries.
-        contrary: servers that refuse whatever is tried.
-        dirty: what is there has to be written anew, even if the edit changes nothing.
+        book: the proven keys and versions.
+        own: versions that were tried, and their content, if it is known.
+        last: the base of the last attempt.
+        last_seen: what servers had after earlier attempts.
+        contrary: records servers that refuse whatever is tried.
+        dirty: whether a new version must be written even if the edit changes nothing.
     """
 
     def __init__(
@@ -227,21 +234,21 @@ class BaseSearch:
 
     @property
     def begun(self) -> set[Version]:
-        """Versions that this client has begun, for this change and before: whoever meets them is alone."""
+        """Versions that this client has begun, for this change or before; finding one is no conflict."""
         return {*self.own, *self._known.begun}
 
     def perhaps_stored(self, version: Version, content: bytes) -> None:
-        """A version was written, and may be what is found next."""
+        """Record a version that was written, and may be found by the next query."""
         self.dirty = True
         self.own[version] = content
 
     def tried(self, version: Version, content: bytes, base: Base) -> None:
-        """A version was written that was made from this base, and has met others."""
+        """Record a version that was made from this base and had a conflict."""
         self.perhaps_stored(version, content)
         self.last = base
 
     def remembered(self) -> Base | None:
-        """Return what is remembered, if that is enough to write at once."""
+        """Return the cached base, if it suffices to write at once."""
         known = self._known
         self._open_remembered_key()
         if self._always or known.version is None or known.signing_key is None:
@@ -281,7 +288,7 @@ class BaseSearch:
         }
 
     async def look(self, everyone: bool) -> Base:
-        """Ask servers until it is clear what to build on."""
+        """Query servers until the base is clear."""
         while True:
             survey = ServermapUpdate(
                 self._slot,
@@ -300,7 +307,8 @@ class BaseSearch:
             try:
                 base = await self._base_of(found)
             except (NotEnoughSharesError, CorruptionError):
-                # What was chosen may have been written over while it was read; what stays is looked at once.
+                # The chosen version may have been overwritten while it was read; a version that stays is
+                # tried only once.
                 if not self._is_new(found):
                     raise
                 base = None
@@ -318,7 +326,7 @@ class BaseSearch:
         return True
 
     async def _base_of(self, found: ServerMap) -> Base | None:
-        """Return what to build on, or None if it has to be looked again."""
+        """Return the base, or None if servers must be queried again."""
         self.contrary.heard(found, self.begun)
         choice = found.choice()
         unfinished = [v for v in choice.newer_unrecoverable if v not in self.own]
@@ -363,7 +371,10 @@ class BaseSearch:
         return Base(version, content, shares, highest, is_own=own)
 
     def _is_too_few(self, found: ServerMap, version: Version) -> bool:
-        """Return whether to ask once more, since connections may have been dead that are made anew now."""
+        """
+        Return whether to query again: dead connections may be the reason for few responses, and are now
+        renewed.
+        """
         if found.answered < quorum(self._slot, version.total_shares) and not self._asked_again:
             self._asked_again = True
             return True
@@ -380,17 +391,18 @@ class BaseSearch:
         if known.version == version and known.content is not None:
             return known.content
         check_size(self._slot, version.size)
-        # Only a repair goes back behind a version that turns out to be spoilt.
+        # Only a repair may go back to an older version than one that turns out to be damaged.
         return await read_whole(
             self._slot, found, version, self._spoilt.update if self._always else None
         )
 
     def _base_in_memory(self, found: ServerMap, choice: Choice) -> Base | None:
         """
-        Return the last try's base if it was the last version that could be read.
+        Return the last attempt's base if it was the last version that could be read.
 
-        No version is there with a number that needs a later one to have been made from. And none that
-        others hold can have been made from a later one either: it would be among those that are there.
+        This holds if no present version has a number high enough to derive from a later version than the
+        base. A version on servers that did not respond cannot derive from a later one either, since that
+        later one would be present.
         """
         last = self.last
         if last is None or (last.content is None and not self._replaces):
@@ -406,12 +418,12 @@ class BaseSearch:
 
     def _check_rollback(self, best: Version) -> None:
         if self._always or self._replaces:
-            return  # what is written is above everything that was seen, in any case
+            return  # the new version will be above everything that was seen
         if best.sequence_number < self._known.sequence_number:
             raise rollback(best, self._known)
 
     async def _open_key(self, found: ServerMap, version: Version) -> SigningKey:
-        """Return the signing key, from whatever share has it."""
+        """Return the signing key, from any share that has it."""
         if self.book.signing_key is not None:
             return self.book.signing_key
         problem: Exception | None = None
@@ -432,7 +444,7 @@ class BaseSearch:
         raise problem or NotEnoughSharesError("no share has the private key", 0, 1)
 
     async def of_answers(self, outcome: PublishOutcome) -> Base | None:
-        """Return what to build on from the answers to a refused write, if they tell enough."""
+        """Return the base from the responses to a refused write, if they suffice."""
         found = ServerMap(self.book)
         for peer, seen in outcome.seen.items():
             found.heard(peer, seen, REFUSAL_BYTES)
@@ -442,15 +454,15 @@ class BaseSearch:
         if not is_settled(found, wanted, self._known.newest):
             return None
         if not is_whole(found, len(self._slot.peers)):
-            return None  # who was not written may have copies, too
+            return None  # servers that were not written may have copies, too
         try:
             return await self._base_of(found)
         except (NotEnoughSharesError, CorruptionError):
-            return None  # written over meanwhile; a look finds what is there
+            return None  # overwritten meanwhile; a query finds the current version
 
 
 def check_size(slot: Slot, size: int) -> None:
-    """Raise UsageError if a file of so many bytes cannot be written as a whole."""
+    """Raise UsageError if a file of this size cannot be written as a whole."""
     most = slot.settings.max_content_bytes
     if size > most:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Modify loop: read, apply, write, retry."""
+"""Modify a mutable file: read, apply the edit, write, retry."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ from pipegrid.transfer.mutable.version_cache import (
 )
 from pipegrid.transfer.peers import Peer
 
-# Which server is written first, alone, when others may be writing the same mutable file.
+# Which server is written first, alone, when other clients may be writing the same mutable file: the
+# leader.
 #
-# All writers agree on it: the first of the file's ring that has a share. Whoever is refused there has touched
-# nothing else.
+# All writers choose the same leader: the first server of the file's ring that has a share. A writer whose
+# write the leader refuses has changed no other server.
 
 CAUTIOUS_S = 60.0
-"""So long after others were met, writes have a leader from the start."""
+"""For this long after a conflict with other writers, writes use a leader from the start."""
 
 
 def leader(slot: Slot, known: CachedVersion, places: ExpectedHeads) -> Peer | None:
-    """Return the server to be written first, if others were met of late."""
+    """Return the server to write first, if there was a conflict with other writers recently."""
     met_s = known.contended_s
     if met_s is None or slot.clock.seconds() - met_s > CAUTIOUS_S:
         return None
@@ -63,10 +64,12 @@ def leader_of_range(
     slot: Slot, known: CachedVersion, places: ExpectedHeads, version: Version
 ) -> Peer | None:
     """
-    Return the server to be written first with a range, whose writer does not have the rest of the content.
+    Return the server to write first, for a write of a range by a client that does not have the rest of
+    the content.
 
-    Two such writers whose versions have half of the shares each have destroyed the file if half are too few
-    to read it; and nobody could write one whole that is too long for that. So they have a leader at any time.
+    If two such writers each get half of the shares and k is more than half, neither version can be read,
+    and the file is lost. If the file is too long to be written whole, no client can restore it. So in
+    these cases there is always a leader.
     """
     is_too_long = version.size > slot.settings.max_content_bytes
     if is_too_long or 2 * version.required_shares > version.total_shares:
@@ -83,41 +86,41 @@ def _first_holder(slot: Slot, places: ExpectedHeads) -> Peer | None:
     return next(holders, None)
 
 
-# Changing a mutable file until the change is in the one version that is there: look, apply, write, and again.
+# Changing a mutable file until the change is part of its only version: query, apply the edit, write,
+# retry.
 #
-# What is applied is an edit, a function of the old content, so that it can be applied again to what somebody
-# else has made of the file meanwhile. It is done when every server that was written had what was
-# expected, and none has shares beside that were not known. Until then:
+# An edit is a function of the old content, so it can be applied again to content that other clients have
+# written meanwhile. The change is done when every written server had the expected shares, and none had
+# unknown ones. Until then:
 #
-# * **Met others** (a test failed, an unknown share): wait a random time that doubles, look at all servers,
-#   apply the edit to the best version there, write with a number above all seen. From now on with a leader
-#   (``publishing``), for a minute after as well.
-# * **A newer version that cannot be read** is somebody's write in the middle, or one that was never ended. It
-#   is looked at again some times, and then written over.
-# * **A server refuses that was silent when it was asked**: what it showed then is expected of it the next
-# time
-#   (``lastseen``).
-# * **Too few servers answer** for a write to be acknowledged: nothing is written. Those that answer may have
-#   missed what others were told is stored, and a version made from theirs would hide it.
-# * **Nothing can be read any more**, since many writers have destroyed each other's versions: whoever has
-#   applied an edit has the content that it was applied to. If no version is there that was made from a
-#   later one, it was the last, and is the base again: nothing that was acknowledged is lost.
-# * **One's own unfinished version is the best**, beside another's with the same number: the other's is
-# taken as
-#   the base, since its author may have been told that it was done.
+# * **Conflict** (a test failed, or there is an unknown share): wait a random time, which doubles; query
+#   all servers; apply the edit to the best version; write with a sequence number above all seen. From
+#   then on, and for a minute after the change, writes use a leader.
+# * **A newer version that cannot be read**: another client's write is running, or was interrupted. Query
+#   again a few times, then overwrite the version.
+# * **A server that was silent when queried refuses the write**: the next write expects the shares that it
+#   showed when it refused (``LastSeen``).
+# * **Too few servers respond** for a write to be acknowledged: write nothing. The servers that respond
+#   may lack a version that was acknowledged to its writer, and a new version based on theirs would hide
+#   it.
+# * **No version can be read any more**, because several writers have destroyed each other's versions: a
+#   writer that has applied an edit still has the content to which it applied the edit. If no present
+#   version derives from a later one, that content was the last version, and is the base again: nothing
+#   acknowledged is lost.
+# * **Our own unfinished version is best, together with another client's of the same number**: the other
+#   version is the base, since its writer may have reported success.
+# * **Our own unfinished version alone is best**: it is written again unchanged, to all servers.
 #
-# * **One's own is the only best one**: it is written again as it is, to all.
-#
-# An edit may so be applied to content that has it already, after an answer was lost; it has to bear that, or
-# come with a function that finds it there (``redo``).
+# So an edit may be applied to content that contains it already, after a response was lost. It must
+# tolerate that, or come with a function that recognizes it there (``redo``).
 #
 # Source: the format reference, trees, 7.3 and 7.4.
 
 ContentEdit = Callable[[bytes], bytes]
-"""From the old content to the new one; equal content is not written. It may be applied more than once."""
+"""Maps the old content to the new one; equal content is not written. It may be applied more than once."""
 
 REMEMBERED_TRIES = 8
-"""So many writes of one change that may have been stored are looked for in what is there later."""
+"""Number of uncertain writes of one change that are kept, to recognize them in content read later."""
 
 
 class Modification:
@@ -125,14 +128,15 @@ class Modification:
     One change of one file.
 
     Args:
-        known: what is remembered of it.
+        files: the cached versions of all files.
         edit: see ``ContentEdit``.
+        usual: k and n of a file whose version is not known yet.
+        random: returns a number from 0 up to 1.
         how: when the edit is applied, and what it may replace.
-        random: from 0 up to 1.
 
     Attributes:
-        attempts: how often it was written.
-        unsure: how often so that it may be stored, though that is not known.
+        attempts: number of writes.
+        unsure: number of writes that may be stored although that is not known.
     """
 
     def __init__(
@@ -157,7 +161,7 @@ class Modification:
         self._in_doubt = how.in_doubt
         self._met_s: float | None = None
         self._wait_s = 0.0
-        # What tries were made from, and made, that may be stored.
+        # Of each write that may be stored: the content that it was made from, and the new content.
         self._tries: deque[tuple[bytes, bytes]] = deque(maxlen=REMEMBERED_TRIES)
         self.attempts = self.unsure = 0
         self._search = BaseSearch(slot, self._known, usual, self._wait, how)
@@ -167,14 +171,15 @@ class Modification:
         Change the file.
 
         Raises:
-            UncoordinatedWriteError: others write all the time, or (``replaces``) somebody else has won.
+            UncoordinatedWriteError: other clients write all the time, or (with ``replaces``) another
+                client's write has won.
             NotEnoughSharesError: no version can be read.
-            RollbackError: only an older version is there than was seen before.
-            UnhappyError: too few servers took shares.
-            CorruptionError: the version that is there is inconsistent.
-            Exception: whatever the edit raises; nothing is written then.
+            RollbackError: there is only an older version than was seen before.
+            UnhappyError: too few servers accepted shares.
+            CorruptionError: the existing version is inconsistent.
+            Exception: any exception of the edit; then nothing is written.
         """
-        # A repair is to find every old share.
+        # A repair must find every old share.
         base = self._search.remembered() or await self._search.look(everyone=self._always)
         while True:
             try:
@@ -184,7 +189,8 @@ class Modification:
                     raise
                 content = None
             if base.is_warm and (content is None or self._in_doubt()):
-                # It fails, or changes nothing, so that no server would test what is remembered.
+                # The edit fails or changes nothing, so no write would test whether the cached version is
+                # current.
                 base = await self._search.look(everyone=False)
                 continue
             if content is None:
@@ -199,7 +205,8 @@ class Modification:
             if outcome.may_be_stored:
                 self._remember_try(base, encoded.version, content)
             if base.is_warm and not _was_there(base, outcome):
-                # What was remembered is old: the answers tell what is there, and nobody says it was touched.
+                # The cached version was out of date: the responses show the current one, so this is no
+                # conflict.
                 self._known.forget_version()
                 found = None if outcome.placed else await self._search.of_answers(outcome)
                 base = found or await self._search.look(everyone=False)
@@ -213,10 +220,10 @@ class Modification:
 
     async def look_ahead(self) -> None:
         """
-        Find out what a change needs to know and remember it, so that the next one is written at once.
+        Query what a change needs and cache it, so that the next change can write at once.
 
-        Nothing is written. What is found is remembered only if all is in order; the next change looks again
-        if not, and if somebody else has written meanwhile.
+        Nothing is written. The result is cached only if all shares are known and of one version;
+        otherwise the next change queries again. It also does so if another client has written meanwhile.
 
         Raises:
             NotEnoughSharesError, RollbackError, CorruptionError, UncoordinatedWriteError: as ``run``.
@@ -224,7 +231,7 @@ class Modification:
         if self._search.remembered() is None:
             remember_base(self._files, self._slot, await self._search.look(everyone=False))
 
-    # Applying.
+    # Applying the edit.
 
     def _apply(self, base: Base) -> bytes | None:
         """Return the new content, or None if there is nothing to write."""
@@ -244,14 +251,17 @@ class Modification:
         return content
 
     def _remember_try(self, base: Base, tried: Version, content: bytes) -> None:
-        """Remember what may be stored now, and be what is found next."""
+        """Record a version that may be stored, and so may be found by the next query."""
         self.unsure += 1
         self._search.perhaps_stored(tried, content)
         if self._redo is not None and base.content is not None and not base.is_own:
             self._tries.append((base.content, content))
 
     def _made_before(self, current: bytes) -> bytes | None:
-        """Return what is there if an earlier try is in it, by somebody who has built on that."""
+        """
+        Return the current content if it contains the edit from an earlier attempt, perhaps with later
+        changes.
+        """
         if self._redo is None:
             return None
         found = (self._redo(*each, current) for each in reversed(self._tries))
@@ -301,14 +311,13 @@ class Modification:
         check_happy(self._slot, version, outcome)
         return write_result(self._slot, version, outcome, self.attempts)
 
-    # Others.
+    # Conflicts with other writers.
 
     async def _wait(self, tried: Version | None = None) -> None:
-        """Wait a random time, longer each time; give up when patience ends."""
+        """Wait a random time, longer each time; raise when the time limit has passed."""
         clock, settings = self._slot.clock, self._slot.settings
-        if (
-            self._met_s is None
-        ):  # patience is for others: servers that are silent have their own time
+        # The limit applies to conflicts only: silent servers have their own time limit.
+        if self._met_s is None:
             self._met_s = clock.seconds()
         elapsed_s = clock.seconds() - self._met_s
         if elapsed_s > settings.patience_s:
@@ -323,7 +332,8 @@ class Modification:
 
     def _check_won(self, base: Base, tried: Version) -> None:
         """
-        Raise UncoordinatedWriteError if this replaces the content, and another one has won.
+        Raise UncoordinatedWriteError if this change replaces the content, and another client's write has
+        won.
         """
         if not self._replaces or self._always:
             return
@@ -340,7 +350,9 @@ class Modification:
 
 
 def _was_there(base: Base, outcome: PublishOutcome) -> bool:
-    """Return whether a server had what was expected; that it takes what another one did not says nothing."""
+    """
+    Return whether some server still had an expected share; a new share that was accepted proves nothing.
+    """
     return any(
         number in base.heads.get(peer, {})
         for number, peers in outcome.placed.items()

@@ -1,12 +1,5 @@
 """
-Checking a mutable file: every server is asked, since any may hold a version that others know nothing of.
-
-Without ``verify`` the signature of each version is checked, and shares are counted; with it every byte of the
-best version's shares is read and proven. Repair reads the best version, and writes it with a number above all
-that were seen, to all shares, and to servers that could have one and have none that counts.
-
-**What changes meanwhile** is not damaged: of a share that seems to be, the beginning is read once more, and
-if it is of another version now the file is looked at again.
+Checking a mutable file; every server is asked, since any may have a version that the others do not have.
 """
 
 from __future__ import annotations
@@ -34,10 +27,10 @@ from pipegrid.transfer.results import CheckResult, RepairResult
 
 SHARES_AT_ONCE = 8
 SEGMENTS_AT_ONCE = 64
-"""Of each share that is verified; of MDMF's 128 KiB at 3 of 10 that is 3 MB."""
+"""Of each share that is verified; for MDMF segments of 128 KiB at 3-of-10 that is 3 MB."""
 LEASES_AT_ONCE = 100
 LOOKS = 3
-"""At a file that is written meanwhile."""
+"""Queries of a file that changes while it is checked."""
 
 _NEWER = (
     "there are shares of a newer version of this mutable file, but too few to read it; try again later, "
@@ -52,21 +45,24 @@ _RIVALS = (
 @attrs.frozen
 class MutableCheckResult(CheckResult):
     """
-    The health of one mutable file: what is said of shares is said of the best version that can be read.
+    The health of one mutable file; the shares are those of the best version that can be read.
 
-    It is healthy if that is the only version, a good copy of each of its shares is there, and they are on as
-    many servers as can have them now.
+    The file is healthy if that version is the only one, there is a good copy of each of its shares, and
+    they are on as many servers as can have them now.
 
     Attributes:
-        version: the best that can be read, or None.
-        other_versions: sequence numbers and how many distinct shares are there of each, the newest first.
-        newer_unrecoverable: the newest version has too few shares: a write that was not finished, or whose
-            servers cannot be reached.
-        rivals: other versions with the same number can be read: two writers did not know of each other.
-        seen: the sequence number of a version that was seen before and is newer than all that are there;
-            0: there is none.
-        recoverable_versions, unrecoverable_versions: how many can be read, and how many cannot.
-        other_holders: of the other versions each share's version, its number, and the ids of its servers.
+        version: the best version that can be read, or None.
+        other_versions: sequence number and number of distinct shares of each other version, the newest
+            first.
+        newer_unrecoverable: whether the newest version has too few shares: its write was not finished, or
+            its servers cannot be reached.
+        rivals: whether other versions with the same number can be read: two uncoordinated writes.
+        seen: the sequence number of a version that was seen before and is newer than all present ones; 0:
+            none.
+        recoverable_versions, unrecoverable_versions: number of versions that can be read, and that
+        cannot.
+        other_holders: for the shares of other versions: the version, the share number, and the ids of its
+            servers.
     """
 
     version: Version | None = None
@@ -83,11 +79,17 @@ class MutableCheck:
     """
     The check of one mutable file.
 
+    Without ``verify`` the signature of each version is checked, and shares are counted. With it every
+    byte of the best version's shares is read and proven.
+
+    A file that changes meanwhile is not reported as damaged: if a share seems damaged, its beginning is
+    read again, and if it is of another version now, the whole query is repeated.
+
     Args:
         cap: as it was given.
         verify: read every share, and prove every byte.
-        add_lease: add or renew this client's leases where shares are.
-        capacity: what servers have said of their space.
+        add_lease: add or renew this client's leases on servers with shares.
+        capacity: what servers have reported of their space.
     """
 
     def __init__(
@@ -106,14 +108,18 @@ class MutableCheck:
         self._add_lease = add_lease
         self._capacity = capacity or Capacity(slot.clock)
         self._bad: set[tuple[str, int]] = set()
-        self._changed = False  # a share is of another version by now
+        self._changed = False  # whether a share is of another version by now
         self._corrupt: list[CorruptionError] = []
-        self._spoilt: list[Version] = []  # newer than the best, and lost
-        self._good: dict[int, list[Copy]] = {}  # of the best version, by share number
-        self._takers: list[Peer] = []  # servers that answered and take shares, as far as is known
+        self._spoilt: list[
+            Version
+        ] = []  # versions newer than the best that are damaged beyond reading
+        self._good: dict[int, list[Copy]] = {}  # copies of the best version, by share number
+        self._takers: list[
+            Peer
+        ] = []  # servers that responded and accept shares, as far as is known
 
     async def run(self) -> MutableCheckResult:
-        """Ask every server, verify and add leases as is wanted, and return what that shows."""
+        """Ask every server, verify shares and add leases as wanted, and return the result."""
         for _ in range(LOOKS):
             found = await self._look()
             if not self._changed:
@@ -128,13 +134,13 @@ class MutableCheck:
         self._spoilt.clear()
         book = VerifiedVersions(self._slot.cap)
         survey = ServermapUpdate(self._slot, book, self._slot.settings.read_bytes, {}, self._usual)
-        # Who is slow is not said to have nothing: all have as long as silence may last.
+        # A slow server must not be counted as having no share: all get the full time limit for silence.
         found = await survey.everyone(len(self._slot.peers))
         self._corrupt = list(found.corrupt)
         return await self._verified(found) if self._verify else found
 
     async def _verified(self, found: ServerMap) -> ServerMap:
-        """Verify the best version's shares; an older one is the best if too few of those are good."""
+        """Verify the best version's shares; if too few are good, an older version becomes the best."""
         while (best := found.choice().best) is not None:
             copies = [copy for held in found.holders(best).values() for copy in held]
             await few_at_a_time(
@@ -171,10 +177,10 @@ class MutableCheck:
 
     async def _problems(self, copy: Copy, version: Version) -> list[CorruptionError]:
         """
-        Read all of a share that is not here yet, and return what is wrong with it.
+        Read all missing parts of a share, and return what is wrong with it.
 
         Raises:
-            ServerError: it cannot be read.
+            ServerError: the share cannot be read.
         """
         assert copy.share is not None
         reader = VersionReader(version, None)
@@ -192,7 +198,8 @@ class MutableCheck:
                     if block is not None and not block.is_good():
                         reader.condemn_block(copy.number, segment)
                     reader.release(segment)
-                if not reader.shares_in_use:  # its header may promise 2^60 bytes more
+                # The header of a damaged share may claim 2^60 more bytes.
+                if not reader.shares_in_use:
                     break
             reader.prove_share(copy.number)
             await self._verify_keys(copy, version)
@@ -202,10 +209,11 @@ class MutableCheck:
 
     async def _verify_keys(self, copy: Copy, version: Version) -> None:
         """
-        Prove what readers have from another share; and if the cap writes, the private key.
+        Verify the public key and the signature, which readers may take from another share; with a write
+        cap also the private key.
 
         Raises:
-            CorruptionError: it is damaged.
+            CorruptionError: one of them is damaged.
         """
         share, cap = copy.share, self._slot.cap
         assert share is not None
@@ -222,7 +230,7 @@ class MutableCheck:
             open_signing_key(share.read(Part.PRIVATE_KEY), cap, copy.number)
 
     async def _note_good(self, found: ServerMap) -> None:
-        """Note which copies are good, and which servers take shares if that matters."""
+        """Record which copies are good, and which servers accept shares if that matters."""
         best = found.choice().best
         for number, copies in found.holders(best).items() if best is not None else ():
             good = [copy for copy in copies if not self._is_bad(copy)]
@@ -317,7 +325,7 @@ class MutableCheck:
 
 
 def _remarks(choice: Choice) -> list[str]:
-    """Return what is to be said of versions beside the best one, which shares alone do not tell."""
+    """Return remarks on versions other than the best, which the counts of shares do not express."""
     best = choice.best
     if best is None or len(choice.shares) == 1:
         return []
@@ -329,7 +337,7 @@ def _remarks(choice: Choice) -> list[str]:
 
 
 def held_against(known: CachedVersion, result: MutableCheckResult) -> MutableCheckResult:
-    """Return the result: of a file that has gone back behind what was seen before it is not healthy."""
+    """Return the result; if the best version is older than one seen before, the file is not healthy."""
     there = [number for number, _ in result.other_versions]
     if result.version is None:
         return result
@@ -345,14 +353,15 @@ def held_against(known: CachedVersion, result: MutableCheckResult) -> MutableChe
 
 def check_repairable(result: MutableCheckResult, known: CachedVersion) -> None:
     """
-    Raise an error where a repair would have to choose between what two people wrote.
+    Raise if a repair would have to choose between the writes of two clients.
 
-    The best version there is would be written over a newer one of which too few shares are there, or none,
-    or over another one with the same number.
+    The repair would overwrite a newer version, which has too few shares or none, or another one with the
+    same number.
 
     Raises:
-        RollbackError: a newer one was seen before.
-        UncoordinatedWriteError: there are shares of a newer one, or another one has the same number.
+        RollbackError: a newer version was seen before.
+        UncoordinatedWriteError: there are shares of a newer version, or another version has the same
+            number.
     """
     if result.seen and result.version is not None:
         raise rollback(result.version, known)

@@ -1,6 +1,4 @@
-"""
-What can be said of a mutable file that cannot be read, or not be written.
-"""
+"""Error messages for mutable files that cannot be read or written."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ def not_writable() -> CapError:
 
 
 def rollback(best: Version, known: CachedVersion) -> RollbackError:
-    """Return the error for an older version than was seen before."""
+    """Return the error for a version that is older than one seen before."""
     return RollbackError(
         f"the servers offer version {best.sequence_number} of this mutable file, although version "
         f"{known.sequence_number} was seen before: the newer one was lost, its servers cannot be reached, "
@@ -33,7 +31,9 @@ def rollback(best: Version, known: CachedVersion) -> RollbackError:
 
 
 def unreadable(found: ServerMap, k: int) -> NotEnoughSharesError:
-    """Return the error for a file of which no version can be read; ``k``: shares that are usually needed."""
+    """
+    Return the error for a file of which no version can be read; ``k``: number of shares usually needed.
+    """
     choice = found.choice()
     most = max((len(shares) for shares in choice.shares.values()), default=0)
     needed = max((v.required_shares for v in choice.shares), default=k)
@@ -48,7 +48,7 @@ def unreadable(found: ServerMap, k: int) -> NotEnoughSharesError:
 
 
 def nothing_to_change(found: ServerMap, k: int) -> NotEnoughSharesError:
-    """Return the error for a file without a version to be changed; ``k``: as of ``unreadable``."""
+    """Return the error for a file without a version that can be changed; ``k``: as for ``unreadable``."""
     choice = found.choice()
     versions = choice.unrecoverable
     if not versions and found.corrupt:

@@ -1,4 +1,4 @@
-"""Operations on mutable files; spare key pairs."""
+"""Operations on mutable files; key pairs generated in advance."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.results import RenewResult, RepairResult
 from pipegrid.transfer.settings import MutableSettings
 
-# Key pairs of new files, made in worker threads, and some ahead where several are wanted.
+# Key pairs of new files, generated in worker threads, and in advance if several are needed.
 #
-# A key takes a tenth of a second of a core, or three: as often as it takes to meet two primes. A command that
-# makes one file has it made while connections come up; a program that makes a second one will make a
-# third, so from then on some are made ahead, one after the other, which evens out how long each of them
-# takes.
+# Generating a key takes 0.1 to 0.3 s on one core, depending on luck with primes. A command that creates
+# one file generates the key while connections are established. A program that creates a second file will
+# create a third, so from then on some keys are generated in advance, one after another, which evens out
+# their times.
 
 AHEAD = 3
-"""Keys that stand ready for a program that makes several files."""
+"""Keys that are kept ready for a program that creates several files."""
 
 
 class SigningKeys:
-    """Gives key pairs, each once."""
+    """Provides key pairs, each used once."""
 
     def __init__(self, workers: CpuWorkers) -> None:
         self._workers = workers
@@ -82,22 +82,22 @@ class SigningKeys:
         self._taken = 0
 
     def prepare(self) -> None:
-        """Begin to make a key that will be wanted, unless there are enough; more if several are."""
+        """Start to generate a key, unless enough are ready; more in advance if several were taken."""
         wanted = AHEAD if self._taken > 1 else 1
         if self._making is not None or len(self._ready) >= wanted:
             return
         try:
             making: Deferred[SigningKey | None] = self._workers.run(keys.generate)
-        except UsageError:  # the program ends: no key is wanted any more
+        except UsageError:  # the program ends, so no key is needed
             return
-        making.addErrback(lambda _: None)  # whoever takes it then makes its own
+        making.addErrback(lambda _: None)  # the caller that takes this key then generates its own
         self._making = making
         making.addCallback(self._made, making)
 
     def _made(
         self, key: SigningKey | None, making: Deferred[SigningKey | None]
     ) -> SigningKey | None:
-        if self._making is making:  # nobody waits for it
+        if self._making is making:  # no caller waits for this key
             self._making = None
             if key is not None:
                 self._ready.append(key)
@@ -105,7 +105,9 @@ class SigningKeys:
         return key
 
     def _handed_over(self, making: Deferred[SigningKey | None]) -> Deferred[SigningKey | None]:
-        """Fire with a key that is being made; who gives up waiting leaves it to the next one."""
+        """
+        Fire with a key that is being generated; if the caller cancels, the key is kept for the next one.
+        """
         waiting: Deferred[SigningKey | None] = Deferred()
 
         def made(key: SigningKey | None) -> None:
@@ -118,7 +120,7 @@ class SigningKeys:
         return waiting
 
     async def take(self) -> SigningKey:
-        """Return a key pair that nobody else has."""
+        """Return a key pair that no other caller has."""
         self._taken += 1
         key: SigningKey | None = None
         if self._ready:
@@ -126,7 +128,7 @@ class SigningKeys:
         elif self._making is not None:
             making, self._making = self._making, None
             if self._taken > 1:
-                self.prepare()  # for whoever comes next, while this one waits
+                self.prepare()  # for the next caller, while this one waits
             key = await self._handed_over(making)
         if key is None:
             key = await self._workers.run(keys.generate)
@@ -135,29 +137,29 @@ class SigningKeys:
         return key
 
 
-# The mutable files of a grid: what each operation needs, brought together.
+# The operations on the mutable files of a grid.
 
 RangeOf = Callable[[int], tuple[int, "int | None"]]
-"""From the size of a file to where a range of it begins, and its length; None: to the end."""
+"""Maps the size of a file to the start and length of a range; length None: to the end."""
 
 ContentOfKey = Callable[[bytes], bytes]
-"""From the write key of a new file to its content, which a directory with children needs."""
+"""Maps the write key of a new file to its content; needed for a directory with children."""
 
 READ_ATTEMPTS = 3
-"""A version that is written over while it is read is looked for again, if nothing was handed on yet."""
+"""Attempts to read a version that is overwritten meanwhile; retried only if no byte was passed on yet."""
 
 
 @attrs.frozen
 class ReadResult:
     """
-    What was read.
+    The result of reading a mutable file.
 
     Attributes:
         version: of the file.
-        size: bytes handed on.
-        shares_used: share number to the nickname of the server it came from.
-        corrupt: damage that was found on the way and worked around.
-        newer_unrecoverable: there are traces of a newer version, which cannot be read (yet).
+        size: bytes passed on.
+        shares_used: maps a share number to the nickname of its server.
+        corrupt: damage that was found and worked around.
+        newer_unrecoverable: whether there are shares of a newer version that cannot be read (yet).
     """
 
     version: Version
@@ -198,10 +200,10 @@ class MutableFiles:
         self._capacity = Capacity(means.clock)
 
     def slot(self, cap: MutableCap) -> Slot:
-        """Return the file's slot on the servers that there are now."""
+        """Return the file's slot on the current servers."""
         return open_slot(self._means, cap, self._settings)
 
-    # Making.
+    # Creating.
 
     async def create(
         self,
@@ -214,13 +216,14 @@ class MutableFiles:
         Store a new mutable file.
 
         Args:
-            content: or what returns it, given the write key of the file.
-            private_key: DER of the RSA key that it gets; None: a fresh one.
+            content: the content, or a function that returns it for the file's write key.
+            usual: k and n; None: as for all new files.
+            private_key: DER of the file's RSA key; None: a new key.
 
         Raises:
-            UnhappyError: too few servers took shares.
-            UncoordinatedWriteError: there is a file of this private key.
-            UsageError: it is too long to be written whole, or that is no such key.
+            UnhappyError: too few servers accepted shares.
+            UncoordinatedWriteError: a file with this private key exists.
+            UsageError: the content is too long to be written whole, or ``private_key`` is no such key.
         """
         key = await self._key_of_new(private_key)
         if callable(content):
@@ -239,7 +242,7 @@ class MutableFiles:
             6 * len(content), encode, content, geometry, FIRST_SEQUENCE_NUMBER, key, salts
         )
         places = place(n, {}, slot.peers, set())
-        # Of a fresh key no other client can have the storage index.
+        # No other client can have written the storage index of a new key.
         outcome = await Publish(slot, encoded, places, {}, is_new=private_key is None).run()
         if private_key is not None and not outcome.is_clean:
             raise UncoordinatedWriteError(
@@ -261,11 +264,11 @@ class MutableFiles:
         self, cap: MutableCap, accept_older: bool = False, spoilt: Spoilt | None = None
     ) -> tuple[Slot, ServerMap]:
         """
-        Find out which version there is to read: ``found.choice().best``.
+        Find the version to read: ``found.choice().best``.
 
         Raises:
-            NotEnoughSharesError: none.
-            RollbackError: only an older one than was seen before.
+            NotEnoughSharesError: no version can be read.
+            RollbackError: the best version is older than one seen before.
         """
         if cap.access == "verify":
             raise CapError("this is a verifier cap: it checks a file's shares but cannot read it")
@@ -318,13 +321,16 @@ class MutableFiles:
         Read a file, or a range of it.
 
         Args:
-            range_of: instead of ``start`` and ``length``; called with the size of each version that is tried.
-            write: takes the plaintext, in order.
-            ready: whether it takes more; ``reading`` is given whose ``changed`` is then to be fired.
+            range_of: replaces ``start`` and ``length``; called with the size of each version that is
+                tried.
+            write: gets the plaintext, in order.
+            ready: returns whether ``write`` takes more.
+            reading: gets the ``Retrieve``, whose ``changed`` the caller fires when ``ready`` becomes
+                true.
 
         Raises:
             NotEnoughSharesError, RollbackError, CorruptionError: as ``look`` and ``Retrieve.read``.
-            UsageError: the range begins behind the end.
+            UsageError: the range begins after the end.
         """
         handed = 0
 
@@ -341,7 +347,7 @@ class MutableFiles:
             try:
                 slot, found = await self.look(cap, accept_older, spoilt)
             except NotEnoughSharesError as error:
-                raise failed or error from None  # no older one is there either
+                raise failed or error from None  # no older version can be read either
             choice = found.choice()
             version = choice.best
             assert version is not None
@@ -366,7 +372,7 @@ class MutableFiles:
     # Writing.
 
     async def look_ahead(self, cap: MutableCap) -> None:
-        """Find out what the next change needs to know; see ``Modification.look_ahead``."""
+        """Query what the next change needs; see ``Modification.look_ahead``."""
         await self._in_turn(
             cap, lambda slot: self._modification(slot, lambda old: old).look_ahead()
         )
@@ -376,7 +382,8 @@ class MutableFiles:
         Replace the content, whatever it was.
 
         Raises:
-            UncoordinatedWriteError: somebody else wrote at the same time, and their version is there now.
+            UncoordinatedWriteError: another client wrote at the same time, and its version is the current
+                one.
         """
         result: WriteResult = await self._in_turn(
             cap, lambda slot: self._modification(slot, lambda _: content, replaces=True).run()
@@ -385,10 +392,10 @@ class MutableFiles:
 
     async def update(self, cap: MutableCap, offset: int, data: bytes) -> WriteResult:
         """
-        Write bytes at an offset, at the file's end at most, and leave the others as they are.
+        Overwrite bytes from an offset on, which is at most the file's size. Other bytes are unchanged.
 
         Raises:
-            UsageError: the offset lies behind the end.
+            UsageError: the offset is past the end.
         """
 
         async def change(slot: Slot) -> WriteResult:
@@ -413,23 +420,23 @@ class MutableFiles:
         redo: Redo | None = None,
     ) -> Deferred[WriteResult]:
         """
-        Apply an edit to the content, as often as it takes; fires when it is in the version that is there.
+        Apply an edit to the content, repeatedly if needed; fires when the current version contains it.
 
-        Those that are asked for at the same time are joined. Cancelling gives up waiting, and takes the edit
-        back if it was not applied yet.
+        Edits that are requested at the same time are joined. Cancelling stops waiting, and withdraws the
+        edit if it was not applied yet.
 
         Args:
-            edit: from the old content to the new one; a pure function, perhaps called more than once, also
-                with content that it has changed before.
-            merge: makes one content of those of two versions between which nothing else decides.
-            redo: see ``Redo``; used if all edits that are joined come with the same.
+            edit: maps the old content to the new one; a pure function that may be called more than once,
+                also with content that it has changed before.
+            merge: merges the contents of two versions of equal rank.
+            redo: see ``Redo``; used if all joined edits have the same.
         """
         if not (isinstance(cap, MutableCap) and cap.access == "write"):
             return fail(not_writable())
         return self._joined.join(cap, edit, merge, redo)
 
     def close(self) -> None:
-        """Give up the changes that are under way."""
+        """Cancel the running changes."""
         self._joined.close()
 
     def _change(self, cap: MutableCap, edit: ContentEdit, **options: Any) -> Modification:
@@ -447,7 +454,7 @@ class MutableFiles:
     async def check(
         self, cap: MutableCap, verify: bool = False, add_lease: bool = False
     ) -> MutableCheckResult:
-        """Ask all servers for all versions; see ``checking``."""
+        """Ask all servers for all versions; see ``MutableCheck``."""
         return await self._checked(self.slot(cap), cap, verify, add_lease)
 
     async def _checked(
@@ -458,14 +465,16 @@ class MutableFiles:
 
     async def repair(self, cap: MutableCap, force: bool = False) -> RepairResult:
         """
-        Verify every share, and write the best version anew unless all is well.
+        Verify every share, and write the best version again unless the file is healthy.
 
-        What is on fewer servers than could have it is written anew, too. Its shares could be copied as they
-        are; but other clients that remember where they were would leave the copies behind when they write.
+        A file on fewer servers than possible is also written again. Copying its shares would be possible,
+        but other clients that have cached the servers of the shares would not update the copies when they
+        write.
 
         Args:
-            force: also where a newer version that cannot be read, or a rival, is lost by it; and where a
-                newer one was seen before: what is there becomes the newest.
+            force: repair even if that destroys a newer version that cannot be read, or another version
+                with the same number, or if a newer version was seen before; the present version becomes
+                the newest.
 
         Raises:
             CapError: the cap cannot write.
@@ -485,7 +494,7 @@ class MutableFiles:
                 return RepairResult(cap, before, before, {}, [], [], self._since(began_s))
             if before.recoverable and not force:
                 check_repairable(before, self.known.of(slot.storage_index))
-            slot.shortfall = None  # the result says more
+            slot.shortfall = None  # the result contains more detail
             written = await self._modification(slot, lambda old: old, always=True).run()
             return repaired(cap, before, written, self._since(began_s))
 
@@ -493,7 +502,7 @@ class MutableFiles:
         return result
 
     async def renew(self, cap: MutableCap) -> RenewResult:
-        """Add or renew this client's lease on every share, wherever one is."""
+        """Add or renew this client's lease on every share, on all servers."""
         result = await self.check(cap, add_lease=True)
         renewed = set(result.renewed)
         leases = {

@@ -1,4 +1,4 @@
-"""Publish one version; quorum, happiness, result."""
+"""Publish one version: write its shares; the quorum, happiness and result of a write."""
 
 from __future__ import annotations
 
@@ -28,45 +28,46 @@ from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.peers import Peer, server_ids
 from pipegrid.wire.messages import ShareChange
 
-# Writing the shares of one version: each to its server, if what is there is what was seen.
+# Writing the shares of one version: each to its server, if the server has exactly the shares that the
+# writer expects.
 #
-# One read-test-write a server, with all of its shares: they are written together or not at all. What came
-# of it follows from the answers alone:
+# One read-test-write per server contains all of its shares: they are written together or not at all. The
+# outcome follows from the responses alone:
 #
-# * written: the tests passed; or they failed and the share that is there is this very version, so that the
-#   request had been carried out before its answer was lost;
-# * a conflict: somebody else's version is there, in place of what was seen, or beside it; if the request was
-#   sent twice, that may have been made from this one;
-# * failed: the server did not answer, or will not do it. Its shares go to others.
+# * written: the tests passed; or they failed because this very version is there, so that the request was
+#   carried out before its response was lost;
+# * conflict: another client's version is there, in place of an expected share or in addition; if the
+#   request was sent twice, that version may derive from this one;
+# * failed: the server did not respond, or refused. Its shares go to other servers.
 #
-# **With a leader**, which is how those write who have met others: the server of one share is written
-# first, and the rest only if that was taken. Whoever is refused there has touched nothing else; so of
-# many writers one goes on, and versions do not destroy each other halfway.
+# **With a leader**, which writers use after a conflict: the server of one share is written first, and the
+# others only if it accepted. A writer whom the leader refuses has changed no other server; so one of many
+# writers succeeds, and versions do not destroy each other halfway.
 #
 # Source: the format reference for mutable files, section 6.
 
 ExpectedHeads = dict[Peer, dict[int, bytes | None]]
-"""Of each server, what must be there of each share: its first bytes, or None: nothing."""
+"""For each server and share number the first bytes that must be there; None: no share."""
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Of share data in one request; a server that holds more shares of a large file gets several."""
+"""Share data in one request; a server that gets more shares of a large file gets several requests."""
 
 JOINED_PIECES = 4
-"""A write of more pieces is joined into one: servers bound the number of writes in a request."""
+"""A write of more pieces is joined into one: servers limit the number of writes in a request."""
 
 
 @attrs.define
 class PublishOutcome:
     """
-    What came of writing a version.
+    The outcome of writing a version.
 
     Attributes:
-        placed: share number to the servers that have it now.
-        refused: servers where something else was there than expected.
-        unclear: those of them that were asked twice, and may have written it the first time.
-        surprises: servers that took the shares, but have others beside that were not known.
-        failed: servers that did not do it, and why.
-        seen: of each server that answered, how all its shares began before.
+        placed: maps a share number to the servers that have it now.
+        refused: servers that had other shares than expected.
+        unclear: the refusing servers that got the request twice, and may have carried out the first.
+        surprises: servers that accepted the shares, but have others that were not known.
+        failed: servers that did not respond or refused, and why.
+        seen: for each server that responded, the first bytes of all its shares before the write.
     """
 
     placed: dict[int, list[Peer]] = attrs.field(factory=dict)
@@ -78,13 +79,13 @@ class PublishOutcome:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nobody else's write was met."""
+        """Whether there was no conflict with another client's write."""
         return not self.refused and not self.surprises
 
     @property
     def may_be_stored(self) -> bool:
-        """Whether not all servers have refused it for certain."""
-        # Who did not answer may have taken it.
+        """Whether some server may have stored the version."""
+        # A server that did not respond may have stored it.
         return bool(self.placed or self.failed or self.unclear)
 
 
@@ -93,11 +94,12 @@ class Publish:
     Writes one version, once.
 
     Args:
-        places: see ``mapping.place``.
-        heads: how each share that is known begins, also those that are not written.
-        may_move: whether a share whose server fails may go elsewhere: whole shares may.
-        read_bytes: of each share, to be seen in the answers.
-        is_new: whether nobody else can have shares of the file: a server that says so has failed.
+        places: see ``servermap.place``.
+        heads: the first bytes of each known share, including shares that are not written.
+        may_move: whether a share whose server fails may go to another server; only whole shares may.
+        read_bytes: bytes of each share to return in the responses.
+        is_new: whether no other client can have shares of the file; a server that claims to have some has
+            failed.
     """
 
     def __init__(
@@ -123,12 +125,13 @@ class Publish:
 
     async def run(self, leader: Peer | None = None) -> PublishOutcome:
         """
-        Write, and wait for the answers; stragglers have their grace.
+        Write, and wait for the responses; stragglers are waited for until the grace is over.
 
         Args:
-            leader: is written first; if it refuses, nobody else is.
+            leader: is written first; if it refuses, no other server is written.
         """
-        # What fails moves at once, also while its new server's own wait: not to be sent with them again.
+        # A copy: while the leader is waited for, shares of failed servers move to others in ``_places``,
+        # and are sent at once; they must not be sent again.
         first = {peer: dict(shares) for peer, shares in self._places.items()}
         try:
             if leader is not None and leader in first:
@@ -157,7 +160,7 @@ class Publish:
             await self._requests.wait(timeout_s)
 
     def _may_end(self) -> bool:
-        """Whether what comes of it is clear without the others: it is written, or has to be tried again."""
+        """Return whether the outcome is clear without the other responses: success, or a conflict."""
         if not self.outcome.is_clean:
             return True
         return len(self.outcome.placed) >= self._enough() and self._is_happy()
@@ -168,7 +171,10 @@ class Publish:
         return servers_of_happiness(placed) >= wanted
 
     def _enough(self) -> int:
-        """So many shares must be written before anybody counts as a straggler: more than could be left."""
+        """
+        Return how many shares must be written before stragglers are given up: so many that too few are
+        left for another version.
+        """
         version = self._encoded.version
         wanted = max(version.required_shares, version.total_shares - version.required_shares + 1)
         return min(wanted, len(self._encoded.writes))
@@ -232,7 +238,7 @@ class Publish:
     def _is_surprised(
         self, peer: Peer, shares: Mapping[int, bytes | None], seen: Mapping[int, bytes]
     ) -> bool:
-        """Return whether a server has shares beside, that were not known."""
+        """Return whether a server has other shares that were not known."""
         expected = {n: head[:HEAD_BYTES] for n, head in self._heads.get(peer, {}).items()}
         return any(
             number not in shares and data[:HEAD_BYTES] not in (expected.get(number), self._head)
@@ -253,7 +259,7 @@ class Publish:
         return ShareChange((test,), tuple(writes), self._encoded.share_bytes)
 
     def _move(self, shares: Mapping[int, bytes | None]) -> None:
-        """Give the shares of a server that failed to others, unless all has to be tried again anyway."""
+        """Send the shares of a failed server to others, unless everything must be written again anyway."""
         if not self.outcome.is_clean:
             return
         for number in shares:
@@ -267,23 +273,23 @@ class Publish:
                 self._send(peer, {number: None})
 
 
-# What came of writing a mutable file.
+# The result of writing a mutable file.
 
 
 @attrs.frozen
 class WriteResult:
     """
-    A version that was written, and is the one that is there.
+    A version that was written and is the current one.
 
     Attributes:
-        version: it.
-        placed: share number to the nicknames of its servers.
+        version: the version.
+        placed: maps a share number to the nicknames of its servers.
         placed_ids: the same, with the ids of servers.
-        attempts: how often it was tried.
-        reasons: what kept servers from taking shares, if anything did, by nickname.
+        attempts: number of writes.
+        reasons: maps a server's nickname to why it did not accept shares.
         written: False if the content was as wanted already.
-        happiness: servers of happiness that its shares have reached; 0 if it was not written.
-        possible_happiness: the same, had they been spread over all servers that did not fail.
+        happiness: servers of happiness that the shares have reached; 0 if nothing was written.
+        possible_happiness: the happiness possible on all servers that did not fail.
     """
 
     version: Version
@@ -299,7 +305,7 @@ class WriteResult:
 def write_result(
     slot: Slot, version: Version, outcome: PublishOutcome, attempts: int
 ) -> WriteResult:
-    """Return what to tell of a version that was written, and count it if it reached too few servers."""
+    """Return the result of a write, and count the write if it reached too few servers."""
     placed = {
         number: sorted(peer.name for peer in peers)
         for number, peers in sorted(outcome.placed.items())
@@ -326,17 +332,17 @@ def write_result(
 
 @attrs.frozen
 class CreateResult:
-    """A new mutable file: its write cap, and how it was written."""
+    """A new mutable file: its write cap, and the result of the write."""
 
     cap: MutableCap
     written: WriteResult
 
 
-# How many servers have to answer, and to take shares, before a write of a mutable file counts.
+# How many servers must respond, and accept shares, before a write of a mutable file is acknowledged.
 
 
 def check_quorum(slot: Slot, found: ServerMap, version: Version) -> None:
-    """Raise UnhappyError if so few servers have answered that no write can reach enough of them."""
+    """Raise UnhappyError if too few servers have responded for a write to be acknowledged."""
     wanted = quorum(slot, version.total_shares)
     if found.answered < wanted:
         few = counted(found.answered, "server has", "servers have")
@@ -350,14 +356,14 @@ def check_quorum(slot: Slot, found: ServerMap, version: Version) -> None:
 
 
 def is_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> bool:
-    """Return whether enough servers took shares, and enough of them."""
+    """Return whether enough servers accepted shares, and enough shares were accepted."""
     reached = servers_of_happiness({number: set(peers) for number, peers in outcome.placed.items()})
     wanted = quorum(slot, version.total_shares)
     return reached >= wanted and len(outcome.placed) >= version.required_shares
 
 
 def check_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> None:
-    """Raise UnhappyError if the shares were not taken by enough servers, or there are too few of them."""
+    """Raise UnhappyError if too few servers accepted shares, or too few shares were accepted."""
     if not is_happy(slot, version, outcome):
         wanted = quorum(slot, version.total_shares)
         placed = {number: set(peers) for number, peers in outcome.placed.items()}

@@ -1,13 +1,6 @@
 """
-Reading a version whose shares are known: k shares are read ahead, in pieces, all on their way at once.
-
-One loop: look what is lacking of the segments in the window, ask for it, decode what can be decoded, hand it
-on, wait. A share that proves bad, or whose server fails, is replaced by another copy or another share;
-when none is left the error says how many good ones there were.
-
-**A share that is written meanwhile** looks damaged, since parts of it are of another version. So the
-beginning of one that looks damaged is read once more, and only if it still is of the version that is read the
-share is said to be damaged, and its server told.
+Reading a version whose shares are known: k shares are read in advance, in pieces, all requested at the
+same time.
 """
 
 from __future__ import annotations
@@ -29,27 +22,37 @@ from pipegrid.transfer.mutable.slot import Slot
 
 PIECE_BYTES = 4 << 20
 """
-Of one read; larger gaps are several. While a long answer is under way nothing is asked on its connection, and
-another one costs two round trips: so of most files a share is one read.
+Bytes of one read; larger gaps take several. While a long response arrives nothing is requested on its
+connection, and another connection costs two round trips; so for most files a share is one read.
 """
 NEAR_BYTES = 1 << 10
-"""Gaps that are no further apart are one read: a request costs as much as so many bytes."""
+"""Gaps that are no further apart are one read: a request costs as much as this many bytes."""
 
 
 class Retrieve:
     """
     Reads bytes of one version.
 
+    The loop finds out what is missing of the segments in the window, requests it, decodes what can be
+    decoded, passes the plaintext on, and waits. A share that is damaged, or whose server fails, is
+    replaced by another copy or another share; if none is left, the error contains the number of good
+    ones.
+
+    A share that is written meanwhile looks damaged, since parts of it are of another version. So the
+    beginning of a share that looks damaged is read again. Only if it still has the version being read is
+    the share reported as damaged, also to its server.
+
     Args:
-        found: knows who has its shares.
-        ready: whether more plaintext may be handed on now; whoever makes it so fires ``changed``.
-        write: takes plaintext, in order.
+        found: knows which servers have the version's shares.
+        ready: returns whether more plaintext may be passed on now; the caller fires ``changed`` when it
+            becomes true.
+        write: gets plaintext, in order.
 
     Attributes:
-        changed: to be fired when ``ready`` has changed.
-        servers: share number to the name of the server that it was read from.
-        corrupt: what was wrong with shares that nobody has written meanwhile.
-        spoilt: the same, by share; see ``servermap.Spoilt``.
+        changed: the caller fires it when ``ready`` has changed.
+        servers: maps a share number to the name of the server from which it was read.
+        corrupt: what was wrong with shares that no client has written meanwhile.
+        spoilt: the damaged shares; see ``servermap.Spoilt``.
     """
 
     def __init__(
@@ -79,10 +82,10 @@ class Retrieve:
 
     async def read(self, start: int, length: int) -> None:
         """
-        Hand on the plaintext bytes ``[start, start + length)``, which lie within the version.
+        Pass on the plaintext bytes ``[start, start + length)``, which lie within the version.
 
         Raises:
-            NotEnoughSharesError: too few good shares can be had.
+            NotEnoughSharesError: too few good shares can be read.
             CorruptionError: the version itself is inconsistent.
         """
         geometry = self._version.geometry
@@ -96,7 +99,8 @@ class Retrieve:
         try:
             while segment < end_segment:
                 self._choose()
-                if ahead - segment <= window // 2:  # in large steps, so that requests are large
+                # Advance in large steps, so that requests are large.
+                if ahead - segment <= window // 2:
                     ahead = min(segment + window, end_segment)
                 self._ask(segment, ahead)
                 job = None
@@ -117,7 +121,7 @@ class Retrieve:
             self._requests.cancel()
 
     async def _look_at_suspects(self) -> None:
-        """Wait until it is known which shares are damaged, but not long."""
+        """Wait a short time until it is known which suspect shares are damaged."""
         self._note_corrupt()
         clock = self._slot.clock
         end_s = clock.seconds() + self._slot.settings.grace_s
@@ -125,11 +129,11 @@ class Retrieve:
             await self._suspects.wait(end_s - clock.seconds())
 
     def _is_bad_news(self) -> bool:
-        """Whether shares were found to be bad since last time, so that others have to be chosen."""
+        """Return whether shares turned out bad since the last call, so that others must be chosen."""
         return len(self._reader.shares_in_use) < len(self._in_use) or bool(self._reader.lacking)
 
     def _choose(self) -> None:
-        """Have k shares in use, the next best in place of those that failed."""
+        """Choose k shares, replacing those that failed by the next best."""
         self._note_corrupt()
         for number in self._in_use.keys() - set(self._reader.shares_in_use):
             del self._in_use[number]
@@ -153,7 +157,7 @@ class Retrieve:
             self.servers[number] = copy.peer.name
 
     def _ask(self, first: int, end: int) -> None:
-        """Ask for what is lacking of these segments and not asked for yet."""
+        """Request the missing bytes of these segments that were not requested yet."""
         for number, copy in list(self._in_use.items()):
             asked = self._asked[number]
             wanted = Spans()
@@ -181,7 +185,7 @@ class Retrieve:
                 self._reader.drop_share(copy.number)
 
     def _note_corrupt(self) -> None:
-        """Note what the reader found wrong."""
+        """Process the damage that the reader has found."""
         for error in self._reader.corrupt[self._told :]:
             copy = self._in_use.get(-1 if error.share_number is None else error.share_number)
             if copy is None:
@@ -191,13 +195,16 @@ class Retrieve:
         self._told = len(self._reader.corrupt)
 
     def _suspect(self, copy: Copy, error: CorruptionError) -> None:
-        """A share looks damaged; it is of no use here, whatever the reason."""
+        """Record a share that looks damaged; whatever the reason, it is not used here."""
         error.server = copy.peer.name
         self.spoilt[copy.peer.identity.server_id, copy.number, self._version] = error
         self._suspects.start(self._look_again(copy, error), copy.number)
 
     async def _look_again(self, copy: Copy, error: CorruptionError) -> None:
-        """Tell the server of its share, who else would not know, unless it has changed meanwhile."""
+        """
+        Report a damaged share to its server, which may not know of the damage, unless the share has
+        changed meanwhile.
+        """
         if await self._slot.has_changed(copy.peer, copy.number, self._version):
             return
         self.corrupt.append(error)
@@ -214,7 +221,7 @@ async def read_whole(
     Return all of a version's plaintext; see ``Retrieve.read``.
 
     Args:
-        told: what shares are spoilt, however that ends.
+        told: called with the damaged shares, whether reading succeeds or fails.
     """
     pieces: list[Buffer] = []
     reader = Retrieve(slot, found, version, pieces.extend)

@@ -1,4 +1,4 @@
-"""The servermap (which server has which version) and the queries that update it."""
+"""The servermap (which server has which version), and the queries that update it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from pipegrid.reactor.deferreds import RequestSet
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.peers import Peer
 
-# Who has which version of a mutable file: pure, from what servers answered to what follows from it.
+# Which server has which version of a mutable file. Pure: servers' responses go in, conclusions come out.
 #
-# A server's answer takes the place of what it said before. A share whose version is not proven counts for
-# nothing when a version is chosen, but it is there: whoever writes has to test for it, and puts it right.
+# A later response of a server replaces its earlier one. A share whose version is not proven is ignored
+# when a version is chosen, but it is recorded: a writer must test for it, and overwrites it.
 #
-# Source: the format reference for mutable files, sections 5 and 6; that of trees, 7.1.
+# Source: the format reference for mutable files, sections 5 and 6; for trees, 7.1.
 
 HEAD_BYTES = 57
-"""What a writer tests: the checkstring of SDMF; that of MDMF is shorter, and what follows it is as fixed."""
+"""
+Bytes that a writer tests: the checkstring of SDMF. The checkstring of MDMF is shorter, and the bytes
+after it never change within a version.
+"""
 
 
 @attrs.frozen(eq=False)
@@ -31,9 +34,9 @@ class Copy:
     One share on one server.
 
     Attributes:
-        head: its first bytes, 57 if it has as many.
-        share: what has come of it; None if it is not one that is known here.
-        version: as proven by its signature, or None.
+        head: the first 57 bytes of the share, or all of a shorter one.
+        share: the parts received so far; None if the share is damaged or its version is not proven.
+        version: as proven by the signature, or None.
     """
 
     peer: Peer
@@ -45,24 +48,24 @@ class Copy:
 
 Spoilt = Mapping[tuple[str, int, Version], CorruptionError]
 """
-Shares that are not what they begin as, and what is wrong: by their server's id, their number, and the version
-that they claim.
+Shares whose content does not match the version that they claim, each with what is wrong. The key is the
+server's id, the share number and the claimed version.
 """
 
 
 class ServerMap:
     """
-    What servers said of one file.
+    What servers have responded about one file.
 
     Args:
-        spoilt: shares that count for nothing, as long as servers have them.
+        spoilt: damaged shares to ignore while servers have them.
 
     Attributes:
         book: the keys and versions that were proven.
-        copies: of each server that answered, its shares.
-        failed: servers that did not answer, and why.
-        corrupt: what is wrong with shares, each with its server.
-        spoilt_versions: those that spoilt shares claim to be of.
+        copies: the shares of each server that responded.
+        failed: servers that did not respond, and why.
+        corrupt: what is wrong with shares; each error names its server.
+        spoilt_versions: the versions that damaged shares claim.
     """
 
     def __init__(self, book: VerifiedVersions, spoilt: Spoilt | None = None) -> None:
@@ -75,9 +78,7 @@ class ServerMap:
         self._choice: Choice | None = None
 
     def heard(self, peer: Peer, found: Mapping[int, bytes], length: int) -> None:
-        """
-        A server has answered: with the first ``length`` bytes of each share, or all of a shorter one.
-        """
+        """Record a server's response: the first ``length`` bytes of each share, or all of a shorter one."""
         self.failed.pop(peer, None)
         self._choice = None
         self.copies[peer] = {
@@ -85,7 +86,7 @@ class ServerMap:
         }
 
     def failed_to_answer(self, peer: Peer, error: ServerError) -> None:
-        """A server has not answered."""
+        """Record that a server has not responded."""
         self.failed[peer] = error
 
     def _copy(self, peer: Peer, number: int, data: bytes, length: int) -> Copy:
@@ -108,7 +109,7 @@ class ServerMap:
         return Copy(peer, number, head, share if version is not None else None, version)
 
     def without(self, spoilt: Collection[Copy]) -> ServerMap:
-        """Return the same, where these copies count for nothing."""
+        """Return a copy of this map in which the shares ``spoilt`` have no version."""
         other = ServerMap(self.book)
         other.failed, other.corrupt = self.failed, self.corrupt
         other.copies = {
@@ -122,11 +123,11 @@ class ServerMap:
 
     @property
     def answered(self) -> int:
-        """How many servers have answered, those without a share, too."""
+        """Number of servers that have responded, including servers without a share."""
         return len(self.copies)
 
     def holders(self, version: Version) -> dict[int, list[Copy]]:
-        """Return the copies of a version's shares, by share number, in the order of the answers."""
+        """Return the copies of a version's shares, by share number, in the order of the responses."""
         found: dict[int, list[Copy]] = {}
         for copies in self.copies.values():
             for copy in copies.values():
@@ -135,7 +136,7 @@ class ServerMap:
         return dict(sorted(found.items()))
 
     def choice(self) -> Choice:
-        """Return what the versions amount to."""
+        """Return which versions can be read, and which is best."""
         if self._choice is None:
             self._choice = choose(
                 Holding(peer, copy.number, copy.version)
@@ -146,7 +147,7 @@ class ServerMap:
         return self._choice
 
     def heads(self) -> dict[Peer, dict[int, bytes]]:
-        """Return how each share on each server begins."""
+        """Return the first bytes of each share on each server."""
         return {
             peer: {number: copy.head for number, copy in copies.items()}
             for peer, copies in self.copies.items()
@@ -155,10 +156,11 @@ class ServerMap:
 
 def is_settled(found: ServerMap, wanted_answers: int, least: tuple[int, bytes]) -> bool:
     """
-    Return whether a reader may take the best version without asking anybody else.
+    Return whether a reader may use the best version without asking further servers.
 
     Args:
-        wanted_answers: so many servers must have answered, lest an old version on the fastest is taken.
+        wanted_answers: number of servers that must have responded, so that the fastest servers cannot
+            cause an old version to be used.
         least: sequence number and root hash of the newest version seen before.
     """
     best = found.choice().best
@@ -171,10 +173,11 @@ def is_settled(found: ServerMap, wanted_answers: int, least: tuple[int, bytes]) 
 
 def is_whole(found: ServerMap, servers: int) -> bool:
     """
-    Return whether there is one version, and all of its shares are known, on as many servers as can have them.
+    Return whether there is only one version and all its shares are known, on as many servers as can have
+    them.
 
     Args:
-        servers: how many there are.
+        servers: number of servers of the grid.
     """
     choice = found.choice()
     if choice.best is None or not choice.healthy():
@@ -192,19 +195,19 @@ def place(
     widely: bool = False,
 ) -> dict[Peer, dict[int, bytes | None]]:
     """
-    Decide where the shares of a new version go.
+    Decide which servers get the shares of a new version.
 
-    Every share that is there is written where it is, whatever version it has. Others go to the servers that
-    hold the fewest, in the order of the ring.
+    Every existing share is overwritten in its place, whatever its version. Missing shares go to the
+    servers with the fewest shares, in the order of the ring.
 
     Args:
-        heads: how the shares begin that are there, of all servers that answered.
+        heads: first bytes of the existing shares, for all servers that responded.
         order: all servers, in the order of the file's ring.
-        unusable: those that failed.
-        widely: shares that are there go to other servers as well, if more servers count then.
+        unusable: servers that failed.
+        widely: whether to put existing shares on further servers, if that raises happiness.
 
     Returns:
-        of each server, what must be there of each share: its first bytes, or None: nothing.
+        For each server and share number the first bytes that the server must have now; None: no share.
     """
     places: dict[Peer, dict[int, bytes | None]] = {}
     placed: set[int] = set()
@@ -236,7 +239,7 @@ def spare(
     order: Sequence[Peer],
     unusable: set[Peer],
 ) -> Peer | None:
-    """Return the server that should take one more share: one that holds the fewest, the first of these."""
+    """Return the server that should get one more share: of those with the fewest, the first in the ring."""
     able = [
         peer
         for peer in order
@@ -249,16 +252,16 @@ def spare(
 
 
 def is_from_the_future(head: bytes) -> bool:
-    """Return whether a share is of a format that is not known here, and so is not written over."""
+    """Return whether a share has an unknown format, and so must not be overwritten."""
     return len(head) > 0 and head[0] > 1
 
 
-# Asking servers about a mutable file: whom, how many, and when it is enough.
+# Queries to servers about a mutable file: which servers are asked, how many, and when to stop.
 #
-# The first servers of the ring are asked at once, where writers put shares: as many as the file has
-# shares, for writers k more; then everybody, in waves that double. Servers that lag behind when all else
-# is clear are given their grace, and no more. Waiting ends when a reader may take what it has
-# (``mapping.is_settled``), or when all who were asked have answered.
+# The first servers of the ring, where writers put shares, are asked at the same time: as many as the file
+# has shares, and k more for a writer. If needed, further servers are asked in batches that double. When
+# everything else is settled, servers that lag are waited for until the grace is over. The query ends when
+# a reader may use the result (``is_settled``), or when all queried servers have responded.
 
 Hints = dict[Peer, frozenset[int]]
 """Which shares servers had when they were last asked."""
@@ -266,15 +269,15 @@ Hints = dict[Peer, frozenset[int]]
 
 class ServermapUpdate:
     """
-    One look at a file.
+    One query for the versions of a file.
 
     Args:
-        read_bytes: of the beginning of each share.
-        hints: these servers are asked first, too.
-        usual: how many shares, k and n, a file has whose version is not known yet.
-        opens_key: take the signing key from the first share that has it, while others are waited for: that
-            takes milliseconds.
-        spoilt: shares that earlier looks were misled by.
+        read_bytes: number of bytes to read from the beginning of each share.
+        hints: servers that are asked first, together with those of the ring.
+        usual: k and n of a file whose version is not known yet.
+        opens_key: whether to decrypt the signing key, which takes milliseconds, as soon as a share with
+            it has arrived, while other responses are outstanding.
+        spoilt: damaged shares that earlier queries have found.
     """
 
     def __init__(
@@ -299,25 +302,26 @@ class ServermapUpdate:
 
     async def for_reader(self, least: tuple[int, bytes]) -> ServerMap:
         """
-        Ask until there is a version to read, or nobody is left.
+        Ask until there is a version to read, or no server is left.
 
         Args:
             least: sequence number and root hash of the newest version seen before.
         """
         k, n = self._usual
-        # What was acknowledged by happy servers of n is on k, at least, of so many.
+        # Of a version that was acknowledged by ``happy`` of n servers, at least k of this many servers
+        # have a share.
         wanted = min(max(2 * k, n - min(self._slot.settings.happy, n) + k), n)
         return await self._ask(n, least, lambda: is_settled(self.found, wanted, least))
 
     async def for_writer(self, least: tuple[int, bytes], quorum: int) -> ServerMap:
         """
-        Ask those who may have shares, until all shares are known, or all have answered.
+        Ask servers that may have shares, until all shares are known or all servers have responded.
 
-        Shares that are known on fewer servers than they could be on may have copies on others, too: a writer
-        that does not know of these would leave them behind.
+        If the known shares are on fewer servers than possible, other servers may have copies, too. A
+        writer that does not know of these would leave them with the old version.
 
         Args:
-            quorum: so many servers are waited for, however slow they are.
+            quorum: number of servers to wait for, however slow they are.
         """
         k, n = self._usual
         return await self._ask(
@@ -331,7 +335,7 @@ class ServermapUpdate:
         )
 
     async def everyone(self, quorum: int = 0) -> ServerMap:
-        """Ask all servers, and wait for all but those that lag far behind; see ``for_writer``."""
+        """Ask all servers, and wait for all except stragglers; see ``for_writer``."""
         return await self._ask(len(self._left), (0, b""), lambda: False, quorum)
 
     async def _ask(
@@ -393,11 +397,12 @@ class ServermapUpdate:
             if copy.share is not None:
                 try:
                     self.found.book.open_signing_key(copy.share)
-                except CorruptionError:  # whoever needs the key asks for it, and says so then
+                # a caller that needs the key asks for it again, and raises the error
+                except CorruptionError:
                     continue
 
     def _expected(self, peer: Peer) -> frozenset[int]:
-        """Return which shares a server has if writers have put them where they always do."""
+        """Return which shares a server has if writers have used the usual placement."""
         if peer in self._hints:
             return self._hints[peer]
         _, n = self._usual

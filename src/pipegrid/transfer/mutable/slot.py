@@ -1,9 +1,4 @@
-"""
-One mutable file on the servers of a grid: how each of them is asked about it, with its own secrets.
-
-Who has the write cap asks by read-test-write, which lists and reads in one request whatever shares there are;
-who has not must name shares where the protocol wants that, and guesses.
-"""
+"""One mutable file on the servers of a grid, and the requests to each server with its own secrets."""
 
 from __future__ import annotations
 
@@ -28,25 +23,31 @@ from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSe
 T = TypeVar("T")
 
 ATTEMPTS = 2
-"""A change whose connection was lost is sent once more; the answer tells whether the first was made."""
+"""
+A change whose connection was lost is sent once more; the response shows whether the first was carried
+out.
+"""
 
 SLOWEST_BYTES_PER_S = 8000
 """
-Of a line that is still waited for. Transports notice by themselves when nothing moves, but an answer comes
-whole: the more is under way, the later, and no server is to be blamed for that.
+Transfer rate of a link that is still waited for. Transports notice by themselves when nothing moves, but
+a response arrives as a whole: the more data is in flight the later, which is not the server's fault.
 """
 
 
 @attrs.define(eq=False)
 class Slot:
     """
-    The file, its servers, and what its operations share.
+    One mutable file, its servers, and what its operations share.
+
+    With a write cap it is queried by read-test-write, which lists and reads all shares of a server in one
+    request. Without one, the protocol may require share numbers, and these are guessed.
 
     Attributes:
         peers: in the order of the file's ring.
-        shortfall: where writes are counted that reach fewer servers than wanted; None: nowhere.
-        wrong_enabler: servers that know its shares under another write enabler, and only let us read; with
-            what they said.
+        shortfall: counts writes that reach fewer servers than wanted; None: they are not counted.
+        wrong_enabler: servers that know the file's shares under another write enabler, so that they can
+            only be read; each with its error.
     """
 
     cap: MutableCap
@@ -66,7 +67,7 @@ class Slot:
 
     @property
     def can_write(self) -> bool:
-        """Whether the cap grants that."""
+        """Whether the cap grants writing."""
         return self.cap.access == "write"
 
     def lease(self, peer: Peer) -> LeaseSecrets:
@@ -75,7 +76,7 @@ class Slot:
         return LeaseSecrets(secrets.renew, secrets.cancel)
 
     def _secrets(self, peer: Peer) -> SlotSecrets:
-        """Return what changes the file on one server; asked for at every request, and derived once."""
+        """Return the secrets to change the file on one server; they are derived once and kept."""
         found = self._derived.get(peer)
         if found is None:
             enabler = write_enabler(self.cap.secret, peer.identity.lease_seed)
@@ -86,10 +87,10 @@ class Slot:
         self, peer: Peer, length: int, expected: AbstractSet[int] = frozenset()
     ) -> dict[int, bytes]:
         """
-        Return the beginning of every share that a server has, up to ``length`` bytes of each.
+        Return the first ``length`` bytes of every share of a server.
 
         Args:
-            expected: which shares are probably there.
+            expected: shares that the server probably has.
         """
         server, reads = peer.server, [(0, length)]
         if self.can_write and peer not in self.wrong_enabler:
@@ -106,7 +107,7 @@ class Slot:
     async def change(
         self, peer: Peer, changes: Mapping[int, ShareChange], read_bytes: int
     ) -> SlotResult:
-        """Test and write; the answer shows the beginning of every share there as it was before."""
+        """Test and write; the response contains the beginning of every share as it was before."""
         size = sum(len(data) for change in changes.values() for _, data in change.writes)
         for attempt in range(ATTEMPTS):
             call = peer.server.read_test_write(
@@ -121,17 +122,19 @@ class Slot:
         raise AssertionError("not reached")
 
     async def read(self, peer: Peer, number: int, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes of one share, fewer past its end; ``NoSuchShare`` if there is none."""
+        """
+        Return ``length`` bytes of one share, fewer past its end; raises ``NoSuchShare`` if there is none.
+        """
         call = peer.server.read_slot_share(self.storage_index, number, offset, length)
         return await self._answer(peer, call, length)
 
     async def has_changed(self, peer: Peer, number: int, version: Version) -> bool:
         """
-        Say whether a share that was of a version is of another one now, or is gone.
+        Return whether a share of this version has another version now, or is gone.
 
-        What was read of it before may then be of both, and says nothing of either. Versions never come back,
-        so if it still is of this one, all that was read before was, too. A server that does not answer is
-        not said to have changed it.
+        If so, what was read of it before may be a mix of both versions and proves no damage. Versions
+        never come back, so if the share still has this version, everything read before had it, too. If
+        the server does not respond, the result is False.
         """
         head = version.signed_prefix
         try:
@@ -147,7 +150,7 @@ class Slot:
         await self._answer(peer, peer.server.add_slot_lease(self.storage_index, self.lease(peer)))
 
     async def advise_corrupt(self, peer: Peer, number: int, reason: str) -> None:
-        """Tell the server that a share looked corrupt; whatever comes of that."""
+        """Report to the server that a share looked corrupt; errors are ignored."""
         try:
             await self._answer(
                 peer, peer.server.advise_corrupt_slot_share(self.storage_index, number, reason)
@@ -156,7 +159,7 @@ class Slot:
             return
 
     async def _answer(self, peer: Peer, call: Deferred[T], size: int = 0) -> T:
-        """Wait for an answer to, or with, so many bytes of share data."""
+        """Wait for the response to a call that transfers ``size`` bytes of share data."""
         if not size:
             return await CallTimeout(self.clock, self.settings.silence_s).answer(call, peer)
         watch = CallTimeout(self.clock, self.settings.silence_s, self._transfer_s)
@@ -166,14 +169,14 @@ class Slot:
         finally:
             del self._under_way[watch]
             for other in self._under_way:
-                other.progress()  # the line was busy with this one
+                other.progress()  # the link was busy with this call
 
     def _transfer_s(self) -> float:
         return sum(self._under_way.values()) / SLOWEST_BYTES_PER_S
 
 
 def open_slot(means: TransferContext, cap: MutableCap, settings: MutableSettings) -> Slot:
-    """Return the slot of a file on the servers that there are now."""
+    """Return the slot of a file on the current servers."""
     storage_index = cap.storage_index
     return Slot(
         cap,
@@ -187,6 +190,6 @@ def open_slot(means: TransferContext, cap: MutableCap, settings: MutableSettings
 
 
 def quorum(slot: Slot, total_shares: int) -> int:
-    """Return how many servers have to take shares of a version, and so to be asked before."""
+    """Return how many servers must accept shares of a version, and so must respond to the query before."""
     takers = sum(peer.takes_uploads for peer in slot.peers)
     return min(slot.settings.happy, total_shares, takers)

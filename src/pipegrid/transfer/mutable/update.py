@@ -1,12 +1,6 @@
 """
-Changing a range of an MDMF file: only the segments it touches, and hashes above, are read and written.
-
-All n shares of one version must be there, and nobody else writing. Who meets others before it has touched
-anything waits, and tries again when they are done. Otherwise, and for SDMF, the whole file is written anew,
-with the range changed (``modifying``), which bears all that; unless it is too long for it.
-
-Round trips: look, read, write. Where the version is known the look is left out: what is read is asked for
-where this client's own writes put it, and a share that is laid out otherwise fails the test of its header.
+Changing a range of an MDMF file: only the segments that it touches, and the hashes above them, are read
+and written.
 """
 
 from __future__ import annotations
@@ -45,15 +39,15 @@ from pipegrid.transfer.mutable.version_cache import VersionCache, remember
 from pipegrid.transfer.peers import Peer
 
 TRIES = 5
-"""Of one range in place, if others are met each time."""
+"""Attempts to change one range in place, if each has a conflict."""
 
 
 def splice(old: bytes, offset: int, data: bytes) -> bytes:
     """
-    Return the content with bytes at an offset replaced, or added at its end.
+    Return the content with bytes at an offset replaced, or appended.
 
     Raises:
-        UsageError: the offset lies behind the end.
+        UsageError: the offset is past the end.
     """
     if not 0 <= offset <= len(old):
         raise UsageError(
@@ -66,11 +60,19 @@ class Update:
     """
     A change of a range in place.
 
+    All n shares of one version must exist, and no other client may be writing. If there is a conflict
+    before anything was changed, the update waits and tries again. Otherwise, and for SDMF,
+    ``Modification`` writes the whole file with the range changed, which tolerates all that, unless the
+    file is too long.
+
+    Round trips: query, read, write. If the version is cached the query is left out: reads use the layout
+    that this client's own writes produce, and a share with another layout fails the test of its header.
+
     Args:
-        random: from 0 up to 1.
+        random: returns a number from 0 up to 1.
 
     Attributes:
-        tried: the versions that were written, each as soon as any of it may be somewhere.
+        tried: the versions that were written, added as soon as a server may have a part.
     """
 
     def __init__(
@@ -91,19 +93,19 @@ class Update:
         self._random = random
         self._version: Version | None = None
         self._found = 0
-        self._spare: list[Copy] = []  # more copies of the same shares, which are written, too
+        self._spare: list[Copy] = []  # further copies of the same shares; they are written, too
         self._left_some = False
         self.tried: list[Version] = []
 
     async def run(self) -> WriteResult | None:
         """
-        Return what was written; None: it cannot be done in place, so the file has to be written whole.
+        Return the result; None: it cannot be done in place, so the file must be written whole.
 
         Raises:
-            UsageError: the range begins behind the end of the file.
-            UnhappyError: too few servers took their part.
+            UsageError: the range begins after the end of the file.
+            UnhappyError: too few servers accepted their part.
             UncoordinatedWriteError, NotEnoughSharesError: the file is too long to be written whole, and
-                others write, or not all of its shares can be read.
+            other clients write, or some of its shares cannot be read.
         """
         settings, wait_s = self._slot.settings, 0.0
         for _ in range(TRIES):
@@ -117,7 +119,7 @@ class Update:
         return written
 
     def _is_too_long(self) -> bool:
-        """Whether the file cannot be written whole, so that others' writes have to end first."""
+        """Return whether the file cannot be written whole, so that other clients' writes must end first."""
         version = self._version
         return version is not None and version.size > self._slot.settings.max_content_bytes
 
@@ -140,7 +142,7 @@ class Update:
 
     async def _try(self) -> WriteResult | None:
         copies = self._remembered_copies()
-        if not copies or not self._lies_in(copies):  # others may have made the file longer
+        if not copies or not self._lies_in(copies):  # another client may have made the file longer
             copies = await self._looked_up_copies()
         if not copies:
             return None
@@ -154,7 +156,7 @@ class Update:
             version, self._offset, len(self._data), self._slot.cap.readonly().secret
         )
         if update.geometry.is_too_fine:
-            return None  # nobody would read it; written whole, it gets the usual segments
+            return None  # no reader would accept it; if written whole, it gets the usual segments
         for copy in copies.values():
             assert copy.share is not None
             update.add_share(copy.share)
@@ -169,7 +171,7 @@ class Update:
         )
 
     def _remembered_copies(self) -> dict[int, Copy]:
-        """Return shares as this client's last write left them."""
+        """Return the shares as this client's last write left them."""
         known = self._known
         version, key = known.version, known.signing_key
         if version is None or key is None or version.format is not Format.MDMF:
@@ -184,7 +186,7 @@ class Update:
         self._spare = []
         for server, numbers in known.copies.items():
             if server not in by_id:
-                return {}  # a copy that is not written too would be left behind
+                return {}  # a copy that is not written would keep the old version
             for number in numbers:
                 share = MutableShare(number)
                 share.put(0, header)
@@ -194,14 +196,14 @@ class Update:
         return copies if len(copies) == version.total_shares else {}
 
     async def _looked_up_copies(self) -> dict[int, Copy]:
-        """Return one copy of each share, of a version of which all are there; else nothing."""
+        """Return one copy of each share of a version whose shares all exist; otherwise an empty dict."""
         slot = self._slot
         book = VerifiedVersions(slot.cap, signing_key=self._known.signing_key)
         survey = ServermapUpdate(slot, book, slot.settings.read_bytes, {}, self._usual)
         found = await survey.for_writer(self._known.newest, quorum(slot, self._usual[1]))
         best = found.choice().best
         if best is None or best.sequence_number < self._known.sequence_number:
-            return {}  # a newer one was seen: not to be hidden by what is made from this
+            return {}  # a newer version was seen, which a write based on this one must not hide
         self._version, self._found = best, len(found.holders(best))
         if not found.choice().healthy() or found.answered < quorum(slot, self._usual[1]):
             return {}
@@ -217,7 +219,7 @@ class Update:
                 if copies.setdefault(number, copy) is not copy:
                     self._spare.append(copy)
         if any(copy.head != copies[copy.number].head for copy in self._spare):
-            return {}  # what is written of one would not fit into the other
+            return {}  # the changed bytes of one copy would not fit into the other
         return copies
 
     def _open_key(self, found: ServerMap, book: VerifiedVersions, version: Version) -> None:
@@ -229,7 +231,7 @@ class Update:
                     return
 
     async def _read(self, update: RangeUpdate, copies: dict[int, Copy]) -> bool:
-        """Fetch what has to be read; False if some of it cannot be had."""
+        """Read the bytes that the update needs; return False if some cannot be read."""
         k = update.version.required_shares
         with_blocks = set(sorted(copies)[:k])
         while not update.is_ready:

@@ -1,4 +1,4 @@
-"""Newest known version, kept on disk."""
+"""The newest known version of each mutable file, cached on disk."""
 
 from __future__ import annotations
 
@@ -34,28 +34,32 @@ from pipegrid.transfer.mutable.servermap import HEAD_BYTES, ServerMap
 from pipegrid.transfer.mutable.slot import Slot
 from pipegrid.transfer.peers import Peer
 
-# What is remembered of mutable files: the newest version seen, where its shares are, and the key to write it.
+# What is cached of a mutable file: the newest version seen, the servers of its shares, and the key to
+# write it.
 #
-# With it a writer who knows the version needs one round trip, and an older version that is offered later is
-# known to be older (rollback). Nothing of it is believed by anybody else: a server tests the checkstring.
+# With a cached version a writer needs one round trip, and an older version that is offered later is
+# recognized as older (rollback). No other party relies on the cache: a server tests the checkstring.
 #
-# A file for each mutable file, in a directory beside the client's other caches, mode 0600: JSON of one or two
-# kilobytes, with a hash of it. The private key in it is encrypted with the write key, as in every share, so
-# that whoever reads it without a cap learns storage indexes and sequence numbers, which servers know as well.
-# At most ``MAX_FILES`` are kept; beyond, those not used for longest are removed. A file that is damaged, or
-# gone, costs a round trip, and the memory of the newest version.
+# There is one file for each mutable file, in a directory next to the client's other caches, with mode
+# 0600: JSON of one or two kilobytes, with a hash of it. The private key in it is encrypted with the write
+# key, as in every share, so a reader without a cap learns storage indexes and sequence numbers, which
+# servers know as well. At most ``MAX_FILES`` are kept; beyond that the least recently used are removed. A
+# file that is damaged or missing costs a round trip, and the knowledge of the newest version.
 #
-# **Several processes** replace each other's files whole; a lower sequence number never replaces a higher one,
-# but for a race of microseconds, and then only the hint is lost. A process that runs for long reads a file
-# again when another one has replaced it, for which it looks at its time before each use: an older version
-# than any of them has seen is older for all.
+# **Several processes** replace each other's files as a whole. A lower sequence number never replaces a
+# higher one, except in a race of microseconds, and then only the hint is lost. Before each use a process
+# checks the file's time stamp, and reads the file again if another process has replaced it: so a rollback
+# below a version that any of them has seen is detected by all.
 
 MAX_FILES = 10_000
 MAX_IN_MEMORY = 1000
 MAX_BEGUN = 8
-"""Versions of one file that were begun, and not heard to be stored: so many are told from others'."""
+"""
+Versions of one file whose write was begun and not confirmed; this many are distinguished from other
+clients' versions.
+"""
 MAX_CONTENT_BYTES = 1 << 20
-"""Of one file whose content is kept in memory, so that a change of it need not read it again."""
+"""Largest content that is kept in memory, so that a change need not read it again."""
 MAX_CONTENTS_BYTES = 32 << 20
 _MAX_FILE_BYTES = 64 << 10
 _MAX_COPIES = 1024
@@ -63,25 +67,27 @@ _MAX_SERVERS = 256
 _FORMAT = 1
 
 _Stamp = tuple[int, int, int]
-"""Inode, time and size of a file that is remembered."""
+"""Inode, time and size of a cache file."""
 
 
 @attrs.define(eq=False)
 class CachedVersion:
     """
-    What is remembered of one file.
+    What is cached of one mutable file.
 
     Attributes:
         sequence_number, root_hash: of the newest version that was read or written.
-        version: the one that all shares in ``copies`` have; None if that is not known.
-        copies: share numbers by server id: where they were last.
-        encrypted_key: the private key as shares hold it, b"" if it was not seen.
-        signing_key: the same, opened; in this process only.
+        version: the version of all shares in ``copies``; None if it is not known.
+        copies: maps a server id to the share numbers that it had last.
+        encrypted_key: the private key as in shares; b"" if it was not seen.
+        signing_key: the decrypted private key; in this process only.
         content: of ``version``; in this process only.
-        begun: versions that were begun and not heard to be stored, since the write failed or was given up:
-            who meets one of them has not met anybody else; in this process only.
-        begun_number: the highest sequence number of any that was begun, also by a process that was killed.
-        contended_s: when other writers were last met, by the clock of the process; None: never.
+        begun: versions whose write was begun and not confirmed, because it failed or was cancelled. A
+            writer that finds one of them has no conflict with another client. In this process only.
+        begun_number: the highest sequence number of any write that was begun, also by a process that was
+            killed.
+        contended_s: when the last conflict with other writers was, by the clock of the process; None:
+            never.
     """
 
     sequence_number: int = 0
@@ -97,22 +103,25 @@ class CachedVersion:
 
     @property
     def newest(self) -> tuple[int, bytes]:
-        """Sequence number and root hash: what an older version is compared with."""
+        """Sequence number and root hash, with which an older version is compared."""
         return self.sequence_number, self.root_hash
 
     def saw(self, version: Version) -> None:
-        """A version was read, or written by all the rules."""
+        """Record a version that was read, or was written to enough servers."""
         self.sequence_number, self.root_hash = max(
             self.newest, (version.sequence_number, version.root_hash)
         )
 
     def begin(self, version: Version) -> None:
-        """A version is going to be written."""
+        """Record that a version is about to be written."""
         self.begun = (*self.begun, version)[-MAX_BEGUN:]
         self.begun_number = max(self.begun_number, version.sequence_number)
 
     def stored(self, version: Version) -> None:
-        """A version was written by all the rules, above whatever was seen of those begun before."""
+        """
+        Record a version that was written to enough servers, with a number above all begun versions that
+        were found.
+        """
         self.saw(version)
         self.begun = tuple(
             each
@@ -123,11 +132,11 @@ class CachedVersion:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether something was begun that may be in the place of ``version``."""
+        """Whether a write was begun that may have replaced ``version``."""
         return self.version is not None and self.begun_number > self.version.sequence_number
 
     def learn(self, stored: CachedVersion) -> None:
-        """Another process has written this down: what is newer in it counts here, too."""
+        """Adopt newer values that another process has stored."""
         self.begun_number = max(self.begun_number, stored.begun_number)
         if stored.newest > self.newest:
             self.sequence_number, self.root_hash = stored.newest
@@ -136,17 +145,17 @@ class CachedVersion:
             self.encrypted_key = stored.encrypted_key or self.encrypted_key
 
     def forget_version(self) -> None:
-        """What is there is known no more, only where to look for it, and the newest that was seen."""
+        """Forget the current version, but not the servers of its shares nor the newest version seen."""
         self.version = None
         self.content = None
 
 
 class VersionCache:
     """
-    What is remembered of all files.
+    The cached versions of all mutable files.
 
     Args:
-        directory: where it is kept; None: for this process only.
+        directory: where the files are; None: cache in this process only.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -156,14 +165,16 @@ class VersionCache:
         self._writes = 0
 
     def of(self, storage_index: bytes) -> CachedVersion:
-        """Return what is remembered of a file; nothing, perhaps."""
+        """Return what is cached of a file; it may be empty."""
         known = self._files.get(storage_index)
-        stamp = self._stamp(storage_index)  # before it is read: what comes later is read next time
+        # taken before reading, so that a later change is read next time
+        stamp = self._stamp(storage_index)
         if known is None:
             known = self._files[storage_index] = self._load(storage_index)
             if known.sequence_number and self._directory is not None:
                 with suppress(OSError):
-                    os.utime(self._path(storage_index))  # it is in use, though it may never change
+                    # mark the file as recently used, even if it never changes
+                    os.utime(self._path(storage_index))
             while len(self._files) > MAX_IN_MEMORY:
                 self._stamps.pop(self._files.popitem(last=False)[0], None)
         elif stamp is not None and stamp != self._stamps.get(storage_index):
@@ -174,12 +185,17 @@ class VersionCache:
         return known
 
     def begin(self, storage_index: bytes, known: CachedVersion, version: Version) -> None:
-        """A version is going to be written: write that down before, for who is killed meanwhile."""
+        """
+        Record, also on disk, that a version is about to be written, in case the process is killed
+        meanwhile.
+        """
         known.begin(version)
         self.save(storage_index, known)
 
     def save(self, storage_index: bytes, known: CachedVersion) -> None:
-        """Write down what has changed; whatever goes wrong, it is remembered in this process."""
+        """
+        Write the cached version to disk; errors are ignored, since it is still cached in this process.
+        """
         self._bound_contents()
         if self._directory is None:
             return
@@ -207,7 +223,10 @@ class VersionCache:
         return self._directory / f"{base32.encode(storage_index)}.json"
 
     def _stamp(self, storage_index: bytes) -> _Stamp | None:
-        """Return what a file is known by, as long as nobody replaces it; None: there is none."""
+        """
+        Return the stamp of a cache file, which changes when a process replaces it; None: there is no
+        file.
+        """
         if self._directory is None:
             return None
         try:
@@ -225,7 +244,7 @@ class VersionCache:
             return CachedVersion()
 
     def _remove_old(self) -> None:
-        """Remove the files that were not used for longest, if there are too many."""
+        """Remove the least recently used files if there are too many."""
         assert self._directory is not None
         with os.scandir(self._directory) as entries:
             files = [entry.path for entry in entries if is_file(entry)]
@@ -238,11 +257,11 @@ class VersionCache:
 
 
 def pack(known: CachedVersion) -> bytes:
-    """Return the file's content; where the shares are is left out of it if that is too much."""
+    """Return the content of a cache file; if there are too many shares, their servers are left out."""
     copies = {server: list(numbers) for server, numbers in known.copies.items()}
     version = "" if known.version is None else known.version.signed_prefix.hex()
     if sum(map(len, copies.values())) > _MAX_COPIES or len(copies) > _MAX_SERVERS:
-        copies, version = {}, ""  # servers may claim to have any number of shares
+        copies, version = {}, ""  # a server may claim any number of shares
     document = {
         "format": _FORMAT,
         "sequence-number": known.sequence_number,
@@ -257,17 +276,17 @@ def pack(known: CachedVersion) -> bytes:
 
 def unpack(data: bytes) -> CachedVersion:
     """
-    Return what a file says.
+    Return the cached version in a file's content.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the content is damaged.
     """
     document = json.loads(data)
     if not isinstance(document, Mapping) or document.get("format") != _FORMAT:
         raise ValueError("not what is remembered of a mutable file")
     content = {name: value for name, value in document.items() if name != "hash"}
     if document.get("hash", "") not in ("", _hash(content)):
-        raise ValueError("its bytes have changed")  # a wrong number would be a rollback
+        raise ValueError("its bytes have changed")  # a wrong number would look like a rollback
     number = _sequence_number(document.get("sequence-number"))
     begun = _sequence_number(document.get("begun", 0))
     copies = document.get("copies")
@@ -304,7 +323,7 @@ def _bytes_from_hex(document: Mapping[str, object], name: str) -> bytes:
     return bytes.fromhex(str(document.get(name, "")))
 
 
-# What a change of a mutable file is made from, and what is remembered of it, and of what was written.
+# The base of a change of a mutable file, and what is cached of it and of the written version.
 
 
 @attrs.define
@@ -317,17 +336,17 @@ class Base:
     highest: int
     is_warm: bool = False
     is_own: bool = False
-    """It has the change already."""
+    """Whether the content contains the change already."""
 
 
 def remember_read(
     files: VersionCache, storage_index: bytes, found: ServerMap, version: Version
 ) -> None:
     """
-    Remember a version that was read.
+    Cache a version that was read.
 
-    One of which shares tell that it is there, but no content can be had, is none: the one before it counts,
-    and would be taken for somebody's going back.
+    Call this only if content of the version was read. If its shares exist but cannot be read, the version
+    before it counts; caching the unreadable version would make that look like a rollback.
     """
     known = files.of(storage_index)
     if (version.sequence_number, version.root_hash) <= known.newest:
@@ -344,14 +363,14 @@ def remember_read(
 
 
 def remember_base(files: VersionCache, slot: Slot, base: Base) -> None:
-    """Remember a version that was read to be changed, if it is the only one and all its shares are known."""
+    """Cache the base of a change, if it is the only version and all its shares are known."""
     known = files.of(slot.storage_index)
     head = base.version.signed_prefix[:HEAD_BYTES]
     heads = [(number, each) for shares in base.heads.values() for number, each in shares.items()]
     numbers = {number for number, each in heads if each[:HEAD_BYTES] == head}
     if len(numbers) < base.version.total_shares or any(e[:HEAD_BYTES] != head for _, e in heads):
         return
-    if slot.wrong_enabler:  # their shares cannot be written: others have to be found each time
+    if slot.wrong_enabler:  # their shares cannot be overwritten, so they must be found each time
         return
     known.saw(base.version)
     known.begun_number = 0
@@ -375,7 +394,7 @@ def remember(
     outcome: PublishOutcome,
     heads: Mapping[Peer, Mapping[int, bytes]],
 ) -> None:
-    """Remember a version that was written; of one that reached too few servers, nothing."""
+    """Cache a version that was written; if it reached too few servers, forget the version."""
     known = files.of(slot.storage_index)
     version = encoded.version
     if not is_happy(slot, version, outcome):
@@ -402,22 +421,23 @@ def remember(
     files.save(slot.storage_index, known)
 
 
-# What a caller remembers of a file, held against what is remembered of its versions.
+# Content that a caller has stored, checked against the cached version.
 #
-# The newest version of a file is remembered beyond the process (``known``), its content is not: that is for
-# whoever keeps it anyway. With both, a change needs one round trip. What the caller says is not believed:
-# coded again with the salt of the version it must give its root hash.
+# The newest version of a file is cached on disk (``VersionCache``), its content is not: a caller may
+# store it. With both, a change needs one round trip. The caller's content is not trusted: encoded again
+# with the version's salt, it must have the version's root hash.
 
 
 async def recall(files: VersionCache, cap: MutableCap, content: bytes, workers: CpuWorkers) -> bool:
     """
-    Take content for that of the newest version that was seen, if it is; returns whether it is known now.
+    Use this as the content of the newest version seen, if it matches; return whether the content is known
+    now.
 
-    Only of SDMF, whose version has the one salt; MDMF has its salts on the servers.
+    This works for SDMF only, whose version contains its salt; the salts of MDMF are on the servers.
 
     Args:
         cap: a write cap.
-        content: what the caller thinks that it is.
+        content: what the caller expects the content to be.
     """
     known = files.of(cap.storage_index)
     version = known.version

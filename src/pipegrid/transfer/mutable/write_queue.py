@@ -1,14 +1,5 @@
 """
-The writes of one process to one mutable file: one after the other, and edits that wait for it as one.
-
-**Joined changes.** Edits of one file that are asked for while it is being written wait, and are then applied
-one behind the other and written at once: a thousand links into a directory are a few versions. An edit that
-raises fails for its caller alone; for good, once the others have been written without it. If these cannot be
-stored after all, and it had found what they had made, it was not stored for the same reason as they. One that
-was applied before, in a version that may be stored, has not failed where it fails also with all of that
-version, and not with what it made itself: another edit of these has passed that on.
-
-**Caution.** One process has its own writes to one file one after the other, so that it never meets itself.
+The writes of one process to one mutable file: one after another; edits that wait are written together.
 """
 
 from __future__ import annotations
@@ -33,42 +24,46 @@ from pipegrid.transfer.mutable.modify import REMEMBERED_TRIES, ContentEdit, Modi
 from pipegrid.transfer.mutable.publish import WriteResult
 
 MAX_JOINED = 100_000
-"""Edits of one file that wait to be joined; more is a caller who does not wait for any."""
+"""Limit of waiting edits of one file; a caller that exceeds it does not wait for its edits."""
 
 Merge = Callable[[Sequence[bytes]], bytes]
 
 
 class StepwiseEdit(ABC):
     """
-    An edit that can be one of many of its class without each taking all of the content apart, and packing it.
+    An edit that can be joined with others of its class, so that the content is parsed and serialized only
+    once.
     """
 
     def __call__(self, old: bytes) -> bytes:
-        """Return what becomes of the content if nothing else is joined to it."""
+        """Return the new content if no other edit is joined."""
         return self.close(self.step(self.open(old)))
 
     @abstractmethod
     def open(self, content: bytes) -> Any:
-        """Take the content apart; the result is the same for all edits of the class."""
+        """Parse the content; the result is the same for all edits of the class."""
 
     @abstractmethod
     def step(self, opened: Any) -> Any:
-        """Return what it makes of content that was taken apart, which it leaves as it is."""
+        """Return the edited form of parsed content, without changing the argument."""
 
     @abstractmethod
     def close(self, opened: Any) -> bytes:
-        """Return the content that was opened, with all steps, as bytes again."""
+        """Return the parsed content, with all edits applied, as bytes."""
 
     def may_be_stored(self) -> None:  # noqa: B027
-        """What it made may be stored, though nobody knows: it may be applied to content that has it."""
+        """
+        Called when the edited content may be stored: the edit may be applied to content that contains it.
+        """
 
 
 class _Content:
     """
-    What joined edits are applied to, one behind the other: bytes, or what a ``StepwiseEdit`` made of them.
+    Content to which joined edits are applied one after another, as bytes or as parsed by a
+    ``StepwiseEdit``.
 
     Attributes:
-        is_changed: whether one of them has changed anything.
+        is_changed: whether an edit has changed anything.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -77,7 +72,7 @@ class _Content:
         self._opened: tuple[StepwiseEdit, Any] | None = None
 
     def apply(self, edit: ContentEdit) -> None:
-        """Apply an edit; what it raises leaves all as it is."""
+        """Apply an edit; if it raises, the content is unchanged."""
         if isinstance(edit, StepwiseEdit):
             before = self._open(edit)
             made = edit.step(before)
@@ -96,7 +91,7 @@ class _Content:
         return self._opened[1]
 
     def fails(self, edit: ContentEdit) -> bool:
-        """Return whether an edit would fail, which is not applied."""
+        """Return whether an edit would fail, without applying it."""
         try:
             if isinstance(edit, StepwiseEdit):
                 edit.step(self._open(edit))
@@ -108,7 +103,7 @@ class _Content:
 
     @property
     def data(self) -> bytes:
-        """The content as it is now."""
+        """The current content."""
         if self._data is None:
             assert self._opened is not None
             edit, opened = self._opened
@@ -117,7 +112,7 @@ class _Content:
 
 
 class MakesChanges(Protocol):
-    """What makes the change of one file that edits are joined to."""
+    """Returns the ``Modification`` that applies joined edits to one file."""
 
     def __call__(
         self,
@@ -128,12 +123,12 @@ class MakesChanges(Protocol):
         redo: Redo | None,
         in_doubt: Callable[[], bool],
     ) -> Modification:
-        """Return it; see ``Modification`` for its arguments."""
+        """Return the modification; see ``Modification`` and ``ModifyOptions`` for the arguments."""
 
 
 @attrs.define(eq=False)
 class _WriteQueue:
-    """The writes to one file of this process, one after the other."""
+    """The writes of this process to one file, one after another."""
 
     lock: DeferredLock = attrs.field(factory=DeferredLock)
     waiting: list[tuple[ContentEdit, Redo | None, Deferred[WriteResult]]] = attrs.field(
@@ -144,14 +139,17 @@ class _WriteQueue:
 
 
 class _Tries:
-    """Which of the joined edits took effect in tries that may be stored, and were passed on by others."""
+    """
+    Records which of the joined edits took effect in an attempt whose outcome is uncertain, and which of
+    these other clients' versions may contain.
+    """
 
     def __init__(self) -> None:
         self._last: tuple[int, bytes, dict[int, ContentEdit]] | None = None
         self._passed_on: deque[set[int]] = deque(maxlen=REMEMBERED_TRIES)
 
     def begin(self, unsure: int) -> None:
-        """Edits are applied anew; so often it was written up to now so that it may be stored."""
+        """Begin to apply the edits again; ``unsure`` is the number of uncertain writes so far."""
         last, self._last = self._last, None
         if last is not None and unsure > last[0]:
             _, base, made = last
@@ -161,25 +159,27 @@ class _Tries:
             self._passed_on.append(_passed_on(base, made))
 
     def end(self, unsure: int, base: bytes, made: dict[int, ContentEdit]) -> None:
-        """These took effect in it, in their order."""
+        """Record the edits that took effect in this attempt, in their order."""
         self._last = unsure, base, made
 
     def is_passed_on(self, index: int) -> bool:
-        """Return whether an edit that fails may be in what was written, and others behind it, too."""
+        """Return whether an edit that fails now may be stored, with later edits on top of it."""
         return any(index in each for each in self._passed_on)
 
 
 def _passed_on(base: bytes, made: dict[int, ContentEdit]) -> set[int]:
     """
-    Return which edits fail with what all have made, and not with what was there right behind themselves.
+    Return the edits that fail on the content with all edits, but not on the content right after
+    themselves.
 
-    One that fails with what it made itself, such as a rotation of names, says nothing of those behind it.
+    An edit that fails right after itself, such as a rotation of names, proves nothing about the edits
+    after it.
     """
     if len(made) < 2:
         return set()
     content, found = _Content(base), set[int]()
     for index, edit in made.items():
-        with suppress(Exception):  # nobody promises that it does the same again
+        with suppress(Exception):  # an edit need not do the same again
             content.apply(edit)
             if not content.fails(edit):
                 found.add(index)
@@ -190,8 +190,18 @@ class WriteQueues:
     """
     The writes of this process to all its files.
 
+    A process has its own writes to one file wait for each other, so that it never conflicts with itself.
+
+    Edits that arrive while their file is being written wait, and are then applied one after another and
+    written together: a thousand links into a directory are a few versions. An edit that raises fails for
+    its caller only, once the others have been written without it. If these cannot be stored, and the edit
+    failed on content that included their changes, it gets their error instead. If an edit was applied in
+    an earlier, uncertain attempt, it may fail because that version was stored. It then counts as
+    successful if it also fails on all of that version and does not fail right after itself: another edit
+    of that version has hidden its change.
+
     Args:
-        change: makes a change of a file.
+        change: returns the modification of a file.
     """
 
     def __init__(self, clock: IReactorTime, change: MakesChanges) -> None:
@@ -226,13 +236,15 @@ class WriteQueues:
         return waiting
 
     def close(self) -> None:
-        """Give up the changes that are under way."""
+        """Cancel the running changes."""
         for running in list(self._running):
             running.cancel()
 
     async def _run_queue(self, cap: MutableCap, queue: _WriteQueue) -> None:
         try:
-            await deferLater(self._clock, 0)  # what is asked for in this turn is one change
+            await deferLater(
+                self._clock, 0
+            )  # edits requested in this turn of the reactor are one change
             while queue.waiting:
                 await self.in_turn(cap.storage_index, lambda: self._apply_waiting(cap, queue))
         finally:
@@ -247,12 +259,13 @@ class WriteQueues:
         joined, queue.waiting = queue.waiting, []
         failures: dict[int, Failure] = {}
         final: dict[int, Failure] = {}
-        resting: set[int] = set()  # those failed with what others of these had made
+        resting: set[int] = set()  # edits that failed on content with other edits' changes
         tries = _Tries()
 
         def edit_all(old: bytes) -> bytes:
             if change.unsure:
-                # The others may have been written without what failed: it must not find what came behind it.
+                # The others may have been written without the failed edits, which must not be applied
+                # after them.
                 final.update(failures)
             failures.clear()
             failures.update(final)
@@ -260,7 +273,7 @@ class WriteQueues:
             tries.begin(change.unsure)
             content, made = _Content(old), dict[int, ContentEdit]()
             for index, (edit, _, waiting) in enumerate(joined):
-                if waiting.called or index in final:  # nobody waits for it any more
+                if waiting.called or index in final:  # its caller no longer waits
                     continue
                 try:
                     content.apply(edit)
@@ -294,10 +307,10 @@ class WriteQueues:
             if not waiting.called:
                 waiting.callback(failures.get(index, result))
         if isinstance(result, Failure) and result.check(CancelledError):
-            result.raiseException()  # what waits behind it is given up, too
+            result.raiseException()  # the edits that wait are cancelled, too
 
     async def in_turn(self, index: bytes, write: Callable[[], Any]) -> Any:
-        """Write to the file of a storage index when this process's other writes to it have ended."""
+        """Write to the file of a storage index after this process's other writes to it have ended."""
         queue = self._queues.setdefault(index, _WriteQueue())
         await queue.lock.acquire()
         try:

@@ -111,7 +111,7 @@ class Allocations:
             and not result.already_have
             and share_numbers <= result.allocated
         )
-        # # the time until most have responded decides how long the put waits for the others
+        # the time until most have responded decides how long the put waits for the others
         most = len(self._asked) // 2 + 1
         if not (as_hoped and self._unanswered) or self._answered_count == most:
             self._changed()

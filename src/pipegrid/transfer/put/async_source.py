@@ -61,7 +61,7 @@ async def copy_streamed(
     except BaseException as error:
         copy.drop()
         close = getattr(pieces, "aclose", None)
-        if close is not None:  # # an iterator need not have this method
+        if close is not None:  # an iterator need not have this method
             with suppress(Exception):
                 await close()
         if not isinstance(error, Exception) or isinstance(error, (PipegridError, CancelledError)):
@@ -85,7 +85,7 @@ class _Arrived:
         self._wakeup = Wakeup(clock)
         self._pieces: deque[bytes] = deque()
         self._held_bytes = 0
-        self._outcome: Failure | bool = False  # # True: everything has arrived
+        self._outcome: Failure | bool = False  # True: everything has arrived
         self.pause: Callable[[], object] = lambda: None
         self.resume: Callable[[], object] = lambda: None
         self._paused = False

@@ -84,7 +84,7 @@ class SourceCopy:
     def _spooled(self) -> BinaryIO:
         if self._spool is None:
             self._spool = open_spool(self._name)
-            if self._dropped:  # # ``drop`` was called while the file was opened
+            if self._dropped:  # ``drop`` was called while the file was opened
                 self._spool.close()
             for piece in self._head:
                 self._spool.write(piece)
@@ -105,7 +105,7 @@ class SourceCopy:
         """Free the space. May be called from any thread."""
         self._dropped = True
         if self._spool is not None:
-            with suppress(OSError):  # # closing flushes the buffer again, and fails again
+            with suppress(OSError):  # closing flushes the buffer again, and fails again
                 self._spool.close()
 
 
@@ -128,7 +128,7 @@ def copy_file(call: BlockingCall, unread: UncopiedSource, most_bytes: int | None
         return copy.finish()
     except BaseException as error:
         copy.drop()
-        call.check()  # # if the call was cancelled, raise that reason: it is not an error of the file
+        call.check()  # if the call was cancelled, raise that reason: it is not an error of the file
         if isinstance(error, (TypeError, ValueError)):
             raise SourceError(
                 f"cannot read {name}: {error}; give a path, bytes or a file opened in binary mode"
@@ -153,7 +153,7 @@ def _pieces_of(call: BlockingCall, file: BinaryIO, name: str) -> Iterator[bytes]
             call.wait_readable(own)
             try:
                 data = os.read(own, _READ_BYTES)
-            except BlockingIOError:  # # another reader took the bytes
+            except BlockingIOError:  # another reader took the bytes
                 continue
             if not data:
                 return

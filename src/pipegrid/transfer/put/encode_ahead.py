@@ -95,7 +95,7 @@ class EncodeAhead:
             with self._turns.turn(index):
                 segment = self._encoder.encrypt(plaintext)
         except BaseException:
-            self._turns.close(index)  # # later segments would be encrypted at the wrong position
+            self._turns.close(index)  # later segments would be encrypted at the wrong position
             raise
         del plaintext
         return self._encoder.code(segment)

@@ -69,7 +69,7 @@ class ShareTarget:
 # that cancellation takes effect soon and several files share the workers fairly.
 
 _SLICE_BYTES = 8 << 20
-_READ_BYTES = 1 << 18  # # stays in a core's cache between reading and hashing
+_READ_BYTES = 1 << 18  # stays in a core's cache between reading and hashing
 
 
 @attrs.frozen(eq=False)
@@ -272,7 +272,7 @@ class KeyNotes:
                 if found is not None:
                     return found
         except BlockingIOError:
-            return None  # # another put of the file is running
+            return None  # another put of the file is running
         except OSError as error:
             self._say(
                 f"cannot note the key of {path} in {self._directory}: {error.strerror}; "
@@ -342,7 +342,7 @@ def _lock(file: FileIO, path: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:  # # without locks the empty note would never be removed
+    except OSError:  # without locks the empty note would never be removed
         with suppress(OSError):
             if not os.fstat(file.fileno()).st_size:
                 os.unlink(path)

@@ -277,7 +277,7 @@ class Upload:
         self._file = file
         self._cap_known = reports.cap_known if begun is None else None
         self._changed = Wakeup(clock)
-        self._uneventful = 0  # # number of shares that may be stored before the next decision
+        self._uneventful = 0  # number of shares that may be stored before the next decision
         self._begun = begun
         self._started = clock.seconds() if begun is None else begun.started
         parts = new_parts(means, file, self._started, self._changed.fire, reports)
@@ -290,7 +290,7 @@ class Upload:
             means.settings, self._started, None if begun is None else begun.happy_since
         )
         self._superfluous = False
-        self._held: list[ShareUpload] = []  # # shares whose last byte is withheld
+        self._held: list[ShareUpload] = []  # shares whose last byte is withheld
         self._dropped: set[str] = set()
 
     @property
@@ -529,7 +529,7 @@ class Upload:
         else:
             way.cancel(ShareState.DROPPED)
         self._ways.abort_share(way)
-        # # a share upload whose last byte was withheld may have no pending call that would wake us
+        # a share upload whose last byte was withheld may have no pending call that would wake us
         self._changed.fire()
 
     def _let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:

@@ -248,9 +248,7 @@ class StoredShares:
     def acknowledged_bytes(self, ways: Iterable[ShareUpload]) -> int:
         """Return how many bytes of all shares are stored, or acknowledged and not lost since."""
         done = dict.fromkeys(self._plan.stored, self._share_bytes)
-        for (
-            way
-        ) in ways:  # # two uploads may have the same share, and one may have sent a part twice
+        for way in ways:  # two uploads may have the same share, and one may have sent a part twice
             number = way.share_number
             done[number] = max(done.get(number, 0), min(way.acknowledged_bytes, self._share_bytes))
         return sum(done.values())

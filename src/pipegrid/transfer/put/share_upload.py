@@ -41,12 +41,12 @@ class ShareState(str, Enum):
     """State of a share on one server; the table above gives the transitions."""
 
     OPEN = "open"
-    DOUBTFUL = "doubtful"  # # unknown whether the server has the share, or any part of it
+    DOUBTFUL = "doubtful"  # unknown whether the server has the share, or any part of it
     STORED = "stored"
-    FOUND = "found"  # # another client stored it meanwhile
+    FOUND = "found"  # another client stored it meanwhile
     REFUSED = "refused"
-    LOST = "lost"  # # the server dropped it, or has other bytes
-    FAILED = "failed"  # # the server is gone
+    LOST = "lost"  # the server dropped it, or has other bytes
+    FAILED = "failed"  # the server is gone
     DROPPED = "dropped"
 
 
@@ -57,7 +57,7 @@ def state_after(error: BaseException | None) -> ShareState:
     if isinstance(error, NoSuchShare):
         return ShareState.DOUBTFUL
     if isinstance(error, ConflictingWrite):
-        return ShareState.LOST  # # ``take_ended`` then aborts the share on the server
+        return ShareState.LOST  # ``take_ended`` then aborts the share on the server
     return ShareState.REFUSED if isinstance(error, ServerRefused) else ShareState.FAILED
 
 
@@ -81,7 +81,7 @@ class PendingWrites:
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
-        self._calls: dict[Deferred[Any], float] = {}  # # call: when it was sent; the oldest first
+        self._calls: dict[Deferred[Any], float] = {}  # call: when it was sent; the oldest first
         self._answers_s = 0.0
         self.answers = 0
 
@@ -265,7 +265,7 @@ class ShareUpload:
 
     def _await(self, call: Deferred[Any], sent_s: float | None = None) -> None:
         """Track the call until it ends."""
-        if not self._pending:  # # so far no response was outstanding
+        if not self._pending:  # so far no response was outstanding
             self.last_activity = self._clock.seconds() if sent_s is None else sent_s
         self._pending.asked(call, sent_s)
 
@@ -298,7 +298,7 @@ class ShareUpload:
             self.sender.lost(batch)
             self._changed()
         elif self.state is ShareState.DOUBTFUL and failure.check(WriteLost):
-            self._changed()  # # the whole share is already uncertain, so this batch need not be recorded
+            self._changed()  # the whole share is already uncertain, so this batch need not be recorded
         else:
             self._call_failed(failure)
         return UNDELIVERED

@@ -268,7 +268,7 @@ class SmallFileUpload:
 
     def _happiness(self, placed: Collection[int], found: Mapping[int, Sequence[Peer]]) -> int:
         if not found and len(self._numbers) == len(placed):
-            return len(placed)  # # each server has one share
+            return len(placed)  # each server has one share
         homes = {number: {self._order[number % len(self._order)]} for number in placed}
         for number, peers in found.items():
             homes.setdefault(number, set()).update(peers)

@@ -190,9 +190,8 @@ class UncopiedSource:
     def copied(self) -> Source:
         """Read the source to its end in this thread; see ``open_source``."""
         try:
-            if (
-                self.owned
-            ):  # # a named pipe that no program has opened for writing would seem to be at its end
+            # A named pipe that no program has opened for writing would seem to be at its end.
+            if self.owned:
                 poll = select.poll()
                 poll.register(self.file, select.POLLIN)
                 poll.poll()
@@ -231,7 +230,7 @@ def _open_path(path: str, name: str | None) -> Source | UncopiedSource:
         # O_NONBLOCK: opening a named pipe would block until another program opens it for writing.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        if str(path).startswith("URI:"):  # # a cap is secret
+        if str(path).startswith("URI:"):  # a cap is secret
             raise SourceError(
                 "what is stored is bytes, a path or a file opened in binary mode; this is a capability, "
                 "and there is no file of that name; 'get' fetches what it names"
@@ -266,13 +265,13 @@ def size_of(source: SourceLike) -> int | None:
     try:
         found = os.stat(source)
     except (OSError, ValueError):
-        return 0  # # opening it will fail at once
+        return 0  # opening it will fail at once
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _is_regular(file: BinaryIO) -> bool:
     """Return whether the object's bytes are those of a regular file."""
-    raw = getattr(file, "raw", file)  # # a decompressor, for instance, wraps a file but is not one
+    raw = getattr(file, "raw", file)  # a decompressor, for instance, wraps a file but is not one
     if not isinstance(raw, io.FileIO) or not raw.readable():
         return False
     return stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
@@ -283,7 +282,7 @@ def _is_plain(file: BinaryIO) -> bool:
     if not _is_regular(file):
         return False
     if file.writable():
-        file.flush()  # # buffered bytes would be missed
+        file.flush()  # buffered bytes would be missed
     return os.fstat(file.fileno()).st_size > 0
 
 
@@ -307,11 +306,11 @@ def next_piece(file: BinaryIO, name: str) -> bytes:
     """
     try:
         data: bytes | None = file.read(1 << 20)
-        if data is None:  # # None does not mean the end of the file
+        if data is None:  # None does not mean the end of the file
             raise BlockingIOError(errno.EAGAIN, "it has nothing at the moment, and does not wait")
         return data
     except io.UnsupportedOperation:
-        raise  # # the file was opened for writing
+        raise  # the file was opened for writing
     except OSError as error:
         raise cannot_read(name, error) from error
 
@@ -342,7 +341,7 @@ def open_spool(name: str) -> BinaryIO:
     Raises:
         SourceError: no temporary space is available.
     """
-    import tempfile  # # the import takes 5 ms, and most sources are regular files
+    import tempfile  # the import takes 5 ms, and most sources are regular files
 
     try:
         return tempfile.TemporaryFile(prefix="pipegrid-")

@@ -55,8 +55,8 @@ async def copy_unread(
     try:
         return await workers.run_blocking(copy_file, unread, most_bytes)
     except BaseException as error:
-        if unread.owned:  # # also if the copying thread never started
+        if unread.owned:  # also if the copying thread never started
             unread.file.close()
-        if isinstance(error, OSError):  # # no thread could be started
+        if isinstance(error, OSError):  # no thread could be started
             raise cannot_read(unread.name, error) from error
         raise

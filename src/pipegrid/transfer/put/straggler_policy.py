@@ -66,9 +66,8 @@ def until_silence(ways: Iterable[SendingShare], now: float, silence_s: float) ->
     """
     owing = [way for way in ways if way.waiting]
     left_s = min((way.last_activity for way in owing), default=now) + silence_s - now
-    if (
-        left_s <= 0
-    ):  # # ``peer_activity`` is slower to read, and this function runs after every event
+    # ``peer_activity`` is slower to read, and this function runs after every event.
+    if left_s <= 0:
         signs = (last_activity_s(way.last_activity, way.peer_activity, silence_s) for way in owing)
         left_s = min(signs) + silence_s - now
     return left_s

@@ -158,14 +158,14 @@ class Uploader:
         started = self._clock.seconds()
         if not self._tidied and self._notes is not None:
             self._tidied = True
-            self._notes.forget_old()  # # usually there is nothing to remove
+            self._notes.forget_old()  # usually there is nothing to remove
         source = await self._open(given)
         try:
             if is_literal_size(source.size):
                 cap = LitCap(bytes(source.read_at(0, source.size)))
                 return PutResult(cap, source.size, 0, {}, {}, 0, self._clock.seconds() - started)
             servers, known = len(self._means.grid.takers), len(self._means.grid.peers)
-            if servers < happy:  # # report it before a large file is read
+            if servers < happy:  # report it before a large file is read
                 raise too_few_servers(source.name, servers, happy, known - servers)
             geometry = params.geometry(source.size)
             lent = await self._memory.borrow(_held_bytes(geometry))
@@ -217,10 +217,10 @@ class Uploader:
         reports: PutReports,
     ) -> PutResult:
         if geometry.num_segments == 1:
-            reports = attrs.evolve(reports, hashing=None)  # # hashing ends at once
+            reports = attrs.evolve(reports, hashing=None)  # hashing ends at once
             size = source.size
             data = await self._means.grid.workers.run_if_large(size, source.read_at, 0, size)
-            self._close(source)  # # a hundred small files need not stay open while they are sent
+            self._close(source)  # a hundred small files need not stay open while they are sent
             source = BytesSource(data, source.name)
         note = await self._take_note(source, geometry) if convergence is None else None
         secret = convergence if note is None else note.secret

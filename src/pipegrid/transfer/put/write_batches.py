@@ -319,7 +319,7 @@ class ShareSender:
         """Whether a full message is gathered, by the message size that the pipeline prefers now."""
         batch = self._batch
         if batch is None or batch.is_small or (batch.has_trailer and self._recodable):
-            return False  # # ``finish`` sends an upload's trailer
+            return False  # ``finish`` sends an upload's trailer
         return batch.is_full(self._pipeline.message_bytes, self._flushed, self._turn)
 
     @property
@@ -357,7 +357,7 @@ class ShareSender:
         """Skip a write whose bytes the server has; return whether it was skipped."""
         if not self.resume.covers(write.offset, write.offset + write.length):
             return False
-        self.flush()  # # the next write does not follow the gathered bytes
+        self.flush()  # the next write does not follow the gathered bytes
         segments = NO_SEGMENTS if segment is None else range(segment, segment + 1)
         self.resume.mark_skipped(segments, segment is None)
         self.resume.gave(segment)
@@ -405,7 +405,7 @@ class ShareSender:
         self.resume.lost(batch.segments, batch.has_trailer)
         self.all_sent = False
         if not self.resume.has_trailer:
-            self._last = None  # # it is sent again with the rest of the trailer
+            self._last = None  # it is sent again with the rest of the trailer
         self._lost_writes = True
 
     def unskip(self) -> None:
@@ -429,17 +429,17 @@ class ShareSender:
     def _has_room(self, _result: object, room: Deferred[None]) -> None:
         if self._window_room is room:
             self._window_room = None
-            if self._is_ready:  # # otherwise it grows, since the preferred message size has grown
+            if self._is_ready:  # otherwise it grows, since the preferred message size has grown
                 self.flush()
             self._changed()
 
     def _dropped(self, let_go: Callable[[], None]) -> None:
         let_go()
         if self._window_room is not None:
-            self._changed()  # # memory for the next message is free
+            self._changed()  # memory for the next message is free
 
     def _write(self, let_go: Callable[[], None] | None, batch: Batch) -> Deferred[object]:
-        pieces, batch.pieces = batch.pieces, []  # # now only the transport refers to the bytes
+        pieces, batch.pieces = batch.pieces, []  # now only the transport refers to the bytes
         target = self._target
         call = target.peer.server.write(
             target.shares.storage_index,

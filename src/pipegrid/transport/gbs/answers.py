@@ -1,12 +1,4 @@
-"""
-What a server's answer means: a value, or the one error of the contract that is true of it.
-
-Pure functions of status, headers and body. A status means different things to different requests: 401 is the
-wrong swissnum or the wrong upload secret, told apart by the text; 404 is a share that is not there, or
-a path that a storage server would know; 416 and 500 to a write are a range outside of the share.
-
-Source: the format reference, storage protocols, sections 1.4, 1.7 and 1.8.
-"""
+"""The meaning of a server's response: a value, or the one error of the contract that applies."""
 
 from __future__ import annotations
 
@@ -39,7 +31,7 @@ if TYPE_CHECKING:
     from pipegrid.transport.surveys import Surveyed
     from pipegrid.wire.gbs_surveys import Question, SurveyAnswer
 
-# Surveys and slots are imported by the first of their kind: a put or a get has none.
+# Surveys and slots are imported when first used: a put or a get uses none.
 
 T = TypeVar("T")
 
@@ -49,39 +41,45 @@ _EXCERPT_CHARACTERS = 120
 
 class GbsAnswers:
     """
-    Understands the answers of one server.
+    Interprets the responses of one server.
 
-    All methods raise ``ServerError``s that name it.
+    The methods are pure functions of status, headers and body. The meaning of a status depends on the
+    request: 401 is a wrong swissnum or a wrong upload secret, distinguished by the text; 404 is a missing
+    share or an unknown path; 416 and 500 to a write are a range outside of the share.
+
+    All methods raise ``ServerError``s that name the server.
+
+    Source: the format reference, storage protocols, sections 1.4, 1.7 and 1.8.
 
     Args:
-        server: what a person calls it.
+        server: the server's name for messages.
     """
 
     def __init__(self, server: str) -> None:
         self._server = server
 
-    # One for each request.
+    # One method for each request.
 
     def version(self, answer: RawResponse) -> ServerVersion:
-        """What the server says of itself."""
+        """Return the server's version and limits."""
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a question for its version")
         return self._unpack(gbs_messages.unpack_version, answer, "a question for its version")
 
     def allocation(self, answer: RawResponse) -> Allocation:
-        """Which shares the server has, and for which it has made room."""
+        """Return which shares the server has, and for which it has allocated space."""
         if answer.status != 200:
             raise self.refused_allocation(answer.status, answer.body)
         return self._unpack(gbs_messages.unpack_allocation, answer, "an allocation")
 
     def refused_allocation(self, status: int, body: bytes = b"") -> ServerError:
-        """The error for the status of an allocation that was refused."""
+        """Return the error for the status of a refused allocation."""
         if status == 507:
             return NoSpace(f"{self._server} has no space; use another server", self._server)
         return self._refusal(status, body, "an allocation")
 
     def write_result(self, answer: RawResponse, share_number: int, upto: int) -> WriteAnswer:
-        """How a write, up to byte ``upto`` of the share, has ended."""
+        """Return the result of a write up to byte ``upto`` of the share."""
         status = answer.status
         if status == 201 or status == 200:
             return self._unpack(gbs_messages.unpack_required, answer, "a write", status == 201)
@@ -90,7 +88,7 @@ class GbsAnswers:
     def refused_write(
         self, status: int, share_number: int, upto: int, body: bytes = b""
     ) -> ServerError:
-        """The error for the status of a write, up to byte ``upto`` of the share, that was refused."""
+        """Return the error for the status of a refused write up to byte ``upto`` of the share."""
         server = self._server
         if status == 404:
             return no_upload(self._server, share_number)
@@ -111,13 +109,13 @@ class GbsAnswers:
         return self._refusal(status, body, "a write", share_number)
 
     def bundle(self, answer: RawResponse, uploads: Sequence[BundledUpload]) -> list[BundledAnswer]:
-        """What became of the uploads of a bundle that the server has looked at (200)."""
+        """Return the results of the uploads in a bundle that the server has processed (200)."""
         return self._unpack(gbs_bundles.unpack_answers, answer, "a bundle", uploads)
 
     def survey(
         self, answer: RawResponse, questions: Sequence[Question]
     ) -> list[Surveyed | ServerError]:
-        """What was answered to the questions of a survey."""
+        """Return the results of the questions in a survey."""
         from pipegrid.wire import gbs_surveys
 
         if answer.status != 200:
@@ -143,7 +141,7 @@ class GbsAnswers:
         )
 
     def aborted(self, answer: RawResponse, share_number: int, repeated: bool) -> None:
-        """Whether an upload is gone; a repeated abort that finds none has done its work before."""
+        """Return if an upload was aborted; a repeated abort that finds no upload was carried out before."""
         if answer.status == 200 or (repeated and answer.status == 404):
             return
         if answer.status in (404, 405):
@@ -151,13 +149,13 @@ class GbsAnswers:
         raise self._refusal(answer.status, answer.body, "an abort", share_number)
 
     def shares(self, answer: RawResponse) -> frozenset[int]:
-        """The numbers of the shares that the server has."""
+        """Return the numbers of the shares that the server has."""
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a question for shares")
         return self._unpack(gbs_messages.unpack_shares, answer, "a question for shares")
 
     def data(self, answer: RawResponse, share_number: int, offset: int, length: int) -> bytes:
-        """The bytes of a read that was collected."""
+        """Return the bytes of a read whose response was received as a whole."""
         found = self.range(answer, share_number, offset, length)
         if len(answer.body) != found - offset:
             raise nonsense(
@@ -168,7 +166,7 @@ class GbsAnswers:
         return answer.body
 
     def range(self, answer: RawResponse, share_number: int, offset: int, length: int) -> int:
-        """Where the bytes end that a read's answer brings; they begin at ``offset``."""
+        """Return where the bytes of a read's response end; they begin at ``offset``."""
         if answer.status == 206:
             value = answer.headers.get(b"content-range", b"")
             if value == b"bytes %d-%d/*" % (offset, offset + length - 1):
@@ -191,7 +189,7 @@ class GbsAnswers:
         raise self._refusal(answer.status, answer.body, "a read", share_number)
 
     def slot_result(self, answer: RawResponse, reads: Reads, limit_bytes: int) -> SlotResult:
-        """What a read-test-write has done and found; of each share exactly what was asked for."""
+        """Return the result of a read-test-write, with exactly the requested reads of each share."""
         from pipegrid.wire import gbs_mutable
 
         server = self._server
@@ -214,14 +212,14 @@ class GbsAnswers:
         raise self._refusal(answer.status, answer.body, "a read-test-write")
 
     def lease_added(self, answer: RawResponse) -> None:
-        """Whether a lease was added."""
+        """Return if a lease was added."""
         if answer.status == 404:
             raise nothing_to_lease(self._server)
         if answer.status not in (200, 204):
             raise self._refusal(answer.status, answer.body, "a lease")
 
     def advised(self, answer: RawResponse, share_number: int) -> None:
-        """Whether a complaint was taken."""
+        """Return if an advisory was accepted."""
         if answer.status == 404:
             raise no_share(self._server, share_number)
         if answer.status != 200:
@@ -230,7 +228,7 @@ class GbsAnswers:
     # Errors.
 
     def too_much(self, wanted: int) -> ServerProtocolError:
-        """More bytes come than were asked for."""
+        """Return the error for a response with more bytes than it announced."""
         return nonsense(self._server, "a read", f"more than the {wanted} bytes that it announced")
 
     def _unpack(
@@ -244,7 +242,7 @@ class GbsAnswers:
     def _refusal(
         self, status: int, body: bytes, question: str, share_number: int | None = None
     ) -> ServerError:
-        """The error for a status that is no proper answer to this request."""
+        """Return the error for a status that is no regular response to this request."""
         server = self._server
         if status == 401:
             if body.startswith(WRONG_SWISSNUM):

@@ -28,7 +28,8 @@ from pipegrid.wire.messages import (
     WriteAnswer,
 )
 
-# What is held back until the turn is over, and what was sent together: who waits for which part of a bundle.
+# Uploads that wait for the end of the turn, and uploads that were sent in a bundle, with the Deferred of
+# each caller.
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class UploadPart(Generic[T]):
     One call's part of an upload.
 
     Attributes:
-        result: what the caller has got.
+        result: the Deferred that the caller has received.
         wanted: whether the caller still waits.
     """
 
@@ -51,25 +52,25 @@ class UploadPart(Generic[T]):
         self._instead: Deferred[T] | None = None
 
     def fire(self, value: T) -> None:
-        """Tell the caller, if it still waits."""
+        """Fire the caller's Deferred, if the caller still waits."""
         if self.wanted:
             self._end()
             self.result.callback(value)
 
     def fail(self, error: Exception | Failure) -> None:
-        """Tell the caller, if it still waits."""
+        """Fail the caller's Deferred, if the caller still waits."""
         if self.wanted:
             self._end()
             self.result.errback(error)
 
     def follow(self, request: Deferred[T]) -> None:
-        """Have the result of an ordinary request, which was made after all."""
+        """Use the result of an ordinary request that was sent instead."""
         self._instead = request if self.wanted else None
         request.addCallbacks(self.fire, self.fail)
 
     def _end(self) -> None:
         self.wanted = False
-        self._cancelled = self._instead = None  # both lead back to here
+        self._cancelled = self._instead = None  # both refer to this object
 
     def _cancel(self, _: Deferred[T]) -> None:
         cancelled, instead = self._cancelled, self._instead
@@ -85,7 +86,7 @@ class HeldAllocation:
     One allocation, and the whole shares that have joined it.
 
     Attributes:
-        bundle: what it was sent in, if it was.
+        bundle: the bundle in which it was sent, if any.
     """
 
     __slots__ = ("allocation", "bundle", "upload", "writes")
@@ -112,11 +113,11 @@ class HeldAllocation:
 
 class WholeCall(UploadPart[Stored]):
     """
-    One call that allocates shares and writes all of them whole; what it waits for is its answer.
+    One call that allocates shares and writes all of them whole; it has a single result.
 
     Attributes:
-        upload: what it asks for.
-        bundle: what it was sent in, if it was.
+        upload: the allocation and the shares.
+        bundle: the bundle in which it was sent, if any.
     """
 
     __slots__ = ("bundle", "upload")
@@ -134,7 +135,7 @@ class WholeCall(UploadPart[Stored]):
 
 
 class SentBundle:
-    """What was sent together in one bundle, and the request that it went in."""
+    """The uploads that were sent in one bundle, and its request."""
 
     __slots__ = ("held", "request")
 
@@ -143,53 +144,59 @@ class SentBundle:
         self.request: Deferred[Answered] | None = None
 
     def take_apart(self) -> Sequence[HeldAllocation | WholeCall]:
-        """Return what was sent; it forgets that, since each would keep the other, and share data."""
+        """
+        Return the uploads and drop the references to them: a cycle would keep their share data in memory.
+        """
         held, self.held, self.request = self.held, (), None
         return held
 
 
-# Small shares to a server that takes bundles (``wire.gbs_bundles``): gathered, sent together, answered apart.
+# Small shares for a server that supports bundles (``wire.gbs_bundles``): gathered, sent together,
+# answered separately.
 #
-# An allocation of small shares is held back until the reactor's present turn is over, and a write that brings
-# one of its shares whole joins it. A hundred small files begun at once thus become some bundles a server
-# instead of two hundred requests. Who calls notices nothing: each call has a Deferred of its own, with the
-# result or the error that requests of its own would have brought, and its own way to be cancelled.
+# An allocation of small shares is held until the reactor's current turn is over, and a write of one of
+# its shares as a whole joins it. So a hundred small files that begin at the same time become a few
+# bundles per server instead of two hundred requests. Callers see no difference: each call has its own
+# Deferred, with the result or error that a request of its own would have, and can be cancelled
+# separately.
 #
-# As a rule nothing waits longer than that turn: at ``SEND_BYTES`` what is complete leaves at once, so that
-# servers begin while the client goes on, and any other request for the uploads' connection sends what is held
-# before it.
+# As a rule nothing waits longer than that turn: at ``SEND_BYTES`` complete uploads are sent at once, so
+# that servers begin while the client continues. Any other request on the uploads' connection first sends
+# what is held.
 #
-# A server that has a bundle before it gains little from having the next one soon, and much from having
-# more in it: what a bundle costs beside its shares (waking up, TLS, the threads that sync, the answer) is
-# as much as five of them, and the client pays as well. So while ``BUSY`` are unanswered one is held for
-# as long as each turn brings more, up to ``BUSY_BYTES`` or ``BUSY_SHARES``; the first turn that brings
-# nothing sends it. No clock is waited for.
+# If a bundle is unanswered, sending the next one soon gains little, and a larger one gains much: the
+# fixed cost of a bundle (waking up, TLS, the threads that sync, the response) equals that of five shares,
+# and the client has such costs, too. So while ``BUSY`` bundles are unanswered, uploads are held while
+# each turn adds more, up to ``BUSY_BYTES`` or ``BUSY_SHARES``. The first turn that adds nothing sends
+# them. There is no timer.
 #
-# A server that says no to a bundle (it was replaced by another that knows none) is not sent one again
-# before it offers it again, and the refused uploads go as ordinary requests.
+# If a server refuses a bundle (because it was replaced by one that does not support them), it gets no
+# bundle until it offers them again, and the refused uploads are sent as ordinary requests.
 
 MAX_SHARE_BYTES = 64 * 1024
 """
-A copy of so much costs less than a request. Files of 100 kB took client and servers a third less than alone
-(measured); with twice as much nothing was gained.
+Largest share in a bundle: copying it costs less than a request. Files of 100 kB took client and servers a
+third less time than separately (measured); twice the size gained nothing.
 """
 
 SEND_BYTES = 16 * 1024
 """
-One TLS record. The smallest files do not come to this in a turn, which begins a dozen of them: a hundred are
-nine bundles for each server. Larger ones would have servers wait for the whole turn.
+One TLS record. A turn begins a dozen of the smallest files, which do not reach this size: a hundred files
+are nine bundles for each server. With a higher limit, servers would wait for the whole turn.
 """
 
 BUSY = 1
 """
-Bundles that are unanswered. With three, which ten servers hardly ever had before them, many small files made
-bundles of 14 shares; with one they have 42, and all processors together a fifth less to do (measured).
+Unanswered bundles from which on more are held. With three, which is rare for ten servers, many small
+files made bundles of 14 shares; with one they have 42 shares, and all processors together have a fifth
+less to do (measured).
 """
 BUSY_BYTES = 120 * 1024
 BUSY_SHARES = 96
 """
-What is sent then. With 72 KiB and 64 shares, as many as servers make durable together, a thirtieth fewer of
-10,000 small files were stored in a second (measured, 11 rounds); with 160 KiB and 128 no more, for less CPU.
+Sizes at which a held bundle is sent then. With 72 KiB and 64 shares, which is what servers sync together,
+a thirtieth fewer of 10,000 small files were stored per second (measured, 11 rounds); with 160 KiB and 128
+shares no more, at less CPU.
 """
 
 
@@ -199,10 +206,11 @@ class OrdinaryRequests:
     The ordinary requests of a server.
 
     Attributes:
-        allocate, write: as in the contract; a write that may have been carried out before says so.
-        store: makes both for whole shares, one behind the other.
-        was_completed: finds out whether a share is there now, of which a repeated write said that it knows no
-            upload.
+        allocate, write: as in the contract; the last argument of ``write`` is whether it may have been
+        carried out before.
+        store: sends both for whole shares, one after the other.
+        was_completed: finds out whether a share is present now, after the response to a repeated write
+            said that there is no upload.
     """
 
     allocate: Callable[[bytes, Numbers, int, UploadSecrets], Deferred[Allocation]]
@@ -213,15 +221,15 @@ class OrdinaryRequests:
 
 class GbsBundles:
     """
-    What is held back for one server, and what was sent in bundles.
+    The uploads that are held for one server, and those sent in bundles.
 
     Args:
-        send: for the uploads' connection.
-        max_bytes: as far as is known beforehand.
-        ordinary: for what cannot go in a bundle after all.
+        send: sends a request on the uploads' connection.
+        max_bytes: as far as it is known in advance.
+        ordinary: for uploads that cannot be sent in a bundle after all.
 
     Attributes:
-        max_bytes: of a bundle that the server takes; 0 if it has not said that it takes any.
+        max_bytes: size of the largest bundle that the server accepts; 0 if it has not offered bundles.
     """
 
     def __init__(
@@ -241,14 +249,14 @@ class GbsBundles:
         self._held: dict[bytes, HeldAllocation | WholeCall] = {}
         self._complete_bytes = self._complete_shares = 0
         self._unanswered = 0
-        self._held_before = 0  # how many were held when the last turn was over
+        self._held_before = 0  # number of held uploads when the last turn was over
         self._turn = Timer(clock, self._turn_over)
 
     def __repr__(self) -> str:
         return f"<GbsBundles of up to {self.max_bytes} bytes, {len(self._held)} held>"
 
     def heard(self, answer: RawResponse) -> None:
-        """Look whether an answer, to an allocation or about the version, offers bundles."""
+        """Check whether a response, to an allocation or a version request, offers bundles."""
         if not self.max_bytes:
             for name, value in answer.header_list:
                 if name == gbs_bundles.HEADER and value.isdigit() and len(value) < 10:
@@ -257,7 +265,9 @@ class GbsBundles:
     def store(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored] | None:
-        """Hold whole shares back, if they are for a bundle, as an allocation and its writes would be."""
+        """
+        Hold whole shares for a bundle, like an allocation and its writes; return None if they do not fit.
+        """
         if not self._may_hold(storage_index, len(shares), share_bytes):
             return None
         upload = BundledUpload(storage_index, secrets, share_bytes, shares.keys(), dict(shares))
@@ -269,10 +279,10 @@ class GbsBundles:
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation] | None:
-        """Hold an allocation back, if it is one for a bundle."""
+        """Hold an allocation for a bundle; return None if it does not fit."""
         if not self._may_hold(storage_index, len(share_numbers), share_bytes):
             return None
-        numbers = frozenset(share_numbers)  # the caller's may change before the turn is over
+        numbers = frozenset(share_numbers)  # the caller's object may change before the turn is over
         upload = BundledUpload(storage_index, secrets, share_bytes, numbers, {})
         held = self._held[storage_index] = HeldAllocation(upload, lambda: self._cancelled(held))
         self._turn.set(0)
@@ -288,7 +298,7 @@ class GbsBundles:
     def write(
         self, storage_index: bytes, share_number: int, data: Pieces, upload_secret: bytes
     ) -> Deferred[WriteAnswer] | None:
-        """Let a write from a share's beginning on join the allocation that is held, if it is all of it."""
+        """Add a write to the held allocation if it is a whole share; otherwise return None."""
         held = self._held.get(storage_index)
         if held is None or isinstance(held, WholeCall):
             return None
@@ -326,12 +336,12 @@ class GbsBundles:
             self.flush()
 
     def flush(self) -> None:
-        """Send all that is held."""
+        """Send all held uploads."""
         if self._held:
             self._send_held(list(self._held.values()))
 
     def give_up(self, reason: Callable[[], Exception]) -> None:
-        """Fail all that is held."""
+        """Fail all held uploads."""
         held, self._held = list(self._held.values()), {}
         self._complete_bytes = self._complete_shares = self._held_before = 0
         self._end_turn_if_empty()
@@ -375,7 +385,7 @@ class GbsBundles:
         request.addBoth(self._ended)
         request.addCallbacks(self._answered, self._failed, (bundle, uploads), {}, (bundle,))
 
-    # Answers.
+    # Responses.
 
     def _ended(self, result: Answered | Failure) -> Answered | Failure:
         self._unanswered -= 1
@@ -431,7 +441,10 @@ class GbsBundles:
     async def _find_out(
         self, upload: BundledUpload, allocation: Allocation, refused: Mapping[int, int]
     ) -> Stored:
-        """Ask what became of shares of which a repeated bundle's answer says that there is no upload."""
+        """
+        Find out what happened to shares for which a repeated bundle's response says that there is no
+        upload.
+        """
         failed = self._refusals(upload, refused)
         for number in [number for number, status in refused.items() if status == 404]:
             error = await self._find_out_one(upload.storage_index, number)
@@ -460,7 +473,7 @@ class GbsBundles:
                 write.fire(WriteAnswer(True))
             elif repeated and status == 404:
                 if number in allocation.already_have:
-                    write.fire(WriteAnswer(True))  # by the first attempt
+                    write.fire(WriteAnswer(True))  # the first attempt has stored it
                 elif write.wanted:
                     write.follow(self._ordinary.was_completed(held.upload.storage_index, number))
             else:
@@ -472,10 +485,10 @@ class GbsBundles:
 
     def _send_apart(self, held: HeldAllocation | WholeCall, repeated: bool = False) -> None:
         """
-        Make ordinary requests for what somebody still waits for.
+        Send ordinary requests for the parts whose callers still wait.
 
         Args:
-            repeated: a bundle may have done it before.
+            repeated: whether a bundle may have carried them out before.
         """
         if not held.is_wanted:
             return
@@ -484,7 +497,7 @@ class GbsBundles:
             held.follow(self._ordinary.store(upload, repeated))
             return
         index, secrets = upload.storage_index, upload.secrets
-        # Also if nobody waits for that any more: writes need it.
+        # Allocate also if that caller no longer waits: the writes need the allocation.
         held.allocation.follow(
             self._ordinary.allocate(index, upload.share_numbers, upload.share_bytes, secrets)
         )
@@ -494,11 +507,11 @@ class GbsBundles:
                 write.follow(self._ordinary.write(index, number, 0, data, secrets.upload, repeated))
 
     def _cancelled(self, held: HeldAllocation | WholeCall, share_number: int | None = None) -> None:
-        """Take back what nobody waits for any more: a share that is held, all of an upload, or a bundle."""
+        """Withdraw what no caller waits for any more: a held share, a whole upload, or a sent bundle."""
         bundle, storage_index = held.bundle, held.upload.storage_index
         if bundle is None:
             if self._held.get(storage_index) is not held:
-                return  # it is just being sent, or failed, and who is told of that cancels the rest
+                return  # it is being sent or failed just now; its caller cancels the other parts
             if share_number is not None and isinstance(held, HeldAllocation):
                 held.upload.shares.pop(share_number, None)
                 held.writes.pop(share_number, None)

@@ -67,23 +67,23 @@ if TYPE_CHECKING:
     from pipegrid.transport.throttle import Throttle
 
 
-# What one server was asked and has not answered, as far as disconnecting has to cancel each by itself.
+# Unanswered questions to one server, which disconnecting must cancel one by one.
 #
-# Those are questions. Changes stand with the connection that carries them, or with what they wait for.
+# Only questions are tracked here. Changes end with their connection, or with what they wait for.
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 CUT_OFF_ATTEMPTS = 3
-"""A short answer that was cut off (or is nonsense, who knows) is asked for so many times."""
+"""Attempts for a short response that was interrupted or invalid."""
 
 
 class PendingQuestions:
     """
-    Of one server.
+    The unanswered questions to one server.
 
     Attributes:
-        disconnected: nothing is asked any more.
+        disconnected: whether questions are refused.
     """
 
     def __init__(self, server: str) -> None:
@@ -96,7 +96,7 @@ class PendingQuestions:
         return len(self._waiting)
 
     def track(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
-        """Ask, and know of it until it has fired, been cancelled or failed; not when it is disconnected."""
+        """Ask, and track the question until it fires, fails or is cancelled; fails if disconnected."""
         if self.disconnected:
             return fail(self.gone())
         waiting = start()
@@ -104,14 +104,14 @@ class PendingQuestions:
         return waiting.addBoth(self._answered, waiting)
 
     def give_up(self) -> None:
-        """Cancel everything; who waits for it hears why."""
+        """Cancel all questions; their callers get ``gone``."""
         self.disconnected = self._leaving = True
         for waiting in list(self._waiting):
             waiting.cancel()
         self._leaving = False
 
     def gone(self) -> ServerUnreachable:
-        """Return what everybody is told."""
+        """Return the error that all callers get."""
         return disconnected(self._server)
 
     def _answered(self, result: R, waiting: Deferred[Any]) -> R | Failure:
@@ -124,17 +124,19 @@ class PendingQuestions:
 def until_whole(
     ask: Callable[[], Deferred[RawResponse]], attempts: int = CUT_OFF_ATTEMPTS
 ) -> Deferred[RawResponse]:
-    """Ask, and again if the answer was cut off."""
+    """Ask, and ask again if the response was interrupted."""
 
     def again(failure: Failure) -> Any:
-        # Not ``trap``, which raises: each get cancels a question, and frames would keep all of it.
+        # Not ``trap``, which raises: each get cancels a question, and the frames would keep its data in
+        # memory.
         return until_whole(ask, attempts - 1) if failure.check(ResponseError) else failure
 
     answer: Deferred[Any] = ask()
     return answer.addErrback(again) if attempts > 1 else answer
 
 
-# Reading from every share of a slot over HTTPS, where each read is a request: the expected ones at once.
+# Reading from every share of a slot over HTTPS, where each read is a request: expected shares are read at
+# once.
 
 
 async def read_slot(
@@ -165,18 +167,18 @@ async def read_slot(
     return found
 
 
-# Asking one server about many files in one message, as long as it takes that; see ``transport.surveys``.
+# Asking one server about many files in one request, if it supports that; see ``transport.surveys``.
 
 NO_SURVEYS = (404, 405)
-"""What a server says to a survey that knows none."""
+"""Statuses of a server that does not support surveys."""
 
 
 class GbsSurveys:
     """
-    Of one server.
+    The surveys of one server.
 
     Attributes:
-        taken: it has not refused one yet.
+        taken: whether the server has refused no survey yet.
     """
 
     def __init__(self, requests: GbsRequests, answers: GbsAnswers) -> None:
@@ -186,7 +188,9 @@ class GbsSurveys:
         self._asked = False
 
     def may_offer(self) -> bool:
-        """Whether to ask what the server takes: once, for the next time."""
+        """
+        Return whether to ask, once, which requests the server supports; the response serves later calls.
+        """
         if self._asked or not self.taken:
             return False
         self._asked = True
@@ -195,7 +199,7 @@ class GbsSurveys:
     def ask(
         self, send: Callable[[RawRequest], Deferred[RawResponse]], questions: Sequence[Question]
     ) -> Deferred[list[Surveyed | ServerError] | None]:
-        """Ask; fires with None if the server takes none after all."""
+        """Send the questions; fires with None if the server does not support surveys after all."""
 
         def unpack(answer: RawResponse) -> list[Surveyed | ServerError] | None:
             if answer.status in NO_SURVEYS:
@@ -206,28 +210,30 @@ class GbsSurveys:
         return send(self._requests.survey(questions)).addCallback(unpack)
 
 
-# A storage server across the network: the contract over HTTPS, as servers really behave.
+# A storage server across the network: the contract over HTTPS, as servers implement it.
 #
 # Which connection carries what:
 #
 # =============================  ===================================================================
-# allocate, write, abort         one connection, in order, none waiting for another (``replaying``)
-# read-test-writes               the same one; those that only read take the pool
-# lists, short reads, leases,    a pool of a few (``http11.host_pool``), each with at most 60 KB of answers
-# complaints, the version        outstanding, or one long answer behind such
-# streams                        the same pool, each the last on its connection, which is paused with its
-#                                consumer; ``streams`` sees to it that others are left
+# allocate, write, abort         one connection, in order, without waiting for responses
+# read-test-writes               the same one; those that only read use the pool
+# lists, short reads, leases,    a pool of a few (``http11.host_pool``), each with at most 60 KB of
+# advisories, the version        outstanding responses, or one long response after such
+# streams                        the same pool, each the last on its connection, which is paused with
+#                                its consumer; ``GbsStreams`` keeps other connections free
 # =============================  ===================================================================
 #
-# So the first burst of a get, a list and the predicted share behind it, goes out on one connection.
+# So the first requests of a get, for a list and for the expected share, are sent on one connection.
 #
-# Between connections the contract's order is kept by ``order``; ``requests`` and ``answers`` know the
-# protocol, ``uploads`` what changes shares, ``http11`` HTTP. Connections are made when they are first needed,
-# and close when they idle.
+# ``ordered_requests`` keeps the contract's order between connections. ``requests`` and ``answers`` know
+# the protocol, ``uploads`` the changes of shares, ``http11`` HTTP. Connections are established when first
+# needed, and close when idle.
 
 
 BEHIND_BYTES = 64 * 1024
-"""Up to here a read may stand behind a change on the uploads' connection; a longer one waits for it."""
+"""
+Up to this size a read may follow a change on the uploads' connection; a longer one waits for the change.
+"""
 
 
 class GbsServer:
@@ -235,13 +241,15 @@ class GbsServer:
     Implements ``transport.interface.StorageServer`` over HTTPS.
 
     Args:
-        identity: who it is.
-        nurl: where it is; its secret goes with every request.
-        endpoints: makes the endpoint for one more connection, with TLS to the owner of the NURL's
-            key and nobody else; ``endpoints_for`` is the real one.
-        clock: for all patience.
-        bundle_bytes: of the longest bundle that it was said to take, if it was; its answers tell, too.
-        open_beside: makes a server that speaks Foolscap with it, if it does; see ``foolscapbeside``.
+        identity: the server's identity.
+        nurl: the server's address; its secret is sent with every request.
+        endpoints: returns the endpoint for another connection, with TLS to the owner of the NURL's key
+            only; in production ``endpoints_for``.
+        clock: for all time limits.
+        bundle_bytes: the largest bundle that the server's announcement offers, or 0; its responses may
+            offer bundles, too.
+        open_beside: creates a server object that uses Foolscap, if the server has a fURL; see
+            ``FoolscapOffload``.
     """
 
     def __init__(
@@ -280,17 +288,17 @@ class GbsServer:
 
     @property
     def round_trip_s(self) -> float | None:
-        """The shortest round trip that the connection for uploads has seen; None if it has seen none."""
+        """The shortest round trip measured on the uploads' connection; None if there is none."""
         return self._uploads.round_trip_s
 
     @property
     def last_activity_s(self) -> float:
-        """When bytes last came from it or went to it, by the clock."""
+        """When bytes last came from the server or went to it, by the clock."""
         beside_s = -math.inf if self._beside is None else self._beside.last_activity_s
         return max(self._uploads.last_activity_s, self._reads.last_activity_s, beside_s)
 
     def version(self) -> Deferred[ServerVersion]:
-        """Ask what the server says of itself."""
+        """Ask the server for its version and limits."""
         return self._asked.track(
             lambda: self._question(self._requests.version()).addCallback(
                 self._uploads.heard, self._answers.version
@@ -303,10 +311,10 @@ class GbsServer:
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """
-        Ask for room; see the contract.
+        Request space; see the contract.
 
-        A repeated request may find the shares allocated by its first attempt, and then a Tahoe server
-        mentions them in neither set, as it does those of others: writes show whose they are.
+        A repeated request may find the shares allocated by its first attempt. Then a Tahoe-LAFS server
+        lists them in neither set, like shares that other clients upload: the writes show whose they are.
         """
         if self._asked.disconnected:
             return fail(self._asked.gone())
@@ -335,12 +343,15 @@ class GbsServer:
 
     @property
     def whole_bytes(self) -> int:
-        """As long as goes in a bundle; without bundles its requests go one behind the other."""
+        """The largest share for a bundle; a server without bundles gets the requests one after another."""
         return MAX_SHARE_BYTES
 
     @property
     def appetite(self) -> SmallFileCapacity:
-        """Any number, if they go in bundles; few, while another way is being made."""
+        """
+        Any number of small files if they go in bundles; few while the Foolscap connection is being
+        established.
+        """
         if self.takes_bundles:
             return SmallFileCapacity.ANY
         return SmallFileCapacity.COUNTED if self._beside is None else self._beside.appetite
@@ -352,7 +363,7 @@ class GbsServer:
 
     @property
     def takes_bundles(self) -> bool:
-        """Whether its answers, or its announcement, have said so."""
+        """Whether the server's responses or its announcement have offered bundles."""
         return self._uploads.bundle_bytes > 0
 
     def store_whole(
@@ -370,14 +381,14 @@ class GbsServer:
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
-        """Forget an unfinished upload; see the contract."""
+        """Abort an unfinished upload; see the contract."""
         abort = partial(self._uploads.abort, storage_index, share_number, upload_secret)
         return self._change(storage_index, share_number, abort)
 
     def _change(
         self, storage_index: bytes, number: int | None, start: Callable[[], Deferred[T]]
     ) -> Deferred[T]:
-        """Send a change when its turn has come; ``disconnect`` finds it where it stands then."""
+        """Send a change in its turn; ``disconnect`` fails it wherever it waits."""
         if self._asked.disconnected:
             return fail(self._asked.gone())
         return self._order.change(storage_index, number, start)
@@ -393,7 +404,7 @@ class GbsServer:
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """Read from a complete share; see the contract."""
-        # A range cannot be empty: to learn whether the share is there a byte has to be asked for.
+        # A range cannot be empty, so at least one byte is requested to find out whether the share exists.
         request, unpack = self._read(storage_index, share_number, offset, length)
         if length <= BEHIND_BYTES:
             return self._ask(storage_index, share_number, request, unpack)
@@ -411,7 +422,10 @@ class GbsServer:
         length: int,
         mutable: bool = False,
     ) -> tuple[RawRequest, Callable[[RawResponse], bytes]]:
-        """Return a request for at least one byte, and what makes of its answer those that are wanted."""
+        """
+        Return a request for at least one byte, and a function that extracts the wanted bytes from its
+        response.
+        """
         wanted = max(1, length)
 
         def unpack(answer: RawResponse) -> bytes:
@@ -448,16 +462,17 @@ class GbsServer:
 
     @property
     def is_known_to_take_surveys(self) -> bool:
-        """Whether surveys are tried: it takes bundles, and has not refused one yet."""
+        """Whether surveys are sent: the server supports bundles, and has refused no survey yet."""
         return self._uploads.bundle_bytes > 0 and self._surveys.taken
 
     def survey(
         self, questions: Sequence[Question]
     ) -> Deferred[list[Surveyed | ServerError] | None] | None:
         """
-        Ask about many files in one message, if the server takes surveys; see ``transport.surveys``.
+        Ask about many files in one request, if the server supports surveys; see ``transport.surveys``.
 
-        One that has not said what it takes is asked for that, once, for the next time.
+        If it is not known what the server supports, the server is asked once, and the result serves later
+        calls.
         """
         if not self.is_known_to_take_surveys:
             if self._surveys.may_offer():
@@ -468,7 +483,7 @@ class GbsServer:
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
-        """Tell the operator that a share looked corrupt."""
+        """Report a corrupt share to the server's operator."""
         request = self._requests.advise_corrupt_share(storage_index, share_number, reason)
         unpack = partial(self._answers.advised, share_number=share_number)
         return self._ask(storage_index, share_number, request, unpack)
@@ -490,7 +505,10 @@ class GbsServer:
         )
 
     def _question(self, request: RawRequest) -> Deferred[RawResponse]:
-        """Send a request by the pool, which repeats what had no answer, and again if one was cut off."""
+        """
+        Send a request through the pool, which repeats unanswered requests, and again if the response was
+        interrupted.
+        """
         return until_whole(partial(self._reads.request, request))
 
     # Slots.
@@ -498,7 +516,7 @@ class GbsServer:
     def read_test_write(
         self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
     ) -> Deferred[SlotResult]:
-        """Test, read and write a slot; sent again after a loss, for what that means see the contract."""
+        """Test, read and write a slot; sent again after a lost connection, which the contract explains."""
         request = self._requests.read_test_write(storage_index, secrets, changes, reads)
         limit_bytes = self._requests.slot_answer_bytes(reads)
 
@@ -529,23 +547,25 @@ class GbsServer:
         return self._ask(storage_index, share_number, request, unpack)
 
     def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Add or renew a lease on every share of a slot; one request is for both kinds of shares."""
+        """
+        Add or renew a lease on every share of a slot; the request is the same for both kinds of shares.
+        """
         return self.add_lease(storage_index, lease)
 
     def advise_corrupt_slot_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
-        """Tell the operator that a mutable share looked corrupt."""
+        """Report a corrupt mutable share to the server's operator."""
         request = self._requests.advise_corrupt_share(
             storage_index, share_number, reason, mutable=True
         )
         unpack = partial(self._answers.advised, share_number=share_number)
         return self._ask(storage_index, share_number, request, unpack)
 
-    # The end.
+    # Disconnecting.
 
     def disconnect(self) -> Deferred[None]:
-        """Give up connections and unanswered requests; fires when all are gone."""
+        """Close connections and fail unanswered requests; fires when all are closed."""
         self._asked.give_up()
         self._order.give_up(self._asked.gone)
         beside = [] if self._beside is None else [self._beside.disconnect()]
@@ -553,13 +573,14 @@ class GbsServer:
         return DeferredList(gone).addCallback(lambda _: None)
 
 
-# TCP to a host of which only a name or only an address is known.
+# TCP to a host that is given by name or by address.
 #
-# A name needs Twisted's ``HostnameEndpoint``, which looks it up and tries what it finds. Its module imports
-# plugins, archives and processes, a tenth of what a short command imports: an address has no need of that.
+# A name needs Twisted's ``HostnameEndpoint``, which looks it up and tries the addresses. Its module
+# imports plugins, archives and processes, a tenth of what a short command imports; an address does not
+# need it.
 
 TIMEOUT_S = 30
-"""As Twisted's endpoints have it; whoever has less patience cancels."""
+"""As for Twisted's endpoints; a caller with a shorter time limit cancels."""
 
 
 def endpoint_for(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
@@ -575,10 +596,10 @@ def endpoint_for(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
 @implementer(IStreamClientEndpoint)
 class AddressEndpoint:
     """
-    TCP to an address, IPv4 or IPv6.
+    TCP to an IPv4 or IPv6 address.
 
     Args:
-        reactor: makes the connection.
+        reactor: establishes the connection.
     """
 
     def __init__(self, reactor: IReactorTCP, host: str, port: int) -> None:
@@ -587,14 +608,14 @@ class AddressEndpoint:
         self._port = port
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; fires with the protocol once it has its transport. Cancelling gives up."""
+        """Connect; fires with the protocol once it has its transport. Can be cancelled."""
         attempt = _Attempt(protocolFactory)
         attempt.connector = self._reactor.connectTCP(self._host, self._port, attempt, TIMEOUT_S)
         return attempt.made
 
 
 class _Attempt(ClientFactory):
-    """One connection until it is made; the factory that it is for never hears of it otherwise."""
+    """One connection attempt; isolates the protocol's factory from connection events."""
 
     noisy = False
 
@@ -621,10 +642,10 @@ class _Attempt(ClientFactory):
 
 class _Introduction(TwistedProtocol):
     """
-    Gives a new transport its protocol, and says so afterwards.
+    Gives a new transport its protocol, and fires ``made`` afterwards.
 
-    What stands between the two, such as a wrapper that counts bytes, may go on telling this one, which
-    tells it on.
+    Objects between the two, such as a wrapper that counts bytes, may continue to call this protocol,
+    which forwards the calls.
     """
 
     def __init__(self, protocol: Any, made: Deferred[IProtocol]) -> None:
@@ -644,7 +665,7 @@ class _Introduction(TwistedProtocol):
         self._protocol.connectionLost(reason)
 
 
-# The way to a server over HTTPS: TCP, and TLS to the owner of its NURL's key and nobody else.
+# Endpoints for a server over HTTPS: TCP, and TLS to the owner of its NURL's key only.
 
 
 def endpoints_for_all(
@@ -656,10 +677,11 @@ def endpoints_for_all(
     told: Callable[[bool], None] = lambda usable: None,
 ) -> Callable[[], IStreamClientEndpoint]:
     """
-    Return the same for a server with several NURLs: all are tried, the first one first.
+    Return a function that returns endpoints for a server with several NURLs: all are tried, the first one
+    first.
 
     Args:
-        told: when a connection is made, and when it is usable; see ``Alternatives``.
+        told: called when a connection is established, and when it is usable; see ``Alternatives``.
     """
     return Alternatives(
         [endpoints_for(reactor, each, server, throttle, ahead) for each in nurls], told
@@ -674,13 +696,14 @@ def endpoints_for(
     ahead: Preconnector | None = None,
 ) -> Callable[[], IStreamClientEndpoint]:
     """
-    Return what makes endpoints to the owner of a NURL's key: TCP, and TLS pinned to that key.
+    Return a function that returns endpoints for the owner of a NURL's key: TCP, and TLS pinned to that
+    key.
 
     Args:
-        ahead: has connections that may be made already; they are not used where there is a throttle.
+        ahead: has connections that may be established already; not used with a throttle.
 
     Raises:
-        UsageError: the way leads through Tor.
+        UsageError: the server is reached through Tor.
     """
     if nurl.leads_through_tor:
         raise UsageError(f"{server} is reached through Tor only, which is not supported yet")

@@ -1,22 +1,6 @@
 """
-Many small files, and leases, for a server that offers Foolscap beside HTTPS, and takes no bundles.
-
-A request costs such a server of Tahoe-LAFS's 2.6 ms of processor time and more, a small share needs two, and
-where many come at once the server's processor is all that they wait for. The same share over Foolscap, three
-calls, costs it a third of that. So where a crowd of uploads is under way, and does not end, whole
-small shares go over Foolscap, and the leases that a check of many files asks for, one call each. Fewer, and
-everything else, do not: over HTTPS a put is one round trip, here it is three.
-
-* **HTTPS has the last word.** What Foolscap does not simply do (the server is not reached, refuses, or
-  has an unfinished upload) is asked for again over HTTPS, as if nothing had been sent before.
-* **No share is closed before its bytes are acknowledged**: a server would make a share visible that its
-  full disk has not taken, and the second try would find it there.
-* **No file waits for it.** It is connected when the server has shown that it takes no bundles, and a crowd is
-  expected, or has come; a few uploads go over HTTPS meanwhile; if that fails, all stays there. What was
-  lost, be it while nobody stored, is connected again in the same way. Leases do wait, for ``SOON_S`` at most:
-  the questions that they come with are answered over HTTPS meanwhile.
-* **Order.** Two connections have none, so such a store waits for everything before it that concerns the same
-  storage index, and everything behind it waits (``order``).
+Many small files, and leases, for a server that offers Foolscap in addition to HTTPS, and supports no
+bundles.
 """
 
 from __future__ import annotations
@@ -38,32 +22,41 @@ from pipegrid.wire.messages import Allocation, LeaseSecrets, Shares, Stored, Upl
 T = TypeVar("T")
 
 CROWD = 8
-"""Uploads, or leases, under way at one server. As few as ``flow.concurrency`` allows of a crowd are more."""
+"""
+Pending uploads, or leases, at one server, from which on Foolscap is used. ``SmallFileCapacity.FEW``
+allows fewer than this.
+"""
 
 AGAIN_S = 60.0
-"""After a connection that failed, or was lost, so long HTTPS is all; and so long a crowd is expected."""
+"""
+How long only HTTPS is used after a connection that failed or was lost; and how long an expected crowd
+counts.
+"""
 
 SOON_S = 3.0
 """
-So long few uploads are under way over HTTPS while the connection is being made, which takes seven round trips
-or eight. Where the server had a crowd to work off meanwhile, each of them waited behind part of it: ten
-servers on two cores were connected after 5.4 to 6.1 s.
+How long only few uploads are pending over HTTPS while the Foolscap connection is being established, which
+takes seven or eight round trips. If the server had a crowd to process meanwhile, each round trip would
+wait for a part of it: ten servers on two cores were connected after 5.4 to 6.1 s.
 """
 
 
 class StoresBeside(StorageServer, Protocol):
-    """A server on a connection of its own, which says whether that is up, and whose leases are one call."""
+    """
+    A server with a separate connection, which reports whether it is connected, and whose leases are one
+    call.
+    """
 
     @property
     def is_connected(self) -> bool:
-        """Whether a call would leave at once."""
+        """Whether a call would be sent at once."""
 
     @property
     def last_activity_s(self) -> float:
-        """When it last answered anything, by the clock."""
+        """When the server last responded, by the clock."""
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Add or renew a lease on every share of the index; it may not tell that there are none."""
+        """Add or renew a lease on every share of the index; may not report that there are none."""
 
 
 Store = Callable[[bytes, Shares, int, UploadSecrets], Deferred[Stored]]
@@ -72,11 +65,28 @@ Lease = Callable[[bytes, LeaseSecrets], Deferred[None]]
 
 class FoolscapOffload:
     """
-    The other way to one server: its Foolscap, beside its HTTPS.
+    The Foolscap connection to one server, used in addition to HTTPS.
+
+    A request costs a Tahoe-LAFS server 2.6 ms of processor time and more, a small share needs two, and
+    when many arrive at the same time the server's processor is the bottleneck. The same share over
+    Foolscap takes three calls and a third of that time. So while a crowd of uploads is pending and does
+    not end, whole small shares go over Foolscap, and so do the leases of a check of many files, one call
+    each. Fewer uploads, and all else, do not: over HTTPS a put is one round trip, over Foolscap three.
+
+    * **HTTPS decides.** Requests that fail over Foolscap (the server is not reached, refuses, or has an
+      unfinished upload) are sent again over HTTPS, as if nothing had been sent before.
+    * **No share is closed before its bytes are acknowledged**: a server would make a share visible whose
+      bytes its full disk has not stored, and the retry would find it.
+    * **No file waits for the connection.** It is established when the server has shown that it supports
+      no bundles, and a crowd is expected or present. Meanwhile a few uploads use HTTPS; if connecting
+      fails, all do. A lost connection is established again in the same way. Leases do wait, for
+      ``SOON_S`` at most; the questions that accompany them are sent over HTTPS meanwhile.
+    * **Order.** Two connections have no common order, so such a store waits for all earlier operations on
+      the same storage index, and later ones wait for it (``GbsOrder.alone``).
 
     Args:
-        open_server: makes a server that speaks Foolscap, and closes shares when their bytes are acknowledged;
-            called when there is a crowd.
+        open_server: creates a server object that uses Foolscap and closes shares when their bytes are
+            acknowledged; called when there is a crowd.
     """
 
     def __init__(self, clock: IReactorTime, open_server: Callable[[], StoresBeside]) -> None:
@@ -84,43 +94,44 @@ class FoolscapOffload:
         self._open_server = open_server
         self._server: StoresBeside | None = None
         self._under_way = 0
-        self._crowd = 0  # how many have come since there was none
+        self._crowd = 0  # uploads since none was pending
         self._expected_since_s: float | None = None
         self._is_up = False
         self._not_before_s: float | None = None
         self._connecting_since_s: float | None = None
-        self._held: Waiters[None] = Waiters()  # leases, while it is being connected
+        # leases that wait while the connection is being established
+        self._held: Waiters[None] = Waiters()
         self._patience = Timer(clock, self._let_go)
 
     @property
     def whole_bytes(self) -> int:
-        """How long a share may be to go this way now; 0: it had better not."""
+        """The largest share to send over Foolscap now; 0: none."""
         server = self._usable
         return 0 if server is None or self._under_way < CROWD else server.whole_bytes
 
     @property
     def last_activity_s(self) -> float:
-        """When it last answered anything, by the clock."""
+        """When the server last responded over Foolscap, by the clock."""
         return -math.inf if self._server is None else self._server.last_activity_s
 
     @property
     def _usable(self) -> StoresBeside | None:
-        """The server, if its connection was made and is up."""
+        """The server, if its connection was established and is up."""
         server = self._server
         return server if self._is_up and server is not None and server.is_connected else None
 
     def expect(self, objects: int) -> None:
-        """So many small objects are about to be stored, here and elsewhere."""
+        """Prepare for this number of small objects, which will be stored here and on other servers."""
         if objects >= MANY and self._usable is None and self._may_try():
             self._expected_since_s = self._clock.seconds()
 
     def count(self, upload: Deferred[T]) -> Deferred[T]:
-        """Count an upload as under way until it fires."""
+        """Count an upload as pending until it fires."""
         self._began()
         return upload.addBoth(self._ended)
 
     def watch(self, upload: Deferred[T], takes_bundles: Callable[[], bool]) -> Deferred[T]:
-        """Count an upload over HTTPS; its answer has shown what the server takes, and it may be time."""
+        """Count an upload over HTTPS; when it succeeds, connect if that is worth it now."""
 
         def answered(result: T) -> T:
             if not takes_bundles():
@@ -140,7 +151,7 @@ class FoolscapOffload:
         return result
 
     def offer(self) -> None:
-        """The server takes no bundles: connect, if the crowd is large and nothing speaks against it."""
+        """Connect if the crowd is large and no recent attempt failed; the server supports no bundles."""
         expected = self._began_within(self._expected_since_s, AGAIN_S)
         is_crowd = self._under_way >= CROWD and self._crowd >= MANY
         if self._usable is not None or not (expected or is_crowd) or not self._may_try():
@@ -156,7 +167,7 @@ class FoolscapOffload:
 
     @property
     def appetite(self) -> SmallFileCapacity:
-        """Few uploads, while it is about to be connected and that has not taken long yet."""
+        """Few uploads while the connection is being established and that has not taken long yet."""
         begun = self._expected_since_s, self._connecting_since_s
         soon = any(self._began_within(since_s, SOON_S) for since_s in begun)
         return SmallFileCapacity.FEW if soon else SmallFileCapacity.COUNTED
@@ -200,10 +211,10 @@ class FoolscapOffload:
         Store whole shares; see the contract.
 
         Args:
-            over_https: stores what does not go this way.
+            over_https: stores the shares that Foolscap has not stored.
         """
         server = self._usable
-        if server is None:  # lost, while this waited for its turn
+        if server is None:  # the connection was lost while this call waited for its turn
             return await over_https(storage_index, shares, share_bytes, secrets)
         try:
             first = await server.store_whole(storage_index, shares, share_bytes, secrets)
@@ -221,14 +232,15 @@ class FoolscapOffload:
 
     def lease(self, over_https: Lease, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """
-        Add or renew a lease on every share of an index; it may not be told that there are none.
+        Add or renew a lease on every share of an index; may not report that there are none.
 
-        Not ordered with anything. To be called where the server does not take bundles, as far as is known.
+        Not ordered with other operations. Call this only for a server that is not known to support
+        bundles.
 
         Args:
-            over_https: asks for what does not go this way.
+            over_https: sends the request over HTTPS.
         """
-        self._began()  # first: what is sent depends on how many there are
+        self._began()  # first, since the choice depends on the number of pending requests
         return self._lease(over_https, storage_index, lease).addBoth(self._ended)
 
     @as_deferred
@@ -253,7 +265,7 @@ class FoolscapOffload:
             self._not_before_s = self._clock.seconds() + AGAIN_S
 
     def disconnect(self) -> Deferred[None]:
-        """Give the connection up; fires when it is gone."""
+        """Close the connection; fires when it is closed."""
         self._is_up = False
         self._let_go()
         return succeed(None) if self._server is None else self._server.disconnect()

@@ -1,25 +1,4 @@
-"""
-The contract's order, kept over several connections.
-
-On one connection a server carries requests out in order; between two there is no order. Uploads have one
-connection, questions have others, so that a question need not stand behind megabytes. That shows only
-where a question and a change are about the same share at the same time:
-
-* a question behind an unanswered change takes the uploads' connection, which keeps them in order; a long
-  answer does not belong there, so what asks for one waits for the change;
-* a change behind an unanswered question waits for the answer (of a long one: for its beginning).
-
-Nothing else waits. An allocation changes nothing that a question could see, a write nothing but its own
-share and the list of all. So a put, or a get, or a repair that does both, never waits here: it reads
-other shares than it writes.
-
-**One book.** A change that was sent stands in the book of the connection that it was sent on, which knows in
-which order answers are owed. Here it is only counted: how many changes of which share are unanswered. What
-stands here is what has not been sent, and the questions.
-
-``transport.operation_order`` is another thing: it carries operations out one behind the other where
-nothing beneath keeps them in order. Here connections do, and there is only to choose between them.
-"""
+"""The contract's order of operations, kept over several connections."""
 
 from __future__ import annotations
 
@@ -33,13 +12,14 @@ T = TypeVar("T")
 
 class _Operation:
     """
-    A question that has no answer yet, or a change that has not been sent.
+    A question without a response, or a change that was not sent yet.
 
     Attributes:
-        number: the share, or None for a question about all of them, or a change of several.
-        changes: what kind it is.
-        alone: it goes another way than all else, where nothing keeps order: it waits, and is waited for.
-        gate: fires when it may be sent; None once that is so.
+        number: the share, or None for a question about all shares, or a change of several.
+        changes: whether it is a change.
+        alone: it uses another connection, without order: it waits for earlier operations, and later ones
+            wait for it.
+        gate: fires when it may be sent; None once it was.
     """
 
     __slots__ = ("alone", "changes", "gate", "number")
@@ -51,11 +31,13 @@ class _Operation:
         self.gate: Deferred[None] | None = None
 
     def holds_up(self, other: _Operation) -> bool:
-        """Whether anybody could tell if the other one, which came later, were sent at once."""
+        """
+        Return whether sending the other operation, which came later, at once could have a visible effect.
+        """
         if self.alone or other.alone:
             return True
         if self.changes and other.changes:
-            # Both take the uploads' connection; only what is not sent yet can be overtaken.
+            # Both use the uploads' connection; only a change that was not sent yet can be overtaken.
             return self.number == other.number
         if not self.changes and not other.changes:
             return False
@@ -64,11 +46,11 @@ class _Operation:
 
 class _Index:
     """
-    What is unanswered of one storage index.
+    Unanswered operations on one storage index.
 
     Attributes:
-        sent: how many changes were sent, by the share (None: several).
-        pending: all else, in order.
+        sent: maps a share (None: several) to the number of its changes that were sent.
+        pending: all other operations, in order.
     """
 
     __slots__ = ("pending", "sent")
@@ -78,12 +60,12 @@ class _Index:
         self.pending: dict[_Operation, None] = {}
 
     def changes(self, number: int | None) -> bool:
-        """Whether changes that were sent might be seen by a question."""
+        """Return whether a question could see changes that were sent."""
         sent = self.sent
         return bool(sent) and (number is None or number in sent or None in sent)
 
     def send(self, operation: _Operation) -> None:
-        """It may be sent; a change is no longer kept here."""
+        """Record that an operation may be sent; a sent change is only counted."""
         operation.gate = None
         if operation.changes:
             self.sent[operation.number] = self.sent.get(operation.number, 0) + 1
@@ -92,7 +74,7 @@ class _Index:
             self.pending[operation] = None
 
     def end(self, operation: _Operation) -> bool:
-        """It has ended; returns False if that is not news."""
+        """Record the end of an operation; return False if it had ended before."""
         if operation.changes and operation.gate is None:
             left = self.sent.pop(operation.number) - 1
             if left:
@@ -105,7 +87,27 @@ class _Index:
 
 
 class GbsOrder:
-    """What must wait for what, by storage index."""
+    """
+    Decides which operation waits for which, by storage index.
+
+    On one connection a server carries requests out in order; between two there is no order. Uploads have
+    one connection, questions have others, so that a question need not wait for megabytes. The difference
+    is visible only if a question and a change concern the same share at the same time:
+
+    * A question after an unanswered change is sent on the uploads' connection, which keeps the order. A
+      long response would block that connection, so a question with a long response waits for the change.
+    * A change after an unanswered question waits for the response (of a long one: for its beginning).
+
+    Nothing else waits. An allocation has no effect that a question could see, and a write affects only
+    its own share and the list of shares. So puts, gets and repairs never wait here: a repair reads other
+    shares than it writes.
+
+    A change that was sent is recorded by its connection, which knows the order of outstanding responses;
+    here its share is only counted. This class records the changes that were not sent, and the questions.
+
+    ``transport.operation_order`` differs: it carries operations out one after another where no lower
+    layer keeps their order. Here connections keep it, and this class only chooses between them.
+    """
 
     def __init__(self) -> None:
         self._indexes: dict[bytes, _Index] = {}
@@ -117,19 +119,21 @@ class GbsOrder:
 
     @property
     def held(self) -> int:
-        """How many changes have not been sent."""
+        """Number of changes that were not sent."""
         indexes = self._indexes.values()
         return sum(each.changes for index in indexes for each in index.pending)
 
     def change(
         self, storage_index: bytes, number: int | None, start: Callable[[], Deferred[T]]
     ) -> Deferred[T]:
-        """Send a change of a share (None: several), now or behind the questions that might see it."""
+        """Send a change of a share (None: several), now or after the questions that could see it."""
         return self._submit(storage_index, _Operation(number, True), start)
 
     def alone(self, storage_index: bytes, start: Callable[[], Deferred[T]]) -> Deferred[T]:
-        """Make a change that goes another way, behind all before it; what follows waits for its end."""
-        # It stays in this book until its end, as questions do.
+        """
+        Send a change on another connection, after all earlier operations; later ones wait for its end.
+        """
+        # It stays in ``pending`` until its end, as questions do.
         return self._submit(storage_index, _Operation(None, False, alone=True), start)
 
     def ask(
@@ -154,11 +158,11 @@ class GbsOrder:
         self, storage_index: bytes, number: int, start: Callable[[Callable[[], None]], Deferred[T]]
     ) -> Deferred[T]:
         """
-        Send a question with a long answer, now or behind the end of changes that it might see.
+        Send a question with a long response, now or after the changes that it could see.
 
         Args:
-            start: is given a function to call when the answer begins: the question has then been
-                carried out, and changes may follow.
+            start: gets a function to call when the response begins: the question was carried out then,
+                and changes may follow.
         """
         operation = _Operation(number, False)
         return self._submit(
@@ -166,7 +170,7 @@ class GbsOrder:
         )
 
     def give_up(self, reason: Callable[[], Exception]) -> None:
-        """Fail the changes that have not been sent."""
+        """Fail the changes that were not sent."""
         for index in list(self._indexes.values()):
             for operation in list(index.pending):
                 gate = operation.gate
@@ -178,7 +182,7 @@ class GbsOrder:
     ) -> Deferred[T]:
         result: Deferred[T]
         index = self._indexes.get(storage_index)
-        if index is None:  # as mostly: there is nothing to hold it up
+        if index is None:  # the usual case: there is nothing to wait for
             index = self._indexes[storage_index] = _Index()
             held_up = False
         else:
@@ -205,7 +209,7 @@ class GbsOrder:
     def _end(self, storage_index: bytes, operation: _Operation) -> None:
         index = self._indexes.get(storage_index)
         if index is None or not index.end(operation):
-            return  # it ended before, by the beginning of its answer
+            return  # it ended before, when its response began
         if not index.pending:
             if not index.sent:
                 del self._indexes[storage_index]
@@ -215,7 +219,8 @@ class GbsOrder:
         for each in list(index.pending):
             gate = each.gate
             if gate is not None:
-                # Whatever it waits for came before it: nothing that it could see is sent while it waits.
+                # Everything that it waits for came earlier: nothing that it could see is sent while it
+                # waits.
                 seen = not each.changes and index.changes(each.number)
                 if not seen and not any(one.holds_up(each) for one in earlier):
                     freed.append(gate)
