@@ -100,6 +100,12 @@ class FailoverTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(first), frozenset({1}))
         self.assertEqual(self.chosen, ["route 0"])
 
+    def test_last_activity(self) -> None:
+        """The activity of a route counts, or a transfer would give up a server that is busy with others."""
+        self.server.list_shares(SI)
+        setattr(self.opened[0][0], "last_activity_s", 7.0)  # noqa: B010  only servers of a network have it
+        self.assertEqual(getattr(self.server, "last_activity_s", None), 7.0)
+
     def test_refused(self) -> None:
         """Others are asked at once; calls follow in their order, and what comes later goes there."""
         calls: list[Deferred[Any]] = [self.server.list_shares(SI), self.server.read(SI, 1, 0, 9)]

@@ -197,10 +197,12 @@ class FailoverServer:
     # Members that only some servers have.
 
     @property
-    def last_sign_s(self) -> float:
+    def last_activity_s(self) -> float:
         """When bytes last came from the server or went to it, by the clock."""
-        signs_s = [getattr(each, "last_sign_s", -math.inf) for each in self._servers.values()]
-        return max(signs_s, default=-math.inf)
+        activity_s = [
+            getattr(each, "last_activity_s", -math.inf) for each in self._servers.values()
+        ]
+        return max(activity_s, default=-math.inf)
 
     @property
     def round_trip_s(self) -> float | None:
