@@ -25,6 +25,8 @@ CHECKED = (
     "testing",
     "speedtest",
     "grid",
+    "transfer",
+    "transport",
 )
 """Packages whose prose has been revised. Add a package after revising it."""
 

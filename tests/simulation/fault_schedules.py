@@ -456,7 +456,7 @@ class Performance:
             ask_first=policy,  # type: ignore[arg-type]
         )
         if schedule.ask_first == "learned":
-            client.grid._open_putter()._means.elsewhere.ended(True)
+            client.grid._open_putter()._means.history.ended(True)
         return client
 
     def put(self, client: Client) -> str:

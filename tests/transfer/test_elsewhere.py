@@ -78,7 +78,7 @@ class LastBytesTests(SynchronousTestCase):
 
     def test_slow_servers_are_not_waited_for(self) -> None:
         """When most have answered, the others get as long again."""
-        wait = FinalByteHold(10, 100.0, 2.0, patient=False)
+        wait = FinalByteHold(10, 100.0, 2.0, must_know=False)
         self.assertEqual(wait.left_s(100.5), 1.5)
         for _ in range(5):
             wait.answered(100.25)
@@ -90,19 +90,19 @@ class LastBytesTests(SynchronousTestCase):
 
     def test_patience(self) -> None:
         """A put that has to know waits for all of them, but no longer than the grace."""
-        wait = FinalByteHold(10, 100.0, 2.0, patient=True)
+        wait = FinalByteHold(10, 100.0, 2.0, must_know=True)
         for _ in range(9):
             wait.answered(100.25)
         self.assertEqual(wait.left_s(100.25), 1.75)
 
     def test_all_are_slow(self) -> None:
         """While most have not answered, a put that has to know waits longer; then as long again."""
-        wait = FinalByteHold(10, 100.0, 2.0, patient=True)
+        wait = FinalByteHold(10, 100.0, 2.0, must_know=True)
         wait.answered(101.0, 5)
         self.assertEqual(wait.left_s(103.0), 7.0, "half are not most")
         wait.answered(103.0)
         self.assertEqual(wait.left_s(103.0), 3.0)
-        wait = FinalByteHold(10, 100.0, 2.0, patient=True)
+        wait = FinalByteHold(10, 100.0, 2.0, must_know=True)
         wait.answered(109.0, 6)
         self.assertEqual(wait.left_s(109.0), 1.0, "not for ever")
 
@@ -281,7 +281,7 @@ class StoredElsewhereTests(SynchronousTestCase):
             for line in ring[:4]:
                 line.lets_go = True
                 world.network.callLater(at_s * RTT, line.lose)
-            world.grid._open_putter()._means.elsewhere.ended(True)
+            world.grid._open_putter()._means.history.ended(True)
             self.assertEqual(self.put(world, 900_000, 9)[0], 10)
             for line in world.lines:
                 for number, share in line.shares(file.cap.storage_index).items():

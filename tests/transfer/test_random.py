@@ -51,7 +51,7 @@ class Case:
         self.file = self.world.encoded(self.data)
         self.index = self.file.cap.storage_index
         if number % 3 == 0:
-            self.world.grid._open_putter()._means.elsewhere.ended(True)
+            self.world.grid._open_putter()._means.history.ended(True)
         for line in self.world.lines:
             if chance.random() < 0.4:
                 self.trouble(line)

@@ -308,7 +308,7 @@ class AlreadyThereTests(WayTestCase):
         self.send(way, 10, 49)
         self.end(way)
         self.answer(1, (30, 40))
-        self.assertEqual((way.state, way.ended), ("doubtful", False))
+        self.assertEqual((way.state, way.ended), ("uncertain", False))
         self.assertEqual(self.server.calls, [])
         way.resolve_uncertain()
         return way
@@ -447,9 +447,9 @@ class LostTests(WayTestCase):
         """What the server says of its list is the answer to this as well."""
         way = self.make_way(recodable=True)
         self.send(way, 0, 20)
-        way.close(ShareState.DOUBTFUL)
+        way.close(ShareState.UNCERTAIN)
         self.lose(0, 1)
-        self.assertEqual(way.state, "doubtful")
+        self.assertEqual(way.state, "uncertain")
         way.resolve_uncertain()
         self.assertEqual(way.state, "lost")
 

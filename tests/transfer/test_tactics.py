@@ -9,7 +9,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.transfer.get.get_history import MANY, GetHistory
 from pipegrid.transfer.get.hedge_policy import (
     EVERYTHING,
-    HELPERS,
+    HEDGES,
     NARROW_PROBE_BYTES,
     PROBE_BYTES,
     RACE_BYTES,
@@ -70,7 +70,7 @@ class TacticsTests(SynchronousTestCase):
         """Two servers divide the probe, which grows with the range."""
         tactics = self.make(100 * SEGMENT)
         self.assertEqual(tactics.wanted_extra, 2)
-        probe = max(PROBE_BYTES, 100 * SEGMENT // 64) // HELPERS
+        probe = max(PROBE_BYTES, 100 * SEGMENT // 64) // HEDGES
         asks = self.asks(tactics, [Share(number) for number in range(5)])
         self.assertEqual(asks[3:], [Ask(3, 0, probe), Ask(4, 0, probe)])
 
@@ -81,7 +81,7 @@ class TacticsTests(SynchronousTestCase):
         earlier.line.note_bytes(1 << 20, 100.0)
         tactics = self.make(SEGMENT, earlier)
         asks = self.asks(tactics, [Share(number) for number in range(5)])
-        self.assertEqual(asks[4], Ask(4, 0, NARROW_PROBE_BYTES // HELPERS))
+        self.assertEqual(asks[4], Ask(4, 0, NARROW_PROBE_BYTES // HEDGES))
 
     def test_after_the_race(self) -> None:
         """Who is in the first segment goes on, and no more are wanted."""
@@ -145,4 +145,4 @@ class TacticsTests(SynchronousTestCase):
         size = 1000 * SEGMENT
         tactics = self.make(size, found_bytes=size // 2)
         asks = self.asks(tactics, [Share(number) for number in range(5)])
-        self.assertEqual(asks[4], Ask(4, 0, PROBE_BYTES // HELPERS))
+        self.assertEqual(asks[4], Ask(4, 0, PROBE_BYTES // HEDGES))

@@ -236,5 +236,5 @@ class LeasesTests(SynchronousTestCase):
             for each in asked:
                 each.addErrback(lambda _: None)
                 each.cancel()
-            self.assertEqual((len(self.server._asked), self.server._beside._under_way), (0, 0))  # type: ignore[union-attr]
+            self.assertEqual((len(self.server._asked), self.server._beside._pending), (0, 0))  # type: ignore[union-attr]
             self.world.clock.advance(5)

@@ -507,7 +507,7 @@ class StoringGrid(FileGrid):
                 settings=self._upload_settings,
                 notes=_key_notes(self.config, self._warnings),
                 say=self._warnings.add,
-                elsewhere=open_elsewhere(self.config.ask_first, self.config.caches),
+                history=open_elsewhere(self.config.ask_first, self.config.caches),
             )
         return self._putter
 

@@ -1,1 +1,1 @@
-"""Moving files: upload, download, check, over any transport."""
+"""Transfers of files: upload, download, check and repair, over any transport."""

@@ -314,7 +314,7 @@ class Check:
         self._verified = 0
         self._report = ProgressReport(progress, 0)
         self._ring = ring(self._cap.storage_index, means.peers)
-        self._waves: QueryBatches[Peer] = QueryBatches(self._ring, cap.total_shares, more)
+        self._batches: QueryBatches[Peer] = QueryBatches(self._ring, cap.total_shares, more)
         self._answered_s = 0.0
         # The value of each request: whether it reads a sample.
         self._requests: RequestSet[bool] = RequestSet(means.clock)
@@ -339,7 +339,7 @@ class Check:
             while True:
                 if self._verify:
                     await self._verify_copies()
-                if not (self._waves.exhausted or self._is_whole()):
+                if not (self._batches.exhausted or self._is_whole()):
                     await self._ask_until(lambda: False)
                 elif not (self._verify and await self._ask_again()):
                     await self.note_full()
@@ -360,17 +360,17 @@ class Check:
     async def _ask_until(self, is_enough: Callable[[], bool]) -> None:
         """Ask servers until ``is_enough`` holds or all have responded."""
         began_s = self._clock.seconds()
-        while not (is_enough() or self._waves.exhausted):
+        while not (is_enough() or self._batches.exhausted):
             left_s: float | None = None
-            if self._waves.holding:
+            if self._batches.holding:
                 took_s = self._answered_s - began_s
                 patience_s = took_s + max(took_s, _PATIENCE_S)
                 left_s = began_s + patience_s - self._clock.seconds()
                 if left_s <= 0:
-                    self._waves.hurry()
+                    self._batches.hurry()
                     left_s = None
-            for peer in self._waves.next():
-                self._waves.asked(peer)
+            for peer in self._batches.next():
+                self._batches.asked(peer)
                 self._requests.start(self._ask(peer), False)
             await self._requests.wait(left_s)
 
@@ -384,7 +384,7 @@ class Check:
             self._note_unreachable(peer, error)
             return
         finally:
-            self._waves.ended(peer, in_vain=not numbers)
+            self._batches.ended(peer, in_vain=not numbers)
             self._answered_s = self._clock.seconds()
         self.found.answered.append(peer)
         for number in numbers:

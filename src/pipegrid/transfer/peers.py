@@ -66,7 +66,7 @@ class Peer:
         """
         When bytes last went to the server or came from it, for any transfer, by the clock.
 
-        On a slow link a transfer's request may wait behind those of other transfers for longer than the
+        On a slow link a transfer's request may wait for those of other transfers for longer than the
         time limit for silence. A server object without this record, such as one in this process, handles
         no requests that take long.
         """
@@ -130,7 +130,7 @@ def ring(storage_index: bytes, peers: Iterable[Peer]) -> list[Peer]:
 
 # How long a server may be silent to one transfer while it is busy with others.
 #
-# On a slow link a transfer's request may wait behind those of other transfers for longer than the time
+# On a slow link a transfer's request may wait for those of other transfers for longer than the time
 # limit for silence. So activity for any transfer counts for all. But a server that responds to everything
 # except one request must not delay its sender forever: activity for other transfers counts only for a
 # limited time.
@@ -164,7 +164,7 @@ def last_activity_s(own_s: float, server_s: float, silence_s: float) -> float:
 # is no faster stream to compare it with, it is given up after ten times that limit if its rate is less
 # than 100 bytes per second.
 #
-# Its time begins with its first byte, since before that it may wait behind others; the time during which
+# Its time begins with its first byte, since before that it may wait for others; the time during which
 # the client pauses it does not count.
 
 SLOWEST_BYTES_PER_S = 1000

@@ -225,7 +225,7 @@ class Repair:
         n = self._cap.total_shares
         self._plan: UploadPlan[Peer] = UploadPlan(ring(self._storage_index, means.peers), n, n)
         self._changed = Wakeup(clock)
-        self._ways = ActiveShares(self._plan, settings.silence_s)
+        self._uploads = ActiveShares(self._plan, settings.silence_s)
         self._uploaded: dict[int, str] = {}
         self._renewed: set[Peer] = set()
 
@@ -277,7 +277,7 @@ class Repair:
                 absent=len(set(found.unreachable)),
             )
             raise too_few_shares("repair", outcome)
-        self._tell_plan()
+        self._fill_plan()
         if self._plan.assignments():  # segments must be held in memory
             segment_bytes = ueb.parse(found.packed_ueb).segment_bytes
             check_segment_bytes(segment_bytes, self._cap.size, self._settings.max_segment_bytes)
@@ -309,13 +309,13 @@ class Repair:
             after=self._check.judge(),
             uploaded=dict(sorted(self._uploaded.items())),
             renewed=sorted(peer.name for peer in self._renewed),
-            reasons=each_once(self._ways.reasons),
+            reasons=each_once(self._uploads.reasons),
             elapsed_s=self._clock.seconds() - self._started,
-            reasons_by_server=dict(sorted(self._ways.reasons.items())),
-            absent=sorted(self._ways.absent),
+            reasons_by_server=dict(sorted(self._uploads.reasons.items())),
+            absent=sorted(self._uploads.absent),
         )
 
-    def _tell_plan(self) -> None:
+    def _fill_plan(self) -> None:
         found = self._check.found
         for number, peers in found.holders.items():
             for peer in peers:
@@ -327,7 +327,7 @@ class Repair:
                 self._plan.failed(peer)
             elif (reason := peer.no_uploads()) is not None:
                 self._plan.closed(peer)
-                self._ways.reasons.setdefault(peer.name, reason)
+                self._uploads.reasons.setdefault(peer.name, reason)
         for peer in found.full:
             self._plan.closed(peer)
 
@@ -352,7 +352,7 @@ class Repair:
                 call = peer.server.add_lease(self._storage_index, lease)
                 await watch.answer(call, peer)
             except ServerError as error:
-                self._ways.reasons.setdefault(peer.name, str(error))
+                self._uploads.reasons.setdefault(peer.name, str(error))
             else:
                 self._renewed.add(peer)
 
@@ -366,33 +366,33 @@ class Repair:
             if small:
                 return await self._send_whole(encoder)
             await self._find_room(encoder)
-            if self._ways.open:
+            if self._uploads.open:
                 await self._send_segments(encoder)
                 await self._settle()
                 return True
             return False
         except (CancelledError, GeneratorExit):
             # Unfinished shares stay allocated, so that a rerun can resume them.
-            self._let_go()
+            self._release_all()
             raise
         except BaseException:
-            self._let_go(abort=True)
-            await self._ways.wait_for_aborts(self._clock)
+            self._release_all(abort=True)
+            await self._uploads.wait_for_aborts(self._clock)
             raise
 
-    def _let_go(self, *, abort: bool = False) -> None:
-        self._ways.release(abort=abort)
+    def _release_all(self, *, abort: bool = False) -> None:
+        self._uploads.release(abort=abort)
         self._allocations.cancel()
 
     async def _find_room(self, encoder: Reencoder) -> None:
         """Open share uploads for all missing shares, and wait until each is known to be accepted."""
         header = encoder.layout.pack_header()
         while True:
-            self._take_stock()
-            for way in self._open_missing(encoder):
-                way.sender.send(ShareWrite(way.share_number, 0, (header,)))
-                way.sender.flush()
-            if all(way.acknowledged_bytes for way in self._ways.open):
+            self._process_events()
+            for upload in self._open_missing(encoder):
+                upload.sender.send(ShareWrite(upload.share_number, 0, (header,)))
+                upload.sender.flush()
+            if all(upload.acknowledged_bytes for upload in self._uploads.open):
                 return
             await self._wait()
 
@@ -410,12 +410,12 @@ class Repair:
             for write in writes:
                 shares.setdefault(write.share_number, []).append(write)
         while True:
-            self._take_stock()
-            for way in self._open_missing(encoder):
-                for write in shares[way.share_number]:
-                    way.sender.send(write)
-                way.finish()
-            if not self._ways.open:
+            self._process_events()
+            for upload in self._open_missing(encoder):
+                for write in shares[upload.share_number]:
+                    upload.sender.send(write)
+                upload.finish()
+            if not self._uploads.open:
                 return True
             await self._wait()
 
@@ -426,17 +426,17 @@ class Repair:
         moves = self._plan.assignments()
         for peer in dict.fromkeys(moves.values()):
             numbers = {number for number, home in moves.items() if home is peer}
-            yield from self._open_ways(peer, numbers)
+            yield from self._open_uploads(peer, numbers)
 
-    def _open_ways(self, peer: Peer, numbers: set[int]) -> list[ShareUpload]:
+    def _open_uploads(self, peer: Peer, numbers: set[int]) -> list[ShareUpload]:
         secrets = self._shares.secrets_for(peer)
         self._allocations.ask(peer, frozenset(numbers), secrets)
         opened = []
         for number in sorted(numbers):
             target = ShareTarget(peer, number, self._shares, secrets)
-            way = ShareUpload(target, self._changed.fire, self._changed.fire, self._clock)
-            self._ways.add(way)
-            opened.append(way)
+            upload = ShareUpload(target, self._changed.fire, self._changed.fire, self._clock)
+            self._uploads.add(upload)
+            opened.append(upload)
         return opened
 
     async def _send_segments(self, encoder: Reencoder) -> None:
@@ -444,52 +444,56 @@ class Repair:
             for index in range(encoder.geometry.num_segments):
                 ciphertext = await feed.take()
                 await self._wait_for_room()
-                if not self._ways.open:
+                if not self._uploads.open:
                     return
-                numbers = {way.share_number for way in self._ways.open}
+                numbers = {upload.share_number for upload in self._uploads.open}
                 coded = await self._recoding.coded(encoder, index, ciphertext, numbers)
                 self._send(encoder.add(coded), encoder)
-        numbers = {way.share_number for way in self._ways.open}
+        numbers = {upload.share_number for upload in self._uploads.open}
         trees = 32 * encoder.geometry.num_segments * encoder.geometry.total_shares
         self._send(await self._workers.run_if_large(16 * trees, encoder.finish, numbers), encoder)
-        for way in self._ways.open:
-            way.finish()
+        for upload in self._uploads.open:
+            upload.finish()
 
     def _send(self, writes: Iterable[ShareWrite], encoder: Reencoder) -> None:
-        ways = {way.share_number: way for way in self._ways.open}
+        uploads = {upload.share_number: upload for upload in self._uploads.open}
         for write in writes:
             if write.offset == 0:  # the header was sent already
                 offset = encoder.layout.header_bytes
                 write = ShareWrite(write.share_number, offset, write.pieces[1:])
-            if write.share_number in ways:
-                ways[write.share_number].sender.send(write)
+            if write.share_number in uploads:
+                uploads[write.share_number].sender.send(write)
 
     async def _wait_for_room(self) -> None:
-        self._take_stock()
-        while any(way.blocked for way in self._ways.open):
+        self._process_events()
+        while any(upload.blocked for upload in self._uploads.open):
             await self._wait()
-            self._take_stock()
+            self._process_events()
 
     async def _settle(self) -> None:
-        self._take_stock()
-        while self._ways.open:
+        self._process_events()
+        while self._uploads.open:
             await self._wait()
-            self._take_stock()
+            self._process_events()
 
     async def _wait(self) -> None:
         """Wait for the next event, or until some server has been silent for too long."""
-        silent_s = until_silence(self._ways.open, self._clock.seconds(), self._settings.silence_s)
+        silent_s = until_silence(
+            self._uploads.open, self._clock.seconds(), self._settings.silence_s
+        )
         await self._changed.wait(max(0.01, silent_s))
 
     # Events.
 
-    def _take_stock(self) -> None:
+    def _process_events(self) -> None:
         """Update the plan with what has happened."""
         for answer in self._allocations.take_answers():
             self._allocated(answer)
-        for way in self._ways.take_ended(self._clock.seconds()):
-            self._way_ended(way)
-        done = sum(way.acknowledged_bytes for way in [*self._ways.open, *self._ways.ended])
+        for upload in self._uploads.take_ended(self._clock.seconds()):
+            self._upload_ended(upload)
+        done = sum(
+            upload.acknowledged_bytes for upload in [*self._uploads.open, *self._uploads.ended]
+        )
         self._report.report(min(done, self._wanted_bytes))
 
     def _allocated(self, answer: RoomAnswer) -> None:
@@ -497,25 +501,25 @@ class Repair:
         if isinstance(result, Failure):
             if not result.check(ServerError, CancelledError):
                 result.raiseException()
-            self._ways.peer_failed(peer, result.value)
+            self._uploads.peer_failed(peer, result.value)
             return
         self._renewed.add(peer)
-        for way in self._ways.open:
-            if way.peer is peer and way.share_number in answer.numbers:
-                way.last_activity = self._clock.seconds()
-                if way.share_number in result.already_have:
-                    way.close(ShareState.FOUND)  # another client was faster
-                way.granted = way.share_number in result.allocated
+        for upload in self._uploads.open:
+            if upload.peer is peer and upload.share_number in answer.numbers:
+                upload.last_activity = self._clock.seconds()
+                if upload.share_number in result.already_have:
+                    upload.close(ShareState.FOUND)  # another client was faster
+                upload.granted = upload.share_number in result.allocated
 
-    def _way_ended(self, way: ShareUpload) -> None:
-        peer, number = way.peer, way.share_number
-        if way.state is ShareState.REFUSED and not way.granted:
-            self._ways.reasons[peer.name] = f"{peer.name} takes no shares"
-        if way.state in (ShareState.STORED, ShareState.FOUND):
+    def _upload_ended(self, upload: ShareUpload) -> None:
+        peer, number = upload.peer, upload.share_number
+        if upload.state is ShareState.REFUSED and not upload.granted:
+            self._uploads.reasons[peer.name] = f"{peer.name} takes no shares"
+        if upload.state in (ShareState.STORED, ShareState.FOUND):
             self._plan.found(peer, [number])
-            if way.state is ShareState.STORED:
+            if upload.state is ShareState.STORED:
                 self._uploaded[number] = peer.name
-        elif way.state is ShareState.FAILED:
+        elif upload.state is ShareState.FAILED:
             self._plan.failed(peer)
         else:
             self._plan.refused(number, peer)

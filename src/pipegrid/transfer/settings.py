@@ -81,7 +81,7 @@ class DownloadSettings:
     Attributes:
         extra_shares: e, the number of shares beyond k that are read at first; for a range of several
             segments twice as many, each with half as much.
-        hedge_s: when no segment has been finished for this long, and some servers lag behind the others,
+        hedge_s: when no segment has been finished for this long, and some servers lag,
             one more share is read.
         silence_s: when no byte has arrived for this long, the servers with outstanding requests are given
             up.
@@ -107,7 +107,7 @@ class MutableSettings:
         read_bytes: bytes of each share to read first: all of a small one, all but blocks and hash tree of
             a large one.
         write_read_bytes: the same for writers, which need all of a directory at the same time.
-        grace_s, grace_share: how long to wait for servers that lag behind the others; see
+        grace_s, grace_share: how long to wait for servers that lag; see
         ``UploadSettings``.
         silence_s: a server without activity for this long has failed.
         patience_s: how long an operation with conflicts is retried.

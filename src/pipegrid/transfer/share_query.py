@@ -55,6 +55,7 @@ class ShareQuery:
     """
 
     __slots__ = (
+        "_batches",
         "_everyone",
         "_fit",
         "_given",
@@ -65,7 +66,6 @@ class ShareQuery:
         "_renewing",
         "_ring",
         "_sampled",
-        "_waves",
         "cap",
         "found",
         "leased",
@@ -82,7 +82,7 @@ class ShareQuery:
         self._renewing = renewing
         self._ring = ring(self.cap.storage_index, peers)
         few = len(self._ring) if renewing else self.cap.total_shares
-        self._waves: QueryBatches[Peer] = QueryBatches(self._ring, few, MORE_QUESTIONS)
+        self._batches: QueryBatches[Peer] = QueryBatches(self._ring, few, MORE_QUESTIONS)
         self._fit = CapCheck(self.cap)
         self._place = ueb_place(self.cap)
         self._open: dict[Peer, tuple[Sample, ...]] = {}
@@ -110,19 +110,19 @@ class ShareQuery:
             return asked
         if self._is_known():
             return self._next_samples()
-        for peer in self._waves.next():
+        for peer in self._batches.next():
             samples: tuple[Sample, ...] = ()
             number = len(self._sampled)
             if number < min(SAMPLES, self.cap.total_shares) and not self._renewing:
                 samples = self._sample(number, peer)
-            self._waves.asked(peer)
+            self._batches.asked(peer)
             self._open[peer] = samples
             asked.append((peer, samples))
         return asked
 
     def _is_known(self) -> bool:
         """Return whether no further server must be asked which shares it has."""
-        return self._waves.exhausted or (not self._renewing and self._is_whole())
+        return self._batches.exhausted or (not self._renewing and self._is_whole())
 
     def _is_whole(self) -> bool:
         wanted = self.cap.total_shares
@@ -167,7 +167,7 @@ class ShareQuery:
             self._look_at(peer, ueb_in(data, self._place.length_bytes))
         if not self.sampling_copies:
             numbers = [number for number in answer.numbers if number < self.cap.total_shares]
-            self._waves.ended(peer, in_vain=not numbers)
+            self._batches.ended(peer, in_vain=not numbers)
             self._note(peer, answer, numbers)
         elif not self._open:
             self.needs_a_closer_look = not self._fit.fits
@@ -179,7 +179,7 @@ class ShareQuery:
         if self.sampling_copies:
             self.needs_a_closer_look = not (self._open or self._fit.fits)
             return
-        self._waves.ended(peer)
+        self._batches.ended(peer)
         self.found.unreachable.append(peer.name)
         self.found.reasons.setdefault(peer.name, str(error))
 
@@ -263,7 +263,7 @@ class SurveyBatcher:
         self._silence_s = silence_s
         self._broken = broken
         self._waiting: deque[tuple[Question, OnAnswer]] = deque()
-        self._on_their_way: dict[Deferred[None], int] = {}
+        self._sent: dict[Deferred[None], int] = {}
         self._unanswered = 0
         self._has_answered = False
         self._last_activity = clock.seconds()
@@ -293,7 +293,7 @@ class SurveyBatcher:
         for timer in (self._turn, self._timer):
             if timer is not None and timer.active():
                 timer.cancel()
-        for sent in list(self._on_their_way):
+        for sent in list(self._sent):
             sent.cancel()
 
     def _turn_is_over(self) -> None:
@@ -325,7 +325,7 @@ class SurveyBatcher:
                 self._answered(call, answer)
 
         def ended(result: Failure | None) -> None:
-            del self._on_their_way[sent]
+            del self._sent[sent]
             error: ServerError | None = None
             if isinstance(result, Failure):
                 if result.check(CancelledError):
@@ -340,7 +340,7 @@ class SurveyBatcher:
             self._continue()
 
         sent = surveys.survey(self._peer.server, [question for question, _ in batch], answered)
-        self._on_their_way[sent] = len(batch)
+        self._sent[sent] = len(batch)
         sent.addBoth(ended)
         self._watch()
 
@@ -385,5 +385,5 @@ class SurveyBatcher:
             return
         name = self._peer.name
         self._rest(ServerTimeout(f"{name} was silent for {self._silence_s:g} s", name, True))
-        for sent in list(self._on_their_way):
+        for sent in list(self._sent):
             sent.cancel()

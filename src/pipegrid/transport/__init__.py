@@ -1,1 +1,1 @@
-"""Speaking to storage servers: one contract, several wires."""
+"""Clients of storage servers: one contract, several protocols."""

@@ -143,7 +143,7 @@ class FailoverServer:
         self.identity = identity
         self._clock = clock
         self._routes = list(routes)
-        self._tell = chosen
+        self._on_chosen = chosen
         self._servers: dict[Route, StorageServer] = {}
         self._chosen: Route | None = None
         self._unanswered = 0  # number of calls on the chosen route
@@ -396,7 +396,7 @@ class FailoverServer:
         self._unanswered = sum(call.route is route for call in self._calls)
         self._calls = {}
         self._end_race(route)
-        self._tell(route)
+        self._on_chosen(route)
 
     def _failed(self, route: Route, failure: Failure) -> None:
         """Record that a route cannot be used; another one may."""

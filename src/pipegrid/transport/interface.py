@@ -1,4 +1,4 @@
-"""Server contract: operations, errors, streams, `store_whole`."""
+"""Server contract: operations, errors, streams, ``store_whole``."""
 
 from __future__ import annotations
 
@@ -39,77 +39,74 @@ from pipegrid.wire.messages import (
     WriteAnswer,
 )
 
-# The contract of a storage server, whatever wire lies between.
+# The contract of a storage server, whatever its protocol.
 #
-# **Order.** Operations on one server object are carried out in the order in which they were
-# called, as far as they touch the same storage index, and none has to wait for the answer to
-# the one before: ``allocate`` followed at once by ``write`` is one round trip. A write whose
-# allocation turns out to be refused fails with ``NoSuchShare`` or ``WrongSecret`` and harms nothing.
+# **Order.** Operations on one server object that concern the same storage index are carried out in the
+# order of the calls, and none has to wait for the response to an earlier one: ``allocate`` followed at
+# once by ``write`` is one round trip. A write whose allocation turns out to be refused fails with
+# ``NoSuchShare`` or ``WrongSecret`` and has no effect.
 #
-# **Completion.** A share is complete, and becomes visible to ``list_shares`` and ``read``, when
-# every byte of ``[0, share_bytes)`` has been written; there is no close. The Deferred of the write
-# that completes it fires only after the server has made the share durable, as far as its policy goes.
+# **Completion.** A share is complete, and becomes visible to ``list_shares`` and ``read``, when every
+# byte of ``[0, share_bytes)`` has been written; there is no close. The Deferred of the completing write
+# fires only after the server has made the share durable, as far as its durability policy goes.
 #
 # **Resumption.** An unfinished upload outlives the connection. A write with the same upload secret
-# continues it, also where ``allocate`` mentioned the share in neither of its sets.
+# continues it, even if ``allocate`` listed the share in neither of its sets.
 #
-# **Errors** are ``ServerError`` and its subclasses; ``server`` names the server. ``ServerUnreachable`` and
-# ``ServerTimeout`` may be retried, on another connection or later; ``may_have_happened`` says whether the
-# request may have been carried out all the same. Every operation here can be repeated without harm (the
-# completing write then fails with ``NoSuchShare``: list the shares to find out). ``ServerRefused`` is
-# final for this server and share; ``ServerProtocolError`` means that the server is not to be trusted
-# further.
+# **Errors** are ``ServerError`` and its subclasses; ``server`` names the server. After
+# ``ServerUnreachable`` and ``ServerTimeout`` the operation may be retried, on another connection or
+# later; ``may_have_happened`` says whether the request may have been carried out nevertheless. Every
+# operation here can be repeated without harm (the completing write then fails with ``NoSuchShare``: list
+# the shares to find out). ``ServerRefused`` is final for this server and share; ``ServerProtocolError``
+# means that the server should not be trusted further.
 #
-# **Cancellation.** Cancelling a Deferred gives up waiting, and it fails with ``CancelledError``. The
-# server may or may not have carried the request out; other requests, pipelined before or behind, are not
-# harmed. Buffers of a cancelled ``write`` may be reused at once: what they hold later never becomes share
-# data.
+# **Cancellation.** A Deferred that is cancelled fails with ``CancelledError``. The server may or may not
+# have carried the request out; other requests, pipelined before or after, are not affected. Buffers of a
+# cancelled ``write`` may be reused at once: their later content never becomes share data.
 #
 # **Memory.** Buffers given to ``write`` belong to the transport until its Deferred fires, and must not
-# change until then. A transport holds no more than what it was given and was not yet acknowledged:
-# bounding that is the caller's business (``flow.pipeline``).
+# change until then. A transport holds only buffers that it was given and that are not acknowledged; the
+# caller must bound these (``flow.pipeline``).
 #
-# A caller that can make its bytes again says so by ``let_go``. A transport may then drop the buffers as
-# soon as the network has them, long before the acknowledgement on a long path, and calls it once, when it
-# does. If the connection is lost under such a write it cannot be repeated here, and fails with
-# ``WriteLost``; the caller writes those bytes ``again``.
+# A caller that can produce its bytes again passes ``let_go``. A transport may then drop the buffers as
+# soon as the network has taken them, which on a long path is long before the acknowledgement, and calls
+# ``let_go`` once when it does. If the connection is then lost, the transport cannot repeat the write, and
+# it fails with ``WriteLost``; the caller writes the bytes again, with ``again``.
 #
-# **Slots** hold mutable shares, all under one write enabler. Their operations keep the order of their
-# calls, as far as they touch the same storage index, and none has to wait for another. What may be
-# repeated after a lost connection:
+# **Slots** hold mutable shares, all under one write enabler. Their operations on the same storage index
+# keep the order of the calls, and none has to wait for another. What may be repeated after a lost
+# connection:
 #
-# * what only reads, leases and complaints: always, and the transport may do so itself;
-# * ``read_test_write``: it may be repeated, by the transport or by its caller, if each share that it
-# writes is
-#   tested for a checkstring that the write replaces (or for absence). If the lost one was carried out,
-# the test
-#   now fails, nothing is written twice, and the answer shows the caller's own new checkstring as what was
-# there
-#   before: this is how one's own write is told from somebody else's. Between the lost one and its repetition
-#   others may have written; then the answer shows theirs, and whether one's own came before is not known. A
-#   checkstring never comes back (it holds a sequence number and a hash over random salts), so a test cannot
-#   pass by accident. A change without such tests is not safe, and nothing here ever sends one unasked.
+# * Reads, leases and advisories: always, also by the transport itself.
+# * ``read_test_write``, by the transport or by its caller, if it tests each share that it writes for a
+#   checkstring that the write replaces (or for absence). If the lost request was carried out, the test of
+#   the repetition fails and nothing is written twice. The response then shows the caller's own new
+#   checkstring as the previous state, which distinguishes the caller's write from another client's. If
+#   other clients have written in between, the response shows their checkstring, and it is not known
+#   whether the lost request was carried out before. A checkstring never recurs (it contains a sequence
+#   number and a hash over random salts), so a test cannot pass by accident. A change without such tests
+#   cannot be repeated safely, and no transport repeats one by itself.
 
 
 class StorageServer(Protocol):
-    """One storage server. Storage indexes are 16 bytes, share numbers 0 to 255, offsets bytes."""
+    """One storage server. Storage indexes are 16 bytes, share numbers 0 to 255, offsets are in bytes."""
 
     @property
     def identity(self) -> ServerIdentity:
-        """Who this is, before and apart from any connection."""
+        """The server's identity, which does not depend on a connection."""
 
     def version(self) -> Deferred[ServerVersion]:
-        """Ask what the server says of itself."""
+        """Ask the server for its version and limits."""
 
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """
-        Ask for room for shares of exactly ``share_bytes`` bytes; adds or renews the leases of all
-        shares of the index that are there. No share numbers: only that.
+        Request space for shares of exactly ``share_bytes`` bytes; adds or renews the leases of all
+        existing shares of the index. Without share numbers it only does the latter.
 
-        Whether an unfinished upload of one's own is allocated again, or is in neither set, depends on
-        the server; a write with its secret continues it in both cases.
+        Depending on the server, an unfinished upload with the same secret is allocated again, or is in
+        neither set; a write with that secret continues it in both cases.
         """
 
     def write(
@@ -124,19 +121,19 @@ class StorageServer(Protocol):
         again: bool = False,
     ) -> Deferred[WriteAnswer]:
         """
-        Write the pieces of ``data``, one behind the other, at ``offset`` of an unfinished share.
+        Write the pieces of ``data``, one after another, at ``offset`` of an unfinished share.
 
-        Any order, overlap with equal content and repetition are fine.
+        Any order, overlap with equal content and repetition are permitted.
 
         Args:
-            let_go: called, at most once and not from within ``write``, if the buffers are not needed any
-                more though the write was not answered. None: they are kept, to be sent again if need be.
-            again: a write to this share was lost, and may have been carried out and have completed it.
+            let_go: called, at most once and not within ``write``, if the buffers are not needed any more
+                though the write is unanswered. None: they are kept, to be sent again if needed.
+            again: whether an earlier write to this share was lost, and may have completed it.
 
         Raises:
             WriteLost: the connection was lost after ``let_go`` was called.
             NoSuchShare: there is no such unfinished upload (never allocated, finished, timed out).
-            WrongSecret: it is somebody else's.
+            WrongSecret: the upload belongs to another client.
             ConflictingWrite: other bytes are there already; the upload stays open.
             ServerRefused: the range does not lie within the allocated share.
             NoSpace: the disk is full.
@@ -144,27 +141,27 @@ class StorageServer(Protocol):
 
     @property
     def whole_bytes(self) -> int:
-        """How long a share may be to go with ``store_whole``; 0: nothing is gained by it."""
+        """The largest share to store with ``store_whole``; 0 if it has no advantage."""
 
     @property
     def appetite(self) -> SmallFileCapacity:
-        """How many such shares it bears at once, as far as is known."""
+        """How many such shares the server can take at the same time, as far as is known."""
 
     def expect(self, objects: int) -> None:
         """
-        So many small objects are about to be stored, on this server and others: prepare for them.
+        Prepare for this number of small objects, which will be stored on this server and others.
 
-        Nothing is waited for, and nothing is sent before something is stored.
+        Does not wait, and sends nothing before something is stored.
         """
 
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
         """
-        Ask for room for shares and write each of them whole: ``allocate`` and ``write`` in one call.
+        Request space for shares and write each of them whole: ``allocate`` and ``write`` in one call.
 
-        It fails as the allocation would. What becomes of a share, and any failure of its write, is in the
-        result; what the server has already does not fail.
+        Fails if the allocation does. The outcome of each share, including any failure of its write, is in
+        the result; shares that the server has already do not fail.
 
         Args:
             shares: by number, at least one, each of ``share_bytes`` bytes.
@@ -173,10 +170,10 @@ class StorageServer(Protocol):
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
-        """Forget an unfinished upload. ``NoSuchShare`` if there is none, or it is complete."""
+        """Abort an unfinished upload. Raises ``NoSuchShare`` if there is none, or it is complete."""
 
     def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Ask for the numbers of all complete shares; the empty set if there are none."""
+        """Ask for the numbers of all complete shares; the set is empty if there are none."""
 
     def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
@@ -192,21 +189,21 @@ class StorageServer(Protocol):
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
         """
-        Read as ``read`` does, handing the bytes to ``consumer`` as they come.
+        Read like ``read``, passing the bytes to ``consumer`` as they arrive.
 
-        A push producer is registered with the consumer before the first byte and unregistered
-        after the last; pausing it stops the flow within a bounded number of bytes. The Deferred fires
-        with the number of bytes delivered. Cancelling it stops the flow, and so does the consumer's
+        A push producer is registered with the consumer before the first byte and unregistered after the
+        last; pausing it stops the flow within a bounded number of bytes. The Deferred fires with the
+        number of bytes delivered. Cancelling it stops the flow, and so does the consumer's
         ``stopProducing``; the Deferred then fails. If there is no such share no producer is registered.
         """
 
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Add or renew a lease on every share of the index; ``NoSuchShare`` if there are none."""
+        """Add or renew a lease on every share of the index; raises ``NoSuchShare`` if there are none."""
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
-        """Tell the operator that a share looked corrupt; ``NoSuchShare`` if there is none."""
+        """Report a corrupt share to the server's operator; raises ``NoSuchShare`` if there is none."""
 
     # Slots of mutable shares.
 
@@ -214,34 +211,35 @@ class StorageServer(Protocol):
         self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
     ) -> Deferred[SlotResult]:
         """
-        Test, read and write the shares of a slot in one step, as if nobody else were there.
+        Test, read and write the shares of a slot atomically.
 
         Either all tests of all shares pass and everything is written, or nothing is. Without changes it
-        lists and reads all shares there are.
+        lists and reads all existing shares.
 
         Args:
-            changes: by share number. The data of writes belongs to the transport until this has fired.
-            reads: ``(offset, length)`` of every share that is there, as it was before; at most 30.
+            changes: by share number. The data of writes belongs to the transport until the result has
+                fired.
+            reads: ``(offset, length)`` to read of every existing share, as it was before; at most 30.
 
         Raises:
-            WrongSecret: there are shares, under another write enabler.
-            NoSpace: there is no room; nothing was written.
-            ServerRefused: the server will not do it, perhaps since it is asked for too much at once.
+            WrongSecret: there are shares under another write enabler.
+            NoSpace: there is no space; nothing was written.
+            ServerRefused: the server refuses, perhaps because the request is too large.
         """
 
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Ask for the numbers of all mutable shares; the empty set if there are none."""
+        """Ask for the numbers of all mutable shares; the set is empty if there are none."""
 
     def read_slot(
         self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
     ) -> Deferred[SlotData]:
         """
-        Read ``(offset, length)`` of every share of a slot, cut at its end; {} if there are none.
+        Read ``(offset, length)`` of every share of a slot, truncated at its end; {} if there are none.
 
         Args:
-            expected: which shares are probably there. Where the protocol cannot read shares without naming
-                them, these are asked for beside the list, and others, if there are any, behind it: one
-                round trip more.
+            expected: shares that probably exist. If the protocol cannot read shares without their
+                numbers, these are requested together with the list. Other listed shares are read
+                afterwards, which takes one more round trip.
         """
 
     def read_slot_share(
@@ -250,43 +248,46 @@ class StorageServer(Protocol):
         """
         Read at most ``length`` bytes of one mutable share; fewer, or none, past its end.
 
-        Many may be on their way at once; each is read at a time of its own, and others may write in between.
+        Many reads may be pending at the same time; each is carried out separately, and other clients may
+        write in between.
 
         Raises:
-            NoSuchShare: there is none of this number.
+            NoSuchShare: there is no share of this number.
         """
 
     def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Add or renew a lease on every share of a slot; ``NoSuchShare`` if there are none."""
+        """Add or renew a lease on every share of a slot; raises ``NoSuchShare`` if there are none."""
 
     def advise_corrupt_slot_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
-        """Tell the operator that a mutable share looked corrupt; ``NoSuchShare`` if there is none."""
+        """
+        Report a corrupt mutable share to the server's operator; raises ``NoSuchShare`` if there is none.
+        """
 
     def disconnect(self) -> Deferred[None]:
         """
-        Give up connections and unanswered requests; fires when all are gone.
+        Close connections and fail unanswered requests; fires when all are closed.
 
-        The requests' Deferreds fail with ``ServerUnreachable``, which a transfer takes as this server's
-        end, and not with ``CancelledError``, which it would take as its own.
+        Requests fail with ``ServerUnreachable``, so that a transfer treats the server as lost; with
+        ``CancelledError`` it would treat itself as cancelled.
 
-        Unfinished uploads stay with the server, for this or another server object to resume.
+        Unfinished uploads stay on the server, for this or another server object to resume.
         """
 
 
 def disconnected(server: str) -> ServerUnreachable:
-    """Return what requests fail with that ``disconnect`` ended, and those that come after it."""
+    """Return the error of requests that ``disconnect`` ended, and of later ones."""
     return ServerUnreachable(f"{server} was disconnected here; open it again", server)
 
 
 def nothing_to_write() -> UsageError:
-    """Return what a ``write`` without a byte fails with, before anything is sent."""
+    """Return the error of a ``write`` without a byte; it fails before anything is sent."""
     return UsageError("a write must have at least one byte; write what there is")
 
 
 def fits_reads(data: Mapping[int, Sequence[bytes]], reads: Reads) -> bool:
-    """Return whether each share's data are what was asked for: a piece for each read, and none too long."""
+    """Return whether the data match the reads: for each share one piece per read, and none too long."""
     return all(
         len(pieces) == len(reads)
         and all(len(piece) <= length for piece, (_, length) in zip(pieces, reads, strict=True))
@@ -294,57 +295,60 @@ def fits_reads(data: Mapping[int, Sequence[bytes]], reads: Reads) -> bool:
     )
 
 
-# What is said of a server, whichever protocol it speaks: sentences that stand in the errors of both.
+# Error messages about a server, which all protocols use.
 #
-# Each names the server as a person calls it.
+# Each contains the server's name.
 
 
 def nonsense(server: str, question: str, what: str) -> ServerProtocolError:
-    """It answered what no storage server answers."""
+    """Return the error for a response that no storage server sends."""
     return ServerProtocolError(
         f"{server} answered {question} with {what}; is it a storage server?", server, True
     )
 
 
 def no_share(server: str, share_number: int) -> NoSuchShare:
-    """It has no such complete share."""
+    """Return the error for a missing share."""
     return NoSuchShare(f"{server} has no share {share_number}", server)
 
 
 def nothing_to_lease(server: str, first: str = "upload") -> NoSuchShare:
-    """It has no share at all; ``first`` says what must be done before."""
+    """Return the error for a lease without any share; ``first`` says what must be done before."""
     return NoSuchShare(f"{server} has no share of this file; {first} it first", server)
 
 
 def no_upload(server: str, share_number: int) -> NoSuchShare:
-    """It has no such unfinished upload."""
+    """Return the error for a missing unfinished upload."""
     return NoSuchShare(
         f"{server} knows no unfinished upload of share {share_number}; allocate it again", server
     )
 
 
 def wrong_swissnum(server: str, address: str) -> WrongSwissnum:
-    """The secret in its address, a NURL or a fURL, is not its own."""
+    """Return the error for a wrong secret in the server's address, a NURL or a fURL."""
     return WrongSwissnum(
         f"{server} does not know the secret in its address; copy its {address} again", server
     )
 
 
 def excerpt(text: str, characters: int) -> str:
-    """The beginning of a text from a stranger, fit to be shown: one line, no control characters."""
+    """
+    Return the beginning of an untrusted text in a form that can be shown: one line, no control
+    characters.
+    """
     text = "".join(c if c.isprintable() else " " for c in text[: 4 * characters])
     text = " ".join(text.split())
     return text if len(text) <= characters else text[:characters] + "…"
 
 
-# What the consumer of a stream holds, to pause it, to go on, to stop; for who reads shares piece by piece.
+# The producer for the consumer of a stream, for servers that read shares piece by piece.
 
 T = TypeVar("T")
 
 
 @implementer(IPushProducer)
 class PausableStream:
-    """What the consumer of a stream holds to pause, resume and stop it."""
+    """The producer that the consumer of a stream can pause, resume and stop."""
 
     def __init__(self) -> None:
         self._paused = False
@@ -354,7 +358,7 @@ class PausableStream:
         self._awaited: Deferred[Any] | None = None
 
     def pauseProducing(self) -> None:
-        """Hand over nothing more for now."""
+        """Pass on nothing for now."""
         self._paused = True
 
     def resumeProducing(self) -> None:
@@ -363,18 +367,18 @@ class PausableStream:
             self._resumed.callback(None)
 
     def stopProducing(self) -> None:
-        """Hand over nothing more at all: the stream fails as if it had been cancelled."""
+        """Pass on nothing more: the stream fails as if it had been cancelled."""
         self._stopped = True
         if self._awaited is not None:
             self._awaited.cancel()
 
     def give_up(self, reason: Exception) -> None:
-        """Let the stream fail with that error."""
+        """Fail the stream with this error."""
         self._reason = reason
         self.stopProducing()
 
     async def flowing(self) -> None:
-        """Wait while paused; CancelledError, or what it was given up for, once stopped."""
+        """Wait while paused; once stopped raise CancelledError, or the error of ``give_up``."""
         while self._paused and not self._stopped:
             self._resumed = Deferred()
             await self.unless_stopped(self._resumed)
@@ -382,7 +386,7 @@ class PausableStream:
             raise self._reason or CancelledError()
 
     async def unless_stopped(self, awaited: Deferred[T]) -> T:
-        """Await something that ``stopProducing`` cancels."""
+        """Await a Deferred that ``stopProducing`` cancels."""
         self._awaited = awaited
         try:
             return await awaited
@@ -394,7 +398,7 @@ class PausableStream:
 
 @contextmanager
 def streaming(streams: set[PausableStream], consumer: IConsumer) -> Iterator[PausableStream]:
-    """Give a consumer a stream as its producer, and let it be among the others, until it ends."""
+    """Register a stream as the consumer's producer, and keep it in ``streams`` until it ends."""
     stream = PausableStream()
     streams.add(stream)
     try:
@@ -407,33 +411,33 @@ def streaming(streams: set[PausableStream], consumer: IConsumer) -> Iterator[Pau
         streams.discard(stream)
 
 
-# ``store_whole`` by way of ``allocate`` and ``write``, for servers that know nothing better.
+# ``store_whole`` in terms of ``allocate`` and ``write``, for servers without a combined request.
 
 Allocate = Callable[[bytes, Numbers, int, UploadSecrets], Deferred[Allocation]]
 WriteShare = Callable[[bytes, int, int, Pieces, bytes], Deferred[WriteAnswer]]
 
 
 class StoresApart(ABC):
-    """Half of a storage server: what it does not do together."""
+    """Base class of servers that store whole shares with ``allocate`` and ``write``."""
 
     @property
     def whole_bytes(self) -> int:
-        """Nothing is gained by it here."""
+        """0: ``store_whole`` has no advantage."""
         return 0
 
     @property
     def appetite(self) -> SmallFileCapacity:
-        """Each share is a request of its own, or more."""
+        """Counted: each share takes one request or more."""
         return SmallFileCapacity.COUNTED
 
     def expect(self, objects: int) -> None:  # noqa: B027  not all have something to prepare
-        """Nothing is prepared for them."""
+        """Do nothing: there is nothing to prepare."""
 
     @abstractmethod
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
-        """Ask for room; see the contract."""
+        """Request space; see the contract."""
 
     @abstractmethod
     def write(
@@ -463,7 +467,7 @@ def store_by_writes(
     share_bytes: int,
     secrets: UploadSecrets,
 ) -> Deferred[Stored]:
-    """Make the calls at once, one behind the other; fires when all have ended. See the contract."""
+    """Call ``allocate`` and each ``write`` without waiting; fires when all have ended. See the contract."""
     calls: list[Deferred[Any]] = [allocate(storage_index, shares.keys(), share_bytes, secrets)]
     for number, data in shares.items():
         calls.append(write(storage_index, number, 0, [data], secrets.upload))
@@ -482,10 +486,10 @@ def _put_together(outcomes: Sequence[tuple[bool, Any]], numbers: Sequence[int]) 
 
 def why_failed(written: Iterable[tuple[int, tuple[bool, Any]]]) -> dict[int, ServerError]:
     """
-    Return the errors of the writes that failed, by the share.
+    Return the errors of the writes that failed, by share number.
 
     Args:
-        written: each share's number, and what came of its write as a ``DeferredList`` has it.
+        written: each share's number, and the outcome of its write from a ``DeferredList``.
     """
     failed: dict[int, ServerError] = {}
     for number, (_, outcome) in written:
@@ -496,16 +500,16 @@ def why_failed(written: Iterable[tuple[int, tuple[bool, Any]]]) -> dict[int, Ser
     return failed
 
 
-# What all consumers of a server's, or a download's, stream have in common: its producer.
+# Base class of consumers of a server's or a download's stream: keeps its producer.
 
 
 @implementer(IConsumer)
 class StreamConsumer:
     """
-    Keeps the producer of the stream that it consumes; what comes is for the ``write`` of each kind.
+    Keeps the producer of the stream that it consumes; subclasses define ``write``.
 
     Attributes:
-        _producer: who can be paused; None before the stream has begun, and when it has ended.
+        _producer: can be paused; None before the stream has begun, and when it has ended.
     """
 
     _producer: IPushProducer | None = None
@@ -518,5 +522,5 @@ class StreamConsumer:
         self._producer = None
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes of the stream."""
+        """Process the next bytes of the stream."""
         raise NotImplementedError

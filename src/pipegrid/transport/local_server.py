@@ -38,7 +38,7 @@ from pipegrid.wire.messages import (
     WriteAnswer,
 )
 
-# ``store_whole`` on a storage directory of this process: whole shares, each in one move where that can be.
+# ``store_whole`` on a storage directory of this process: each share in one step if possible.
 
 _NONE: frozenset[int] = frozenset()
 
@@ -48,7 +48,7 @@ class WholeStoring:
     Stores whole shares.
 
     Args:
-        named: has an error say whose it is, and returns it.
+        named: adds the server's name to an error, and returns the error.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class WholeStoring:
         secrets: UploadSecrets,
     ) -> Deferred[Stored]:
         """
-        Write shares here and now; fires when all of them are durable, or have failed.
+        Write shares in this thread; fires when all of them are durable, or have failed.
 
         Args:
-            wanted: whether somebody still waits for it.
+            wanted: returns whether the caller still waits.
 
         Raises:
             ServerRefused, UsageError: as the allocation; nothing was stored.
@@ -97,7 +97,7 @@ class WholeStoring:
                 if share.complete:
                     complete.append(share)
                 else:
-                    share.checkpoint()  # its client had asked for more before
+                    share.checkpoint()  # its client had allocated a larger share before
             except ServerError as error:  # noqa: PERF203  it is rare that there are several
                 failed[number] = self._named(error)
         there = Allocation(allocation.already_have, allocation.allocated | taken)
@@ -106,7 +106,10 @@ class WholeStoring:
     def _in_one_move(
         self, storage_index: bytes, shares: Shares, secrets: UploadSecrets
     ) -> list[IncomingShare]:
-        """Return those that were taken, up to the first that has to be uploaded in steps."""
+        """
+        Store shares in one step each, up to the first that must be uploaded in several; return those
+        stored.
+        """
         taken: list[IncomingShare] = []
         if not self._durability.syncs_unnamed:
             return taken
@@ -123,10 +126,10 @@ class WholeStoring:
         allocation: Allocation,
         failed: dict[int, ServerError],
     ) -> Deferred[Stored]:
-        """Make complete shares durable; what fails then is in the result, too."""
+        """Make complete shares durable; failures are in the result, too."""
         if not shares:
             return succeed(Stored(allocation, failed))
-        done: Deferred[Stored] = Deferred()  # cancelled or not, they are made durable
+        done: Deferred[Stored] = Deferred()  # the shares are made durable even if this is cancelled
         left = len(shares)
 
         def ended(share: Committable, outcome: Ending) -> None:
@@ -149,17 +152,17 @@ def _as_error(outcome: Ending) -> ServerError:
     return ServerRefused(f"cannot make a share durable: {error}; try again or use another server")
 
 
-# A storage server in this very process: the contract on top of a storage directory.
+# A storage server in this process: the contract implemented on a storage directory.
 #
-# **Threads.** What moves at most ``INLINE_BYTES`` runs at once, in the reactor's thread: its system calls
-# take some ten microseconds, the way to a thread and back fifty to a hundred and fifty. Larger reads and
-# writes, streams, and whatever waits for the disk (``disk.group_commit``), run in workers.
+# **Threads.** Operations of at most ``INLINE_BYTES`` run at once, in the reactor's thread: their system
+# calls take about 10 µs, a thread switch and back takes 50 to 150 µs. Larger reads and writes, streams,
+# and operations that wait for the disk (``disk.group_commit``), run in workers.
 #
-# **Memory.** Nothing is copied: the pieces of a write go to the disk as they are, and a read is one buffer. A
-# stream holds two chunks of 256 KiB at most.
+# **Memory.** Nothing is copied: the pieces of a write are written to the disk as they are, and a read is
+# one buffer. A stream holds two chunks of 256 KiB at most.
 #
-# **Cancellation.** A write that is cancelled while a thread carries it out gives its buffers back at once, as
-# every Deferred does. What the thread writes from then on is not counted as received: ``ShareUpload.write``.
+# **Cancellation.** A write that is cancelled while a thread carries it out releases its buffers at once.
+# Bytes that the thread writes from then on are not counted as received: see ``IncomingShare.write``.
 
 T = TypeVar("T")
 
@@ -173,9 +176,9 @@ class LocalServer(StoresApart):
 
     Args:
         store: may be shared with other servers.
-        workers: where blocking calls run.
-        durability: what has to be durable before a share is acknowledged; one may serve several stores.
-        inline_bytes: up to here a read or write does not go to a thread.
+        workers: threads for blocking calls.
+        durability: decides what must be durable before a share is acknowledged; may serve several stores.
+        inline_bytes: largest read or write that runs without a thread.
     """
 
     def __init__(
@@ -199,13 +202,13 @@ class LocalServer(StoresApart):
         return f"<LocalServer {self.identity.nickname!r} in {str(self.store.root)!r}>"
 
     def version(self) -> Deferred[ServerVersion]:
-        """Ask what the server says of itself."""
+        """Return the server's version and limits."""
         return execute(self._named, self.store.version)
 
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
-        """Ask for room; see the contract."""
+        """Request space; see the contract."""
         call = self.store.allocate, storage_index, frozenset(share_numbers), share_bytes, secrets
         return self._ask(None, *call, changes=True)
 
@@ -243,7 +246,7 @@ class LocalServer(StoresApart):
 
     @property
     def whole_bytes(self) -> int:
-        """As long as is written at once, without a thread."""
+        """The largest share that is written at once, without a thread."""
         return self._inline_bytes
 
     def store_whole(
@@ -264,12 +267,12 @@ class LocalServer(StoresApart):
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
-        """Forget an unfinished upload; see the contract."""
+        """Abort an unfinished upload; see the contract."""
         call = self.store.abort, storage_index, share_number, upload_secret
         return self._ask(share_number, *call, changes=True)
 
     def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Ask for the numbers of all complete shares."""
+        """Return the numbers of all complete shares."""
         return self._ask(None, self.store.list_shares, storage_index)
 
     def read(
@@ -292,7 +295,7 @@ class LocalServer(StoresApart):
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
-        """Tell the operator that a share looked corrupt."""
+        """Report a corrupt share to the server's operator."""
         return self._advise(storage_index, share_number, reason, mutable=False)
 
     # Slots.
@@ -312,7 +315,7 @@ class LocalServer(StoresApart):
         return self._submit(storage_index, None, bool(changes), change)
 
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
-        """Ask for the numbers of all mutable shares."""
+        """Return the numbers of all mutable shares."""
         return self._ask(None, self.store.slots.list_shares, storage_index)
 
     def read_slot(
@@ -336,12 +339,12 @@ class LocalServer(StoresApart):
     def advise_corrupt_slot_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
-        """Tell the operator that a mutable share looked corrupt."""
+        """Report a corrupt mutable share to the server's operator."""
         return self._advise(storage_index, share_number, reason, mutable=True)
 
     def disconnect(self) -> Deferred[None]:
         """
-        Give up what is unanswered, and leave unfinished uploads to whoever resumes them.
+        Fail unanswered operations; unfinished uploads stay, and can be resumed.
 
         The server can be used again afterwards.
         """
@@ -408,7 +411,7 @@ class LocalServer(StoresApart):
         return self._workers.run(function, *args)
 
     def _named(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function; errors of this server say whose they are."""
+        """Call a function; add this server's name to its errors."""
         try:
             return function(*args)
         except ServerError as error:

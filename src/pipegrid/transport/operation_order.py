@@ -1,14 +1,4 @@
-"""
-Which operations on a server have to wait for which.
-
-The contract wants operations on one storage index carried out in the order in which they were called. That
-need not mean one after the other: two writes to different shares cannot tell which was first, and ought
-to become durable in one group. So an operation waits only for earlier ones that it conflicts with: those
-that touch a common share, unless both only read.
-
-Waiting operations form a graph, not a queue: each knows how many it waits for, and those that wait for it.
-Looking for conflicts goes through what is pending on that index, which the callers' windows bound.
-"""
+"""Which operations on a server must wait for which, if no connection keeps their order."""
 
 from __future__ import annotations
 
@@ -26,12 +16,12 @@ T = TypeVar("T")
 
 class OrderedCall:
     """
-    One call, from being ordered to its end.
+    One call, from its submission to its end.
 
     Attributes:
-        share_number: the share that it touches, or None for all of the index.
+        share_number: the share that it concerns, or None for all shares of the index.
         changes: whether it changes anything.
-        wanted: False once its caller has given up.
+        wanted: False once its caller has cancelled it.
     """
 
     def __init__(
@@ -47,14 +37,25 @@ class OrderedCall:
         self.result: Deferred[Any] = Deferred()
 
     def conflicts(self, other: OrderedCall) -> bool:
-        """Whether the order of the two can make a difference; the other one came first."""
+        """Return whether the order of the two can make a difference; ``other`` came first."""
         numbers = (self.share_number, other.share_number)
         together = None in numbers or numbers[0] == numbers[1]
         return together and (self.changes or other.changes)
 
 
 class Ordering:
-    """Carries out operations on many storage indexes, each in its order."""
+    """
+    Carries out operations on many storage indexes, each in its order.
+
+    The contract wants operations on one storage index carried out in the order of the calls. They need
+    not run one after another: the order of two writes to different shares has no effect, and both should
+    become durable in one group. So an operation waits only for earlier ones that conflict with it: those
+    that concern the same share, unless both only read.
+
+    Waiting operations form a graph, not a queue: each has the number of operations that it waits for, and
+    a list of those that wait for it. Searching for conflicts examines the pending operations of the
+    index; the callers' windows bound these.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[bytes, dict[OrderedCall, None]] = {}
@@ -70,18 +71,18 @@ class Ordering:
         call: Callable[[OrderedCall], Deferred[T] | T],
     ) -> Deferred[T]:
         """
-        Carry out a call when all that it conflicts with has ended.
+        Carry out a call when all calls that conflict with it have ended.
 
-        Cancelling gives up waiting: a call that has not begun is dropped, one that has goes on to
-        its end, and those behind it wait for that. It can look at ``OrderedCall.wanted``.
+        If the result is cancelled, a call that has not begun is dropped. One that has begun continues to
+        its end, and later ones wait for that; it can read ``OrderedCall.wanted``.
 
         Args:
-            call: given its operation; returns, or fires with, the result.
+            call: gets its operation; returns, or fires with, the result.
         """
         return self.carry_out(storage_index, OrderedCall(share_number, changes, call))
 
     def carry_out(self, storage_index: bytes, operation: OrderedCall) -> Deferred[Any]:
-        """The same, for an operation with an idea of its own of what it conflicts with."""
+        """Carry out an operation that decides by itself which operations conflict with it."""
         operation.result = Deferred(
             lambda _: self._give_up(storage_index, operation, CancelledError())
         )
@@ -97,10 +98,10 @@ class Ordering:
 
     def give_up_all(self, reason: Callable[[], Exception]) -> Deferred[None]:
         """
-        Give everything up; fires when what had begun has ended.
+        Cancel everything; fires when the operations that had begun have ended.
 
         Args:
-            reason: makes the error that each operation fails with.
+            reason: returns the error for each operation.
         """
         for storage_index, operations in list(self._pending.items()):
             for operation in list(operations):
@@ -117,7 +118,7 @@ class Ordering:
             self._end(storage_index, operation)
 
     def _start(self, operations: Iterable[tuple[bytes, OrderedCall]]) -> None:
-        # A loop, since each end may start the next, and a thousand ends would nest too deep.
+        # A loop, since each end may start the next operation, and a thousand ends would nest too deep.
         self._ready.extend(operations)
         if self._draining:
             return
@@ -135,7 +136,7 @@ class Ordering:
     def _ended(self, result: object, storage_index: bytes, operation: OrderedCall) -> None:
         self._end(storage_index, operation)
         if not operation.wanted:
-            return  # nobody is left to be told, not even of a failure
+            return  # no caller is left to receive a result or failure
         operation.wanted = False
         if isinstance(result, Failure):
             operation.result.errback(result)

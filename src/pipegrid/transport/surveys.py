@@ -1,10 +1,4 @@
-"""
-Questions about many files to one server: which shares it has, some bytes of them, and a lease.
-
-A server that can takes them in one message (``wire.gbs_surveys``); others are sent ordinary requests, all in
-one breath, so that it is one round trip in both cases. What is asked here is not ordered with uploads to the
-same server, as the contract's own calls are: it is for files that lie there.
-"""
+"""Queries about many files to one server: which shares it has, samples of them, and a lease."""
 
 from __future__ import annotations
 
@@ -26,14 +20,14 @@ __all__ = ["MAX_QUESTIONS", "Question", "Sample", "Surveyed", "survey"]
 @attrs.frozen
 class Surveyed:
     """
-    What a server answered to one question.
+    A server's response to one question.
 
     Attributes:
         numbers: of all complete shares.
-        leased: whether there is a lease now on each of them; False as well if none was asked for, or there
-            are no shares.
-        no_lease: what kept the server from giving one, if it should have.
-        samples: as asked for, each b"" if there is no such share, or it could not be read.
+        leased: whether each of them has a lease now; also False if none was requested, or there are no
+            shares.
+        no_lease: why the server gave no lease, if it should have given one.
+        samples: as requested; b"" for each share that does not exist or could not be read.
     """
 
     numbers: frozenset[int]
@@ -48,35 +42,39 @@ OnSurveyed = Callable[[int, Surveyed | ServerError], None]
 @runtime_checkable
 class TakesSurveys(Protocol):
     """
-    A server to which many questions may go in one message.
+    A server that may accept many questions in one request.
 
     Attributes:
-        is_known_to_take_surveys: whether they will, as far as is known.
+        is_known_to_take_surveys: whether it does, as far as is known.
     """
 
     @property
     def is_known_to_take_surveys(self) -> bool:
-        """Whether it has said what it takes, and has not refused one."""
+        """Whether the server has declared that it supports surveys, and has refused none."""
 
     def survey(
         self, questions: Sequence[Question]
     ) -> Deferred[list[Surveyed | ServerError] | None] | None:
         """
-        Ask all of them; None if it takes no surveys, as far as is known, and nothing was sent.
+        Send all questions; None if the server is not known to support surveys, and nothing was sent.
 
-        Fires with None if it turned out that it takes none.
+        Fires with None if the server turns out not to support them.
         """
 
 
 @runtime_checkable
 class LeasesListed(Protocol):
-    """A server that leases what it was asked to list beside, at less cost than ``add_lease``."""
+    """
+    A server that adds leases where its shares are listed at the same time, at less cost than
+    ``add_lease``.
+    """
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """
         Add or renew a lease on every share of the index.
 
-        Not ordered with anything. It need not fail where there are no shares: the list shows that.
+        Not ordered with other operations. It need not fail where there are no shares: the list shows
+        that.
         """
 
 
@@ -84,7 +82,7 @@ Leasing = Callable[[bytes, LeaseSecrets], Deferred[None]]
 
 
 def takes(server: StorageServer) -> bool:
-    """Return whether many questions will go to this server in one message."""
+    """Return whether many questions to this server will go in one request."""
     return isinstance(server, TakesSurveys) and server.is_known_to_take_surveys
 
 
@@ -92,16 +90,19 @@ def survey(
     server: StorageServer, questions: Sequence[Question], told: OnSurveyed
 ) -> Deferred[None]:
     """
-    Ask a server many questions.
+    Ask a server many questions, in one request if it supports surveys (``wire.gbs_surveys``), otherwise
+    in ordinary requests that are sent at the same time: in both cases it is one round trip. The questions
+    are not ordered with uploads to the same server, unlike the contract's other operations: they are
+    meant for files that do not change.
 
     Args:
         questions: at most ``MAX_QUESTIONS``.
-        told: called with the number of each question and its answer, or error, as they come, perhaps
-            before this returns.
+        told: called with the number of each question and its response or error, as these arrive, perhaps
+            before this function returns.
 
     Returns:
-        A Deferred that fires when all are answered; it does not fail with errors of the server's. Cancelling
-        it gives up what is unanswered.
+        A Deferred that fires when all are answered; it does not fail with errors of the server.
+        Cancelling it cancels the unanswered questions.
     """
     asked = server.survey(questions) if isinstance(server, TakesSurveys) else None
     if asked is None:
@@ -155,7 +156,7 @@ async def _ask_one(
     if question.lease is not None:
         outcome = outcomes.pop(0)
         if not isinstance(outcome, Failure):
-            leased = bool(listed)  # it may not have been told that there are none
+            leased = bool(listed)  # the server may not report that there are no shares
         elif not outcome.check(NoSuchShare):
             no_lease = _server_error(outcome)
     samples = tuple(b"" if isinstance(one, Failure) else one for one in outcomes)

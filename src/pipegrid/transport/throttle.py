@@ -23,21 +23,20 @@ from zope.interface import directlyProvides, implementer, providedBy
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.sockets import Backpressure
 
-# How many bytes may pass: so many a second in the long run, a few more at once.
+# How many bytes may pass: a number per second on average, with bursts.
 #
-# Pure: times go in. What passes is counted afterwards, so the bucket may owe: nothing passes until that
-# is made up for. A clock that jumps back lets nothing pass sooner or later than it should by more than
-# the jump; one that jumps ahead fills the bucket, once.
+# Pure: the caller passes times. Bytes are counted after they have passed, so the balance may be negative;
+# nothing passes until it is positive again. A clock that jumps back delays bytes by at most the jump;
+# one that jumps forward fills the bucket once.
 
 
 class TokenBucket:
     """
-    One direction of a line.
+    One direction of a link.
 
     Args:
-        bytes_per_s: more than 0. burst_bytes: that may pass at once when nothing has passed for long; by
-        default those of a quarter of a
-            second.
+        bytes_per_s: more than 0.
+        burst_bytes: bytes that may pass at once after a long pause; None: those of a quarter of a second.
     """
 
     def __init__(self, bytes_per_s: float, burst_bytes: float | None = None) -> None:
@@ -51,7 +50,7 @@ class TokenBucket:
         return f"<TokenBucket of {self.bytes_per_s:g} bytes a second, {self._left:g} left>"
 
     def take(self, now_s: float, size: int) -> None:
-        """Take ``size`` bytes that pass now, also more than are left: ``wait_s`` makes up for them."""
+        """Record that ``size`` bytes pass now, even more than are left; ``wait_s`` compensates for them."""
         self._fill(now_s)
         self._left -= size
 
@@ -66,35 +65,35 @@ class TokenBucket:
         self._left = min(self._burst_bytes, self._left + passed_s * self.bytes_per_s)
 
 
-# All connections of a client together slower than their line: ``--limit-rate``.
+# Limiting all connections of a client together to a rate: ``--limit-rate``.
 #
-# It works between TCP and TLS, so that every byte counts, whatever it is for, and to those above it looks
-# as a slow line does: windows measure it, and patience is as it is there. Limits further up would not do:
-# what small files have in flight is megabytes before the first acknowledgement, and answers come as
-# servers like.
+# The limit applies between TCP and TLS, so that every byte counts, and looks to the layers above like a
+# slow link: windows measure it, and timeouts behave as on a slow link. Limits in higher layers would not
+# work: small files have megabytes in flight before the first acknowledgement, and servers send responses
+# at their own rate.
 #
-# What is written waits here until it may leave, piece by piece, the connections in turn; whoever writes is
-# asked to pause, as by a full socket. What is received is delivered, and no more is read until it may have
-# come.
+# Written bytes wait here until they may be sent, piece by piece, with the connections taking turns; the
+# writer is asked to pause, as by a full socket. Received bytes are delivered, and no more are read until
+# the rate permits it.
 
 FULL_BYTES = 64 << 10
-"""Waiting on one connection, until its writer is asked to pause."""
+"""Bytes waiting on one connection before its writer is asked to pause."""
 
 _TURN_S = 0.05
-"""What leaves at a time is what may leave in so long."""
+"""A piece has the bytes that may be sent in this time."""
 
 _LEAST_PIECE_BYTES = 512
 _MOST_PIECE_BYTES = 16 << 10
 _LEAST_KEPT_BYTES = 16 << 10
-"""By the kernel, of what was received: a few packets, which it counts about twice."""
+"""Received bytes that the kernel may hold: a few packets, which it counts about twice."""
 
 
 class Throttle:
     """
-    The rate of all connections that go through it.
+    The rate limit of all connections that go through it.
 
     Args:
-        bytes_per_s: to be sent, and as many to be received.
+        bytes_per_s: limit for sending, and the same for receiving.
     """
 
     def __init__(self, clock: IReactorTime, bytes_per_s: int) -> None:
@@ -111,21 +110,21 @@ class Throttle:
         self, inner: IStreamClientEndpoint, kind: type[Throttled] | None = None
     ) -> IStreamClientEndpoint:
         """
-        Return an endpoint whose connections are bounded with all others.
+        Return an endpoint whose connections share the limit with all others.
 
         Args:
-            kind: of connection; by default the simple one.
+            kind: class of the connections; None: the simple one.
         """
         return _ThrottledEndpoint(self, inner, kind or Throttled)
 
     def wants_to_send(self, connection: Throttled) -> None:
-        """A connection has something to send, and is not in the line yet."""
+        """Add a connection that has bytes to send to the queue."""
         self._waiting.append(connection)
         if not self._timer.is_set:
             self._go_on()
 
     def leaves(self, connection: Throttled) -> None:
-        """A connection has nothing to send any more."""
+        """Remove a connection that has nothing to send from the queue."""
         if connection in self._waiting:
             self._waiting.remove(connection)
         if not self._waiting:
@@ -181,8 +180,8 @@ class Throttled:
     One connection: the protocol of a transport, and the transport of a protocol.
 
     Attributes:
-        protocol: whose transport this is.
-        wants_turn: something waits to be sent, and the socket takes it.
+        protocol: the protocol whose transport this is.
+        wants_turn: whether bytes wait to be sent, and the socket accepts them.
     """
 
     def __init__(self, throttle: Throttle, protocol: Any) -> None:
@@ -206,12 +205,12 @@ class Throttled:
             raise AttributeError(name)
         return getattr(self._transport, name)
 
-    # The protocol's side of it.
+    # The protocol's interface.
 
     def makeConnection(self, transport: Any) -> None:
         self._transport = transport
         rate = self._throttle.received.bytes_per_s
-        if hasattr(transport, "bufferSize"):  # a quarter of a second's at a time
+        if hasattr(transport, "bufferSize"):  # a quarter of a second's bytes at a time
             transport.bufferSize = int(min(transport.bufferSize, max(2048, rate / 4)))
         if isinstance(socket := getattr(transport, "socket", None), Socket):
             _keep_little(socket, int(rate / 4))
@@ -220,7 +219,7 @@ class Throttled:
         self.protocol.makeConnection(self)
 
     def dataReceived(self, data: bytes) -> None:
-        """Deliver it, and make up for it."""
+        """Deliver the bytes, then stop reading until the rate permits more."""
         clock, bucket = self._throttle.clock, self._throttle.received
         bucket.take(clock.seconds(), len(data))
         self.protocol.dataReceived(data)
@@ -238,7 +237,7 @@ class Throttled:
     def _may_read(self) -> None:
         self._read_wait = None
         wait_s = self._throttle.received.wait_s(self._throttle.clock.seconds())
-        if wait_s:  # others have read meanwhile
+        if wait_s:  # other connections have read meanwhile
             self._read_wait = self._throttle.clock.callLater(wait_s, self._may_read)
         elif not self._reader_paused:
             self._transport.resumeProducing()
@@ -257,10 +256,10 @@ class Throttled:
             self.wants_turn = False
             self._throttle.leaves(self)
 
-    # The transport's side of it.
+    # The transport's interface.
 
     def write(self, data: bytes) -> None:
-        """Send it when it may leave."""
+        """Send the bytes when the rate permits it."""
         if self._lost or self._closing or not data:
             return
         self._queue.append(memoryview(bytes(data)))
@@ -273,7 +272,7 @@ class Throttled:
         self.write(b"".join(data))
 
     def loseConnection(self, *arguments: Any) -> None:
-        """Close it behind what waits."""
+        """Close the connection after the waiting bytes are sent."""
         self._closing = True
         if not self._queue:
             self._transport.unregisterProducer()
@@ -284,7 +283,7 @@ class Throttled:
         self._transport.abortConnection()
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Somebody writes, and may be asked to pause."""
+        """Register a producer, which may be asked to pause."""
         self._producer, self._streaming, self._producer_paused = producer, streaming, False
         if not streaming or self._queued_bytes > FULL_BYTES:
             self._pause_producer()
@@ -299,7 +298,7 @@ class Throttled:
             self._transport.pauseProducing()
 
     def resumeProducing(self) -> None:
-        """Read on, when that may be."""
+        """Resume reading when the rate permits it."""
         self._reader_paused = False
         if self._read_wait is None and not self._lost:
             self._transport.resumeProducing()
@@ -308,7 +307,7 @@ class Throttled:
         self.loseConnection()
 
     def send_piece(self, most: int) -> int:
-        """Send the next bytes, which may leave now; returns how many."""
+        """Send the next bytes now; return how many."""
         data = self._queue.popleft()
         if len(data) > most:
             self._queue.appendleft(data[most:])
@@ -328,7 +327,7 @@ class Throttled:
         return size
 
     def output_full(self) -> None:
-        """What was sent has to wait below."""
+        """Stop sending while the socket is full."""
         self._socket_full = True
         self._leave()
 
@@ -355,9 +354,7 @@ class Throttled:
 
 
 def _keep_little(socket: Socket, size: int) -> None:
-    """
-    Have the kernel keep no more than so much that was not read: it would take megabytes off the line at once.
-    """
+    """Limit the kernel's receive buffer: otherwise it would take megabytes off the link at once."""
     with suppress(OSError):
         usual = socket.getsockopt(SOL_SOCKET, SO_RCVBUF)
         if size < usual:

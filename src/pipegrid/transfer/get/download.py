@@ -78,7 +78,7 @@ class Download:
         self._used: dict[int, str] = {}
         self._used_by_job: dict[int, dict[int, str]] = {}
         self._started = clock.seconds()
-        self._tactics = ReadPolicy(
+        self._policy = ReadPolicy(
             settings,
             earlier or GetHistory(),
             self._decoder.guessed_geometry,
@@ -87,7 +87,7 @@ class Download:
             self._started,
         )
         self._readers = ShareReaders(
-            means, request, self._decoder, self._tactics, self._changed.fire
+            means, request, self._decoder, self._policy, self._changed.fire
         )
 
     @property
@@ -109,10 +109,10 @@ class Download:
             CapMismatch: the cap does not match the file that is stored.
             SegmentTooLarge: the settings do not allow the file's segments.
         """
-        tactics = self._tactics
-        needs_lists = tactics.began()
+        policy = self._policy
+        needs_lists = policy.began()
         try:
-            self._readers.first_burst(tactics.extra_shares, needs_lists)
+            self._readers.first_burst(policy.extra_shares, needs_lists)
             self._ask()
             while True:
                 self._deliver()
@@ -125,12 +125,12 @@ class Download:
                 self._readers.look_at_answers()
                 self._readers.look_at_readers()
                 self._readers.name_corruption()
-                self._readers.recruit(tactics.wanted_extra)
+                self._readers.recruit(policy.wanted_extra)
                 self._ask()
                 self._start_jobs()
                 if not self._decoder.done:
                     await self._changed.wait(self._wait_s())
-                    self._lose_patience()
+                    self._check_time_limits()
         except BaseException:
             # Release the caller's object in any case, but report only the first error: releasing a
             # request whose client has disconnected raises another one.
@@ -138,11 +138,11 @@ class Download:
                 self._sink.finish()
             raise
         finally:
-            tactics.ended()
+            policy.ended()
             self._readers.let_go()
             for job in list(self._jobs):
                 job.cancel()
-        tactics.succeeded()
+        policy.succeeded()
         self._sink.finish()
         size = self._decoder.delivered_bytes
         self._progress.report(size)
@@ -162,9 +162,9 @@ class Download:
         if not self._sink.ready:
             return
         decoder, readers = self._decoder, self._readers.open
-        runners = [reader for reader in readers.values() if reader.state == "open"]
+        shares = [reader for reader in readers.values() if reader.state == "open"]
         now = self._clock.seconds()
-        for ask in self._tactics.asks(now, runners, decoder.geometry, decoder.segments_left):
+        for ask in self._policy.asks(now, shares, decoder.geometry, decoder.segments_left):
             number = ask.share_number
             spans = decoder.wanted(number, ask.ahead_bytes, ask.most_bytes, ask.part)
             readers[number].ask(spans)
@@ -179,7 +179,7 @@ class Download:
                 if not self._start_check():
                     return
                 continue
-            if self._tactics.race.open:
+            if self._policy.race.open:
                 self._end_race(job)
             self._used_by_job[job.segment] = {
                 block.share_number: homes[block.share_number].name for block in job.blocks
@@ -203,7 +203,7 @@ class Download:
 
     def _end_race(self, job: SegmentJob) -> None:
         """The first segment can be decoded: read on from the shares that were fast enough to contribute."""
-        numbers = self._tactics.race.end(block.share_number for block in job.blocks)
+        numbers = self._policy.race.end(block.share_number for block in job.blocks)
         for reader in list(self._readers.open.values()):
             if reader.share_number not in numbers:
                 self._readers.close(reader)
@@ -225,12 +225,12 @@ class Download:
         for result in results:
             pieces = self._finish(result)
             if pieces:
-                self._tactics.segment_finished(self._clock.seconds())
+                self._policy.segment_finished(self._clock.seconds())
                 self._sink.write(pieces)
                 if self._resuming is None or not self._resuming.is_checking:
                     done = self._decoder.delivered_bytes - self._sink.pending_bytes
                     self._progress.report(done)
-        for number in self._tactics.race.done(self._decoder.segments_left[0]):
+        for number in self._policy.race.done(self._decoder.segments_left[0]):
             self._readers.close(self._readers.open[number])
         for reader in self._readers.open.values():
             reader.balance()
@@ -250,22 +250,22 @@ class Download:
             self._part.forget_rest()
         return pieces
 
-    # Patience.
+    # Time limits.
 
     def _wait_s(self) -> float | None:
         if not self._sink.ready or self._jobs:
             return None
-        return self._tactics.wait_s(self._clock.seconds())
+        return self._policy.wait_s(self._clock.seconds())
 
-    def _lose_patience(self) -> None:
+    def _check_time_limits(self) -> None:
         """Add a share if some servers delay the others; give up silent servers."""
-        now, tactics = self._clock.seconds(), self._tactics
+        now, policy = self._clock.seconds(), self._policy
         if not self._sink.ready or self._jobs:
-            tactics.reader_paused(now)
+            policy.reader_paused(now)
             return
         readers = list(self._readers.open.values())
-        if tactics.looks_for_laggards(now, readers):
+        if policy.looks_for_laggards(now, readers):
             for reader in readers:
                 reader.start_period()
-        if tactics.is_silence_over(now):
-            self._readers.give_up_silent(self._settings.silence_s, tactics.last_activity)
+        if policy.is_silence_over(now):
+            self._readers.give_up_silent(self._settings.silence_s, policy.last_activity)

@@ -65,16 +65,16 @@ class HedgedRead:
         self.due: float | None = None
         self._started = started
         self._patience_s = patience_s
-        self._helping: set[int] = set()
+        self._hedges: set[int] = set()
 
     def is_hedge(self, share_number: int) -> bool:
         """Return whether a share that is no primary is asked for more than a probe."""
-        return share_number in self._helping
+        return share_number in self._hedges
 
     def consider_hedging(
         self,
         now: float,
-        favourites: Sequence[RacingShare],
+        primaries: Sequence[RacingShare],
         others: Sequence[RacingShare],
         segments: tuple[int, int],
         most_segments: int,
@@ -87,11 +87,11 @@ class HedgedRead:
             most_segments: longest first part when two hedges divide the work: the second hedge's blocks
                 must be held in memory until that part has arrived.
         """
-        fastest = max((runner.received_bytes for runner in others), default=0)
-        lagging = sum(2 * runner.received_bytes < fastest for runner in favourites)
+        fastest = max((share.received_bytes for share in others), default=0)
+        lagging = sum(2 * share.received_bytes < fastest for share in primaries)
         if lagging > 1:
             self.parts.clear()  # a share that divides a primary's work now has one for itself
-        if not lagging or self._helping or all(runner.waiting for runner in others):
+        if not lagging or self._hedges or all(share.waiting for share in others):
             self.due = None
             return
         if self.due is None:
@@ -99,18 +99,18 @@ class HedgedRead:
         if now < self.due:
             return
         self.due = None
-        helpers = [runner.share_number for runner in others if 2 * runner.received_bytes >= fastest]
-        self._helping.update(helpers)
+        hedges = [share.share_number for share in others if 2 * share.received_bytes >= fastest]
+        self._hedges.update(hedges)
         first, end = segments
-        if lagging == 1 and len(helpers) > 1 and end - first > 1:
+        if lagging == 1 and len(hedges) > 1 and end - first > 1:
             # If there are more than two hedges, only the first two are used.
             middle = first + max(1, min((end - first) // 2, most_segments))
-            self.parts = {helpers[0]: (middle, end), helpers[1]: (first, middle)}
-            self._helping = set(self.parts)
+            self.parts = {hedges[0]: (middle, end), hedges[1]: (first, middle)}
+            self._hedges = set(self.parts)
 
     def closed(self, share_number: int) -> None:
         """Record that a share is no longer read; a share that divided work with it gets all of the work."""
-        self._helping.discard(share_number)
+        self._hedges.discard(share_number)
         if share_number in self.parts:
             self.parts.clear()
 
@@ -143,10 +143,10 @@ class HedgedRead:
 # add shares.
 #
 # Pure: facts go in, requests come out. ``Download`` acts on them; ``HedgedRead`` decides which shares
-#     serve the range.
+# serve the range.
 #
 # **Time limits.** Two limits run in parallel. When no segment has been finished for ``hedge_s``, the
-# download checks whether some servers lag behind the others. When no byte has arrived for ``silence_s``,
+# download checks whether some servers lag. When no byte has arrived for ``silence_s``,
 # the servers with outstanding requests are given up.
 
 EVERYTHING = 1 << 62
@@ -170,7 +170,7 @@ NARROW_PROBE_BYTES = 1 << 13
 BURSTS = 8
 """On a narrow link, the time to wait for a primary is this fraction of the range's transfer time."""
 
-HELPERS = 2
+HEDGES = 2
 """
 For a range of several segments, the probe is divided among this many servers per extra share: two hedges
 can make up for a lost round trip that one cannot.
@@ -243,9 +243,9 @@ class ReadPolicy:
         share_bytes = 0 if found_bytes else length // PROBE_SHARE
         probes = several or narrow
         self._probe_bytes = (
-            max(least_bytes, share_bytes) // HELPERS if probes else geometry.block_bytes
+            max(least_bytes, share_bytes) // HEDGES if probes else geometry.block_bytes
         )
-        self.extra_shares = HELPERS * settings.extra_shares if probes else settings.extra_shares
+        self.extra_shares = HEDGES * settings.extra_shares if probes else settings.extra_shares
         self.ahead_bytes = settings.memory_bytes // (self._required_shares + self.extra_shares)
         self.race = HedgedRead(now, line.time_s(length) / BURSTS if narrow else 0.0)
         # On a narrow link a server that takes long does not lag.
@@ -328,7 +328,7 @@ class ReadPolicy:
     def asks(
         self,
         now: float,
-        runners: Sequence[Reader],
+        shares: Sequence[Reader],
         geometry: Geometry | None,
         segments_left: tuple[int, int],
     ) -> Iterator[Ask]:
@@ -340,22 +340,22 @@ class ReadPolicy:
         asked for a probe, until they prove to be faster.
 
         Args:
-            runners: the shares, in the order in which they were opened.
+            shares: the shares, in the order in which they were opened.
             geometry: the verified geometry, once it is known.
             segments_left: [first, end).
         """
-        favourites, others = runners, runners[:0]
+        primaries, others = shares, shares[:0]
         race = self.race
         if race.open:
-            favourites = runners[: self._required_shares]
-            others = runners[self._required_shares :]
+            primaries = shares[: self._required_shares]
+            others = shares[self._required_shares :]
             if geometry is not None and not self._hedged:
                 most_segments = self.ahead_bytes // geometry.block_bytes
-                race.consider_hedging(now, favourites, others, segments_left, most_segments)
-        for runner in favourites:
-            yield self._ask_all(runner.share_number)
-        for runner in others:
-            number = runner.share_number
+                race.consider_hedging(now, primaries, others, segments_left, most_segments)
+        for share in primaries:
+            yield self._ask_all(share.share_number)
+        for share in others:
+            number = share.share_number
             if self._hedged:
                 yield Ask(number, min(RACE_BYTES, self.ahead_bytes))
             elif race.is_hedge(number):
@@ -377,7 +377,7 @@ class ReadPolicy:
         due = self.race.due
         return wait_s if due is None else min(wait_s, max(0.0, due - now))
 
-    def looks_for_laggards(self, now: float, runners: Sequence[Reader]) -> bool:
+    def looks_for_laggards(self, now: float, shares: Sequence[Reader]) -> bool:
         """
         Add one more share if it is time to check and some servers delay the others.
 
@@ -385,7 +385,7 @@ class ReadPolicy:
         """
         if not self._patience.is_hedge_due(now):
             return False
-        if self._some_lag(runners):
+        if self._some_lag(shares):
             self.extra_shares = self.extra_shares + 1 if self.race.open else 1
             self.race.reopen()
             self._hedged = True
@@ -403,7 +403,7 @@ class ReadPolicy:
         """When the last bytes arrived; not changed by ``is_silence_over``."""
         return self._patience.last_activity
 
-    def _some_lag(self, runners: Sequence[Reader]) -> bool:
+    def _some_lag(self, shares: Sequence[Reader]) -> bool:
         """
         Return whether some servers have delivered all requested bytes while the segment waits for others.
 
@@ -412,12 +412,12 @@ class ReadPolicy:
         if self.race.open and not self._hedged:
             # A share that was asked for a probe only has delivered it long ago.
             needed = self._required_shares
-            helpers = [each for each in runners[needed:] if self.race.is_hedge(each.share_number)]
-            runners = [*runners[:needed], *helpers]
-        busy = [runner for runner in runners if runner.waiting and not runner.paused]
-        if len(busy) < len(runners):
+            hedges = [each for each in shares[needed:] if self.race.is_hedge(each.share_number)]
+            shares = [*shares[:needed], *hedges]
+        busy = [share for share in shares if share.waiting and not share.paused]
+        if len(busy) < len(shares):
             return True
-        paces = [runner.period_bytes for runner in busy]
+        paces = [share.period_bytes for share in busy]
         return not paces or 2 * min(paces) <= max(paces)
 
 

@@ -250,7 +250,7 @@ class ShareReaders:
 
     Args:
         means: the clock, and the servers that may be used, in any order.
-        tactics: is notified of events, and decides how much the decoder may hold of each share.
+        policy: is notified of events, and decides how much the decoder may hold of each share.
         changed: called after every event that may let the download continue.
 
     Attributes:
@@ -263,7 +263,7 @@ class ShareReaders:
         means: TransferContext,
         request: DownloadRequest,
         decoder: Decoder,
-        tactics: ReadPolicy,
+        policy: ReadPolicy,
         changed: Callable[[], None],
     ) -> None:
         self.open: dict[int, ShareDownload] = {}
@@ -273,7 +273,7 @@ class ShareReaders:
         self._cap = cap
         self._storage_index = cap.storage_index
         self._decoder = decoder
-        self._tactics = tactics
+        self._policy = policy
         self._changed = changed
         self._ring = ring(self._storage_index, means.peers)
         self._search: ShareSearch[Peer] = ShareSearch(self._ring if holders is None else [])
@@ -332,7 +332,7 @@ class ShareReaders:
         asked_s: float,
     ) -> None:
         now = self._clock.seconds()
-        self._tactics.answered(now, None if isinstance(answer, Failure) else now - asked_s)
+        self._policy.answered(now, None if isinstance(answer, Failure) else now - asked_s)
         # Only recorded here: the loop may be in the middle of a step.
         self._questions.pop(question, None)
         self._answers.append((peer, answer))
@@ -365,7 +365,7 @@ class ShareReaders:
             peer,
             number,
             self._storage_index,
-            self._tactics.ahead_bytes,
+            self._policy.ahead_bytes,
             self._changed,
         )
 
@@ -374,22 +374,22 @@ class ShareReaders:
         del self.open[reader.share_number]
         reader.close()
         self._decoder.drop_share(reader.share_number)
-        self._tactics.race.closed(reader.share_number)
+        self._policy.race.closed(reader.share_number)
 
     def look_at_readers(self) -> None:
         """Remove the readers that have ended."""
         seen_bytes = sum(reader.received_bytes for reader in self.open.values())
-        self._tactics.seen(self._clock.seconds(), seen_bytes)
+        self._policy.seen(self._clock.seconds(), seen_bytes)
         for reader in list(self.open.values()):
             if reader.state == "open":
                 continue
-            self._tactics.left(self._clock.seconds())
+            self._policy.left(self._clock.seconds())
             if reader.bug is not None:
                 reader.bug.raiseException()
             if reader.state == "missing":
                 self._search.exclude(reader.share_number, reader.peer)
                 if reader.share_number in self._guessed:
-                    self._tactics.misplaced()
+                    self._policy.misplaced()
             else:
                 self._search.failed(reader.peer)
             if reader.error is not None and reader.state != "missing":

@@ -107,8 +107,8 @@ class QueryBatches(Generic[T]):
 # Which server to ask for which share, decided from what is known so far.
 #
 # Pure: a download reports the servers' responses, and asks which servers to query next and where a share
-#     can be read. Servers are queried in the file's permuted order; ``QueryBatches`` decides how many at
-#     a time.
+# can be read. Servers are queried in the file's permuted order; ``QueryBatches`` decides how many at
+# a time.
 
 
 class ShareSearch(Generic[T]):
@@ -120,7 +120,7 @@ class ShareSearch(Generic[T]):
     """
 
     def __init__(self, ring: Sequence[T]) -> None:
-        self._waves = QueryBatches(ring)
+        self._batches = QueryBatches(ring)
         self._holders: dict[int, list[T]] = {}
         self._excluded: set[tuple[int, T]] = set()
         self._gone: set[T] = set()
@@ -129,11 +129,11 @@ class ShareSearch(Generic[T]):
 
     def asked(self, server: T) -> None:
         """Record that the server was asked for its list of shares."""
-        self._waves.asked(server)
+        self._batches.asked(server)
 
     def answered(self, server: T, share_numbers: Iterable[int]) -> None:
         """Record that the server has these shares."""
-        self._waves.ended(server)
+        self._batches.ended(server)
         for number in sorted(share_numbers):
             holders = self._holders.setdefault(number, [])
             if server not in holders:
@@ -141,7 +141,7 @@ class ShareSearch(Generic[T]):
 
     def failed(self, server: T) -> None:
         """Record that the server cannot be used."""
-        self._waves.ended(server)
+        self._batches.ended(server)
         self._gone.add(server)
 
     def exclude(self, share_number: int, server: T) -> None:
@@ -153,12 +153,12 @@ class ShareSearch(Generic[T]):
     @property
     def waiting(self) -> bool:
         """Whether a response is outstanding."""
-        return self._waves.waiting
+        return self._batches.waiting
 
     @property
     def exhausted(self) -> bool:
         """Whether every server was queried and has responded or failed."""
-        return self._waves.exhausted
+        return self._batches.exhausted
 
     @property
     def has_found_any(self) -> bool:
@@ -167,7 +167,7 @@ class ShareSearch(Generic[T]):
 
     def ask_next(self) -> list[T]:
         """Return the servers to query now; the caller calls ``asked`` for each."""
-        return self._waves.next()
+        return self._batches.next()
 
     def holders(self, share_number: int) -> list[T]:
         """Return the usable servers that have the share, in the order of their responses."""

@@ -1,1 +1,1 @@
-"""Mutable files: who has which version, reading it, and writing the next one."""
+"""Mutable files: finding which server has which version, reading a version, and writing the next one."""

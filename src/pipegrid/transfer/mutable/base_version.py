@@ -103,7 +103,7 @@ class LastSeen:
 
     def __init__(self) -> None:
         self._left: dict[Peer, dict[int, bytes]] = {}
-        self._doubtful: set[Peer] = set()
+        self._uncertain: set[Peer] = set()
         self._harmless: set[bytes] = set()
 
     def written(
@@ -126,17 +126,17 @@ class LastSeen:
                     left[number] = tried.signed_prefix[:HEAD_BYTES]
             self._left[peer] = left
             if all(head in harmless for head in left.values()):
-                self._doubtful.discard(peer)
+                self._uncertain.discard(peer)
             elif not all(head in harmless or _is_older(head, base) for head in left.values()):
-                self._doubtful.add(peer)
+                self._uncertain.add(peer)
 
     def fill_in(self, found: ServerMap) -> dict[Peer, dict[int, bytes]]:
         """
         Return the first bytes of each share on each server, from the query or else from the last write.
         """
         self._left = {p: left for p, left in self._left.items() if p not in found.copies}
-        self._doubtful -= found.copies.keys()
-        expected = {p: left for p, left in self._left.items() if p not in self._doubtful}
+        self._uncertain -= found.copies.keys()
+        expected = {p: left for p, left in self._left.items() if p not in self._uncertain}
         return found.heads() | expected
 
 

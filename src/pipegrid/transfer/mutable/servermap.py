@@ -348,7 +348,7 @@ class ServermapUpdate:
         clock, settings = self._slot.clock, self._slot.settings
         began_s = clock.seconds()
         grace_ends_s: float | None = None
-        wave = max(first, len(self._hints))
+        batch = max(first, len(self._hints))
         try:
             while True:
                 if is_enough():
@@ -359,8 +359,8 @@ class ServermapUpdate:
                 ):
                     if is_settled(self.found, quorum, least) or not self._left:
                         return self.found
-                    self._start(wave)
-                    wave *= 2
+                    self._start(batch)
+                    batch *= 2
                     grace_ends_s = None
                 elif (
                     grace_ends_s is None

@@ -60,7 +60,7 @@ class Slot:
     storage_index: bytes = attrs.field(init=False)
     wrong_enabler: dict[Peer, WrongSecret] = attrs.field(factory=dict)
     _derived: dict[Peer, SlotSecrets] = attrs.field(factory=dict, init=False, repr=False)
-    _under_way: dict[CallTimeout, int] = attrs.field(factory=dict, init=False)
+    _pending: dict[CallTimeout, int] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.storage_index = self.cap.storage_index
@@ -163,16 +163,16 @@ class Slot:
         if not size:
             return await CallTimeout(self.clock, self.settings.silence_s).answer(call, peer)
         watch = CallTimeout(self.clock, self.settings.silence_s, self._transfer_s)
-        self._under_way[watch] = size
+        self._pending[watch] = size
         try:
             return await watch.answer(call, peer)
         finally:
-            del self._under_way[watch]
-            for other in self._under_way:
+            del self._pending[watch]
+            for other in self._pending:
                 other.progress()  # the link was busy with this call
 
     def _transfer_s(self) -> float:
-        return sum(self._under_way.values()) / SLOWEST_BYTES_PER_S
+        return sum(self._pending.values()) / SLOWEST_BYTES_PER_S
 
 
 def open_slot(means: TransferContext, cap: MutableCap, settings: MutableSettings) -> Slot:

@@ -310,9 +310,9 @@ class Refusals:
         """Ask the servers that were not asked yet; return whether a response is outstanding."""
         for peer in [peer for peer in self._shares if peer not in self._asked]:
             self._asked.add(peer)
-            self._question(peer.server.version(), self._told_version, peer)
+            self._question(peer.server.version(), self._received_version, peer)
             self._question(
-                peer.server.list_shares(self._of_file.storage_index), self._told_shares, peer
+                peer.server.list_shares(self._of_file.storage_index), self._received_shares, peer
             )
         return bool(self._questions)
 
@@ -329,13 +329,15 @@ class Refusals:
         for question in list(self._questions):
             question.cancel()
 
-    def _question(self, question: Deferred[T], told: Callable[[T, Peer], None], peer: Peer) -> None:
+    def _question(
+        self, question: Deferred[T], received: Callable[[T, Peer], None], peer: Peer
+    ) -> None:
         self._questions.add(question)
         question.addTimeout(ASK_S, self._clock)
-        question.addCallback(told, peer)
-        question.addErrback(self._not_told).addBoth(self._answered, question)
+        question.addCallback(received, peer)
+        question.addErrback(self._failed).addBoth(self._answered, question)
 
-    def _told_version(self, version: ServerVersion, peer: Peer) -> None:
+    def _received_version(self, version: ServerVersion, peer: Peer) -> None:
         room = version.available_bytes
         if room is not None and room < self._of_file.share_bytes:
             self._explain(
@@ -348,11 +350,11 @@ class Refusals:
         self.explained[peer.name] = reason
         self._known_full.refused(peer, self._of_file.share_bytes, reason, self._clock.seconds())
 
-    def _told_shares(self, there: frozenset[int], peer: Peer) -> None:
+    def _received_shares(self, there: frozenset[int], peer: Peer) -> None:
         self._lists.append((peer, there))
         self.contended = self.contended or bool(there & self._shares[peer])
 
-    def _not_told(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure) -> None:
         if not failure.check(ServerError, CancelledError, TimeoutError):
             self._bug = failure
 

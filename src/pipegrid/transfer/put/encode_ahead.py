@@ -156,12 +156,12 @@ class Segments:
         gone_by: number of segments that were sent to the share uploads open at that time.
     """
 
-    def __init__(self, file: KeyedFile, means: TransferContext, ways: ActiveShares) -> None:
+    def __init__(self, file: KeyedFile, means: TransferContext, uploads: ActiveShares) -> None:
         self.gone_by = 0
         self._geometry = file.geometry
         self._source = file.source
         self._workers = means.workers
-        self._ways = ways
+        self._uploads = uploads
         self._encoder = Encoder(file.geometry, file.key)
         self._line = EncodeAhead(self._encoder, file.source, means.workers)
 
@@ -184,38 +184,38 @@ class Segments:
         for index in range(self._geometry.num_segments):
             await wait_for_room()
             coded = await self._line.take()
-            _send(self._encoder.add(coded), index, self._ways.open)
+            _send(self._encoder.add(coded), index, self._uploads.open)
             self.gone_by = index + 1
 
     async def send_trailers(self) -> None:
         """Send the hashes after the blocks; this determines the file's cap."""
         trees = 32 * self._geometry.num_segments * self._geometry.total_shares
         writes = await self._workers.run_if_large(16 * trees, self._encoder.finish)
-        _send(writes, None, self._ways.open)
+        _send(writes, None, self._uploads.open)
 
     async def send_missed(self, late: Sequence[ShareUpload], wait_for_room: WaitForRoom) -> None:
         """Encode again, and send, the segments that late share uploads have missed or lost."""
         geometry = self._geometry
         assert self.gone_by == geometry.num_segments
-        missed = [way.resume.missed for way in late if way.resume.missed]
+        missed = [upload.resume.missed for upload in late if upload.resume.missed]
         first = min((each.start for each in missed), default=0)
         for index in range(first, max((each.stop for each in missed), default=0)):
             await wait_for_room()
             # A share upload that needs another segment first has just lost an earlier one: the next call
             # sends it.
-            joining = [way for way in late if way.needs_segment(index)]
+            joining = [upload for upload in late if upload.needs_segment(index)]
             if joining:
-                shares = {way.share_number for way in joining}
+                shares = {upload.share_number for upload in joining}
                 size = 8 * geometry.segment_length(index)
                 writes = await self._workers.run_if_large(size, self._recode, index, shares)
                 # Meanwhile a share upload may have lost more.
-                _send(writes, index, [way for way in joining if way.needs_segment(index)])
-        for way in late:
-            if way.resume.missed or not way.is_open:
+                _send(writes, index, [upload for upload in joining if upload.needs_segment(index)])
+        for upload in late:
+            if upload.resume.missed or not upload.is_open:
                 continue
-            if not way.resume.has_trailer:
-                way.sender.send(self._encoder.trailer(way.share_number))
-            way.finish()
+            if not upload.resume.has_trailer:
+                upload.sender.send(self._encoder.trailer(upload.share_number))
+            upload.finish()
 
     def _recode(self, index: int, shares: set[int]) -> list[ShareWrite]:
         geometry = self._geometry
@@ -225,10 +225,12 @@ class Segments:
         return self._encoder.recode(index, plaintext, shares)
 
 
-def _send(writes: Iterable[ShareWrite], segment: int | None, ways: Iterable[ShareUpload]) -> None:
+def _send(
+    writes: Iterable[ShareWrite], segment: int | None, uploads: Iterable[ShareUpload]
+) -> None:
     by_share: dict[int, list[ShareUpload]] = {}
-    for way in ways:
-        by_share.setdefault(way.share_number, []).append(way)
+    for upload in uploads:
+        by_share.setdefault(upload.share_number, []).append(upload)
     for write in writes:
-        for way in by_share.get(write.share_number, ()):
-            way.sender.send(write, segment)
+        for upload in by_share.get(write.share_number, ()):
+            upload.sender.send(write, segment)

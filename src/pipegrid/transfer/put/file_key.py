@@ -65,8 +65,8 @@ class ShareTarget:
 
 # A file and its key, which decide what its shares are and which servers get them.
 #
-# A convergent key is computed in the first pass over the file. That pass runs in a worker, in slices, so
-# that cancellation takes effect soon and several files share the workers fairly.
+# A convergent key is computed in a first reading of the file. It runs in a worker, in slices, so that
+# cancellation takes effect soon and several files share the workers fairly.
 
 _SLICE_BYTES = 8 << 20
 _READ_BYTES = 1 << 18  # stays in a core's cache between reading and hashing
@@ -177,7 +177,7 @@ def _hash_slice(source: Source, hasher: TaggedHasher, start: int, length: int) -
 # without a new time stamp. A key alone would expose both contents to anyone who compares the ciphertexts.
 # The cost is one reading of the file, the same as for a convergent key.
 #
-# **What a note reveals.** A reader of the note who has the file's content can derive its key and cap, and
+# **What a note reveals.** A reader of the note with the file's content can derive its key and cap, and
 # so prove that it was stored. Without the content the note reveals nothing. The client's own user and
 # root can read it; they can also read the client's secrets, and usually the file. If they guess path,
 # size and time, the note's name shows that a put of such a file was begun and not finished. A note is

@@ -28,7 +28,7 @@ last byte is sent while the put waits for responses.
 SLOW = 2.0
 """A put does not wait for a server that takes this many times as long as most servers took."""
 
-PATIENCE = 5.0
+GRACES = 5.0
 """
 A put that must know where shares are waits this many times the grace for most servers to respond: servers
 that are busy, or still connecting, are not stragglers. With a wait of only one grace such a put stored
@@ -102,9 +102,9 @@ class PlacementHistory:
             return False
         return self.must_ask or exceeds_window
 
-    def ended(self, found_elsewhere: bool) -> None:
+    def ended(self, found_misplaced: bool) -> None:
         """Record that a put has succeeded."""
-        left = REMEMBERED if found_elsewhere else max(0, self._left - 1)
+        left = REMEMBERED if found_misplaced else max(0, self._left - 1)
         if left != self._left:
             self._left = left
             self._changed(left)
@@ -117,24 +117,24 @@ class FinalByteHold:
     Args:
         asked: number of servers that were asked at the beginning.
         grace_s: longest wait for a server that is much slower than most.
-        patient: whether the put must know where shares are, whatever that costs. Otherwise it waits only
+        must_know: whether the put must know where shares are, whatever that costs. Otherwise it waits only
             for servers that are not much slower than most, and for at most the grace.
     """
 
-    def __init__(self, asked: int, began_s: float, grace_s: float, patient: bool) -> None:
+    def __init__(self, asked: int, began_s: float, grace_s: float, must_know: bool) -> None:
         self._asked = asked
         self._answered = 0
         self._began_s = began_s
         self._grace_ends_s = began_s + grace_s
-        self._ends_s = began_s + grace_s * (PATIENCE if patient else 1.0)
-        self._patient = patient
+        self._ends_s = began_s + grace_s * (GRACES if must_know else 1.0)
+        self._must_know = must_know
 
     def answered(self, now_s: float, servers: int = 1) -> None:
         """Count this number of further servers that have responded or failed."""
         before, self._answered = self._answered, self._answered + servers
         if 2 * self._answered > self._asked >= 2 * before:
             ends_s = self._began_s + SLOW * (now_s - self._began_s)
-            if self._patient:
+            if self._must_know:
                 ends_s = max(ends_s, self._grace_ends_s)
             self._ends_s = min(self._ends_s, ends_s)
 

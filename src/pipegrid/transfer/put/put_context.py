@@ -85,7 +85,7 @@ class PutContext:
     Attributes:
         grid: what all transfers share: servers, clock, workers, secrets.
         settings: how long to wait for stragglers and silent servers.
-        elsewhere: whether shares have been found on servers where no put would place them.
+        history: whether shares have been found on servers where no put would place them.
         full: servers without space.
         overdue: notifies small files that take too long.
         say: gets a sentence that the user should know in addition to the result.
@@ -93,7 +93,7 @@ class PutContext:
 
     grid: TransferContext
     settings: UploadSettings
-    elsewhere: PlacementHistory
+    history: PlacementHistory
     full: FullServers
     overdue: Deadlines
     say: Callable[[str], None]

@@ -128,7 +128,7 @@ class ManyPuts(Generic[T]):
         self._appetite = appetite
         self._expect = expect
         self._start = start
-        self._tell = ended
+        self._report_end = ended
         self._running: dict[int, Deferred[Any]] = {}
         self._outcomes: deque[tuple[int, T | Failure]] = deque()
         self._waiter: Deferred[None] | None = None
@@ -142,7 +142,7 @@ class ManyPuts(Generic[T]):
         try:
             while True:
                 while self._outcomes:
-                    self._tell(*self._outcomes.popleft())
+                    self._report_end(*self._outcomes.popleft())
                 number = self._next
                 if number is not None:
                     self._begin(number)

@@ -37,7 +37,7 @@ class Asking:
     Finds out where the shares of one file are already stored.
 
     Args:
-        elsewhere: what earlier puts of this client have found.
+        history: what earlier puts of this client have found.
         shares: the shares of the file.
         began_s: when the put began.
         grace_s: how long the put waits for a server that is much slower than most; see ``FinalByteHold``.
@@ -48,26 +48,26 @@ class Asking:
 
     def __init__(
         self,
-        elsewhere: PlacementHistory,
+        history: PlacementHistory,
         plan: UploadPlan[Peer],
         allocations: Allocations,
         shares: ShareSet,
         began_s: float,
         grace_s: float,
     ) -> None:
-        self.first = elsewhere.asks_first(shares.share_bytes)
-        self._elsewhere = elsewhere
+        self.first = history.asks_first(shares.share_bytes)
+        self._history = history
         self._plan = plan
         self._allocations = allocations
         self._shares = shares
         self._guess = plan.first()
         self._wait = FinalByteHold(
-            len(set(self._guess.values())), began_s, grace_s, elsewhere.must_ask
+            len(set(self._guess.values())), began_s, grace_s, history.must_ask
         )
 
     def ask(self) -> None:
         """Query servers that get no share yet, or no share at all, if that is worth it."""
-        if not self._elsewhere.must_ask:
+        if not self._history.must_ask:
             return
         # Another client may spread n shares over twice as many servers, or may have used a smaller grid.
         total = self._plan.total_shares
@@ -87,18 +87,18 @@ class Asking:
         Return whether some last byte may have to be withheld now; of a small file, which is sent at once,
         none is.
         """
-        return self._elsewhere.holds_back(self._shares.share_bytes, True) and self.left_s(now_s) > 0
+        return self._history.holds_back(self._shares.share_bytes, True) and self.left_s(now_s) > 0
 
     def holds_back(self, exceeds_window: bool) -> bool:
         """Return whether to withhold the last byte of a share; see ``PlacementHistory.holds_back``."""
-        return self._elsewhere.holds_back(self._shares.share_bytes, exceeds_window)
+        return self._history.holds_back(self._shares.share_bytes, exceeds_window)
 
     def ended(self, found: Mapping[int, Collection[Peer]]) -> None:
         """
         Record, after a successful put, whether the shares found were all on the servers that were
         expected.
         """
-        self._elsewhere.ended(any(self._guess[n] not in peers for n, peers in found.items()))
+        self._history.ended(any(self._guess[n] not in peers for n, peers in found.items()))
 
 
 # The parts of an upload apart from the file: what queries servers, what sends shares, and what records
@@ -112,7 +112,7 @@ class Parts:
 
     Attributes:
         plan: assigns shares to servers.
-        ways: the active share uploads.
+        uploads: the active share uploads.
         allocations: allocation requests and their responses.
         refusals: servers that refused without a reason, and are asked for their shares.
         asking: queries servers before shares are sent.
@@ -120,7 +120,7 @@ class Parts:
     """
 
     plan: UploadPlan[Peer]
-    ways: ActiveShares
+    uploads: ActiveShares
     allocations: Allocations
     refusals: Refusals
     asking: Asking
@@ -152,7 +152,7 @@ def new_parts(
         ActiveShares(plan, settings.silence_s),
         allocations,
         Refusals(means.grid.clock, shares, changed, means.full),
-        Asking(means.elsewhere, plan, allocations, shares, began_s, settings.grace_s),
+        Asking(means.history, plan, allocations, shares, began_s, settings.grace_s),
         StoredShares(plan, shares.share_bytes, reports.progress, reports.found),
     )
 
@@ -175,7 +175,7 @@ class UploadEvents:
     def __init__(self, clock: IReactorTime, parts: Parts) -> None:
         self._clock = clock
         self._plan = parts.plan
-        self._ways = parts.ways
+        self._uploads = parts.uploads
         self._allocations = parts.allocations
         self._refusals = parts.refusals
         self._asking = parts.asking
@@ -193,9 +193,9 @@ class UploadEvents:
         for peer, there in self._refusals.take_lists():
             self._where.found_at(peer, there)
             news = True
-        ended = self._ways.take_ended(self._clock.seconds())
-        for way in ended:
-            self._ended(way)
+        ended = self._uploads.take_ended(self._clock.seconds())
+        for upload in ended:
+            self._ended(upload)
         return news or bool(ended)
 
     def take_answers(self) -> bool:
@@ -207,7 +207,7 @@ class UploadEvents:
             if not isinstance(answer.result, Failure):
                 self._allocated(answer.result, answer)
             elif answer.result.check(ServerError, CancelledError):
-                self._ways.peer_failed(answer.peer, answer.result.value)
+                self._uploads.peer_failed(answer.peer, answer.result.value)
             else:
                 answer.result.raiseException()
         return bool(answers)
@@ -215,31 +215,31 @@ class UploadEvents:
     def _allocated(self, allocation: Allocation, answer: RoomAnswer) -> None:
         peer = answer.peer
         there = self._where.found_at(peer, allocation.already_have, answer.sent_before)
-        for way in self._ways.open:
-            if way.peer is peer and way.share_number in answer.numbers:
-                way.last_activity = self._clock.seconds()
-                if way.share_number in there:
-                    way.close(ShareState.STORED)
+        for upload in self._uploads.open:
+            if upload.peer is peer and upload.share_number in answer.numbers:
+                upload.last_activity = self._clock.seconds()
+                if upload.share_number in there:
+                    upload.close(ShareState.STORED)
                 # The server had no space, or has an unfinished upload. If that upload is ours, the writes
                 # resume it.
-                way.granted = way.share_number in allocation.allocated
+                upload.granted = upload.share_number in allocation.allocated
 
-    def _ended(self, way: ShareUpload) -> None:
-        peer, number = way.peer, way.share_number
-        if way.state is ShareState.STORED:
+    def _ended(self, upload: ShareUpload) -> None:
+        peer, number = upload.peer, upload.share_number
+        if upload.state is ShareState.STORED:
             self._where.stored(peer, number)
-        elif way.state is ShareState.LOST:
+        elif upload.state is ShareState.LOST:
             # Another client with the same secrets may have aborted the share, for instance after its own
             # put failed.
-            self._aborted = self._aborted or isinstance(way.error, NoSuchShare)
+            self._aborted = self._aborted or isinstance(upload.error, NoSuchShare)
             self._plan.lost(number, peer)
-        elif way.state is ShareState.REFUSED:
-            if isinstance(way.error, WrongSecret):
+        elif upload.state is ShareState.REFUSED:
+            if isinstance(upload.error, WrongSecret):
                 self._others_uploading = True
-            elif is_unexplained(way.state, way.error) or isinstance(way.error, NoSpace):
-                self._refusals.note(peer, number, way.error)
+            elif is_unexplained(upload.state, upload.error) or isinstance(upload.error, NoSpace):
+                self._refusals.note(peer, number, upload.error)
             self._plan.refused(number, peer)
-        elif way.state is ShareState.FAILED:
+        elif upload.state is ShareState.FAILED:
             self._plan.failed(peer)
 
 
@@ -281,11 +281,11 @@ class Upload:
         self._begun = begun
         self._started = clock.seconds() if begun is None else begun.started
         parts = new_parts(means, file, self._started, self._changed.fire, reports)
-        self._plan, self._ways, self._where = parts.plan, parts.ways, parts.where
+        self._plan, self._uploads, self._where = parts.plan, parts.uploads, parts.where
         self._allocations, self._refusals = parts.allocations, parts.refusals
         self._asking = parts.asking
-        self._news = UploadEvents(clock, parts)
-        self._segments = Segments(file, means.grid, self._ways)
+        self._events = UploadEvents(clock, parts)
+        self._segments = Segments(file, means.grid, self._uploads)
         self._pace: StragglerPolicy[ShareUpload] = StragglerPolicy(
             means.settings, self._started, None if begun is None else begun.happy_since
         )
@@ -296,7 +296,7 @@ class Upload:
     @property
     def contended(self) -> bool:
         """Whether another client seems to be storing the same file."""
-        return self._news.contended
+        return self._events.contended
 
     async def run(self) -> PutResult:
         """
@@ -310,28 +310,30 @@ class Upload:
             await self._store()
         except (CancelledError, GeneratorExit):
             # Unfinished shares stay allocated, so that a rerun can resume them.
-            self._let_go()
+            self._release_all()
             raise
         except UnhappyError:
             # If servers failed midway, a rerun can resume when they are back, provided that the shares
             # are where the first placement of the rerun expects them.
-            self._let_go(abort=True, keep=self._plan.first() if self._ways.lost_midway else {})
-            await self._ways.wait_for_aborts(self._clock)
+            self._release_all(
+                abort=True, keep=self._plan.first() if self._uploads.lost_midway else {}
+            )
+            await self._uploads.wait_for_aborts(self._clock)
             raise
         except BaseException:
-            self._let_go(abort=True)
-            await self._ways.wait_for_aborts(self._clock)
+            self._release_all(abort=True)
+            await self._uploads.wait_for_aborts(self._clock)
             raise
         finally:
             self._segments.close()
         if self._superfluous:
             try:
                 # A caller that closes the grid now would leave unfinished shares on servers.
-                await self._ways.wait_for_aborts(self._clock)
+                await self._uploads.wait_for_aborts(self._clock)
             except BaseException:
-                self._let_go()
+                self._release_all()
                 raise
-        self._let_go()
+        self._release_all()
         self._where.finish()
         self._asking.ended(self._where.found)
         return self._result()
@@ -340,9 +342,9 @@ class Upload:
         """Query servers if that is worth it, send everything, and wait until it is stored."""
         self._asking.ask()
         if self._asking.first:
-            await self._hear_first()
+            await self._await_first_responses()
         if self._begun is None:
-            self._open_ways(self._plan.opening())
+            self._open_uploads(self._plan.opening())
         else:
             self._take_over(self._begun)
         await self._send_all()
@@ -358,15 +360,15 @@ class Upload:
             happiness=self._plan.happiness(),
             elapsed_s=self._clock.seconds() - self._started,
             dropped=sorted(self._dropped),
-            reasons={**{name: too_slow(name) for name in self._dropped}, **self._ways.reasons},
+            reasons={**{name: too_slow(name) for name in self._dropped}, **self._uploads.reasons},
         )
 
-    async def _hear_first(self) -> None:
+    async def _await_first_responses(self) -> None:
         """Wait until the queried servers have responded, but not long for any of them."""
-        self._news.take_answers()
+        self._events.take_answers()
         while (left_s := self._asking.left_s(self._clock.seconds())) > 0:
             await self._changed.wait(max(TICK_S, left_s))
-            self._news.take_answers()
+            self._events.take_answers()
 
     def _take_over(self, begun: Handover) -> None:
         """Continue with the requests that ``put_whole`` has sent, as if this object had sent them."""
@@ -378,11 +380,11 @@ class Upload:
             allocation, writes = split_call(call, numbers)
             secrets = self._file.shares.secrets_for(peer)
             for number, write in writes.items():
-                way = self._way(peer, number, secrets)
-                self._ways.add(way)
-                way.attach_sent(write, begun.started)
+                upload = self._new_upload(peer, number, secrets)
+                self._uploads.add(upload)
+                upload.attach_sent(write, begun.started)
             self._allocations.adopt(peer, frozenset(numbers), allocation)
-        self._take_stock()
+        self._process_events()
 
     async def _send_all(self) -> None:
         """
@@ -394,58 +396,60 @@ class Upload:
         if self._cap_known is not None:
             self._cap_known(self._segments.cap)
         if self._allocations.has_news:
-            self._take_stock()
+            self._process_events()
         may_hold = self._asking.may_hold_back(self._clock.seconds())
-        for way in self._ways.open:
-            if not way.resume.missed and way.resume.has_trailer:
-                way.finish(may_hold and self._asking.holds_back(way.exceeds_window))
+        for upload in self._uploads.open:
+            if not upload.resume.missed and upload.resume.has_trailer:
+                upload.finish(may_hold and self._asking.holds_back(upload.exceeds_window))
         if may_hold:
-            self._held = [way for way in self._ways.open if way.sender.is_held]
+            self._held = [upload for upload in self._uploads.open if upload.sender.is_held]
 
     async def _settle(self) -> None:
         """Wait until every share is acknowledged, or enough shares are and the grace is over."""
         while True:
-            self._take_stock()
+            self._process_events()
             if self._held and self._asking.left_s(self._clock.seconds()) <= 0:
-                self._release()
+                self._send_held()
             late = [
-                way
-                for way in self._ways.open
-                if way.is_open and not way.sender.all_sent and not way.sender.is_held
+                upload
+                for upload in self._uploads.open
+                if upload.is_open and not upload.sender.all_sent and not upload.sender.is_held
             ]
             if late:
                 await self._segments.send_missed(late, self._wait_for_room)
                 continue
-            if not self._ways.open:
+            if not self._uploads.open:
                 if not self._plan.is_enough and self._refusals.ask():
                     await self._changed.wait(ASK_S)
                     continue
                 break
             now = self._clock.seconds()
-            patience = self._pace.final_wait_s(now, self._ways.open, self._plan.is_enough)
-            if patience is None:
-                for way in self._ways.open:
-                    self._drop(way)
+            wait_s = self._pace.final_wait_s(now, self._uploads.open, self._plan.is_enough)
+            if wait_s is None:
+                for upload in self._uploads.open:
+                    self._drop(upload)
                 break
             if self._held:
-                patience = min(patience, self._asking.left_s(now))
+                wait_s = min(wait_s, self._asking.left_s(now))
             self._uneventful = 0 if self._where.is_followed else self._until_decision() - 1
-            await self._changed.wait(max(TICK_S, patience))
+            await self._changed.wait(max(TICK_S, wait_s))
             self._uneventful = 0
         if not self._plan.is_enough:
             raise self._unhappy(self._plan.happiness())
 
-    def _release(self) -> None:
+    def _send_held(self) -> None:
         """Send the withheld last bytes of shares that have sent everything else; keep the others."""
-        for way in self._held:
-            if way.sender.is_held:
-                way.release()
-        self._held = [way for way in self._held if way.is_open and not way.sender.all_sent]
+        for upload in self._held:
+            if upload.sender.is_held:
+                upload.release()
+        self._held = [
+            upload for upload in self._held if upload.is_open and not upload.sender.all_sent
+        ]
 
     def _until_decision(self) -> int:
         """Return how many more shares must be stored before a decision is needed."""
         missing = self._plan.missing
-        open_ones = len(self._ways.open)
+        open_ones = len(self._uploads.open)
         return min(missing, open_ones) if missing > 0 else open_ones
 
     def _share_stored(self) -> None:
@@ -461,24 +465,24 @@ class Upload:
             happy=self._file.happy,
             stored=len(self._plan.stored),
             required_shares=self._file.geometry.required_shares,
-            reasons=self._ways.reasons,
+            reasons=self._uploads.reasons,
             full=self._refusals.explained,
             contended=self.contended,
-            absent=len(self._ways.absent),
+            absent=len(self._uploads.absent),
         )
         return not_spread(self._file.name, outcome)
 
-    def _open_ways(self, placement: dict[int, Peer]) -> None:
+    def _open_uploads(self, placement: dict[int, Peer]) -> None:
         by_peer: dict[Peer, set[int]] = {}
         for number, peer in placement.items():
             by_peer.setdefault(peer, set()).add(number)
         for peer, numbers in by_peer.items():
             secrets = self._file.shares.secrets_for(peer)
             for number in sorted(numbers):
-                self._ways.add(self._way(peer, number, secrets))
+                self._uploads.add(self._new_upload(peer, number, secrets))
             self._allocations.ask(peer, frozenset(numbers), secrets)
 
-    def _way(self, peer: Peer, number: int, secrets: UploadSecrets) -> ShareUpload:
+    def _new_upload(self, peer: Peer, number: int, secrets: UploadSecrets) -> ShareUpload:
         return ShareUpload(
             ShareTarget(peer, number, self._file.shares, secrets),
             self._changed.fire,
@@ -492,16 +496,16 @@ class Upload:
     async def _wait_for_room(self) -> None:
         """Return when every open share upload can accept more; drop share uploads that take too long."""
         while True:
-            if self._take_stock() or not self._ways.open:
+            if self._process_events() or not self._uploads.open:
                 self._give_up_if_hopeless()
-            patience = self._pace.window_wait_s(
-                self._clock.seconds(), self._ways.open, self._can_spare
+            wait_s = self._pace.window_wait_s(
+                self._clock.seconds(), self._uploads.open, self._can_spare
             )
-            if patience is None:
+            if wait_s is None:
                 return
-            await self._changed.wait(patience)
-            for way in self._pace.charge_wait(self._clock.seconds(), self._ways.open):
-                self._drop(way)
+            await self._changed.wait(wait_s)
+            for upload in self._pace.charge_wait(self._clock.seconds(), self._uploads.open):
+                self._drop(upload)
 
     def _give_up_if_hopeless(self) -> None:
         """
@@ -512,44 +516,44 @@ class Upload:
         if hopeless and not self._allocations.waiting and not self._refusals.ask():
             raise self._unhappy(self._plan.hoped_happiness())
 
-    def _can_spare(self, way: ShareUpload) -> bool:
-        return self._plan.will_be_enough([way.share_number])
+    def _can_spare(self, upload: ShareUpload) -> bool:
+        return self._plan.will_be_enough([upload.share_number])
 
-    def _drop(self, way: ShareUpload) -> None:
+    def _drop(self, upload: ShareUpload) -> None:
         """Drop a share upload, unless happiness needs it."""
-        if self._can_spare(way):
-            self._dropped.add(way.peer.name)
-            self._take_back(way)
+        if self._can_spare(upload):
+            self._dropped.add(upload.peer.name)
+            self._take_back(upload)
 
-    def _take_back(self, way: ShareUpload) -> None:
-        self._plan.dropped(way.share_number, way.peer)
-        if way.sender.is_held:
+    def _take_back(self, upload: ShareUpload) -> None:
+        self._plan.dropped(upload.share_number, upload.peer)
+        if upload.sender.is_held:
             # Everything else is sent; cancelling the writes would cost the connection.
-            way.close(ShareState.DROPPED)
+            upload.close(ShareState.DROPPED)
         else:
-            way.cancel(ShareState.DROPPED)
-        self._ways.abort_share(way)
+            upload.cancel(ShareState.DROPPED)
+        self._uploads.abort_share(upload)
         # a share upload whose last byte was withheld may have no pending call that would wake us
         self._changed.fire()
 
-    def _let_go(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
-        self._ways.release(abort=abort, keep=keep)
+    def _release_all(self, *, abort: bool = False, keep: Mapping[int, Peer] = _NONE) -> None:
+        self._uploads.release(abort=abort, keep=keep)
         self._allocations.cancel()
         self._refusals.cancel()
 
-    def _take_stock(self) -> bool:
+    def _process_events(self) -> bool:
         """
         Update the plan with what has happened, and open the share uploads that the plan wants now.
 
         Returns whether anything new has happened.
         """
-        news = self._news.drain()
+        news = self._events.drain()
         if news:
             for number in self._plan.superfluous():
-                for way in self._ways.open:
-                    if way.share_number == number and not way.sender.all_sent:
-                        self._take_back(way)
+                for upload in self._uploads.open:
+                    if upload.share_number == number and not upload.sender.all_sent:
+                        self._take_back(upload)
                         self._superfluous = True
-            self._open_ways(self._plan.assignments())
-        self._where.report(self._ways.open)
+            self._open_uploads(self._plan.assignments())
+        self._where.report(self._uploads.open)
         return news

@@ -2,8 +2,8 @@
 Which share goes to which server, decided from what is known so far.
 
 Pure: the methods in the past tense record facts; ``assignments`` and ``superfluous`` return decisions.
-    The optimistic first placement puts share i on the i-th server of the ring without asking any server;
-    it is recomputed only when servers differ.
+The optimistic first placement puts share i on the i-th server of the ring without asking any server;
+it is recomputed only when servers differ.
 """
 
 from __future__ import annotations

@@ -48,26 +48,26 @@ class ActiveShares:
         self._forgetting: set[Deferred[None]] = set()
         self._silence_s = silence_s
 
-    def add(self, way: ShareUpload) -> None:
+    def add(self, upload: ShareUpload) -> None:
         """Add a share upload that has begun."""
-        self._plan.sending(way.share_number, way.peer)
-        self.open.append(way)
+        self._plan.sending(upload.share_number, upload.peer)
+        self.open.append(upload)
 
     def peer_failed(self, peer: Peer, error: BaseException | None) -> None:
         """Record that a server is gone, and end all share uploads to it."""
         self.reasons[peer.name] = str(error)
         self._note_absence(peer.name, error)
         self._plan.failed(peer)
-        for way in self.open:
-            if way.peer is peer:
-                way.cancel(ShareState.FAILED)
+        for upload in self.open:
+            if upload.peer is peer:
+                upload.cancel(ShareState.FAILED)
 
     @property
     def lost_midway(self) -> bool:
         """Whether a server failed that had taken a part of its share, but not all of it."""
         return any(
-            way.state is ShareState.FAILED and way.acknowledged_bytes
-            for way in [*self.open, *self.ended]
+            upload.state is ShareState.FAILED and upload.acknowledged_bytes
+            for upload in [*self.open, *self.ended]
         )
 
     def take_ended(self, now: float) -> list[ShareUpload]:
@@ -76,26 +76,26 @@ class ActiveShares:
 
         Raises any exception of a share upload that is no server error.
         """
-        for way in self.open:
-            way.resolve_uncertain()
-            if is_silent(way, now, self._silence_s):
-                silent = f"{way.peer.name} was silent for {self._silence_s:g} s"
-                self.peer_failed(way.peer, ServerTimeout(silent))
-        ended = [way for way in self.open if way.ended]
+        for upload in self.open:
+            upload.resolve_uncertain()
+            if is_silent(upload, now, self._silence_s):
+                silent = f"{upload.peer.name} was silent for {self._silence_s:g} s"
+                self.peer_failed(upload.peer, ServerTimeout(silent))
+        ended = [upload for upload in self.open if upload.ended]
         if ended:
-            self.open = [way for way in self.open if not way.ended]
+            self.open = [upload for upload in self.open if not upload.ended]
             self.ended += ended
-        for way in ended:
-            if way.bug is not None:
-                way.bug.raiseException()
-            there = way.state in (
+        for upload in ended:
+            if upload.bug is not None:
+                upload.bug.raiseException()
+            there = upload.state in (
                 ShareState.STORED,
                 ShareState.FOUND,
             )
-            if not (there or way.error is None or is_unexplained(way.state, way.error)):
-                self._note(way.peer.name, way.error)
-            if way.is_useless:
-                self.abort_share(way)
+            if not (there or upload.error is None or is_unexplained(upload.state, upload.error)):
+                self._note(upload.peer.name, upload.error)
+            if upload.is_useless:
+                self.abort_share(upload)
         return ended
 
     def _note(self, server: str, error: ServerError) -> None:
@@ -118,18 +118,18 @@ class ActiveShares:
             abort: also abort unfinished shares on servers; otherwise a rerun can resume them.
             keep: shares, each with its server, that are not aborted.
         """
-        unfinished = [way for way in self.open if not way.ended]
-        for way in [*self.open, *self.ended]:
-            way.cancel(ShareState.DROPPED)
-            way.detach()
+        unfinished = [upload for upload in self.open if not upload.ended]
+        for upload in [*self.open, *self.ended]:
+            upload.cancel(ShareState.DROPPED)
+            upload.detach()
         if abort:
-            for way in unfinished:
-                if keep.get(way.share_number) is not way.peer:
-                    self.abort_share(way)
+            for upload in unfinished:
+                if keep.get(upload.share_number) is not upload.peer:
+                    self.abort_share(upload)
 
-    def abort_share(self, way: ShareUpload) -> None:
+    def abort_share(self, upload: ShareUpload) -> None:
         """Abort the unfinished share of a share upload that has ended."""
-        told = way.abort()
+        told = upload.abort()
         self._forgetting.add(told)
         told.addBoth(lambda _: self._forgetting.discard(told))
 
@@ -149,8 +149,7 @@ class ActiveShares:
 # Where the shares of one upload are: which ones servers had, which were placed, and how many bytes are
 # stored.
 #
-# Pure: the caller reports responses and ended share uploads; this class tells the plan which shares are
-#     stored.
+# Pure: the caller reports responses and ended share uploads; the plan is notified of stored shares.
 
 
 class StoredShares:
@@ -223,32 +222,36 @@ class StoredShares:
         """Whether a caller wants progress reports."""
         return self._progress.is_wanted
 
-    def report(self, ways: Sequence[ShareUpload]) -> None:
+    def report(self, uploads: Sequence[ShareUpload]) -> None:
         """Report progress to the callers that want it."""
         if self._found_before.is_wanted:
-            self._found_before.report(self.found_bytes(ways))
+            self._found_before.report(self.found_bytes(uploads))
         if self._progress.is_wanted:
-            self._progress.report(self.acknowledged_bytes(ways))
+            self._progress.report(self.acknowledged_bytes(uploads))
 
     def finish(self) -> None:
         """Report that the upload has ended."""
         self._progress.finish()
 
-    def found_bytes(self, ways: Iterable[ShareUpload]) -> int:
+    def found_bytes(self, uploads: Iterable[ShareUpload]) -> int:
         """
         Return how many bytes of all shares were stored before: whole shares and parts of interrupted
         ones.
         """
-        for way in ways:
-            number = way.share_number
-            self._found_parts[number] = max(self._found_parts.get(number, 0), way.found_bytes)
+        for upload in uploads:
+            number = upload.share_number
+            self._found_parts[number] = max(self._found_parts.get(number, 0), upload.found_bytes)
         whole: Mapping[int, int] = dict.fromkeys(self.found, self._share_bytes)
         return sum({**self._found_parts, **whole}.values())
 
-    def acknowledged_bytes(self, ways: Iterable[ShareUpload]) -> int:
+    def acknowledged_bytes(self, uploads: Iterable[ShareUpload]) -> int:
         """Return how many bytes of all shares are stored, or acknowledged and not lost since."""
         done = dict.fromkeys(self._plan.stored, self._share_bytes)
-        for way in ways:  # two uploads may have the same share, and one may have sent a part twice
-            number = way.share_number
-            done[number] = max(done.get(number, 0), min(way.acknowledged_bytes, self._share_bytes))
+        for (
+            upload
+        ) in uploads:  # two uploads may have the same share, and one may have sent a part twice
+            number = upload.share_number
+            done[number] = max(
+                done.get(number, 0), min(upload.acknowledged_bytes, self._share_bytes)
+            )
         return sum(done.values())

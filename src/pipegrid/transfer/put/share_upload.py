@@ -28,12 +28,11 @@ from pipegrid.wire.messages import WriteAnswer
 #     state        event                                                      next state
 #     open         the server has all of it                                   stored
 #                  refused; has other bytes; server is gone                   refused; lost; failed
-#                  the server knows no unfinished share                       doubtful
-#                  all is sent and answered, but the server wants more        doubtful
-#     doubtful     all is answered; the share was not granted                 refused
+#                  the server knows no unfinished share                       uncertain
+#                  all is sent and answered, but the server wants more        uncertain
+#     uncertain    all is answered; the share was not granted                 refused
 #                  the server lists the share; does not list it               stored; lost
-#                  does not list it, but claimed earlier to have a part       open, to send that part as
-#                  well
+#                  does not list it, but claimed earlier to have a part       open, to send that part
 #     either       taken back; another client stored it                       dropped; found
 
 
@@ -41,7 +40,7 @@ class ShareState(str, Enum):
     """State of a share on one server; the table above gives the transitions."""
 
     OPEN = "open"
-    DOUBTFUL = "doubtful"  # unknown whether the server has the share, or any part of it
+    UNCERTAIN = "uncertain"  # unknown whether the server has the share, or any part of it
     STORED = "stored"
     FOUND = "found"  # another client stored it meanwhile
     REFUSED = "refused"
@@ -55,7 +54,7 @@ def state_after(error: BaseException | None) -> ShareState:
     if isinstance(error, CancelledError):
         return ShareState.DROPPED
     if isinstance(error, NoSuchShare):
-        return ShareState.DOUBTFUL
+        return ShareState.UNCERTAIN
     if isinstance(error, ConflictingWrite):
         return ShareState.LOST  # ``take_ended`` then aborts the share on the server
     return ShareState.REFUSED if isinstance(error, ServerRefused) else ShareState.FAILED
@@ -291,13 +290,13 @@ class ShareUpload:
         # part, or never had it.
         if self.state is ShareState.OPEN and self.sender.all_sent and not self._pending:
             self._incomplete = True
-            self.close(ShareState.DOUBTFUL)
+            self.close(ShareState.UNCERTAIN)
 
     def _write_failed(self, failure: Failure, batch: Batch) -> object:
         if self.state is ShareState.OPEN and failure.check(WriteLost):
             self.sender.lost(batch)
             self._changed()
-        elif self.state is ShareState.DOUBTFUL and failure.check(WriteLost):
+        elif self.state is ShareState.UNCERTAIN and failure.check(WriteLost):
             self._changed()  # the whole share is already uncertain, so this batch need not be recorded
         else:
             self._call_failed(failure)
@@ -321,7 +320,7 @@ class ShareUpload:
         A share that was not granted counts as refused, unless the server accepted writes for it. For any
         other share the server is asked for its list of shares.
         """
-        if self.state is not ShareState.DOUBTFUL or self._pending:
+        if self.state is not ShareState.UNCERTAIN or self._pending:
             return
         if not self.granted and not self._incomplete:
             self.close(ShareState.REFUSED)
@@ -347,7 +346,7 @@ class ShareUpload:
         if self.ended:
             return
         self.state = state
-        self.ended = state is not ShareState.DOUBTFUL
+        self.ended = state is not ShareState.UNCERTAIN
         self.sender.stop()
 
     def cancel(self, state: ShareState) -> None:

@@ -108,7 +108,7 @@ async def put_whole(
     Returns:
         The result; a ``Handover`` if the put must be continued; None if nothing was sent.
     """
-    if not encoder.is_single_segment(file.geometry) or means.elsewhere.must_ask:
+    if not encoder.is_single_segment(file.geometry) or means.history.must_ask:
         return None
     order = ring(file.shares.storage_index, means.grid.takers)
     if len(order) < file.happy or not _takes_whole(order, file):
@@ -251,7 +251,7 @@ class SmallFileUpload:
         at_place = all(
             self._order[number % len(self._order)] in peers for number, peers in found.items()
         )
-        self._means.elsewhere.ended(not at_place)
+        self._means.history.ended(not at_place)
         progress.finish()
         return PutResult(
             cap=cap,

@@ -59,25 +59,28 @@ class SendingShare(Protocol):
 W = TypeVar("W", bound=SendingShare)
 
 
-def until_silence(ways: Iterable[SendingShare], now: float, silence_s: float) -> float:
+def until_silence(uploads: Iterable[SendingShare], now: float, silence_s: float) -> float:
     """
     Return the seconds until the first server has been silent for too long; ``silence_s`` if no response
     is outstanding.
     """
-    owing = [way for way in ways if way.waiting]
-    left_s = min((way.last_activity for way in owing), default=now) + silence_s - now
+    pending = [upload for upload in uploads if upload.waiting]
+    left_s = min((upload.last_activity for upload in pending), default=now) + silence_s - now
     # ``peer_activity`` is slower to read, and this function runs after every event.
     if left_s <= 0:
-        signs = (last_activity_s(way.last_activity, way.peer_activity, silence_s) for way in owing)
-        left_s = min(signs) + silence_s - now
+        activity_s = (
+            last_activity_s(upload.last_activity, upload.peer_activity, silence_s)
+            for upload in pending
+        )
+        left_s = min(activity_s) + silence_s - now
     return left_s
 
 
-def is_silent(way: SendingShare, now: float, silence_s: float) -> bool:
+def is_silent(upload: SendingShare, now: float, silence_s: float) -> bool:
     """Return whether a response is outstanding and the server's last activity is too long ago."""
-    if now < way.last_activity + silence_s or not way.waiting:
+    if now < upload.last_activity + silence_s or not upload.waiting:
         return False
-    return now >= last_activity_s(way.last_activity, way.peer_activity, silence_s) + silence_s
+    return now >= last_activity_s(upload.last_activity, upload.peer_activity, silence_s) + silence_s
 
 
 class StragglerPolicy(Generic[W]):
@@ -109,7 +112,7 @@ class StragglerPolicy(Generic[W]):
         self._others_wait = False
 
     def window_wait_s(
-        self, now: float, ways: Sequence[W], can_spare: Callable[[W], bool]
+        self, now: float, uploads: Sequence[W], can_spare: Callable[[W], bool]
     ) -> float | None:
         """
         Return how long to wait, at most, until every share upload can take more; None: every one can now.
@@ -119,19 +122,19 @@ class StragglerPolicy(Generic[W]):
         Args:
             can_spare: whether happiness holds without this share upload.
         """
-        self._blocked = [way for way in ways if way.blocked]
+        self._blocked = [upload for upload in uploads if upload.blocked]
         if not self._blocked:
             return None
         self._wait_began_s = now
-        self._others_wait = any(way.has_room for way in ways)
-        patience_s = until_silence(ways, now, self._settings.silence_s)
+        self._others_wait = any(upload.has_room for upload in uploads)
+        wait_s = until_silence(uploads, now, self._settings.silence_s)
         if self._others_wait:
             grace_s = self._settings.grace(now - self._started_s)
-            left = [grace_s - way.stalled_s for way in self._blocked if can_spare(way)]
-            patience_s = min([patience_s, *left])
-        return max(TICK_S, patience_s)
+            left = [grace_s - upload.stalled_s for upload in self._blocked if can_spare(upload)]
+            wait_s = min([wait_s, *left])
+        return max(TICK_S, wait_s)
 
-    def charge_wait(self, now: float, ways: Sequence[W]) -> list[W]:
+    def charge_wait(self, now: float, uploads: Sequence[W]) -> list[W]:
         """
         Add the wait to the ``stalled_s`` of the share uploads that caused it.
 
@@ -142,43 +145,43 @@ class StragglerPolicy(Generic[W]):
             return []
         grace_s = self._settings.grace(self._wait_began_s - self._started_s)
         dropped: list[W] = []
-        for way in self._blocked:
-            if not way.blocked:
+        for upload in self._blocked:
+            if not upload.blocked:
                 continue
-            way.stalled_s += now - self._wait_began_s
-            if way.stalled_s >= grace_s - _ROUNDING_S:
-                if is_slow(way, ways):
-                    dropped.append(way)
+            upload.stalled_s += now - self._wait_began_s
+            if upload.stalled_s >= grace_s - _ROUNDING_S:
+                if is_slow(upload, uploads):
+                    dropped.append(upload)
                 else:
-                    way.stalled_s = 0.0
+                    upload.stalled_s = 0.0
         return dropped
 
-    def final_wait_s(self, now: float, ways: Sequence[W], is_enough: bool) -> float | None:
+    def final_wait_s(self, now: float, uploads: Sequence[W], is_enough: bool) -> float | None:
         """
         Return how long to wait, at most, when everything is sent; None: the grace of stragglers is over.
 
         Args:
             is_enough: whether happiness holds with what is stored.
         """
-        patience_s = until_silence(ways, now, self._settings.silence_s)
+        wait_s = until_silence(uploads, now, self._settings.silence_s)
         if not is_enough:
-            return patience_s
+            return wait_s
         if self._happy_since_s is None:
             self._happy_since_s = now
         grace_s = self._settings.grace(self._happy_since_s - self._started_s)
         left_s = self._happy_since_s + grace_s - now
-        return None if left_s <= 0 else min(patience_s, left_s)
+        return None if left_s <= 0 else min(wait_s, left_s)
 
 
-def is_slow(way: W, ways: Iterable[W]) -> bool:
+def is_slow(upload: W, uploads: Iterable[W]) -> bool:
     """
     Return whether a server, and not the link that all of them share, delays the others.
 
     On a saturated link the delayed share upload changes from moment to moment, and all responses take
     equally long.
     """
-    others = [one.pace_s for one in ways if one is not way]
-    return bool(others) and way.pace_s > SLOW * _median(others)
+    others = [one.pace_s for one in uploads if one is not upload]
+    return bool(others) and upload.pace_s > SLOW * _median(others)
 
 
 def _median(values: list[float]) -> float:

@@ -117,7 +117,7 @@ class Uploader:
         memory: limits the memory of all uploads together while they encode.
         notes: stores the secrets of running puts with random keys; None: such puts cannot be resumed.
         say: gets a sentence that the user should know in addition to the result.
-        elsewhere: where earlier puts have found existing shares.
+        history: where earlier puts have found existing shares.
     """
 
     def __init__(
@@ -128,13 +128,13 @@ class Uploader:
         settings: UploadSettings,
         notes: KeyNotes | None = None,
         say: Callable[[str], None] = lambda sentence: None,
-        elsewhere: PlacementHistory | None = None,
+        history: PlacementHistory | None = None,
     ) -> None:
         clock = self._clock = means.clock
         self._means = PutContext(
             means,
             settings,
-            elsewhere or PlacementHistory(),
+            history or PlacementHistory(),
             FullServers(),
             Deadlines(clock, settings.grace_s),
             say,

@@ -1,4 +1,4 @@
-"""The server contract over Foolscap, mutable slots included."""
+"""The server contract over Foolscap, including mutable slots."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ from pipegrid.wire.messages import (
 
 # Slots of mutable shares over Foolscap: read-test-write, and reading all shares of a slot in one call.
 #
-# Nothing refers to a slot but its storage index, so nothing is kept here, and nothing is lost with a
-# connection but the answers.
+# A slot is identified by its storage index only, so nothing is kept here, and a lost connection loses
+# only pending responses.
 #
 # Source: the format reference, storage protocols, section 2.3.
 
@@ -62,7 +62,7 @@ class FoolscapSlots:
     The slots of one server.
 
     Args:
-        server: what a person calls it.
+        server: the server's name for messages.
     """
 
     def __init__(self, link: FoolscapLink, server: str) -> None:
@@ -85,7 +85,7 @@ class FoolscapSlots:
         return SlotResult(bool(success), self._checked(data, reads))
 
     async def read(self, storage_index: bytes, numbers: Sequence[int], reads: Reads) -> _Data:
-        """Read from shares; no numbers mean all of them."""
+        """Read from shares; without numbers from all of them."""
         storage = await self._link.storage()
         data = await self._link.call(
             storage,
@@ -101,8 +101,8 @@ class FoolscapSlots:
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> bytes:
         """
-        Return bytes of one share, in as many calls as its length takes; NoSuchShare if it is not
-        there.
+        Return bytes of one share, in as many calls as its length needs; raises NoSuchShare if it does not
+        exist.
         """
         reads = [
             self.read(storage_index, [share_number], [each]) for each in in_pieces(offset, length)
@@ -114,7 +114,9 @@ class FoolscapSlots:
         return found[0] if len(found) == 1 else b"".join(found)
 
     async def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> None:
-        """Add or renew a lease; Foolscap does not say whether there was anything to lease, so it is asked."""
+        """
+        Add or renew a lease. Foolscap does not report whether there were shares, so they are listed, too.
+        """
         storage = await self._link.storage()
         added = self._link.call(storage, "add_lease", storage_index, lease.renew, lease.cancel)
         shares = Deferred.fromCoroutine(self.read(storage_index, (), ()))
@@ -123,7 +125,7 @@ class FoolscapSlots:
             raise nothing_to_lease(self._server, "store")
 
     async def advise_corrupt(self, storage_index: bytes, share_number: int, reason: str) -> None:
-        """Complain about a share; whether there is one has to be asked."""
+        """Send an advisory for a share; the shares are listed, too, to find out whether it exists."""
         storage = await self._link.storage()
         text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
         advised = self._link.call(
@@ -135,7 +137,7 @@ class FoolscapSlots:
             raise no_share(self._server, share_number)
 
     def _checked(self, data: Any, reads: Reads) -> _Data:
-        """Return what was read, if it is what was asked for: a piece for each read, none too long."""
+        """Return the data if they match the reads: one piece for each read, none too long."""
         check_numbers(self._server, "a read of mutable shares", data)
         if not fits_reads(data, reads):
             raise nonsense(
@@ -154,37 +156,41 @@ def _vectors(change: ShareChange) -> tuple[list[Any], list[Any], int | None]:
 
 # A storage server across the network: the contract over Foolscap.
 #
-# One connection carries everything, and a server begins calls in the order in which they were sent. So most
-# operations are sent at once; what has to wait, and for what, is ``_Sent.conflicts``:
+# One connection is used for everything, and a server begins calls in the order in which they were sent.
+# So most operations are sent at once; ``_Sent.conflicts`` decides which wait:
 #
-# * a write for the answer to its allocation, which brings the reference to write to. All held writes, and the
-#   ``close`` behind the last, then leave together: a put is two round trips (``foolscap.uploads``);
-# * a question, or an allocation, behind writes to the same shares for their answers, since a server may
-#   take its time to make a share durable, and carry out what comes later meanwhile.
+# * A write waits for the response to its allocation, which contains the reference to write to. All held
+#   writes, and the ``close`` after the last, then are sent together: a put is two round trips
+#   (``foolscap.uploads``).
+# * A question or an allocation waits for the responses to earlier writes to the same shares, since a
+#   server may take time to make a share durable, and carry out later calls meanwhile.
 #
-# How shares are read: ``foolscap.readers``.
+# ``share_references`` describes how shares are read.
 #
-# **What Foolscap cannot do.** An unfinished upload ends with its connection, at the server: on a new one
-# writes fail with ``NoSuchShare``, and the upload has to begin anew.
+# **Limits of Foolscap.** An unfinished upload ends on the server with its connection: on a new one writes
+# fail with ``NoSuchShare``, and the upload must begin again.
 
 WHOLE_BYTES = 124 * 1024
-"""As long as shares are that can be made whole, and go in a call that is put together at once."""
+"""The largest shares that are encoded whole, and fit in one call that is serialized at once."""
 
 Task = Callable[..., Coroutine[Any, Any, Any]]
-"""What is carried out in its turn; its first argument is the storage index, by which turns are kept."""
+"""
+An operation that runs in its turn; its first argument is the storage index, which determines the order.
+"""
 
 
 @attrs.frozen(kw_only=True)
 class FoolscapSettings:
     """
-    Bounds and patience towards one server.
+    Limits and timeouts for one server.
 
     Attributes:
-        connect_timeout_s: until the server is found, its negotiation included.
-        timeout_s: silence of the server, while it owes an answer.
-        max_indexes: of how many storage indexes the references to shares are kept.
-        stream_piece_bytes, stream_pieces: a stream begins with pieces of this size, so many at a time; later
-            they are larger and fewer. At 100 ms that carries 20 MB/s a share, and is 2 MiB of memory.
+        connect_timeout_s: until the server is found, including negotiation.
+        timeout_s: longest time without activity of the server while a response is outstanding.
+        max_indexes: number of storage indexes whose references to shares are kept.
+        stream_piece_bytes, stream_pieces: a stream begins with this many pending pieces of this size;
+        later they are larger and fewer. At 100 ms that transfers 20 MB/s per share, and takes 2 MiB of
+        memory.
     """
 
     connect_timeout_s: float = 15.0
@@ -197,11 +203,11 @@ class FoolscapSettings:
 
 class _Sent(OrderedCall):
     """
-    An operation, and what it has to wait for.
+    An operation, and which earlier operations it must wait for.
 
     Args:
         kind: "allocate", "write" (or abort), "store" (both in one), or "ask".
-        numbers: the shares that it touches; None: all.
+        numbers: the shares that it concerns; None: all.
     """
 
     def __init__(
@@ -212,7 +218,7 @@ class _Sent(OrderedCall):
         self.numbers = numbers
 
     def conflicts(self, other: OrderedCall) -> bool:
-        """Whether this one has to wait for the end of the other, which came first."""
+        """Return whether this operation must wait for the end of the other, which came first."""
         assert isinstance(other, _Sent)
         apart = (
             self.numbers is not None
@@ -225,7 +231,8 @@ class _Sent(OrderedCall):
             return True
         if other.kind == "write" or (other.kind, self.kind) == ("allocate", "write"):
             return True
-        # The server keeps the order of what was sent; only what is not sent yet can be overtaken.
+        # The server keeps the order of sent calls; only an operation that was not sent yet can be
+        # overtaken.
         return not other.started
 
 
@@ -234,9 +241,9 @@ class FoolscapServer(StoresApart):
     Implements ``transport.interface.StorageServer`` over Foolscap.
 
     Args:
-        identity: who it is.
-        connector: connects to it; ``link.TubConnector`` is the real one.
-        clock: for all patience.
+        identity: the server's identity.
+        connector: connects to the server; in production ``link.TubConnector``.
+        clock: for all time limits.
     """
 
     def __init__(
@@ -264,16 +271,16 @@ class FoolscapServer(StoresApart):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection is up, so that a call leaves at once."""
+        """Whether the connection is up, so that a call is sent at once."""
         return self._link.is_up
 
     @property
     def last_activity_s(self) -> float:
-        """When it last answered anything, by the clock."""
+        """When the server last responded, by the clock."""
         return self._link.heard_s
 
     def version(self) -> Deferred[ServerVersion]:
-        """Ask what the server says of itself."""
+        """Ask the server for its version and limits."""
 
         async def ask(_: bytes) -> ServerVersion:
             answer = await self._link.call(await self._link.storage(), "get_version")
@@ -289,7 +296,7 @@ class FoolscapServer(StoresApart):
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
-        """Ask for room; see the contract. One's own unfinished uploads are in neither set."""
+        """Request space; see the contract. The client's own unfinished uploads are in neither set."""
         wanted = frozenset(share_numbers)
         allocate = partial(
             self._allocate, share_numbers=wanted, share_bytes=share_bytes, secrets=secrets
@@ -322,7 +329,10 @@ class FoolscapServer(StoresApart):
 
     @property
     def whole_bytes(self) -> int:
-        """Nothing goes together over the wire; but a small file in one move costs a client half as much."""
+        """
+        The largest share to store whole: there is no combined call, but it halves the client's cost of a
+        small file.
+        """
         return WHOLE_BYTES
 
     def store_whole(
@@ -343,7 +353,7 @@ class FoolscapServer(StoresApart):
             outcomes = await DeferredList(written.values(), consumeErrors=True)
             failed = why_failed(zip(written, outcomes, strict=True))
             for number in failed.keys() & allocation.allocated:
-                with suppress(ServerError):  # who tries again is not to meet this one
+                with suppress(ServerError):  # a retry must not find the damaged share
                     await self._uploads.abort(storage_index, number, secrets.upload)
             self._readers.forget(storage_index)
             return Stored(allocation, failed)
@@ -378,7 +388,7 @@ class FoolscapServer(StoresApart):
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
-        """Forget an unfinished upload; see the contract."""
+        """Abort an unfinished upload; see the contract."""
         abort = self._uploads.abort
         return self._submit(
             "write", {share_number}, abort, storage_index, share_number, upload_secret
@@ -411,7 +421,7 @@ class FoolscapServer(StoresApart):
 
         async def add(storage_index: bytes) -> None:
             added = Deferred.fromCoroutine(self._lease(storage_index, lease))
-            # Foolscap does not say whether there was anything to lease.
+            # Foolscap does not report whether there were shares, so they are listed, too.
             shares = self._readers.ask(storage_index, again=True)
             _, readers = await all_ended([added, Deferred.fromCoroutine(shares)])
             if not readers:
@@ -430,7 +440,7 @@ class FoolscapServer(StoresApart):
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
-        """Tell the operator that a share looked corrupt; see the contract."""
+        """Report a corrupt share to the server's operator; see the contract."""
 
         async def advise(storage_index: bytes) -> None:
             reader = await self._readers.find(storage_index, share_number)
@@ -439,12 +449,12 @@ class FoolscapServer(StoresApart):
 
         return self._ask({share_number}, advise, storage_index)
 
-    # Slots. A server carries out calls on one in the order in which they were sent.
+    # Slots. A server carries out calls on one slot in the order in which they were sent.
 
     def read_test_write(
         self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
     ) -> Deferred[SlotResult]:
-        """Test, read and write a slot; see the contract. It is not sent again after a loss."""
+        """Test, read and write a slot; see the contract. It is not sent again after a lost connection."""
         call = self._slots.read_test_write
         return self._ask(None, call, storage_index, secrets, changes, reads)
 
@@ -473,13 +483,13 @@ class FoolscapServer(StoresApart):
     def advise_corrupt_slot_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
-        """Tell the operator that a mutable share looked corrupt; see the contract."""
+        """Report a corrupt mutable share to the server's operator; see the contract."""
         return self._ask(None, self._slots.advise_corrupt, storage_index, share_number, reason)
 
-    # The end.
+    # Disconnecting.
 
     def disconnect(self) -> Deferred[None]:
-        """Give up the connection and unanswered requests; fires when all are gone."""
+        """Close the connection and fail unanswered requests; fires when it is closed."""
         self._disconnected = True
         reason = partial(disconnected, self._name)
         self._readers.give_up_streams(reason)
@@ -490,7 +500,7 @@ class FoolscapServer(StoresApart):
         self._uploads.lost()
         self._readers.lost()
 
-    # How operations are carried out.
+    # Submitting operations.
 
     def _ask(
         self, numbers: Numbers | None, call: Task, storage_index: bytes, *arguments: Any

@@ -1,4 +1,4 @@
-"""Foolscap connection: connect, supervise, throttle."""
+"""The connection to a Foolscap server: connecting, timeouts, rate limit."""
 
 from __future__ import annotations
 
@@ -48,24 +48,25 @@ if TYPE_CHECKING:
     from pipegrid.transport.throttle import Throttle
 
 
-# The connection to one Foolscap server: made when it is needed, watched while answers are owed, and given up.
+# The connection to one Foolscap server: established when needed, watched while responses are outstanding,
+# and closed.
 #
-# Foolscap's errors end here: what comes out of ``call`` is an answer, or an error of the contract.
+# Foolscap's errors end here: ``call`` returns a response, or raises an error of the contract.
 
 MAX_SHARE_NUMBER = 255
 
 READ_PIECE_BYTES = 16 << 20
-"""Longer reads are several calls: a message is in memory as a whole, at both ends."""
+"""Longer reads take several calls: a message is in memory as a whole, at both ends."""
 
 SLOWEST_BYTES_PER_S = 2000
 """
-Of a line that is still waited for, as over HTTPS: the answer to a message of megabytes comes when all of it
-has arrived, or comes as a whole itself; until then nothing is heard.
+Rate of a link that is still waited for, as over HTTPS: the response to a message of megabytes comes when
+all of the message has arrived, or is itself one large message; until then there is no activity.
 """
 
 _excerpt = partial(excerpt, characters=160)
 
-# By the last part of an exception's name: that of our own servers, and those of Tahoe-LAFS 1.20.0.
+# By the last part of an exception's name: those of PipeGrid's servers, and those of Tahoe-LAFS 1.20.0.
 _MEANINGS: dict[str, type[ServerRefused]] = {
     "NoSuchShare": NoSuchShare,
     "ConflictingWrite": ConflictingWrite,
@@ -77,26 +78,26 @@ _MEANINGS: dict[str, type[ServerRefused]] = {
 
 
 class Connector(Protocol):
-    """Makes connections to one server; ``link.TubConnector`` is the real one."""
+    """Establishes connections to one server; in production ``link.TubConnector``."""
 
     def connect(self) -> Deferred[Any]:
         """Fire with a remote reference to the storage server, over a connection that may be new."""
 
     def close(self) -> Deferred[Any]:
-        """Cut the connection, and give up connecting; fires when all is gone."""
+        """Close the connection, and stop connecting; fires when it is closed."""
 
 
 class FoolscapLink:
     """
-    One server's connection, over all its lives.
+    The connection to one server, including reconnections.
 
     Args:
-        server: what a person calls it.
-        on_lost: called whenever a connection is lost: what referred to the server is worthless then.
+        server: the server's name for messages.
+        on_lost: called whenever a connection is lost: references to the server are then invalid.
 
     Attributes:
-        canary: what shows the server that we are still there.
-        heard_s: when it last answered, or began to owe, by the clock.
+        canary: a remote object that shows the server whether this client is still connected.
+        heard_s: when the server last responded, or the first outstanding call was sent, by the clock.
     """
 
     def __init__(
@@ -118,15 +119,17 @@ class FoolscapLink:
         self._storage: Any = None
         self._connecting: Deferred[Any] | None = None
         self._waiting: Waiters[Any] = Waiters()
-        self._owed = self._owed_bytes = 0
+        self._outstanding = self._outstanding_bytes = 0
         self.heard_s = -math.inf
         self._timer = Timer(clock, self._look)
         self._closed = False
-        self._reason: ServerError | None = None  # for which we ended the last connection, if we did
+        self._reason: ServerError | None = (
+            None  # why this object closed the last connection, if it did
+        )
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "up" if self._storage is not None else "down"
-        return f"<FoolscapLink to {self._server!r} {state}, {self._owed} unanswered>"
+        return f"<FoolscapLink to {self._server!r} {state}, {self._outstanding} unanswered>"
 
     @property
     def is_up(self) -> bool:
@@ -134,7 +137,7 @@ class FoolscapLink:
         return self._storage is not None
 
     def storage(self) -> Deferred[Any]:
-        """Fire with the remote reference to the server; connects if need be, for all who ask at once."""
+        """Fire with the remote reference to the server; connects if needed, once for all callers."""
         if self._closed:
             return fail(disconnected(self._server))
         if self._storage is not None:
@@ -150,19 +153,19 @@ class FoolscapLink:
         self, reference: Any, method: str, *arguments: Any, share_bytes: int = 0
     ) -> Deferred[Any]:
         """
-        Call a method of something at the server; fails with ``ServerError``s only.
+        Call a method of an object on the server; fails with ``ServerError``s only.
 
         Args:
-            share_bytes: of share data in it, or in its answer, if these may be many: it may take longer by
-                what they need.
+            share_bytes: share data in the call or its response, if there may be much: the time limit
+                grows with it.
         """
-        self._owe(share_bytes)
+        self._add_outstanding(share_bytes)
         answer = call_remote(reference, method, *arguments)
         answer.addBoth(self._answered, share_bytes)
         return answer.addErrback(self._explained, method)
 
     def close(self) -> Deferred[Any]:
-        """Give up the connection for good; fires when it is gone. What is unanswered fails."""
+        """Close the connection permanently, and fail unanswered calls; fires when it is closed."""
         self._closed = True
         self._drop(ServerUnreachable(f"{self._server} was disconnected here", self._server, True))
         connecting = self._connecting
@@ -174,8 +177,9 @@ class FoolscapLink:
 
     def _connected(self, storage: Any) -> None:
         self._connecting = None
-        # Foolscap holds answers to what is declared only where the other end names the interface itself.
-        tracker = getattr(storage, "tracker", None)  # what was asked for may be a number, or a list
+        # Foolscap checks responses against the declared interface only if the other end names that
+        # interface.
+        tracker = getattr(storage, "tracker", None)  # the response may also be a number, or a list
         if tracker is None or tracker.interface is not RIStorageServer:
             self._waiting.fail(_no_storage(self._server))
             if tracker is not None:
@@ -203,10 +207,12 @@ class FoolscapLink:
                 server,
             )
         why = _excerpt(str(failure.value)).removesuffix(".") or type(failure.value).__name__
-        if failure.check(TimeoutError):  # which says how it came about, to nobody's use
+        if failure.check(
+            TimeoutError
+        ):  # its text describes the timer, which does not help the user
             why = f"it was not usable after {self._connect_timeout_s:g} s"
         elif failure.check(BananaError) and not failure.check(LimitExceeded):
-            why = "what answers there does not speak Foolscap"  # Python's words have its classes
+            why = "what answers there does not speak Foolscap"  # Python's text contains class names
         return ServerUnreachable(
             f"cannot connect to {server} over Foolscap: {why}; is it running, and is this its fURL?",
             server,
@@ -218,33 +224,33 @@ class FoolscapLink:
             self._on_lost()
 
     def _drop(self, error: ServerError) -> None:
-        """End this connection: all that is unanswered fails with the error."""
+        """Close this connection; all unanswered calls fail with the error."""
         storage = self._storage
         if storage is not None:
             self._reason = error
             self._lost(storage)
             _end_connection(storage)
 
-    # Patience.
+    # Time limits.
 
-    def _owe(self, share_bytes: int) -> None:
-        self._owed += 1
-        self._owed_bytes += share_bytes
-        if self._owed == 1:
+    def _add_outstanding(self, share_bytes: int) -> None:
+        self._outstanding += 1
+        self._outstanding_bytes += share_bytes
+        if self._outstanding == 1:
             self.heard_s = self._clock.seconds()
             self._timer.set(self._timeout_s)
 
     def _answered(self, result: Any, share_bytes: int) -> Any:
-        self._owed -= 1
-        self._owed_bytes -= share_bytes
+        self._outstanding -= 1
+        self._outstanding_bytes -= share_bytes
         self.heard_s = self._clock.seconds()
-        if not self._owed:
+        if not self._outstanding:
             self._timer.stop()
         return result
 
     def _look(self) -> None:
-        patience_s = self._timeout_s + self._owed_bytes / SLOWEST_BYTES_PER_S
-        left_s = self.heard_s + patience_s - self._clock.seconds()
+        limit_s = self._timeout_s + self._outstanding_bytes / SLOWEST_BYTES_PER_S
+        left_s = self.heard_s + limit_s - self._clock.seconds()
         if left_s > 0:
             self._timer.set(left_s)
             return
@@ -307,41 +313,45 @@ def _no_storage(server: str) -> ServerProtocolError:
 
 
 def _end_connection(storage: Any) -> None:
-    # A tub has no way to let go of one connection; its broker has. The reason that it is given also goes to
-    # calls of Foolscap's own, which know no other kind.
+    # A tub cannot close one connection, but its broker can. The reason also goes to Foolscap's own calls,
+    # which expect this exception.
     storage.tracker.broker.shutdown(Failure(ConnectionDone()))
 
 
 def check_numbers(server: str, question: str, numbers: Any) -> None:
-    """Raise ServerProtocolError unless all are numbers of shares."""
+    """Raise ServerProtocolError unless all are valid share numbers."""
     if not all(0 <= number <= MAX_SHARE_NUMBER for number in numbers):
         raise nonsense(server, question, "numbers that no share can have")
 
 
 def in_pieces(offset: int, length: int) -> list[tuple[int, int]]:
-    """Return what is to be read as the pieces that are asked for, (offset, length); at least one."""
+    """Return the pieces, (offset, length), in which to read a range; at least one."""
     ends = range(offset, offset + max(1, length), READ_PIECE_BYTES)
     return [(at, min(READ_PIECE_BYTES, offset + length - at)) for at in ends]
 
 
-# Connections to Foolscap servers over TCP: a tub for each, which lives as long as it does.
+# Connections to Foolscap servers over TCP: a tub for each server, with the same lifetime.
 
 MAX_HINTS = 16
-"""Addresses of one server. Foolscap connects to all at once, and anybody may announce hundreds."""
+"""
+Limit of one server's addresses. Foolscap connects to all at once, and an announcement may contain
+hundreds.
+"""
 
 RECEIVE_BYTES = 256 * 1024
-"""Asked of the socket at a time."""
+"""Bytes to read from the socket at a time."""
 
 LONGEST_WORD_BYTES = 1024
-"""No word that is abbreviated is nearly as long."""
+"""All words that Foolscap abbreviates are much shorter."""
 
 BOUNDS = Bounds(answer_cost=answer_cost, allocated=ALLOCATED)
 """
-An answer is as large as its question wants it at most; a server calls nothing of ours but the tub itself.
+A response may be as large as its call permits; a server may call no object of this client except the tub
+itself.
 """
 
 LOST_AFTER_S = 2 * KEEPALIVE_S
-"""Silence after which a server is taken to be gone."""
+"""A server that is silent for this long counts as gone."""
 
 
 class TubConnector:
@@ -349,12 +359,12 @@ class TubConnector:
     Implements ``Connector``.
 
     Args:
-        throttle: bounds the rate of the connection, with those of all others.
-        pin: of the key that the server's certificate has to be for, besides being the fURL's, as NURLs have
-            it; None: the fURL is enough.
+        throttle: limits the rate of the connection, together with all others.
+        pin: hash of the key that the server's certificate must have, in addition to being the fURL's, as
+            in NURLs; None: the fURL suffices.
 
     Raises:
-        UsageError: the fURL leads nowhere over TCP.
+        UsageError: the fURL has no TCP address.
     """
 
     def __init__(
@@ -383,12 +393,15 @@ class TubConnector:
 
     def _found(self, storage: Any) -> Any:
         if not IRemoteReference.providedBy(storage):
-            return storage  # by the name of an object it gave something else, which the link says
+            return storage  # the object is no remote reference; the link reports that
         self._check(storage.tracker.broker)
         return _hurry(storage)
 
     def _check(self, broker: Any) -> None:
-        """Let nobody else stand for the owner of a key: what is stored here would be looked for there."""
+        """
+        Check that the server owns the pinned key: shares stored on another server would not be found
+        later.
+        """
         if self._pin is not None:
             der = dump_certificate(FILETYPE_ASN1, broker.transport.getPeerCertificate())
             problem = problem_of(der, self._pin, "the server")
@@ -405,10 +418,10 @@ class TubConnector:
 
 class ShortWords(dict[bytes, int]):
     """
-    What Foolscap abbreviates.
+    The words that Foolscap abbreviates.
 
-    It looks up every string that it sends, and Python hashes all of it for that: a tenth of a put, since
-    share data are strings, too.
+    Foolscap looks up every string that it sends, and Python computes a hash of the whole string for that.
+    Share data are strings, too, so this took a tenth of a put's time.
     """
 
     def __contains__(self, word: object) -> bool:
@@ -416,7 +429,9 @@ class ShortWords(dict[bytes, int]):
 
 
 def _hurry(storage: Any) -> Any:
-    """Let no message wait for the acknowledgement of the one before, and move much at a time."""
+    """
+    Send each message without waiting for the acknowledgement of the one before, and use large buffers.
+    """
     broker = storage.tracker.broker
     transport = broker.transport
     if broker.stalls is None:
@@ -428,22 +443,21 @@ def _hurry(storage: Any) -> Any:
     return storage
 
 
-# Foolscap connections that share the rate of all others: see ``transport.throttle``.
+# Foolscap connections that share the rate limit with all others: see ``transport.throttle``.
 #
-# Foolscap starts TLS on a connection that it has spoken on already (``startTLS``). So the connection that
-# it is given is the bounded one, and TLS comes to lie between that and Foolscap: every byte counts, as
-# with HTTPS.
+# Foolscap starts TLS on a connection that is in use already (``startTLS``). So Foolscap gets the limited
+# connection, and TLS is inserted between the two: every byte counts, as with HTTPS.
 
 
 def limit(tub: Any, throttle: Throttle) -> None:
-    """Let all connections that a tub makes from now on share a rate."""
+    """Apply a rate limit to all connections that a tub establishes from now on."""
     tub.removeAllConnectionHintHandlers()
     tub.addConnectionHintHandler("tcp", _ThrottledTcp(throttle))
 
 
 @implementer(IConnectionHintHandler)
 class _ThrottledTcp:
-    """Connects over TCP, as Foolscap's own does."""
+    """Connects over TCP, like Foolscap's own handler."""
 
     def __init__(self, throttle: Throttle) -> None:
         self._throttle = throttle
@@ -455,22 +469,22 @@ class _ThrottledTcp:
         return self._throttle.endpoint(endpoint, _StartsTls), host
 
     def describe(self) -> str:
-        """What it is, for Foolscap's reports."""
+        """The handler's name in Foolscap's reports."""
         return "tcp"
 
 
 class _StartsTls(Throttled):
     """
-    A bounded connection on which TLS can be started; what is written goes through it from then on.
+    A limited connection on which TLS can be started; after that, written bytes go through TLS.
 
     Attributes:
-        TLS: whether it was.
+        TLS: whether TLS was started.
     """
 
     TLS = False
 
     def startTLS(self, context: Any, normal: bool = True) -> None:
-        """Begin, as the client unless ``normal`` is False."""
+        """Start TLS, as the client unless ``normal`` is False."""
         nothing: Any = None  # there is no factory to wrap, only a protocol
         factory = TLSMemoryBIOFactory(context, normal, nothing)
         tls: Any = factory.protocol(factory, self.protocol, False)
@@ -482,7 +496,7 @@ class _StartsTls(Throttled):
         tls.makeConnection(_Beneath(self))
 
     def write(self, data: bytes) -> None:
-        """Send it, encrypted if that has begun."""
+        """Send the bytes, encrypted if TLS was started."""
         if self.TLS:
             self.protocol.write(data)
         else:
@@ -492,14 +506,14 @@ class _StartsTls(Throttled):
         self.write(b"".join(data))
 
     def loseConnection(self, *arguments: Any) -> None:
-        """Close it behind what waits, with a goodbye."""
+        """Close the connection after the waiting bytes are sent, with close_notify under TLS."""
         if self.TLS:
             self.protocol.loseConnection()
         else:
             super().loseConnection(*arguments)
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Somebody writes, and may be asked to pause."""
+        """Register a producer, which may be asked to pause."""
         if self.TLS:
             self.protocol.registerProducer(producer, streaming)
         else:
@@ -513,7 +527,7 @@ class _StartsTls(Throttled):
 
 
 class _Beneath:
-    """The connection as its TLS sees it: what is written is sent as it is."""
+    """The connection below its TLS: written bytes are sent as they are."""
 
     def __init__(self, connection: _StartsTls) -> None:
         self._connection = connection
@@ -522,18 +536,18 @@ class _Beneath:
         return getattr(self._connection, name)
 
     def write(self, data: bytes) -> None:
-        """Send it when it may leave."""
+        """Send the bytes when the rate permits it."""
         Throttled.write(self._connection, data)
 
     def writeSequence(self, data: Any) -> None:
         self.write(b"".join(data))
 
     def loseConnection(self, *arguments: Any) -> None:
-        """Close it behind what waits."""
+        """Close the connection after the waiting bytes are sent."""
         Throttled.loseConnection(self._connection, *arguments)
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """TLS writes, and may be asked to pause."""
+        """Register TLS as the producer, which may be asked to pause."""
         Throttled.registerProducer(self._connection, producer, streaming)
 
     def unregisterProducer(self) -> None:

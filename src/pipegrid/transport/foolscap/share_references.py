@@ -1,11 +1,4 @@
-"""
-Reading shares of a Foolscap server: references to them, found, kept and renewed.
-
-A share is read through a reference, which ``get_buckets`` brings: one round trip more, the first
-time. References are kept while the connection lasts, for the storage indexes used last. What asks for them at
-the same time (a list, and the reads right behind it) asks once. A share may go away, and come back, while its
-reference is kept: when the server refuses a read, references are asked for anew, once.
-"""
+"""Reading shares of a Foolscap server: references to them are found, cached and renewed."""
 
 from __future__ import annotations
 
@@ -24,13 +17,19 @@ from pipegrid.transport.interface import PausableStream, no_share, nonsense, str
 
 class FoolscapReaders:
     """
-    References to all shares of one connection, and what is read through them.
+    References to all shares of one connection, and reads through them.
+
+    A share is read through a reference from ``get_buckets``, which takes one more round trip the first
+    time. References are kept while the connection lasts, for the most recently used storage indexes.
+    Requests for the references of an index at the same time (a list, and the reads directly after it) are
+    combined. A share may be deleted, and stored again, while its reference is kept: when the server
+    refuses a read, references are requested again, once.
 
     Args:
-        server: what a person calls it.
-        max_indexes: of how many storage indexes the references are kept.
-        piece_bytes, pieces: a stream begins with pieces of this size, so many at a time; as it goes on they
-            get larger, and fewer.
+        server: the server's name for messages.
+        max_indexes: number of storage indexes whose references are kept.
+        piece_bytes, pieces: a stream begins with this many pending pieces of this size; later they are
+        larger and fewer.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class FoolscapReaders:
         self._streams: set[PausableStream] = set()
 
     def lost(self) -> None:
-        """The connection is gone, and with it all references."""
+        """Drop all references, since the connection is lost."""
         self._readers.clear()
         self._questions.clear()
 
@@ -57,7 +56,7 @@ class FoolscapReaders:
         Return a reference to a share.
 
         Args:
-            instead_of: one that is not to be used any more.
+            instead_of: a reference that must not be used any more.
         """
         readers = self._readers.get(storage_index)
         if readers is not None and readers.get(share_number) is instead_of is not None:
@@ -76,7 +75,8 @@ class FoolscapReaders:
         Return references to all shares of an index.
 
         Args:
-            again: ask even if the question is out already: the answer must not be older than now.
+            again: whether to send the request even if one is pending, since its response might be out of
+                date.
         """
         question = self._questions.get(storage_index)
         if question is not None and not again:
@@ -91,14 +91,15 @@ class FoolscapReaders:
             storage = await self._link.storage()
             readers = await self._link.call(storage, "get_buckets", storage_index)
             check_numbers(self._server, "a question for shares", readers)
-        except Exception as error:  # whatever it is: somebody waits
+        except Exception as error:  # of any kind, since a caller waits
             question.fail(error)
             return
         finally:
             current = self._questions.get(storage_index) is question
             if current:
                 del self._questions[storage_index]
-        if current and readers:  # else a change came in between, and made it worthless
+        # otherwise the index was changed meanwhile, so that the response may be out of date
+        if current and readers:
             self._readers[storage_index] = readers
             self._readers.move_to_end(storage_index)
             while len(self._readers) > self._max_indexes:
@@ -106,7 +107,7 @@ class FoolscapReaders:
         question.fire(readers)
 
     def forget(self, storage_index: bytes) -> None:
-        """What is known of an index may be true no more."""
+        """Drop the references of an index, which may be out of date."""
         self._readers.pop(storage_index, None)
         self._questions.pop(storage_index, None)
 
@@ -115,7 +116,7 @@ class FoolscapReaders:
     async def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> bytes:
-        """Return bytes of a share; a reference that the server refuses is asked for once more."""
+        """Return bytes of a share; if the server refuses, request the reference again, once."""
         reader = await self.find(storage_index, share_number)
         try:
             return await self._read_all(reader, offset, length)
@@ -125,7 +126,7 @@ class FoolscapReaders:
 
     async def _checked_read(self, reader: Any, offset: int, length: int) -> bytes:
         data = await self._link.call(reader, "read", offset, length)
-        if type(data) is not bytes:  # a reader that names no interface gives what it likes
+        if type(data) is not bytes:  # a reader that names no interface may return anything
             raise nonsense(self._server, "a read", "something that is not bytes")
         if len(data) > length:
             raise nonsense(
@@ -155,14 +156,14 @@ class FoolscapReaders:
 
         Args:
             opening: fires with a reference to the share.
-            renew: finds another, as ``find`` does.
+            renew: finds another reference, like ``find``.
         """
         reader = await opening
         with streaming(self._streams, consumer) as stream:
             return await self._pump(reader, renew, stream, offset, length, consumer)
 
     def give_up_streams(self, reason: Callable[[], ServerError]) -> None:
-        """End all streams, each for a reason of its own."""
+        """End all streams, each with its own error."""
         for stream in list(self._streams):
             stream.give_up(reason())
 
@@ -211,17 +212,17 @@ class FoolscapReaders:
 
     def _next_bytes(self, delivered: int) -> int:
         """
-        Return how large a piece to ask for next.
+        Return the size of the next piece to request.
 
-        Every piece costs both ends some 0.6 ms besides its bytes; so none is smaller than what was delivered,
-        until two of them are all that may be asked for. The first ones are small: the consumer waits for the
-        first, may have enough soon, and then what was asked for comes in vain.
+        Every piece costs both ends about 0.6 ms in addition to its bytes. So a piece has at least the
+        size of what was delivered so far, up to half of the pending bytes. The first pieces are small:
+        the consumer waits for the first, and may stop soon, which would waste pending bytes.
         """
         return min(max(self._piece_bytes, delivered), self._asked_bytes // 2)
 
 
 def _give_up(reads: deque[tuple[Deferred[bytes], int]]) -> None:
-    """Let go of reads; whatever comes of them, nobody is there to hear it."""
+    """Cancel reads and ignore their outcomes."""
     while reads:
         read, _ = reads.popleft()
         read.addErrback(lambda _: None)

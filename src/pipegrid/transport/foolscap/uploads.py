@@ -1,17 +1,4 @@
-"""
-Unfinished shares at a Foolscap server: which bytes were sent, and when to send ``close``.
-
-The contract has no ``close``, Foolscap has: it follows the write that completes a share, at once. So a share
-costs one round trip behind its allocation, however many writes it takes.
-
-That is safe as long as no write can be refused for what it holds. Where writes overlap one may be, since the
-server compares them with what is there; the share then waits for all its answers before it is closed, a
-round trip that no upload in its right mind ever pays. A write that fails for other reasons (a full disk)
-with ``close`` right behind it fails the share: our servers then refuse the ``close``; others may keep a
-damaged share, which its hashes give away.
-
-Source: the format reference, storage protocols, section 2.3.
-"""
+"""Unfinished shares on a Foolscap server: which bytes were sent, and when to send ``close``."""
 
 from __future__ import annotations
 
@@ -29,14 +16,14 @@ from pipegrid.wire.messages import Pieces, WriteAnswer
 
 class UnfinishedShare:
     """
-    One share, and the writer that the server gave for it.
+    One share, and the remote writer for it.
 
-    Invariant: ``sent`` is what was written successfully and what is in flight, together.
+    Invariant: ``sent`` contains exactly the bytes that were written successfully or are in flight.
 
     Attributes:
-        overlaps: whether a write touched bytes that were sent before, so that it may be refused.
+        overlaps: whether a write overlapped bytes that were sent before, so that it may be refused.
         closing: whether ``close`` was sent.
-        damaged: whether a write failed with ``close`` right behind it.
+        damaged: whether a write failed after ``close`` was sent.
     """
 
     def __init__(self, writer: Any, share_bytes: int, upload_secret: bytes) -> None:
@@ -53,11 +40,11 @@ class UnfinishedShare:
 
     @property
     def complete(self) -> bool:
-        """Whether all bytes are written, or on their way."""
+        """Whether all bytes are written or in flight."""
         return self.sent.total == self.share_bytes
 
     def send(self, begin: int, end: int) -> object:
-        """Take note of a write; returns what to say when it is answered."""
+        """Record a write; return a token for ``answered``."""
         self.overlaps = self.overlaps or bool(self.sent.overlap(begin, end))
         self.sent.add(begin, end)
         token = object()
@@ -65,7 +52,7 @@ class UnfinishedShare:
         return token
 
     def answered(self, token: object, good: bool) -> None:
-        """A write has its answer."""
+        """Record the response to a write."""
         begin, end = self._in_flight.pop(token)
         if good:
             self._written.add(begin, end)
@@ -81,7 +68,7 @@ class UnfinishedShare:
             await self._settled.wait()
 
     def required(self) -> tuple[Range, ...]:
-        """Return what was not sent yet."""
+        """Return the ranges that were not sent yet."""
         return tuple(self.sent.gaps(0, self.share_bytes))
 
 
@@ -89,9 +76,20 @@ class FoolscapUploads:
     """
     All unfinished shares of one connection.
 
+    The contract has no ``close``, Foolscap has one: it is sent directly after the write that completes a
+    share. So a share costs one round trip after its allocation, however many writes it takes.
+
+    This is safe as long as no write can be refused because of its content. An overlapping write may be,
+    since the server compares it with existing bytes; then the share is closed only after all its writes
+    are answered. That costs a round trip, but regular uploads do not overlap. If a write fails for
+    another reason (a full disk) after ``close`` was sent, the share fails: PipeGrid's servers then refuse
+    the ``close``; others may keep a damaged share, which its hashes reveal.
+
+    Source: the format reference, storage protocols, section 2.3.
+
     Args:
-        server: what a person calls it.
-        close_behind: ``close`` is sent before the write that completes a share is answered.
+        server: the server's name for messages.
+        close_behind: whether ``close`` is sent before the response to the completing write.
     """
 
     def __init__(self, link: FoolscapLink, server: str, close_behind: bool = True) -> None:
@@ -104,15 +102,15 @@ class FoolscapUploads:
         return len(self._shares)
 
     def lost(self) -> None:
-        """The connection is gone, and with it, at the server, all unfinished shares."""
+        """Drop all unfinished shares, which the server has dropped with the connection."""
         self._shares.clear()
 
     def began(
         self, storage_index: bytes, writers: dict[int, Any], share_bytes: int, upload_secret: bytes
     ) -> None:
         """
-        Keep the writers that an allocation gave, by share number; the shares are of
-        ``share_bytes``.
+        Record the writers that an allocation returned, by share number; the shares have ``share_bytes``
+        bytes.
         """
         for number, writer in writers.items():
             self._shares[storage_index, number] = UnfinishedShare(
@@ -128,10 +126,10 @@ class FoolscapUploads:
         upload_secret: bytes,
     ) -> WriteAnswer:
         """
-        Send a write, and ``close`` behind it if it completes the share. Both are sent before this waits.
+        Send a write, and then ``close`` if it completes the share. Both are sent before this waits.
 
         Raises:
-            NoSuchShare, WrongSecret, ServerRefused: as the contract says; the server was not asked.
+            NoSuchShare, WrongSecret, ServerRefused: as in the contract; nothing was sent.
         """
         share = self._find(storage_index, share_number, upload_secret)
         message = b"".join(data)
@@ -152,7 +150,7 @@ class FoolscapUploads:
             await written
         except ServerError:
             if closed is not None:
-                closed.addErrback(lambda _: None)  # one reason is enough
+                closed.addErrback(lambda _: None)  # the write's error suffices
             share.answered(token, False)
             raise
         share.answered(token, True)
@@ -175,7 +173,7 @@ class FoolscapUploads:
         return WriteAnswer(True)
 
     async def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
-        """Give up an unfinished share, here and at the server; raises as ``write`` does."""
+        """Abort an unfinished share, here and on the server; raises as ``write`` does."""
         share = self._find(storage_index, share_number, upload_secret)
         del self._shares[storage_index, share_number]
         await self._link.call(share.writer, "abort")

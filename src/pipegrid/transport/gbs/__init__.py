@@ -1,1 +1,1 @@
-"""A storage server over HTTPS (GBS), as the client sees it."""
+"""The client of a storage server over HTTPS (GBS)."""

@@ -93,7 +93,7 @@ class FoolscapOffload:
         self._clock = clock
         self._open_server = open_server
         self._server: StoresBeside | None = None
-        self._under_way = 0
+        self._pending = 0
         self._crowd = 0  # uploads since none was pending
         self._expected_since_s: float | None = None
         self._is_up = False
@@ -101,13 +101,13 @@ class FoolscapOffload:
         self._connecting_since_s: float | None = None
         # leases that wait while the connection is being established
         self._held: Waiters[None] = Waiters()
-        self._patience = Timer(clock, self._let_go)
+        self._wait_timer = Timer(clock, self._release_leases)
 
     @property
     def whole_bytes(self) -> int:
         """The largest share to send over Foolscap now; 0: none."""
         server = self._usable
-        return 0 if server is None or self._under_way < CROWD else server.whole_bytes
+        return 0 if server is None or self._pending < CROWD else server.whole_bytes
 
     @property
     def last_activity_s(self) -> float:
@@ -141,19 +141,19 @@ class FoolscapOffload:
         return self.count(upload).addCallback(answered)
 
     def _began(self) -> None:
-        self._under_way += 1
+        self._pending += 1
         self._crowd += 1
 
     def _ended(self, result: T) -> T:
-        self._under_way -= 1
-        if not self._under_way:
+        self._pending -= 1
+        if not self._pending:
             self._crowd = 0
         return result
 
     def offer(self) -> None:
         """Connect if the crowd is large and no recent attempt failed; the server supports no bundles."""
         expected = self._began_within(self._expected_since_s, AGAIN_S)
-        is_crowd = self._under_way >= CROWD and self._crowd >= MANY
+        is_crowd = self._pending >= CROWD and self._crowd >= MANY
         if self._usable is not None or not (expected or is_crowd) or not self._may_try():
             return
         self._expected_since_s = None
@@ -162,7 +162,7 @@ class FoolscapOffload:
         if self._server is None:
             self._server = self._open_server()
         self._connecting_since_s = now_s
-        self._patience.set(SOON_S)
+        self._wait_timer.set(SOON_S)
         self._server.version().addCallbacks(self._connected, self._failed)
 
     @property
@@ -192,10 +192,10 @@ class FoolscapOffload:
 
     def _connecting_ended(self) -> None:
         self._connecting_since_s = None
-        self._let_go()
+        self._release_leases()
 
-    def _let_go(self) -> None:
-        self._patience.stop()
+    def _release_leases(self) -> None:
+        self._wait_timer.stop()
         self._held.fire(None)
 
     @as_deferred
@@ -250,7 +250,7 @@ class FoolscapOffload:
             if self._is_being_connected:
                 await self._held.wait()
         server = self._usable
-        if server is not None and self._under_way >= CROWD:
+        if server is not None and self._pending >= CROWD:
             try:
                 await server.lease_listed(storage_index, lease)
             except ServerError as error:
@@ -267,5 +267,5 @@ class FoolscapOffload:
     def disconnect(self) -> Deferred[None]:
         """Close the connection; fires when it is closed."""
         self._is_up = False
-        self._let_go()
+        self._release_leases()
         return succeed(None) if self._server is None else self._server.disconnect()

@@ -30,7 +30,7 @@ class _Operation:
         self.alone = alone
         self.gate: Deferred[None] | None = None
 
-    def holds_up(self, other: _Operation) -> bool:
+    def delays(self, other: _Operation) -> bool:
         """
         Return whether sending the other operation, which came later, at once could have a visible effect.
         """
@@ -149,7 +149,7 @@ class GbsOrder:
         if (
             index is not None
             and index.changes(number)
-            and not any(each.holds_up(operation) for each in index.pending)
+            and not any(each.delays(operation) for each in index.pending)
         ):
             return start_behind()
         return self._submit(storage_index, operation, start)
@@ -184,10 +184,10 @@ class GbsOrder:
         index = self._indexes.get(storage_index)
         if index is None:  # the usual case: there is nothing to wait for
             index = self._indexes[storage_index] = _Index()
-            held_up = False
+            delayed = False
         else:
-            held_up = self._is_held_up(index, operation)
-        if held_up:
+            delayed = self._is_delayed(index, operation)
+        if delayed:
             gate: Deferred[None] = Deferred()
             operation.gate = gate
             index.pending[operation] = None
@@ -197,10 +197,10 @@ class GbsOrder:
             result = start()
         return result.addBoth(self._ended, storage_index, operation)
 
-    def _is_held_up(self, index: _Index, operation: _Operation) -> bool:
+    def _is_delayed(self, index: _Index, operation: _Operation) -> bool:
         if not operation.changes and index.changes(operation.number):
             return True
-        return any(each.holds_up(operation) for each in index.pending)
+        return any(each.delays(operation) for each in index.pending)
 
     def _ended(self, result: T, storage_index: bytes, operation: _Operation) -> T:
         self._end(storage_index, operation)
@@ -222,7 +222,7 @@ class GbsOrder:
                 # Everything that it waits for came earlier: nothing that it could see is sent while it
                 # waits.
                 seen = not each.changes and index.changes(each.number)
-                if not seen and not any(one.holds_up(each) for one in earlier):
+                if not seen and not any(one.delays(each) for one in earlier):
                     freed.append(gate)
                     index.send(each)
             if each in index.pending:

@@ -1,17 +1,4 @@
-"""
-Long reads: each has a connection for itself, whose transport is paused when its consumer is.
-
-A server built on Twisted cannot start an answer behind one that fills its transport, so a long answer
-is alone on its connection; and pausing it pauses nobody else. Connections are kept for the next stream.
-
-**Bounded, without deadlock.** ``max_streams`` have a connection at the same time. A program that reads ten
-shares of one server side by side pauses those that are ahead until the others have caught up; if the others
-wait for a connection, that is for ever. So when a stream has to wait while another is paused, the paused
-one gives its connection up: it is *parked*, and asks for what is missing when it is resumed.
-
-**After a loss** a stream asks for what is missing, too: what it has delivered is not delivered again. It does
-so while it gets on; ``MAX_STALLED_ANSWERS`` answers in a row that bring less than ``PROGRESS_BYTES`` end it.
-"""
+"""Long reads over HTTPS: each has its own connection, whose transport is paused with its consumer."""
 
 from __future__ import annotations
 
@@ -37,6 +24,20 @@ class GbsStreams:
     """
     All streams from one server.
 
+    A server built on Twisted cannot start a response after one that fills its transport, so a long
+    response is alone on its connection, and pausing it pauses no other. Connections are kept for the next
+    stream.
+
+    **Bounded, without deadlock.** ``max_streams`` have a connection at the same time. A client that reads
+    ten shares of one server in parallel pauses streams that are far enough until the others have caught
+    up; if the others waited for a connection, that would take forever. So when a stream must wait while
+    another is paused, the paused one releases its connection: it is *parked*, and requests the missing
+    bytes when it is resumed.
+
+    **After a loss** a stream also requests the missing bytes: delivered bytes are not delivered again. It
+    does so while it makes progress: ``MAX_STALLED_ANSWERS`` consecutive responses with less than
+    ``PROGRESS_BYTES`` end it.
+
     Args:
         pool: has more than ``max_streams`` connections, so that short reads find one.
     """
@@ -48,7 +49,9 @@ class GbsStreams:
         self.requests = requests
         self.answers = answers
         self._max_streams = max_streams
-        self._active: dict[Stream, None] = {}  # have a connection, or are about to
+        self._active: dict[
+            Stream, None
+        ] = {}  # streams that have a connection or are about to get one
         self._waiting: deque[Stream] = deque()
 
     def __repr__(self) -> str:
@@ -67,7 +70,7 @@ class GbsStreams:
         Read at least one byte into a consumer; fires with the number of bytes.
 
         Args:
-            begun: called when the answer begins.
+            begun: called when the response begins.
         """
         stream = Stream(self, storage_index, share_number, offset, length, consumer, begun)
         self.enqueue(stream)
@@ -76,12 +79,12 @@ class GbsStreams:
     # For streams.
 
     def enqueue(self, stream: Stream) -> None:
-        """Have a stream sent when there is a connection for it."""
+        """Send a stream's request when there is a connection for it."""
         self._waiting.append(stream)
         self._serve()
 
     def left(self, stream: Stream) -> None:
-        """A stream has ended, or is parked: its connection is free."""
+        """Release the connection of a stream that has ended or is parked."""
         if stream in self._active:
             del self._active[stream]
         elif stream in self._waiting:
@@ -89,7 +92,7 @@ class GbsStreams:
         self._serve()
 
     def paused(self) -> None:
-        """A stream was paused: one that waits may want its connection."""
+        """Record that a stream was paused: a waiting stream may need its connection."""
         self._serve()
 
     def _serve(self) -> None:
@@ -108,11 +111,11 @@ class GbsStreams:
 @implementer(IConsumer, IPushProducer)
 class Stream:
     """
-    One long read: the consumer of as many answers as it takes, and the producer of the caller's consumer.
+    One long read: the consumer of its responses, and the producer for the caller's consumer.
 
     Attributes:
         result: fires with the number of bytes delivered.
-        is_paused: the caller's consumer wants no more for now.
+        is_paused: whether the caller's consumer wants no more for now.
     """
 
     def __init__(
@@ -135,14 +138,14 @@ class Stream:
         self._begun = begun
         self._registered = False
         self._call: Deferred[RawResponse] | None = None
-        self._producer: IPushProducer | None = None  # of the answer that is coming
+        self._producer: IPushProducer | None = None  # of the response that is arriving
         self._announced_end = offset
         self._asked_at = offset
         self._stalled_answers = 0
         self._parked = False
         self._error: ServerError | None = None
         self.is_paused = False
-        self.result: Deferred[int] = Deferred(lambda _: self._let_go())
+        self.result: Deferred[int] = Deferred(lambda _: self._release())
 
     def __repr__(self) -> str:
         state = "parked" if self._parked else "paused" if self.is_paused else "running"
@@ -151,7 +154,7 @@ class Stream:
     # For GbsStreams.
 
     def send(self) -> None:
-        """Ask for what is missing."""
+        """Request the missing bytes."""
         self._asked_at = self._at
         call = self._streams.pool.request(
             self._streams.requests.read(
@@ -166,11 +169,11 @@ class Stream:
         call.addCallbacks(self._answered, self._failed, callbackArgs=(call,), errbackArgs=(call,))
 
     def park(self) -> None:
-        """Give the connection up; ask for the rest when resumed."""
+        """Release the connection; the rest is requested when the stream is resumed."""
         self._parked = True
         self._drop_call()
 
-    # The answer.
+    # The response.
 
     def _choose_consumer(self, answer: RawResponse) -> IConsumer | None:
         if answer.status != 206:
@@ -196,11 +199,11 @@ class Stream:
             producer.pauseProducing()
 
     def unregisterProducer(self) -> None:
-        """An answer has ended, somehow; ``_answered`` or ``_failed`` says how."""
+        """A response has ended; ``_answered`` or ``_failed`` gets the result."""
         self._producer = None
 
     def write(self, data: bytes) -> None:
-        """Some more of the answer."""
+        """Pass on more bytes of the response."""
         if self._call is None or self._error is not None:
             return
         if len(data) > self._announced_end - self._at:
@@ -226,7 +229,7 @@ class Stream:
         try:
             self._streams.answers.range(
                 answer, self._share_number, self._at, self._end - self._at
-            )  # 204: there is nothing here, or nothing more
+            )  # 204: the share ends here
         except ServerError as error:
             self._fail(error)
         else:
@@ -234,7 +237,7 @@ class Stream:
 
     def _failed(self, failure: Failure, call: Deferred[RawResponse]) -> None:
         if self._call is not call:
-            return  # parked, or let go
+            return  # parked or cancelled
         self._call = None
         error = failure.value
         if self._error is not None:
@@ -257,19 +260,19 @@ class Stream:
         else:
             self.send()
 
-    # The end.
+    # The end of the stream.
 
     def _finish(self) -> None:
         if self._at == self._offset and not self._registered:
             self._begun()
-        self._let_go()
+        self._release()
         self.result.callback(self._at - self._offset)
 
     def _fail(self, error: BaseException | None) -> None:
-        self._let_go()
+        self._release()
         self.result.errback(error)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._drop_call()
         self._streams.left(self)
         if self._registered:
@@ -286,7 +289,7 @@ class Stream:
     # For the caller's consumer.
 
     def pauseProducing(self) -> None:
-        """The consumer has had enough for now."""
+        """The consumer has enough for now."""
         self.is_paused = True
         if self._producer is not None:
             self._producer.pauseProducing()
@@ -297,7 +300,7 @@ class Stream:
         if self._parked:
             self._parked = False
             if self._registered and self._at >= self._announced_end:
-                self._finish()  # only the end of the answer was still to come
+                self._finish()  # only the end of the response was missing
             else:
                 self._streams.enqueue(self)
         elif self._producer is not None:

@@ -1,4 +1,4 @@
-"""GBS requests as bytes; settings."""
+"""GBS requests as bytes, and settings."""
 
 from __future__ import annotations
 
@@ -31,33 +31,37 @@ if TYPE_CHECKING:
 
 # GBS requests as bytes, ready to be sent.
 #
-# A small put is two requests of half a kilobyte around a share of the same size, so what is the same in
-# all of them (host, authorisation) or in many (the storage index, the secrets of a file) is made once.
+# A small put is two requests of half a kilobyte around a share of the same size. So parts that are the
+# same in all requests (host, authorization) or in many (the storage index, the secrets of a file) are
+# encoded once.
 #
-# Nothing is said that a server takes for granted: messages are CBOR unless a header says otherwise, and an
-# ``Accept`` that is not literally what the server has is refused.
+# Defaults are not sent: messages are CBOR unless a header says otherwise, and servers refuse an
+# ``Accept`` that is not literally their type.
 #
 # Source: the format reference, storage protocols, sections 1.4 to 1.7.
 
 ANSWER_BYTES = 280
 """
-Of an answer without share data: head, framing and a message about one or a few shares. Tahoe-LAFS sends
-about 200, and TLS adds some tens; a hundred allocations with a write each fit into what a connection may
-owe (60 KB).
+Size of a response without share data: head, framing and a message about one or a few shares. Tahoe-LAFS
+sends about 200 bytes, and TLS adds some tens; a hundred allocations, each with a write, fit into a
+connection's limit for outstanding responses (60 KB).
 """
 ANSWER_UPLOAD_BYTES = 24
-"""Of a bundle's answer, for each upload of a share or two."""
+"""Size of a bundle's response, for each upload of a share or two."""
 EXPECTED_SLOT_SHARES = 2
-"""So many shares of a file a server holds as a rule, or fewer; what is asked of each comes so often."""
+"""A server usually has at most this many shares of a file; the reads of each are multiplied by it."""
 SLOWEST_BYTES_PER_S = 2000
-"""Of a body that is still waited for: what the kernel has taken may be on its way for long, in silence."""
+"""
+Rate of a body that is still waited for: bytes that the kernel has taken may be in flight for long without
+activity.
+"""
 MAX_SLOT_ANSWER_BYTES = 64 << 20
-"""Of a read-test-write: what servers read at once, at most."""
+"""Limit of a response to read-test-write: the most that servers read at once."""
 ANSWER_QUESTION_BYTES = 12
-"""Of a survey's answer, for each file of which there are a few shares, without samples."""
+"""Size of a survey's response for each file with a few shares, without samples."""
 MAX_MESSAGE_BYTES = gbs_messages.MAX_ANSWER_BYTES
 MAX_REFUSAL_BYTES = 16 * 1024
-"""What a refusal may say, of which the beginning is repeated to the user."""
+"""Limit of a refusal's text; its beginning is shown to the user."""
 
 _SECRET = gbs_messages.SECRET.encode("ascii") + b": "
 _UPLOAD = _SECRET + gbs_messages.UPLOAD_SECRET.encode("ascii") + b" "
@@ -91,29 +95,29 @@ def _kind(mutable: bool) -> bytes:
 
 class GbsRequests:
     """
-    Makes the requests to one server.
+    Builds the requests to one server.
 
     Args:
-        timeout_s: silence of the server, while it owes an answer, that is too long.
+        timeout_s: longest time without activity of the server while a response is outstanding.
     """
 
     def __init__(self, nurl: Nurl, timeout_s: float) -> None:
         host = f"[{nurl.host}]" if ":" in nurl.host else nurl.host
         self._timeout_s = timeout_s
-        # From the end of the path on; every head of this server has it.
+        # The part of each request head after the path; the same for all requests to this server.
         self._common = b" HTTP/1.1\r\nHost: %s:%d\r\n" % (
             host.encode("ascii"),
             nurl.port,
         ) + b"Authorization: %s\r\n" % gbs_messages.authorization(nurl.swissnum)
 
     def version(self) -> RawRequest:
-        """Ask what the server says of itself."""
+        """Ask the server for its version and limits."""
         return self._message(b"GET " + gbs_messages.VERSION_PATH.encode("ascii"))
 
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> RawRequest:
-        """Ask for room for shares."""
+        """Request space for shares."""
         return self._message(
             b"POST " + _IMMUTABLE + _index_text(storage_index),
             _lease_lines(secrets.lease) + _upload_line(secrets.upload),
@@ -129,7 +133,7 @@ class GbsRequests:
         upload_secret: bytes,
         let_go: Callable[[], None] | None = None,
     ) -> RawRequest:
-        """Write pieces, of at least one byte in all, one behind the other; ``let_go``: see the contract."""
+        """Write pieces, at least one byte in total, one after another; ``let_go``: see the contract."""
         length = sum(map(len, data))
         head = b"PATCH %s%s/%d%s%sContent-Range: bytes %d-%d/*\r\nContent-Length: %d\r\n\r\n" % (
             _IMMUTABLE,
@@ -152,7 +156,7 @@ class GbsRequests:
         return request
 
     def survey(self, questions: Sequence[Question]) -> RawRequest:
-        """Ask which shares of many files there are, and for samples of them, in one message."""
+        """Ask which shares of many files exist, and for samples of them, in one request."""
         from pipegrid.wire import gbs_surveys
 
         request = self._message(_SURVEY, b"", gbs_surveys.pack_survey(questions))
@@ -162,7 +166,7 @@ class GbsRequests:
         return request
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> RawRequest:
-        """Have the server give up an unfinished share; the secret is that of its upload."""
+        """Abort an unfinished share; the secret is the one of its upload."""
         return self._message(
             b"PUT %s%s/%d/abort" % (_IMMUTABLE, _index_text(storage_index), share_number),
             _upload_line(upload_secret),
@@ -170,13 +174,13 @@ class GbsRequests:
         )
 
     def list_shares(self, storage_index: bytes, *, mutable: bool = False) -> RawRequest:
-        """Ask which shares there are."""
+        """Ask which shares exist."""
         return self._message(b"GET %s%s/shares" % (_kind(mutable), _index_text(storage_index)))
 
     def read_test_write(
         self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads
     ) -> RawRequest:
-        """Test, read and write a slot; the data of writes is not copied."""
+        """Test, read and write a slot; the written data are not copied."""
         from pipegrid.wire import gbs_mutable
 
         body = gbs_mutable.pack_request_in_pieces(changes, reads)
@@ -193,7 +197,7 @@ class GbsRequests:
         return RawRequest(
             head,
             body,
-            True,  # what a repetition does, and shows: transport.interface
+            True,  # may be repeated; ``transport.interface`` explains the consequences
             ANSWER_BYTES + EXPECTED_SLOT_SHARES * each,
             self._timeout_s + size / SLOWEST_BYTES_PER_S,
             self.slot_answer_bytes(reads),
@@ -201,7 +205,7 @@ class GbsRequests:
 
     @staticmethod
     def slot_answer_bytes(reads: Reads) -> int:
-        """Return what an answer to read-test-write may have, at most."""
+        """Return the largest permitted response to a read-test-write."""
         each = sum(length + 16 for _, length in reads) + 16
         return min(MAX_MESSAGE_BYTES + gbs_messages.MAX_SHARE_NUMBERS * each, MAX_SLOT_ANSWER_BYTES)
 
@@ -219,7 +223,8 @@ class GbsRequests:
         Read at least one byte of a share.
 
         Args:
-            consumer_for: takes the bytes while they come; otherwise they are collected.
+            consumer_for: chooses a consumer, which gets the bytes as they arrive; otherwise they are
+                collected.
         """
         head = b"GET %s%s/%d%sRange: bytes=%d-%d\r\n\r\n" % (
             _kind(mutable),
@@ -233,7 +238,7 @@ class GbsRequests:
             head,
             (),
             True,
-            # In chunks of 64 KiB or less, each with its frame.
+            # Sent in chunks of 64 KiB or less, each with framing.
             ANSWER_BYTES + length + length // 2048,
             self._timeout_s,
             MAX_REFUSAL_BYTES if consumer_for is not None else max(length, MAX_REFUSAL_BYTES),
@@ -249,7 +254,7 @@ class GbsRequests:
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str, *, mutable: bool = False
     ) -> RawRequest:
-        """Tell the server's operator that a share looks corrupt, and why."""
+        """Report to the server's operator that a share looks corrupt, and why."""
         return self._message(
             b"POST %s%s/%d/corrupt" % (_kind(mutable), _index_text(storage_index), share_number),
             b"",
@@ -263,33 +268,34 @@ class GbsRequests:
         return RawRequest(
             head + b"\r\n",
             (body,) if body else (),
-            True,  # all of these can be repeated without harm; what that does to answers: gbs
+            True,  # may be repeated without harm; ``uploads`` handles the effect on responses
             ANSWER_BYTES,
             self._timeout_s,
             MAX_MESSAGE_BYTES,
         )
 
 
-# Bounds and patience towards one server that is spoken to over HTTPS.
+# Limits and timeouts for one server over HTTPS.
 
 
 @attrs.frozen(kw_only=True)
 class GbsSettings:
     """
-    Bounds and patience towards one server.
+    Limits and timeouts for one server.
 
     Attributes:
-        connect_timeout_s: until a connection can be used, TLS included; see ``http11.dialer``.
-        timeout_s: silence of the server, while it owes an answer and nobody paused it.
-        patience_s: how long uploads that were begun wait for a lost server to come back. A server's
-            restart takes a few seconds; a put has its own patience and does not wait without need.
-        max_read_connections: beside those that streams take. One does nearly always; others are
-            opened when a burst asks for more than one may owe.
-        max_streams: at the same time, each with a connection.
-        max_waiting: requests that may wait for the uploads' connection, and for the others;
-            more fail at once.
-        max_upload_bytes_in_flight: written and unanswered. It is the callers' windows that
-            should decide, so this is more than any of them; the rest waits here, unsent.
+        connect_timeout_s: until a connection can be used, including TLS; see ``http11.dialer``.
+        timeout_s: longest time without activity of the server, while a response is outstanding and not
+            paused.
+        patience_s: how long uploads that were begun wait for a lost server to return. A server's restart
+            takes a few seconds; a put has its own time limit and does not wait without need.
+        max_read_connections: connections in addition to those of streams. One nearly always suffices;
+            others are opened when more responses are outstanding than one connection may have.
+        max_streams: streams at the same time, each with a connection.
+        max_waiting: requests that may wait for the uploads' connection, and for the others; further ones
+            fail at once.
+        max_upload_bytes_in_flight: bytes sent and unanswered. The callers' windows should be the
+            effective limit, so this is larger than any of them; further bytes wait here unsent.
     """
 
     connect_timeout_s: float = 15.0
@@ -301,14 +307,15 @@ class GbsSettings:
     max_upload_bytes_in_flight: int = 128 << 20
 
     def limits(self, max_connections: int) -> Limits:
-        """Return the same for ``http11``."""
+        """Return these limits for ``http11``."""
         return Limits(
             max_connections=max_connections,
-            # Bytes are what servers bound, and we with them: of requests there may be many.
+            # Servers limit bytes, and so does this client; of requests there may be many.
             max_requests_in_flight=1000,
             max_request_bytes_in_flight=self.max_upload_bytes_in_flight,
             max_waiting=self.max_waiting,
-            # Tahoe-LAFS's servers are built on Twisted: what is owed must fit into their transport.
+            # Tahoe-LAFS servers are built on Twisted: outstanding responses must fit into their
+            # transport.
             max_response_budget_bytes=0,
             timeout_s=self.timeout_s,
             connect_timeout_s=self.connect_timeout_s,

@@ -1,13 +1,6 @@
 """
-What changes immutable shares on a server over HTTPS: allocations, writes, aborts, in order on one connection.
-
-Small shares go in bundles (``bundles``).
-
-**Repeated requests.** After a loss, uploads are sent again. Then "no such upload" may mean that the first
-attempt was the one that completed the share, so the server is asked for its list: if the share is in it the
-write has completed it. Servers that are just making a share durable may not list it yet, so the question is
-repeated a few times before the answer is believed. The same goes for writes whose bytes were let go of: they
-fail with ``WriteLost``, and it is the caller who repeats them.
+Changes of immutable shares on a server over HTTPS: allocations, writes, aborts, in order on one
+connection.
 """
 
 from __future__ import annotations
@@ -46,22 +39,22 @@ T = TypeVar("T")
 CROWD_BYTES = 256 << 10
 CROWD_BYTES_PER_S = 2.5e6
 """
-Of requests of small shares that a server without bundles has before it, and for each second of the round
-trip: such a server takes a hundred or two of them a second, of some ten kilobytes. See
-``http11.request_queue``.
+Bytes of requests for small shares that may be pending at a server without bundles, in total, and for each
+second of the round trip: such a server processes 100 or 200 of these requests per second, of about 10 KB
+each. See ``http11.request_queue``.
 """
 LIST_AGAIN_S = (0.1, 0.4, 1.5)
 """
-How long to wait before each further look for a share that may be becoming durable: two seconds in all,
-where a group of shares takes milliseconds, and a disk under load half a second.
+Pauses before each further query for a share that may be becoming durable: two seconds in total. A group
+of shares takes milliseconds, and half a second on a disk under load.
 """
 
 
 class Track(Protocol):
-    """Who knows of what has to be cancelled one by one when the server is disconnected."""
+    """Tracks Deferreds that must be cancelled one by one when the server is disconnected."""
 
     def __call__(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
-        """Begin it, and know of it until it has ended."""
+        """Start the operation, and track it until it has ended."""
 
 
 @attrs.frozen(eq=False)
@@ -70,10 +63,10 @@ class GbsContext:
     What all requests to one server share.
 
     Attributes:
-        endpoints: makes the endpoint for one more connection.
-        name: what a person calls the server.
-        requests: as bytes.
-        answers: to results.
+        endpoints: returns the endpoint for another connection.
+        name: the server's name for messages.
+        requests: builds requests as bytes.
+        answers: interprets responses.
     """
 
     clock: IReactorTime
@@ -86,11 +79,20 @@ class GbsContext:
 
 class GbsUploads:
     """
-    Of one server. What has to wait for what is decided before (``order``).
+    The changes of immutable shares on one server; ``GbsOrder`` has decided before what waits for what.
+
+    Small shares go in bundles (``GbsBundles``).
+
+    **Repeated requests.** After a lost connection, requests are sent again. Then "no such upload" may
+    mean that the first attempt has completed the share, so the server is asked for its list of shares: if
+    the share is in it, the write has completed it. A server that is just making a share durable may not
+    list it yet, so the query is repeated a few times before the share counts as missing. The same holds
+    for writes whose bytes were dropped: they fail with ``WriteLost``, and the caller repeats them.
 
     Args:
-        track: for what takes more than one request.
-        bundle_bytes: of the longest bundle that it was said to take, if it was; its answers tell, too.
+        track: for operations of more than one request.
+        bundle_bytes: the largest bundle that the server's announcement offers, or 0; its responses may
+            offer bundles, too.
     """
 
     def __init__(
@@ -128,34 +130,34 @@ class GbsUploads:
 
     @property
     def round_trip_s(self) -> float | None:
-        """The shortest round trip that the connection has seen; None if it has seen none."""
+        """The shortest round trip that the connection has measured; None if there is none."""
         return self._connection.round_trip_s
 
     @property
     def last_activity_s(self) -> float:
-        """When the connection's bytes last came or went, by the clock."""
+        """When the connection last sent or received bytes, by the clock."""
         return self._connection.last_activity_s
 
     @property
     def bundle_bytes(self) -> int:
-        """Of a bundle that the server takes; 0 if it has not said that it takes any."""
+        """Size of the largest bundle that the server accepts; 0 if it has not offered bundles."""
         return self._bundles.max_bytes
 
     def _crowd_bytes(self) -> float:
-        """Return how much of many small requests it may have before it: all, if it takes them in bundles."""
+        """Return the limit of pending bytes of small requests; none if the server supports bundles."""
         if self.bundle_bytes:
             return math.inf
         return max(CROWD_BYTES, CROWD_BYTES_PER_S * (self.round_trip_s or 0.0))
 
     def close(self, reason: Callable[[], PipegridError]) -> Deferred[None]:
-        """Fail all that is unanswered, each with an error of its own; fires when the connection is gone."""
+        """Fail all unanswered requests, each with its own error; fires when the connection is closed."""
         self._bundles.give_up(reason)
         return self._connection.close(reason)
 
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
-        """Ask for room; see the contract."""
+        """Request space; see the contract."""
         call = storage_index, share_numbers, share_bytes, secrets
         return self._bundles.allocate(*call) or self._allocate(*call)
 
@@ -196,7 +198,8 @@ class GbsUploads:
         request = self._requests.write(
             storage_index, share_number, offset, data, upload_secret, let_go
         )
-        upto = offset + sum(map(len, data))  # what waits for the answer must not hold the data
+        # computed here, so that the callback does not keep the data in memory
+        upto = offset + sum(map(len, data))
 
         def written(answered: Answered) -> WriteAnswer | Deferred[WriteAnswer]:
             answer, repeated = answered
@@ -232,7 +235,7 @@ class GbsUploads:
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
-        """Forget an unfinished upload; see the contract."""
+        """Abort an unfinished upload; see the contract."""
         request = self._requests.abort(storage_index, share_number, upload_secret)
         return self._send(request).addCallback(
             lambda answered: self._answers.aborted(answered[0], share_number, answered[1])
@@ -256,11 +259,11 @@ class GbsUploads:
         return self._send(request).addCallback(lambda answered: unpack(answered[0]))
 
     def change(self, request: RawRequest, unpack: Callable[[RawResponse, bool], T]) -> Deferred[T]:
-        """Send a request as ``upload`` does; ``unpack`` is told whether it was sent more than once."""
+        """Send a request like ``upload``; ``unpack`` also gets whether it was sent more than once."""
         return self._send(request).addCallback(lambda answered: unpack(*answered))
 
     def _send(self, request: RawRequest) -> Deferred[Answered]:
-        """Send a request on the uploads' connection, behind all that came before it."""
+        """Send a request on the uploads' connection, after all earlier ones."""
         self._bundles.flush()
         return self._connection.request(request)
 
