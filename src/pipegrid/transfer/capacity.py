@@ -23,8 +23,8 @@ class Capacity:
     """
     What the servers of one client have reported of their space.
 
-    It matters when shares could be spread over more servers than they are: a server without space for
-    them must not count, or a repair would be tried without effect each time. Servers are asked only then,
+    The reports matter when shares are on fewer servers than possible: a server without space must not
+    count as possible, or a repair would be tried without effect each time. Servers are asked only then,
     and once for all objects that are checked meanwhile: a report is used for ``BELIEVED_S``.
     """
 

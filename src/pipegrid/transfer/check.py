@@ -79,8 +79,8 @@ class FoundShares:
 
     def could_spread(self, total_shares: int) -> bool:
         """
-        Return whether all shares exist, and could be on more servers if only the servers known to be full
-        are.
+        Return whether all shares exist, and could be on more servers as far as it is known which ones are
+        full.
         """
         shares = self.sharemap()
         if len(shares) < total_shares:
@@ -458,7 +458,8 @@ class Check:
             await few_at_a_time(
                 _UEBS_AT_ONCE, [partial(self._sample, *copy) for copy in copies[:_SAMPLES]]
             )
-        # Two first, since usually only a sample's layout was unusual; then all, to be sure.
+        # Read two first, since usually the cap is right and only a sample had an unusual layout; then
+        # all, to be sure.
         for batch in (copies[:_SAMPLES], copies[_SAMPLES:]):
             if self._fit.fits:
                 return

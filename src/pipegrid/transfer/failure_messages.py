@@ -123,7 +123,10 @@ def too_few_shares(verb: str, outcome: SearchOutcome) -> NotEnoughSharesError:
 # Why a file could not be stored, as one sentence.
 
 LESS = "less with happy"
-"""The advice of an error, which names an argument; the constant lets other code find it in the text."""
+"""
+Advice in error messages, which names an argument of the library; other code finds the advice in a message
+by this constant.
+"""
 
 
 def no_room(server: str, room_bytes: int, needed_bytes: int) -> str:

@@ -225,7 +225,6 @@ class SlowStreamDetector:
         self._held_since_s = self._streams.clock.seconds()
 
     def go_on(self) -> None:
-        """Continue the stream's time."""
         if self._held_since_s is not None:
             self._held_s += self._streams.clock.seconds() - self._held_since_s
             self._held_since_s = None

@@ -234,7 +234,7 @@ class ShareQuery:
 # once with the same error, so that a thousand objects do not wait for it one after another.
 
 QUESTIONS_AT_ONCE = 1024
-"""Pending queries to one server: at 100 ms, and half a kilobyte per response, these are 5 MB/s."""
+"""Pending queries to one server: at 100 ms, and half a kilobyte per response, this is 5 MB/s."""
 
 REST_S = 30.0
 """How long an unreachable server is not asked."""

@@ -716,7 +716,7 @@ def _check_list(caps: object) -> None:
 
 
 def _understood(given: str | Cap) -> Understood | Failure:
-    """Return the parsed cap, or why it cannot be kept."""
+    """Return the parsed cap, or why it cannot be checked or renewed."""
     try:
         return keepable(given)
     except CapError:

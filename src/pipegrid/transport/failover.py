@@ -113,16 +113,16 @@ class FailoverServer:
     """
     Implements ``transport.interface.StorageServer`` over the best of several routes.
 
-    The first route is the preferred one, and all operations are sent over it from the start, without
-    waiting for a comparison. If it is not usable after ``STAGGER_S``, or fails, the next route is asked
-    for its version, and the one after that ``STAGGER_S`` later, or at once when one fails (RFC 8305). The
+    The first route is the preferred one, and all operations are sent over it from the start, before the
+    routes are compared. If it is not usable after ``STAGGER_S``, or fails, the next route is asked for
+    its version, and the one after that ``STAGGER_S`` later, or at once when one fails (RFC 8305). The
     first route that is usable is **chosen**. Operations that were sent over the preferred route without
     effect are sent over the chosen one, in the order of the calls.
 
     * **No operation is carried out twice.** A route loses only before it was usable, so that nothing was
-      sent on it, or when the server refused the swissnum, before it looked at anything else.
-    * **A busy client is not a slow server.** If the timer itself is late, or TCP has connected and only
-      TLS is not established, there is some more time: loading Foolscap takes longer than a handshake.
+      sent on it, or when the server refused the swissnum, which it checks first.
+    * **A busy client is not a slow server.** If the timer itself is late, or TCP is connected and TLS is
+      not yet, the route gets more time: loading Foolscap takes longer than a handshake.
     * **Later.** A chosen route stays until an operation on it fails for lack of a connection. When no
       operation is unanswered on it any more, the next call starts a new race.
 

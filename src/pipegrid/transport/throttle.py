@@ -23,11 +23,11 @@ from zope.interface import directlyProvides, implementer, providedBy
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.sockets import Backpressure
 
-# How many bytes may pass: a number per second on average, with bursts.
+# How many bytes may pass: a rate on average, with bursts.
 #
 # Pure: the caller passes times. Bytes are counted after they have passed, so the balance may be negative;
-# nothing passes until it is positive again. A clock that jumps back delays bytes by at most the jump;
-# one that jumps forward fills the bucket once.
+#     nothing passes until it is positive again. A clock that jumps back delays bytes by at most the jump;
+#     one that jumps forward fills the bucket once.
 
 
 class TokenBucket:

@@ -114,8 +114,8 @@ class _Target:
             self._fd = self._socket.fileno()
             return
         if stat.S_ISFIFO(mode) and os.get_blocking(theirs):
-            # A descriptor from opening the pipe again can be non-blocking, so that one write takes many
-            # bytes; the caller's descriptor stays as it is.
+            # Open the pipe again: the new descriptor can be non-blocking, so that one write takes many
+            # bytes, while the caller's descriptor stays as it is.
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
             with suppress(OSError):  # /proc is not mounted, or the pipe has no reader
                 self._fd = os.open(f"/proc/self/fd/{theirs}", flags)
@@ -330,7 +330,6 @@ class BlockingSink:
             raise told from error
 
     def finish(self) -> None:
-        """Cancel the running write."""
         self._finished = True
         if self._writing is not None:
             self._writing.cancel()

@@ -31,9 +31,9 @@ class Download:
 
     The first requests ask the first k + e servers of the ring for their lists of shares, and at the same
     time for the expected share's bytes: every offset follows from the cap. If a guess was wrong, the
-    lists arrive together with the refusals, and the next round trip is right. (When many files are
-    downloaded the lists are left out while guesses are right: see ``Guesses``.) The fastest k shares
-    serve the rest of the file; if they become slow, another share is added.
+    lists arrive together with the refusals, and the next requests go to the right servers. (When many
+    files are downloaded the lists are left out while guesses are right: see ``Guesses``.) The fastest k
+    shares serve the rest of the file; if they become slow, another share is added.
 
     The loop in ``run`` reads all events, decides, acts and waits for the next event. Its steps are
     methods in the order in which they run; steps that involve servers are methods of ``ShareReaders``.

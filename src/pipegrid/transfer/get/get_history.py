@@ -13,8 +13,8 @@ import attrs
 
 MANY = 8
 """
-When this many downloads run, the next one counts as one of many. These first ones ask for lists, so that
-wrong guesses are noticed.
+While this many downloads run, a further one may leave out the lists. The first ones always ask for lists,
+so that wrong guesses are noticed.
 """
 
 _REMEMBERED = 16

@@ -36,7 +36,7 @@ class RacingShare(Protocol):
 
     @property
     def received_bytes(self) -> int:
-        """Bytes received so far."""
+        """Bytes of the share received so far."""
 
     @property
     def waiting(self) -> bool:
@@ -90,7 +90,7 @@ class HedgedRead:
         fastest = max((share.received_bytes for share in others), default=0)
         lagging = sum(2 * share.received_bytes < fastest for share in primaries)
         if lagging > 1:
-            self.parts.clear()  # a share that divides a primary's work now has one for itself
+            self.parts.clear()  # several primaries lag, so each hedge replaces a whole one
         if not lagging or self._hedges or all(share.waiting for share in others):
             self.due = None
             return
@@ -116,8 +116,8 @@ class HedgedRead:
 
     def end(self, numbers: Iterable[int]) -> set[int]:
         """
-        End the race when these shares have provided the first segment; return the shares that are read
-        on.
+        End the race: the shares in ``numbers`` have provided the first segment. Return the shares to
+        continue with.
         """
         self.open = False
         self.due = None
@@ -160,15 +160,15 @@ ms.
 PROBE_BYTES = 1 << 16
 PROBE_SHARE = 64
 """
-Bytes of all probes together, if the range has several segments: this many, or this fraction of the range,
-but at most a block. Probes cost bandwidth and are nearly always wasted.
+Bytes of all probes together, for a range of several segments: ``PROBE_BYTES``, or the range divided by
+``PROBE_SHARE`` if that is more, but at most a block. Probes cost bandwidth and are nearly always wasted.
 """
 
 NARROW_PROBE_BYTES = 1 << 13
 """Least size of all probes together on a link that is known to be narrow."""
 
 BURSTS = 8
-"""On a narrow link, the time to wait for a primary is this fraction of the range's transfer time."""
+"""On a narrow link, the time to wait for a primary is the range's transfer time divided by this number."""
 
 HEDGES = 2
 """
@@ -182,7 +182,7 @@ class Reader(RacingShare, Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether all outstanding bytes are outstanding because the client has paused the server."""
+        """Whether the client has paused the server, which delays all outstanding bytes."""
 
     @property
     def period_bytes(self) -> int:
@@ -248,7 +248,7 @@ class ReadPolicy:
         self.extra_shares = HEDGES * settings.extra_shares if probes else settings.extra_shares
         self.ahead_bytes = settings.memory_bytes // (self._required_shares + self.extra_shares)
         self.race = HedgedRead(now, line.time_s(length) / BURSTS if narrow else 0.0)
-        # On a narrow link a server that takes long does not lag.
+        # A server that takes long because the link is narrow does not lag.
         hedge_s = max(settings.hedge_s, 2 * line.time_s(geometry.segment_bytes))
         self._patience = ReadPatience(hedge_s, settings.silence_s, now)
         self._hedged = False
@@ -279,8 +279,7 @@ class ReadPolicy:
 
     def misplaced(self) -> None:
         """
-        Record at once that a share of the first requests is not on the expected server, for other
-        downloads.
+        Record at once that an expected share is not on its server, so that other downloads ask for lists.
         """
         if not self._misplaced:
             self._misplaced = True
@@ -410,7 +409,7 @@ class ReadPolicy:
         On a slow link all shares are equally slow, and one more would only slow down the rest.
         """
         if self.race.open and not self._hedged:
-            # A share that was asked for a probe only has delivered it long ago.
+            # A share that was asked only for a probe has delivered it long ago, so it is left out.
             needed = self._required_shares
             hedges = [each for each in shares[needed:] if self.race.is_hedge(each.share_number)]
             shares = [*shares[:needed], *hedges]

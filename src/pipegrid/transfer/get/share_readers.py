@@ -86,7 +86,6 @@ class ShareDownload:
         return held_back > 0 and held_back == len(self._calls)
 
     def start_period(self) -> None:
-        """Reset ``period_bytes`` to 0."""
         self.period_bytes = 0
 
     def ask(self, spans: list[Span]) -> None:
@@ -417,8 +416,8 @@ class ShareReaders:
             if foreign is None:
                 self._advise(error, number, peer)
             else:
-                # The cap may be wrong instead: servers whose shares agree with each other are not
-                # accused.
+                # Perhaps the cap is wrong: the server is accused only when another share proves that the
+                # cap is right.
                 self._fit.record(peer, foreign)
                 self._held_advice.append((error, number, peer))
             if number in self._decoder.bad_shares:

@@ -23,7 +23,7 @@ FIRST_QUESTIONS = 20
 """Number of servers queried at the same time when the expected servers do not have the shares."""
 
 ASKED_FOR_ONE = 4
-"""Number of servers queried after one that was queried without effect."""
+"""Number of further queries that one query without effect permits."""
 
 MORE_QUESTIONS = 140
 """
@@ -41,8 +41,8 @@ class QueryBatches(Generic[T]):
 
     Args:
         ring: the servers in the order in which to query them; no server twice.
-        few: number of servers to query before a response was without effect.
-        more: least number of servers to query after that.
+        few: number of servers to query at first.
+        more: least number of servers to query once a response was without effect.
     """
 
     def __init__(

@@ -72,7 +72,8 @@ class RefusingServers:
 
     def refused(self, outcome: PublishOutcome, base: Version) -> None:
         """
-        Record a write, based on this version of the last query, that was refused or found unknown shares.
+        Record a write that was refused or found unknown shares; ``base`` is the version, from the last
+        query, from which it was made.
         """
         self._least = base.sequence_number
         for peer in {*outcome.refused, *outcome.surprises} & self._heard:
@@ -99,7 +100,7 @@ class RefusingServers:
 
 
 class LastSeen:
-    """What servers were last seen to have, as far as a write may expect it."""
+    """The shares that servers were last seen to have, as far as a write may expect them."""
 
     def __init__(self) -> None:
         self._left: dict[Peer, dict[int, bytes]] = {}
@@ -307,8 +308,8 @@ class BaseSearch:
             try:
                 base = await self._base_of(found)
             except (NotEnoughSharesError, CorruptionError):
-                # The chosen version may have been overwritten while it was read; a version that stays is
-                # tried only once.
+                # The chosen version may have been overwritten while it was read; if the same version is
+                # chosen again, raise.
                 if not self._is_new(found):
                     raise
                 base = None
@@ -400,9 +401,9 @@ class BaseSearch:
         """
         Return the last attempt's base if it was the last version that could be read.
 
-        This holds if no present version has a number high enough to derive from a later version than the
-        base. A version on servers that did not respond cannot derive from a later one either, since that
-        later one would be present.
+        A version made from a later one than the base would have a higher number than the present
+        versions; there is none. Servers that did not respond have no such version either: other servers
+        would have shares of it, too.
         """
         last = self.last
         if last is None or (last.content is None and not self._replaces):

@@ -27,10 +27,13 @@ from pipegrid.transfer.results import CheckResult, RepairResult
 
 SHARES_AT_ONCE = 8
 SEGMENTS_AT_ONCE = 64
-"""Of each share that is verified; for MDMF segments of 128 KiB at 3-of-10 that is 3 MB."""
+"""
+Segments of each share that are verified at the same time; for MDMF segments of 128 KiB at 3-of-10 that is
+3 MB.
+"""
 LEASES_AT_ONCE = 100
 LOOKS = 3
-"""Queries of a file that changes while it is checked."""
+"""Limit of queries for a file that changes while it is checked."""
 
 _NEWER = (
     "there are shares of a newer version of this mutable file, but too few to read it; try again later, "
@@ -337,7 +340,7 @@ def _remarks(choice: Choice) -> list[str]:
 
 
 def held_against(known: CachedVersion, result: MutableCheckResult) -> MutableCheckResult:
-    """Return the result; if the best version is older than one seen before, the file is not healthy."""
+    """Return the result, marked as not healthy if the best version is older than one seen before."""
     there = [number for number, _ in result.other_versions]
     if result.version is None:
         return result

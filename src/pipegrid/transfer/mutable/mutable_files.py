@@ -155,7 +155,7 @@ class ReadResult:
     The result of reading a mutable file.
 
     Attributes:
-        version: of the file.
+        version: the version that was read.
         size: bytes passed on.
         shares_used: maps a share number to the nickname of its server.
         corrupt: damage that was found and worked around.
@@ -321,12 +321,9 @@ class MutableFiles:
         Read a file, or a range of it.
 
         Args:
-            range_of: replaces ``start`` and ``length``; called with the size of each version that is
-                tried.
-            write: gets the plaintext, in order.
-            ready: returns whether ``write`` takes more.
-            reading: gets the ``Retrieve``, whose ``changed`` the caller fires when ``ready`` becomes
-                true.
+            range_of: replaces ``start`` and ``length``; called with the size of each version tried.
+            write: gets the plaintext, in order; ``ready`` returns whether it takes more.
+            reading: gets the ``Retrieve``; the caller fires its ``changed`` when ``ready`` changes.
 
         Raises:
             NotEnoughSharesError, RollbackError, CorruptionError: as ``look`` and ``Retrieve.read``.
@@ -436,7 +433,6 @@ class MutableFiles:
         return self._joined.join(cap, edit, merge, redo)
 
     def close(self) -> None:
-        """Cancel the running changes."""
         self._joined.close()
 
     def _change(self, cap: MutableCap, edit: ContentEdit, **options: Any) -> Modification:

@@ -31,7 +31,8 @@ out.
 SLOWEST_BYTES_PER_S = 8000
 """
 Transfer rate of a link that is still waited for. Transports notice by themselves when nothing moves, but
-a response arrives as a whole: the more data is in flight the later, which is not the server's fault.
+a response arrives as a whole: it arrives later the more data is in flight, which is not the server's
+fault.
 """
 
 
@@ -190,6 +191,9 @@ def open_slot(means: TransferContext, cap: MutableCap, settings: MutableSettings
 
 
 def quorum(slot: Slot, total_shares: int) -> int:
-    """Return how many servers must accept shares of a version, and so must respond to the query before."""
+    """
+    Return how many servers must accept shares of a version, and so must respond to the query before the
+    write.
+    """
     takers = sum(peer.takes_uploads for peer in slot.peers)
     return min(slot.settings.happy, total_shares, takers)

@@ -103,7 +103,6 @@ class _Content:
 
     @property
     def data(self) -> bytes:
-        """The current content."""
         if self._data is None:
             assert self._opened is not None
             edit, opened = self._opened
@@ -236,7 +235,6 @@ class WriteQueues:
         return waiting
 
     def close(self) -> None:
-        """Cancel the running changes."""
         for running in list(self._running):
             running.cancel()
 

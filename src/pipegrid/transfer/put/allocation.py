@@ -122,7 +122,6 @@ class Allocations:
         return answers
 
     def cancel(self) -> None:
-        """Cancel the unanswered requests."""
         for question in list(self._unanswered):
             question.cancel()
 
@@ -324,7 +323,6 @@ class Refusals:
         return lists
 
     def cancel(self) -> None:
-        """Cancel the unanswered requests."""
         self._changed = _nothing
         for question in list(self._questions):
             question.cancel()

@@ -138,7 +138,7 @@ class _BodyConsumer:
         """Do nothing: the body producer itself is paused."""
 
     def unregisterProducer(self) -> None:
-        """Do nothing."""
+        """Do nothing: ``_produced`` notices the end."""
 
 
 async def _produced(producer: IBodyProducer, clock: IReactorTime) -> AsyncIterator[bytes]:

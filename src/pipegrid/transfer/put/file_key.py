@@ -65,8 +65,8 @@ class ShareTarget:
 
 # A file and its key, which decide what its shares are and which servers get them.
 #
-# A convergent key is computed in a first reading of the file. It runs in a worker, in slices, so that
-# cancellation takes effect soon and several files share the workers fairly.
+# A convergent key is computed in a first reading of the file. The reading runs in a worker, in slices, so
+# that cancellation takes effect soon and several files share the workers fairly.
 
 _SLICE_BYTES = 8 << 20
 _READ_BYTES = 1 << 18  # stays in a core's cache between reading and hashing
@@ -95,7 +95,6 @@ class KeyedFile:
 
     @property
     def name(self) -> str:
-        """The name for messages."""
         return self.source.name
 
     async def check_unchanged(self, means: TransferContext) -> None:

@@ -109,7 +109,7 @@ class UploadPlan(Generic[T]):
 
     def opening(self) -> dict[int, T]:
         """
-        Return the first placement with the responses so far: the missing shares, on the remaining
+        Return the placement to start with, given the responses so far: missing shares go to the remaining
         servers.
         """
         if self.stored:

@@ -100,7 +100,6 @@ class PendingWrites:
         call.addBoth(self._answered, call)
 
     def cancel(self) -> None:
-        """Cancel all pending calls."""
         for call in list(self._calls):
             call.cancel()
 

@@ -93,10 +93,10 @@ def pass_on(waiting: Deferred[Any], result: Any) -> None:
 # A small file with one request per server: each server gets its shares whole, together with the
 # allocation.
 #
-# Nearly every small put ends so. The segments, share uploads, windows and placements of ``Upload`` are
-# not needed for it, and would take most of its time. If a server refuses, fails or is slow, everything
-# that is known and all pending calls go to an ``Upload`` (as a ``Handover``), which continues as if it
-# had begun the put.
+# Nearly every small put succeeds this way. The segments, share uploads, windows and placements of
+# ``Upload`` are not needed for it, and would take most of its time. If a server refuses, fails or is
+# slow, everything that is known and all pending calls go to an ``Upload`` (as a ``Handover``), which
+# continues as if it had begun the put.
 
 
 async def put_whole(
@@ -183,7 +183,7 @@ class SmallFileUpload:
         return min(silent_s, self._happy_since + grace_s)
 
     def overdue(self) -> None:
-        """It takes too long: end, so that an ``Upload`` decides what to wait for."""
+        """End this upload because it takes too long; an ``Upload`` then decides what to wait for."""
         self._end(False)
 
     def _send(self, shares: list[bytes]) -> None:

@@ -88,10 +88,10 @@ class StragglerPolicy(Generic[W]):
     Decides how long one upload waits, and which share uploads it drops.
 
     While segments are sent, a share upload that is blocked delays those that can take more. That time is
-    added to its ``stalled_s``. It is dropped when ``stalled_s`` exceeds the grace and its server is
-    slower than the others, so that a shared link is not the cause. When everything is sent and happiness
-    holds, stragglers get one more grace. A server is given up when for ``silence_s`` it acknowledged
-    nothing to this upload and no byte went to it or came from it.
+    added to its ``stalled_s``. The share upload is dropped when ``stalled_s`` exceeds the grace and its
+    server is slower than the others, so that a shared link is not the cause. When everything is sent and
+    happiness holds, stragglers get one more grace. A server is given up when for ``silence_s`` it
+    acknowledged nothing to this upload and no byte went to it or came from it.
 
     Args:
         started_s: when the upload began; the grace depends on it.

@@ -225,7 +225,7 @@ class Batch:
     @property
     def is_small(self) -> bool:
         """
-        Whether the batch may grow in any case. Asking the window costs more than everything else of a
+        Whether the batch may grow without asking the window, which takes longer than everything else of a
         small file.
         """
         return self.length < min(BATCH_BYTES, MIN_BATCH_BYTES)

@@ -187,16 +187,16 @@ are nine bundles for each server. With a higher limit, servers would wait for th
 
 BUSY = 1
 """
-Unanswered bundles from which on more are held. With three, which is rare for ten servers, many small
-files made bundles of 14 shares; with one they have 42 shares, and all processors together have a fifth
-less to do (measured).
+Number of unanswered bundles from which on uploads are held longer. With three, which is rare for ten
+servers, many small files made bundles of 14 shares; with one they have 42 shares, and all processors
+together have a fifth less to do (measured).
 """
 BUSY_BYTES = 120 * 1024
 BUSY_SHARES = 96
 """
-Sizes at which a held bundle is sent then. With 72 KiB and 64 shares, which is what servers sync together,
-a thirtieth fewer of 10,000 small files were stored per second (measured, 11 rounds); with 160 KiB and 128
-shares no more, at less CPU.
+Limits of such a longer hold. With 72 KiB and 64 shares, which is what servers sync together, a thirtieth
+fewer of 10,000 small files were stored per second (measured, 11 rounds); with 160 KiB and 128 shares no
+more, at less CPU.
 """
 
 
@@ -336,12 +336,10 @@ class GbsBundles:
             self.flush()
 
     def flush(self) -> None:
-        """Send all held uploads."""
         if self._held:
             self._send_held(list(self._held.values()))
 
     def give_up(self, reason: Callable[[], Exception]) -> None:
-        """Fail all held uploads."""
         held, self._held = list(self._held.values()), {}
         self._complete_bytes = self._complete_shares = self._held_before = 0
         self._end_turn_if_empty()
@@ -507,7 +505,7 @@ class GbsBundles:
                 write.follow(self._ordinary.write(index, number, 0, data, secrets.upload, repeated))
 
     def _cancelled(self, held: HeldAllocation | WholeCall, share_number: int | None = None) -> None:
-        """Withdraw what no caller waits for any more: a held share, a whole upload, or a sent bundle."""
+        """Cancel what no caller waits for any more: a held share, a whole upload, or a sent bundle."""
         bundle, storage_index = held.bundle, held.upload.storage_index
         if bundle is None:
             if self._held.get(storage_index) is not held:

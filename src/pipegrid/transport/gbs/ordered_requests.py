@@ -31,9 +31,7 @@ class _Operation:
         self.gate: Deferred[None] | None = None
 
     def delays(self, other: _Operation) -> bool:
-        """
-        Return whether sending the other operation, which came later, at once could have a visible effect.
-        """
+        """Return whether it could have a visible effect to send ``other``, which came later, at once."""
         if self.alone or other.alone:
             return True
         if self.changes and other.changes:

@@ -29,7 +29,7 @@ class GbsStreams:
     stream.
 
     **Bounded, without deadlock.** ``max_streams`` have a connection at the same time. A client that reads
-    ten shares of one server in parallel pauses streams that are far enough until the others have caught
+    ten shares of one server in parallel pauses the streams that are ahead until the others have caught
     up; if the others waited for a connection, that would take forever. So when a stream must wait while
     another is paused, the paused one releases its connection: it is *parked*, and requests the missing
     bytes when it is resumed.
@@ -154,7 +154,6 @@ class Stream:
     # For GbsStreams.
 
     def send(self) -> None:
-        """Request the missing bytes."""
         self._asked_at = self._at
         call = self._streams.pool.request(
             self._streams.requests.read(

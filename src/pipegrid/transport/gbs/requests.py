@@ -117,7 +117,6 @@ class GbsRequests:
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> RawRequest:
-        """Request space for shares."""
         return self._message(
             b"POST " + _IMMUTABLE + _index_text(storage_index),
             _lease_lines(secrets.lease) + _upload_line(secrets.upload),
@@ -174,7 +173,6 @@ class GbsRequests:
         )
 
     def list_shares(self, storage_index: bytes, *, mutable: bool = False) -> RawRequest:
-        """Ask which shares exist."""
         return self._message(b"GET %s%s/shares" % (_kind(mutable), _index_text(storage_index)))
 
     def read_test_write(

@@ -39,9 +39,9 @@ T = TypeVar("T")
 CROWD_BYTES = 256 << 10
 CROWD_BYTES_PER_S = 2.5e6
 """
-Bytes of requests for small shares that may be pending at a server without bundles, in total, and for each
-second of the round trip: such a server processes 100 or 200 of these requests per second, of about 10 KB
-each. See ``http11.request_queue``.
+Bytes of requests for small shares that may be pending at a server without bundles: at least
+``CROWD_BYTES``, and this many per second of the round trip. Such a server processes 100 or 200 of these
+requests per second, of about 10 KB each. See ``http11.request_queue``.
 """
 LIST_AGAIN_S = (0.1, 0.4, 1.5)
 """
