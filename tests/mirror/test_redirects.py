@@ -6,14 +6,17 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from typing import Any
 from urllib.parse import unquote
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import host_scheduler
+from pipegrid.mirror.archive_file import wanted
 from pipegrid.mirror.blocking_mirror import fetch_small
 from pipegrid.mirror.host_scheduler import FIRST_REQUESTS
+from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.mirror_http import (
     HostAccess,
     RedirectRefused,
@@ -22,12 +25,14 @@ from pipegrid.mirror.mirror_http import (
     own_route,
     parse_url,
 )
+from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.redirects import (
     MAX_LOCATION_BYTES,
     MAX_REDIRECTS,
     RedirectTable,
     located,
 )
+from pipegrid.testing.network import run
 from tests.mirror.test_mirror import MirrorCase
 from tests.mirror.test_sprint import Server, SprintCase, ok
 from tests.mirror.world import ok as world_ok
@@ -482,6 +487,24 @@ class ReactorRedirectTests(MirrorCase):
         report = self.sync(world)
         self.assert_complete()
         self.assertEqual(report.failed, [])
+
+    def test_learnt_before(self) -> None:
+        """What the epoll driver has learnt leads to the other host at once, which is nobody's news."""
+        world = self.redirecting()
+        mirror = world.mirror(mirrors=(0,))
+        path, *_ = world.files
+        first = [each for each in world.entries() if each[0] == path]
+        run(world.clock, mirror.sync(first), limit_s=60, network=world.network)
+        rest = MirrorRun(mirror.destination, mirror._addresses, VerifyPolicy())
+        for name, data in world.files.items():
+            if name != path:
+                rest.plan.add(wanted(name, len(data), {"sha256": sha256(data).digest()}))
+        rest.all_read = True
+        report = run(world.clock, mirror.finish(rest), limit_s=60, network=world.network)
+        run(world.clock, mirror.close(), network=world.network)
+        self.assertEqual(report.failed, [])
+        self.assert_complete()
+        self.assertEqual(sum(world.hosts[0].requests.values()), 1)
 
     def test_host_that_breaks(self) -> None:
         """Connections to the other host end in the middle; it goes on."""

@@ -253,6 +253,7 @@ class FetchSchedule:
         hosts: those of the mirrors first, in the same order; then those that mirrors redirect to.
         is_paused: nothing is read for now, so silence says nothing.
         added: called with each further host.
+        queued: called when something waits for a host that may have nothing else to do.
     """
 
     def __init__(
@@ -267,6 +268,7 @@ class FetchSchedule:
         self.most_connections = connections
         self.is_paused = False
         self.added: Callable[[HostSchedule], None] = lambda host: None
+        self.queued: Callable[[], None] = lambda: None
         self.window_bytes = FIRST_WINDOW_BYTES if len(addresses) > 1 else ALONE_WINDOW_BYTES
         self._lone_stall_s = lone_stall_s
         self.hosts: list[HostSchedule] = []
@@ -488,6 +490,7 @@ class MirrorSchedule:
                 return None
             host = self._add(route.address)
             self.schedule.added(host)
+            self.schedule.queued()
         return None if route.rule is not None and host.given_up is not None else host
 
     def stored(self, job: FetchJob, size_bytes: int) -> bool:
@@ -607,6 +610,7 @@ class HostSchedule:
         """One more file is to be requested here."""
         self._waiting.append(job)
         self.mirror.queued += 1
+        self.mirror.schedule.queued()
 
     def take_all(self) -> list[FetchJob]:
         """Return what waits here; it does no more."""

@@ -465,6 +465,8 @@ class TwistedDriver:
         for host in self._schedule.hosts:
             self._add_host(host)
         self._schedule.added = self._add_host
+        self._schedule.queued = self._work_soon
+        self._soon: IDelayedCall | None = None
         self._all_read = False
         self._closed = False
         self._sink_is_full = False
@@ -546,9 +548,10 @@ class TwistedDriver:
         call, self._watcher = self._watcher, None
         if call is not None:
             call.cancel()
-        throttled, self._throttled = self._throttled, None
-        if throttled is not None:
-            throttled.cancel()
+        for other in (self._throttled, self._soon):
+            if other is not None:
+                other.cancel()
+        self._throttled = self._soon = None
         for source in self._sources.values():
             source.close()
 
@@ -584,6 +587,15 @@ class TwistedDriver:
         if not self._closed:
             for source in list(self._sources.values()):
                 source.work()
+
+    def _work_soon(self) -> None:
+        """Something waits for a host that has nothing to do, and so hears of nothing."""
+        if self._soon is None and not self._closed:
+            self._soon = self._clock.callLater(0, self._work_now)
+
+    def _work_now(self) -> None:
+        self._soon = None
+        self._work()
 
     def _look_finished(self) -> None:
         if self._all_read and self._plan.is_idle and not self._ended.called:
