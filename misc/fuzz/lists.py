@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 
-from pipegrid.mirror.archive_file import DIGEST_BYTES, BadEntry, lines_of, list_line, read_list
+from pipegrid.mirror.archive_file import DIGEST_BYTES, BadEntry
+from pipegrid.mirror.list_format import lines_of, list_line, read_list
 
 
 def run(data: bytes) -> None:

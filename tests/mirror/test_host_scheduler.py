@@ -24,7 +24,7 @@ from pipegrid.mirror.host_scheduler import (
     HostSchedule,
     ScheduledConnection,
 )
-from pipegrid.mirror.mirror_http import parse_url
+from pipegrid.mirror.mirror_address import parse_url
 from pipegrid.mirror.scheduler import FetchJob, Scheduler, Tally
 
 CONNECTIONS = 4

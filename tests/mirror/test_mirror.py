@@ -23,7 +23,7 @@ from pipegrid.mirror.file_sink import FileExchange
 from pipegrid.mirror.hash_cache import LIBREPO, is_noted_by_librepo
 from pipegrid.mirror.local_check import MirrorEntry
 from pipegrid.mirror.mirror import Mirror
-from pipegrid.mirror.mirror_http import parse_url, target_of
+from pipegrid.mirror.mirror_address import parse_url, target_of
 from pipegrid.mirror.scheduler import Report
 from pipegrid.testing.network import leaks
 from tests.mirror.world import MirrorWorld, ok

@@ -11,8 +11,8 @@ from pathlib import Path
 from pipegrid.disk.files import open_locked
 from pipegrid.mirror import quick_check
 from pipegrid.mirror import quick_check as glance_module
-from pipegrid.mirror.archive_file import list_line
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.list_format import list_line
 from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.quick_check import QuickCheck, Rows, glimpse
 from pipegrid.mirror.verify import verify, verify_rest

@@ -13,7 +13,7 @@ from pipegrid.mirror import mirror_run
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.local_check import VerifyPolicy
-from pipegrid.mirror.mirror_http import parse_url
+from pipegrid.mirror.mirror_address import parse_url
 from pipegrid.mirror.mirror_run import FILE_BYTES, MirrorRun, WorkerProcesses, parts_of
 from pipegrid.mirror.scheduler import Report, Scheduler, Tally
 from tests.children import children

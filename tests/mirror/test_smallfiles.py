@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import blocking_mirror
-from pipegrid.mirror.mirror_http import MAX_HEAD_BYTES, SmallAnswers, UnsupportedResponse
+from pipegrid.mirror.response_head import MAX_HEAD_BYTES, SmallAnswers, UnsupportedResponse
 from tests.mirror.test_sprint import ok
 
 MOST_BYTES = 8 << 20

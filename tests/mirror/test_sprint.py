@@ -26,15 +26,11 @@ from pipegrid.mirror.epoll_connection import Connection, Lost
 from pipegrid.mirror.epoll_driver import HostConnector
 from pipegrid.mirror.host_scheduler import FetchSchedule
 from pipegrid.mirror.local_check import VerifyPolicy
-from pipegrid.mirror.mirror_http import (
-    SocketCache,
-    UnsupportedResponse,
-    can_sprint,
-    parse_head,
-    parse_url,
-)
+from pipegrid.mirror.mirror_address import parse_url
 from pipegrid.mirror.mirror_run import MirrorRun
+from pipegrid.mirror.mirror_sockets import SocketCache, can_sprint
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
+from pipegrid.mirror.response_head import UnsupportedResponse, parse_head
 from pipegrid.mirror.scheduler import Scheduler, Tally
 
 PATIENCE_S = 30

@@ -18,9 +18,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import HIDDEN, NEW_MANIFEST, destination, manifest
 from pipegrid.mirror import destination as destinations
-from pipegrid.mirror.archive_file import ArchiveFile, MirrorError, list_line
+from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.hash_cache import Ledger, is_noted_at
+from pipegrid.mirror.list_format import list_line
 from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.manifest import begin_manifest, parts_of_manifest, read_pieces, write_manifest
 from pipegrid.mirror.scheduler import MAX_SHOWN, Report

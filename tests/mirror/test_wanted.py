@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.archive_file import (
-    MAX_LINE_BYTES,
-    ArchiveFile,
-    BadEntry,
-    check_path,
-    read_list,
-    wanted,
-)
+from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, check_path, wanted
+from pipegrid.mirror.list_format import MAX_LINE_BYTES, read_list
 
 DIGEST = sha256(b"x").digest()
 

@@ -11,8 +11,8 @@ from pipegrid.cli.job import GridJob, ReactorJob
 from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, store
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.mirror import (
-    archive_file,
     destination,
+    list_format,
     local_check,
     manifest,
     mirror_run,
@@ -198,7 +198,7 @@ class ListRun:
         """Yield what the list names, from its beginning."""
 
         source.seek(0)
-        yield from archive_file.read_list(archive_file.lines_of(source), self._file)
+        yield from list_format.read_list(list_format.lines_of(source), self._file)
 
 
 def _look_of(source: BinaryIO) -> tuple[int, int]:

@@ -23,7 +23,8 @@ from pipegrid.mirror import (
     destination,
     grid_archive,
     mirror,
-    mirror_http,
+    mirror_address,
+    mirror_sockets,
 )
 from pipegrid.mirror.scheduler import MAX_SHOWN
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.entries import Entries
     from pipegrid.mirror.mirror import Mirror
-    from pipegrid.mirror.mirror_http import Address
+    from pipegrid.mirror.mirror_address import Address
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
     from pipegrid.mirror.scheduler import Report, Tally
 
@@ -139,7 +140,7 @@ class MirrorOptions:
     wait_s: float | None = None
     exit_unchanged: bool = False
     begun: EarlySockets | None = None
-    access: mirror_http.HostAccess | None = None
+    access: mirror_address.HostAccess | None = None
     tls: credentials.TlsFiles | None = None
     sign_with: str | None = None
 
@@ -198,7 +199,7 @@ class MirrorOptions:
                     "to the mirror, run once without --delete"
                 )
 
-    def host_access(self, console: Console) -> mirror_http.HostAccess:
+    def host_access(self, console: Console) -> mirror_address.HostAccess:
         """Return how hosts are asked: by which proxies, and with which credentials; warns of open files."""
         if self.access is None:
             known = None
@@ -212,19 +213,19 @@ class MirrorOptions:
                     console.fault(f"pipegrid: {warning}")
                 for url in self.urls:
                     self.tls.show_to(url)
-            self.access = mirror_http.HostAccess(os.environ, known, self.tls)
+            self.access = mirror_address.HostAccess(os.environ, known, self.tls)
         return self.access
 
     def direct_addresses(self, console: Console) -> list[Address] | None:
         """Return those of the mirrors, if one can begin to ask them without a reactor."""
         access = self.host_access(console)
         addresses = [access.address(url) for url in self.urls]
-        return addresses if mirror_http.can_sprint(addresses) else None
+        return addresses if mirror_sockets.can_sprint(addresses) else None
 
-    def dial(self, addresses: Sequence[Address], each: int = 1) -> mirror_http.SocketCache:
+    def dial(self, addresses: Sequence[Address], each: int = 1) -> mirror_sockets.SocketCache:
         """Begin to connect to mirrors, so many times to each, as far as that was not begun already."""
 
-        return mirror_http.SocketCache(addresses, each, self.begun)
+        return mirror_sockets.SocketCache(addresses, each, self.begun)
 
     def destination(
         self, console: Console, dest: str, stopped: Callable[[], bool]

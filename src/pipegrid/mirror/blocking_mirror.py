@@ -15,23 +15,20 @@ from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.host_scheduler import SmallRoutes
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
-from pipegrid.mirror.mirror_http import (
+from pipegrid.mirror.mirror_address import Address, RedirectRefused, small_request
+from pipegrid.mirror.mirror_run import MirrorRun
+from pipegrid.mirror.mirror_sockets import SocketCache, securing
+from pipegrid.mirror.preconnect_mirrors import begin, place_of
+from pipegrid.mirror.response_head import (
     LF_ALONE,
     MAX_HEAD_BYTES,
     REDIRECTS,
-    Address,
     Head,
-    RedirectRefused,
     SmallAnswers,
-    SocketCache,
     UnsupportedResponse,
     may_be,
     parse_head,
-    securing,
-    small_request,
 )
-from pipegrid.mirror.mirror_run import MirrorRun
-from pipegrid.mirror.preconnect_mirrors import begin, place_of
 from pipegrid.mirror.scheduler import Report
 
 if TYPE_CHECKING:

@@ -19,14 +19,13 @@ from collections.abc import Callable, Sequence
 
 from pipegrid.mirror.archive_file import MAX_UNTOLD_BYTES
 from pipegrid.mirror.host_scheduler import HostSchedule, ScheduledConnection
-from pipegrid.mirror.mirror_http import (
+from pipegrid.mirror.mirror_sockets import PAGE_BYTES, Page
+from pipegrid.mirror.response_head import (
     LF_ALONE,
     MAX_HEAD_BYTES,
-    PAGE_BYTES,
     REDIRECTS,
     USUAL_HEAD,
     Head,
-    Page,
     UnsupportedResponse,
     judge,
     parse_head,

@@ -13,14 +13,10 @@ from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
 from pipegrid.mirror.host_scheduler import FetchSchedule, HostSchedule
-from pipegrid.mirror.mirror_http import (
-    Address,
-    RedirectRefused,
-    SocketCache,
-    UnsupportedResponse,
-    securing,
-)
+from pipegrid.mirror.mirror_address import Address, RedirectRefused
+from pipegrid.mirror.mirror_sockets import SocketCache, securing
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
+from pipegrid.mirror.response_head import UnsupportedResponse
 from pipegrid.mirror.scheduler import FetchJob, Scheduler, Tally
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import

@@ -19,7 +19,7 @@ from pipegrid.http11 import Exchange, Limits
 from pipegrid.http11.response_parser import ResponseHead
 from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError, most_bytes
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.mirror_http import BUSY, REDIRECTS, judge
+from pipegrid.mirror.response_head import BUSY, REDIRECTS, judge
 from pipegrid.mirror.scheduler import FetchJob
 from pipegrid.reactor.workers import CpuWorkers
 

@@ -34,12 +34,10 @@ from pipegrid.mirror.archive_file import (
     MirrorError,
     PathCollisions,
     kept_first,
-    lines_of,
-    list_line,
     quoted,
-    read_list,
 )
 from pipegrid.mirror.destination import Destination, hash_file
+from pipegrid.mirror.list_format import lines_of, list_line, read_list
 from pipegrid.mirror.manifest import begin_manifest, read_manifest
 from pipegrid.mirror.mirror import Mirror
 from pipegrid.mirror.scheduler import MAX_SHOWN, Report

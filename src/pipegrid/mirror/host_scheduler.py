@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from pipegrid.mirror.archive_file import Value
-from pipegrid.mirror.mirror_http import (
+from pipegrid.mirror.mirror_address import (
     Address,
     FileRoute,
     RedirectRefused,

@@ -20,7 +20,7 @@ from pipegrid.mirror.scheduler import Report
 
 if TYPE_CHECKING:
     from pipegrid.mirror.local_check import MirrorEntry
-    from pipegrid.mirror.mirror_http import SmallAnswers
+    from pipegrid.mirror.response_head import SmallAnswers
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,15 +8,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from pipegrid.mirror import HIDDEN, MANIFEST, NEW_MANIFEST
-from pipegrid.mirror.archive_file import (
-    MAX_LINE_BYTES,
-    ArchiveFile,
-    MirrorError,
-    lines_of,
-    list_line,
-    read_list,
-)
+from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.list_format import MAX_LINE_BYTES, lines_of, list_line, read_list
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:

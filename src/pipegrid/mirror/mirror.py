@@ -35,20 +35,17 @@ from pipegrid.mirror.file_sink import retry_after_s
 from pipegrid.mirror.host_scheduler import SmallRoutes
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
 from pipegrid.mirror.manifest import write_manifest
-from pipegrid.mirror.mirror_http import (
-    BUSY,
-    REDIRECTS,
+from pipegrid.mirror.mirror_address import (
     Address,
     FileRoute,
     HostAccess,
     RedirectRefused,
-    SmallAnswers,
-    can_sprint,
-    may_be,
     small_request,
 )
 from pipegrid.mirror.mirror_run import MirrorRun
+from pipegrid.mirror.mirror_sockets import can_sprint
 from pipegrid.mirror.readonly_destination import ReadOnlyDestination
+from pipegrid.mirror.response_head import BUSY, REDIRECTS, SmallAnswers, may_be
 from pipegrid.mirror.scheduler import Report
 from pipegrid.mirror.twisted_driver import CONNECTIONS, SyncOptions, TwistedDriver
 from pipegrid.mirror.verify import verify

@@ -17,7 +17,7 @@ from pipegrid.mirror.archive_file import ArchiveFile, MirrorError, kept_first
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_driver import EpollDriver, FetchContext
 from pipegrid.mirror.local_check import LocalCheck, MirrorEntry, VerifyPolicy, checked
-from pipegrid.mirror.mirror_http import Address
+from pipegrid.mirror.mirror_address import Address
 from pipegrid.mirror.scheduler import Report, Scheduler, Tally
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from pipegrid.disk.commit import Policy
-    from pipegrid.mirror.mirror_http import SocketCache
+    from pipegrid.mirror.mirror_sockets import SocketCache
 
 
 # One bringing up to date, as far as it has come: what is wanted, what waits, what there is to tell.

@@ -4,7 +4,7 @@ A head start: connections to mirrors that are begun before anything else is load
 Python needs some twenty milliseconds until it can run a line of ours, and as much again for the modules
 that will talk to mirrors; a mirror is as far away. So of a command line that is plainly right the mirrors
 are taken at once, by a module that imports next to nothing, and what it begins here is taken up by
-``mirror_http.SocketCache``. A URL that is not plain, or a host that nobody knows, is left to those who
+``mirror_sockets.SocketCache``. A URL that is not plain, or a host that nobody knows, is left to those who
 know what to say of it.
 """
 

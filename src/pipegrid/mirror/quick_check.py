@@ -274,7 +274,7 @@ class QuickCheck:
         try:
             *lines, rest = text.decode("utf-8").split("\n")
         except UnicodeDecodeError:
-            from pipegrid.mirror.archive_file import lines_in  # which few need here
+            from pipegrid.mirror.list_format import lines_in  # which few need here
 
             return 0, 0, lines_in(text)
         last, start, cut = None, -1, 0

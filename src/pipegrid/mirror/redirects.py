@@ -8,11 +8,11 @@ from functools import lru_cache
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import quoted
-from pipegrid.mirror.mirror_http import Address, FileRoute, HostAccess, RedirectRefused
+from pipegrid.mirror.mirror_address import Address, FileRoute, HostAccess, RedirectRefused
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
-    from pipegrid.mirror.mirror_http import LearntRedirects
+    from pipegrid.mirror.mirror_address import LearntRedirects
 
 # A mirror may answer with the URL of another host. What comes from there is checked by the same hash, so a
 # redirect decides only who is asked, never what is accepted. It is followed ``MAX_REDIRECTS`` times for each

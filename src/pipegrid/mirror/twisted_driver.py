@@ -20,7 +20,7 @@ from pipegrid.mirror.archive_file import ArchiveFile, kept_first
 from pipegrid.mirror.file_sink import LIMITS, ArchiveSink, FileExchange, FileReceiver
 from pipegrid.mirror.host_scheduler import FetchSchedule, HostSchedule, ScheduledConnection
 from pipegrid.mirror.local_check import MirrorEntry, checked
-from pipegrid.mirror.mirror_http import Address, RedirectRefused
+from pipegrid.mirror.mirror_address import Address, RedirectRefused
 from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.scheduler import MAX_SHOWN, FetchJob, Report
 from pipegrid.reactor.workers import CpuWorkers

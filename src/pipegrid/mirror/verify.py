@@ -17,8 +17,9 @@ from contextlib import suppress
 
 from pipegrid.disk.safe_open import read_file
 from pipegrid.mirror import MANIFEST
-from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError, lines_in, read_list
+from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.list_format import lines_in, read_list
 from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.manifest import ManifestPart, parts_of_manifest, read_pieces
 from pipegrid.mirror.scheduler import MAX_SHOWN, Report

@@ -1,0 +1,135 @@
+"""Heads of responses, as far as the epoll driver handles them; what statuses mean (pure)."""
+
+from __future__ import annotations
+
+import re
+
+MAX_HEAD_BYTES = 64 << 10
+LF_ALONE = "it ends lines with LF alone"
+
+
+class SmallAnswers(dict[str, bytes]):
+    """
+    Files by path, as far as a mirror gives them.
+
+    Attributes:
+        refused: by path, what it answers in place of the others, in words.
+        redirected: by path, where it says that others are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, str] = {}
+        self.redirected: dict[str, tuple[bytes, ...]] = {}
+
+
+def may_be(path: str, data: bytes) -> bool:
+    """Return whether a file looks like what its name says: pipelined answers may have been mixed up."""
+    begins = data.lstrip()[:30]
+    if path.endswith("InRelease"):
+        return begins.startswith(b"-----BEGIN PGP SIGNED")
+    if path.endswith((".gpg", ".asc")):
+        return begins.startswith(b"-----BEGIN PGP SIGNATURE") or data[:1] >= b"\x80"
+    return not begins.startswith(b"-----BEGIN PGP")
+
+
+class UnsupportedResponse(Exception):
+    """The server does something that the epoll driver does not understand; the text is a clause."""
+
+
+BUSY = frozenset({429, 503})
+"""Statuses that say "not so much": of the mirror, and of no file in particular."""
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+"""Statuses that say where else to ask."""
+
+TRANSIENT = BUSY | {408, 425, 500, 502, 504}
+"""Statuses that say "not now"; the others say "not this"."""
+
+
+def judge(status: int) -> tuple[bool, str]:
+    """Return whether a status other than 200 is one of the moment, and what it means, as a clause."""
+    if 300 <= status < 400:
+        return False, f"it answers {status}, which leads nowhere"
+    return status in TRANSIENT, f"it answers {status}"
+
+
+class Head:
+    """
+    What the epoll driver needs of a response.
+
+    Attributes:
+        length: of the body, in bytes.
+        closes: it is the last on its connection.
+        locations: the values of its ``Location`` fields, if it redirects.
+    """
+
+    __slots__ = ("closes", "length", "locations", "status")
+
+    def __init__(
+        self, status: int, length: int, closes: bool, locations: tuple[bytes, ...] = ()
+    ) -> None:
+        self.status = status
+        self.length = length
+        self.closes = closes
+        self.locations = locations
+
+
+USUAL_HEAD = re.compile(
+    rb"HTTP/1\.1 200 OK\r\nServer: [^\r\n:]*\r\nDate: [^\r\n]*\r\n(?:Content-Type: [^\r\n]*\r\n)?"
+    rb"Content-Length: ([0-9]{1,16})\r\nLast-Modified: [^\r\n]*\r\nConnection: keep-alive\r\n"
+    rb"ETag: [^\r\n]*\r\n(?:Accept-Ranges: bytes\r\n)?\r\n"
+)
+"""As nginx says it of nearly every file: one look instead of a dozen."""
+
+
+def parse_head(head: bytes) -> Head:
+    """
+    Take a head apart, that comes without the empty line at its end.
+
+    Raises:
+        UnsupportedResponse: it is none, or says what the epoll driver does not understand.
+    """
+    told_head, head = head, head.lower()
+    if not head.startswith(b"http/1.1 ") or not head[9:12].isdigit():
+        raise UnsupportedResponse("it does not speak HTTP/1.1")
+    status = int(head[9:12])
+    if status < 200 or status in (204, 304) or b"\r\ntransfer-encoding:" in head:
+        raise UnsupportedResponse("its answers have no length")
+    told, again = _field(head, b"\r\ncontent-length:")
+    if again or not told.isdigit() or len(told) > 16:
+        raise UnsupportedResponse("its answers have no length")
+    options, again = _field(head, b"\r\nconnection:")
+    locations = _locations(told_head, head) if status in REDIRECTS else ()
+    return Head(status, int(told), again or b"close" in options, locations)
+
+
+def _locations(head: bytes, lowered: bytes) -> tuple[bytes, ...]:
+    """
+    Return the values of the ``Location`` fields of a head.
+
+    Raises:
+        UnsupportedResponse: one is folded over several lines.
+    """
+    found: list[bytes] = []
+    name = b"\r\nlocation:"
+    start = lowered.find(name)
+    while start >= 0 and len(found) < 2:
+        start += len(name)
+        end = head.find(b"\r\n", start)
+        end = len(head) if end < 0 else end
+        if head[end + 2 : end + 3] in (b" ", b"\t"):
+            raise UnsupportedResponse("it folds lines")
+        found.append(head[start:end].strip())
+        start = lowered.find(name, end)
+    return tuple(found)
+
+
+def _field(head: bytes, name: bytes) -> tuple[bytes, bool]:
+    """Return the first field of a name (with the end of the line before it); is there another?"""
+    start = head.find(name)
+    if start < 0:
+        return b"", False
+    end = head.find(b"\r\n", start + 2)
+    value = head[start + len(name) : end if end >= 0 else len(head)]
+    return value.strip(), end >= 0 and head.find(name, end) >= 0
