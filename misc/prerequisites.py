@@ -208,7 +208,8 @@ NEEDS = (
         "to compare with another client",
         (*TESTS, "crash", "mirror"),
     ),
-    Need("restic", command("restic"), "restic", "to back up to a gateway", TESTS),
+    Need("restic", command("restic"), "restic", "to back up to a gateway", (*TESTS, "restic")),
+    Need("rclone", command("rclone"), "rclone", "to compare with it", ("restic",)),
     Need("wget2", command("wget2"), "wget2", "to compare with it", ("mirror",), True),
     Need("aria2c", command("aria2c"), "aria2", "to compare with it", ("mirror",), True),
     Need(

@@ -14,7 +14,7 @@ from pipegrid.core.mutable import keys
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.errors import UnhappyError
 from pipegrid.gateway.restic.object_directory import ListMemory, ObjectDirectory
-from pipegrid.gateway.restic.repository import ObjectExists, Repository
+from pipegrid.gateway.restic.repository import ObjectExists, Repository, SmallObjects
 from pipegrid.testing.grid import SimulatedGrid
 from pipegrid.tree.directory import Directory
 from tests.transfer.world import content
@@ -57,7 +57,7 @@ class RepositoryTestCase(TestCase):
 
     def open(self, grid: Any) -> Repository:
         """Return the repository as a process sees it that knows nothing of it."""
-        return Repository(grid, ObjectDirectory(grid, self.cap, ListMemory()))
+        return Repository(grid, ObjectDirectory(grid, self.cap, ListMemory()), SmallObjects(grid))
 
     def do(self, work: Any) -> Any:
         """Run a coroutine to its end."""
@@ -191,6 +191,32 @@ class CostTests(RepositoryTestCase):
         trips = self.trips(*(self.put("data", content(400 + n)) for n in range(12)))
         self.assertLessEqual(trips, 5.0)
         self.assertEqual(len(self.listed("data")), 12)
+
+    def test_begin(self) -> None:
+        """What each command reads first takes one round trip: config, list of keys, keys."""
+        self.do(self.repository.store("config", "", io.BytesIO(content(155))))
+        key = content(450)
+        self.do(self.put("keys", key))
+        cold = self.open(self.world.client("other"))
+        self.do(cold.find("config", ""))
+        self.listed("keys", cold)
+        self.world.clock.advance(30)
+
+        async def begin() -> None:
+            cold.look_ahead()
+            found = await cold.find("config", "")
+            assert found is not None
+            await cold.content("config", found)
+            async for objects in cold.objects("keys"):
+                for name, _ in objects:
+                    found = await cold.find("keys", name)
+                    assert found is not None
+                    self.assertEqual(await cold.content("keys", found), key)
+
+        self.assertEqual(self.trips(begin()), 2.0)
+        self.assertEqual(self.trips(begin()), 0.0)
+        self.world.clock.advance(20)
+        self.assertEqual(self.trips(begin()), 1.0)
 
 
 class LockTests(RepositoryTestCase):

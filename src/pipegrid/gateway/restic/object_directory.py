@@ -4,6 +4,7 @@ A directory of a repository: what was read of it last, changes of it, and the di
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -66,8 +67,11 @@ class ObjectDirectory:
         self._memory = memory
         self._directory = Directory(grid, cap)
         self._children: dict[str, Cap] | None = None
+        self._read_s = -math.inf
         self._changes = 0
         self._waiters: Waiters[Mapping[str, Cap]] = Waiters()
+        self._served: Waiters[Mapping[str, Cap]] | None = None
+        self._began_s = -math.inf
         self._wanted = self._reads = False
         self._subdirectories: dict[Cap, ObjectDirectory] = {}
         self._making: dict[str, Waiters[ObjectDirectory]] = {}
@@ -91,6 +95,7 @@ class ObjectDirectory:
         try:
             while self._wanted:
                 waiters, self._waiters, self._wanted = self._waiters, Waiters(), False
+                self._served, self._began_s = waiters, self._grid.clock.seconds()
                 try:
                     children = await self._read()
                 except Exception as error:  # each of them handles it
@@ -99,6 +104,16 @@ class ObjectDirectory:
                     waiters.fire(children)
         finally:
             self._reads = False
+            self._served = None
+
+    async def read_since(self, age_s: float) -> Mapping[str, Cap]:
+        """Return what was in it at some time in the last ``age_s`` seconds; changes of ours are in it."""
+        since_s = self._grid.clock.seconds() - age_s
+        if self._children is not None and self._read_s >= since_s:
+            return self._children
+        if self._served is not None and self._began_s >= since_s:
+            return await self._served.wait()
+        return await self.read()
 
     async def _read(self) -> Mapping[str, Cap]:
         changes = self._changes
@@ -106,6 +121,7 @@ class ObjectDirectory:
         children = {each.name: each.best for each in listing.entries if each.best is not None}
         if changes == self._changes:  # else it may be what was there before
             self._keep(children)
+            self._read_s = self._began_s
         return children
 
     def _keep(self, children: dict[str, Cap]) -> None:

@@ -16,7 +16,8 @@ from twisted.internet.defer import DeferredLock
 from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
 from pipegrid.errors import UsageError
 from pipegrid.gateway.restic.object_directory import ListMemory, ObjectDirectory
-from pipegrid.gateway.restic.repository import Repository
+from pipegrid.gateway.restic.repository import Repository, SmallObjects
+from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.aliases import add_alias, read_aliases
 from pipegrid.tree.directory import check_writable
 from pipegrid.tree.public_grid import Grid
@@ -39,6 +40,7 @@ class Repositories:
         self._path = directory
         self._memory = ListMemory()
         self._root: ObjectDirectory | None = None
+        self._small = SmallObjects(grid)
         self._open: OrderedDict[Cap, Repository] = OrderedDict()
         self._making = DeferredLock()
 
@@ -47,7 +49,7 @@ class Repositories:
         Return a repository; None if there is none.
 
         Args:
-            fresh: look on the grid for what may have changed, also by other clients.
+            fresh: look on the grid for what other clients may have changed, and read what restic reads next.
 
         Raises:
             UsageError, CapError: the alias names no directory that can be changed.
@@ -56,19 +58,17 @@ class Repositories:
         root = self._find_root()
         if root is None:
             return None
+        if fresh:
+            way = _known_way(root, folders)
+            if len(way) > len(folders):
+                self._opened(way[-1]).look_ahead()
+            await gather([each.read() for each in way])
         here: ObjectDirectory | None = root
         for name in folders:
             if here is None:
                 return None
-            if fresh:
-                await here.read()
             here = await here.subdirectory(name)
-        if here is None:
-            return None
-        repository = self._opened(here)
-        if fresh:
-            await repository.refresh()
-        return repository
+        return None if here is None else self._opened(here)
 
     async def make(self, folders: Sequence[str]) -> None:
         """
@@ -87,7 +87,7 @@ class Repositories:
 
     def _opened(self, directory: ObjectDirectory) -> Repository:
         if directory.cap not in self._open:
-            self._open[directory.cap] = Repository(self._grid, directory)
+            self._open[directory.cap] = Repository(self._grid, directory, self._small)
         self._open.move_to_end(directory.cap)
         while len(self._open) > MAX_OPEN:
             self._open.popitem(last=False)
@@ -120,3 +120,14 @@ class Repositories:
             return found
         finally:
             self._making.release()
+
+
+def _known_way(root: ObjectDirectory, folders: Sequence[str]) -> list[ObjectDirectory]:
+    """Return the directories that lead to a repository, and its own, as far as they are known."""
+    way = [root]
+    for name in folders:
+        cap = way[-1].known(name)
+        if not isinstance(cap, DirectoryCap):
+            break
+        way.append(way[-1].opened(name, cap))
+    return way

@@ -8,12 +8,13 @@ what ``pipegrid get -r`` fetches is a repository that restic opens. So a pack is
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap
 from pipegrid.errors import ChildExists, UnhappyError
@@ -21,24 +22,95 @@ from pipegrid.gateway.restic.object_directory import ObjectDirectory
 from pipegrid.gateway.restic.repository_paths import (
     CONFIG,
     DATA,
+    KEYS,
     KINDS,
     LOCKS,
     bucket_of,
     is_bucket,
     is_object_id,
 )
-from pipegrid.reactor.deferreds import gather
+from pipegrid.reactor.deferreds import Waiters, gather
 from pipegrid.transfer.put.source import SourceLike
 from pipegrid.tree.public_grid import Grid
 
 LISTS_AT_ONCE = 16
 """Directories of ``data`` that are read at once for a list."""
 
+KEYS_S = 2.0
+"""The list of keys may be so old."""
+
+MAX_KEYS = 20
+"""Keys that are read before restic asks for them: it tries so many."""
+
 MAX_HELD_LOCKS = 100
 MAX_LOCK_BYTES = 64 << 10
 """Of a lock that is held in memory; restic's have some 200."""
 
+SMALL_KINDS = (CONFIG, KEYS)
+
 File = ChkCap | LitCap
+
+
+# Each command of restic begins by reading keys and config; their contents are kept in memory.
+
+SMALL_BYTES = 16 << 10
+"""The largest object whose content is kept; a config has 155 bytes, a key some 450."""
+
+MAX_SMALL = 256
+"""Contents that are kept."""
+
+SMALL_S = 60.0
+"""For so long, so that what a grid has lost is noticed."""
+
+
+class SmallObjects:
+    """Contents of small objects by their caps, for a minute; one that is being fetched is fetched once."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._kept: OrderedDict[ChkCap, tuple[float, bytes]] = OrderedDict()
+        self._fetching: dict[ChkCap, Waiters[bytes]] = {}
+
+    def fetch(self, cap: ChkCap) -> Deferred[bytes]:
+        """
+        Fire with the content.
+
+        Fails with what ``Grid.read`` fails with.
+        """
+        waiters = self._fetching.get(cap)
+        if waiters is not None:
+            return waiters.wait()
+        waiters = self._fetching[cap] = Waiters()
+        waiting = waiters.wait()
+        known = self._kept.get(cap)
+        if known is not None and self._grid.clock.seconds() < known[0]:
+            self._ended(known[1], cap)
+        else:
+            self._grid.read(cap).addCallback(self._keep, cap).addBoth(self._ended, cap)
+        return waiting
+
+    def _keep(self, data: bytes, cap: ChkCap) -> bytes:
+        self._kept[cap] = self._grid.clock.seconds() + SMALL_S, data
+        self._kept.move_to_end(cap)
+        while len(self._kept) > MAX_SMALL:
+            self._kept.popitem(last=False)
+        return data
+
+    def _ended(self, result: bytes | Failure, cap: ChkCap) -> None:
+        waiters = self._fetching.pop(cap)
+        if isinstance(result, bytes):
+            waiters.fire(result)
+        else:
+            assert isinstance(result.value, Exception)
+            waiters.fail(result.value)
+
+
+def is_small(cap: ChkCap | LitCap) -> bool:
+    """Return whether the content of an object is kept."""
+    return isinstance(cap, ChkCap) and cap.size <= SMALL_BYTES
+
+
+# A repository.
 
 
 class ObjectExists(Exception):
@@ -57,11 +129,13 @@ class Repository:
 
     Args:
         directory: its own.
+        small: contents of small objects.
     """
 
-    def __init__(self, grid: Grid, directory: ObjectDirectory) -> None:
+    def __init__(self, grid: Grid, directory: ObjectDirectory, small: SmallObjects) -> None:
         self._grid = grid
         self._directory = directory
+        self._small = small
         self._held: dict[str, LitCap] = {}
 
     async def make_directories(self) -> None:
@@ -74,11 +148,31 @@ class Repository:
             ]
         )
 
-    async def refresh(self) -> None:
-        """Look what has become of the repository's own directory."""
-        await self._directory.read()
-
     # Reading.
+
+    def look_ahead(self) -> None:
+        """
+        Begin to read what each command of restic reads first: keys and config.
+
+        What fails is left to the requests that need it.
+        """
+        for kind in (CONFIG, KEYS):
+            Deferred.fromCoroutine(self._read_small(kind)).addErrback(lambda _: None)
+
+    async def _read_small(self, kind: str) -> None:
+        if kind == CONFIG:
+            children = {CONFIG: await self._directory.find(CONFIG)}
+        else:
+            directory = await self._directory.subdirectory(kind)
+            children = {} if directory is None else dict(await directory.read_since(KEYS_S))
+        caps = [cap for cap in children.values() if isinstance(cap, ChkCap) and is_small(cap)]
+        await DeferredList([self._small.fetch(cap) for cap in caps[:MAX_KEYS]], consumeErrors=True)
+
+    async def content(self, kind: str, found: File) -> bytes | None:
+        """Return the content of an object that is kept in memory; None: it has to be fetched."""
+        if isinstance(found, LitCap):
+            return found.data
+        return await self._small.fetch(found) if kind in SMALL_KINDS and is_small(found) else None
 
     async def find(self, kind: str, object_id: str) -> File | None:
         """Return the cap of an object; None if there is none."""
@@ -93,7 +187,10 @@ class Repository:
         directory = await self._directory.subdirectory(kind)
         if directory is None:
             return
-        children = await directory.read()
+        # Each command of restic lists the keys at its beginning; all other lists are as of now, since
+        # commands agree by them which of them may go on.
+        is_keys = kind == KEYS
+        children = await (directory.read_since(KEYS_S) if is_keys else directory.read())
         if kind != DATA:
             held = self._held if kind == LOCKS else {}
             yield _objects({**children, **held})

@@ -18,8 +18,9 @@ from pipegrid.core.text import composed
 
 CONFIG = "config"
 DATA = "data"
+KEYS = "keys"
 LOCKS = "locks"
-KINDS = (DATA, "index", "keys", LOCKS, "snapshots")
+KINDS = (DATA, "index", KEYS, LOCKS, "snapshots")
 """The directories of a repository; ``config`` is a file next to them."""
 
 V1_TYPE = "application/vnd.x.restic.rest.v1"
@@ -33,6 +34,7 @@ MAX_PATH_BYTES = 2000
 """Of a whole path, with its escapes: two names in UTF-8, a kind and an id."""
 
 _BUCKET = re.compile(r"[0-9a-f]{2}")
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -144,3 +146,42 @@ def list_items(objects: Iterable[tuple[str, int]], kind: str) -> list[bytes]:
         json.dumps({"name": object_id, "size": size}, separators=(",", ":")).encode()
         for object_id, size in objects
     ]
+
+
+# Ranges. A range beyond the end is an error here: restic does not try it again then.
+
+
+@attrs.frozen
+class ObjectRange:
+    """
+    A part of an object.
+
+    Attributes:
+        start, length: in bytes.
+        content_range: the header of a response with less than all; empty: all was asked for.
+    """
+
+    start: int
+    length: int
+    content_range: str = ""
+
+
+def parse_object_range(header: str | None, size: int) -> ObjectRange | None:
+    """
+    Return which part of an object of ``size`` bytes a ``Range`` asks for; None if it begins beyond the end.
+
+    What is not one range of bytes is ignored, as HTTP permits.
+    """
+    match = _RANGE.fullmatch(header.strip()) if header is not None and len(header) < 100 else None
+    first, last = (match[1], match[2]) if match is not None else ("", "")
+    if not first and not last:
+        return ObjectRange(0, size)
+    if first:
+        start, end = int(first), min(int(last), size - 1) if last else size - 1
+        if last and int(last) < start:
+            return ObjectRange(0, size)
+    else:
+        start, end = max(0, size - int(last)), size - 1
+    if start > end:
+        return None
+    return ObjectRange(start, end - start + 1, f"bytes {start}-{end}/{size}")

@@ -19,23 +19,22 @@ from twisted.logger import Logger
 from twisted.web.resource import IResource, Resource
 from zope.interface import implementer
 
-from pipegrid.core.caps import LitCap
 from pipegrid.errors import UsageError
 from pipegrid.gateway.body_spool import BodyRefused, BodySpool
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings
 from pipegrid.gateway.http_response import HttpResponse, respond
 from pipegrid.gateway.restic.password_file import PasswordFile, TooManyPasswords
 from pipegrid.gateway.restic.repositories import Repositories
-from pipegrid.gateway.restic.repository import File, ObjectExists, Repository
+from pipegrid.gateway.restic.repository import ObjectExists, Repository
 from pipegrid.gateway.restic.repository_paths import (
     CONFIG,
     LOCKS,
     RepositoryPath,
     list_items,
     list_type,
+    parse_object_range,
     parse_path,
 )
-from pipegrid.gateway.web_api.byte_ranges import ByteRange, parse_range
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.tree.public_grid import Grid
 
@@ -183,31 +182,32 @@ class ResticResource(Resource):
 
     # Objects.
 
-    async def _find(self, path: RepositoryPath, *, fresh: bool = False) -> File:
-        repository = await self._opened(path, fresh=fresh)
+    async def _send(self, request: Any, path: RepositoryPath) -> None:
+        # Each command of restic begins so.
+        is_first = path.kind == CONFIG and request.method == b"HEAD"
+        repository = await self._opened(path, fresh=is_first)
         found = await repository.find(path.kind, path.object_id)
         if found is None:
             raise WebError(404, f"there is no such object in '{path.kind}'", _NOT_STORED)
-        return found
-
-    async def _send(self, request: Any, path: RepositoryPath) -> None:
-        # restic's first request is one for the config.
-        found = await self._find(path, fresh=path.kind == CONFIG)
-        part = parse_range(request.getHeader("range"), found.size)
+        part = parse_object_range(request.getHeader("range"), found.size)
+        if part is None:
+            raise WebError(
+                416,
+                f"the range begins beyond the end of the object, which has {found.size} bytes",
+                {"Content-Range": f"bytes */{found.size}"},
+            )
         request.setHeader(b"content-type", _OBJECT_TYPE.encode("ascii"))
         request.setHeader(b"content-length", str(part.length).encode("ascii"))
-        if part.partial:
+        if part.content_range:
             request.setResponseCode(206)
             request.setHeader(b"content-range", part.content_range.encode("ascii"))
         if request.method != b"HEAD":
-            await self._write(request, found, part)
+            data = await repository.content(path.kind, found)
+            if data is not None:
+                request.write(data[part.start : part.start + part.length])
+            else:
+                await self._grid.get(found, request, start=part.start, length=part.length)
         request.finish()
-
-    async def _write(self, request: Any, found: File, part: ByteRange) -> None:
-        if isinstance(found, LitCap):
-            request.write(found.data[part.start : part.start + part.length])
-        else:
-            await self._grid.get(found, request, start=part.start, length=part.length)
 
     async def _store(self, request: Any, path: RepositoryPath) -> HttpResponse:
         body: BodySpool = request.body
