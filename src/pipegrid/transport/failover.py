@@ -98,7 +98,7 @@ class _Call:
 def _forwarded(
     method: Callable[Concatenate[Any, P], Deferred[T]],
 ) -> Callable[Concatenate[Any, P], Deferred[T]]:
-    """Return the method of the same name for ``FailoverServer``."""
+    """Return a method of ``FailoverServer`` that calls this method over the chosen route."""
     name = method.__name__
 
     @wraps(method)

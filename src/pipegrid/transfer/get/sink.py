@@ -80,7 +80,7 @@ class PresentSegments:
         size = geometry.segment_bytes
         until = min(start + found_bytes, end)
         first = -(-start // size)
-        # The last segment of the file ends where the file ends.
+        # The last segment may be shorter than the others: it ends with the file.
         last = geometry.num_segments if until == geometry.size else until // size
         self._here = Spans([(first, last)] if first < last else [])
         self._unchecked = Spans(self._here)

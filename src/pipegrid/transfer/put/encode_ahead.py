@@ -201,8 +201,7 @@ class Segments:
         first = min((each.start for each in missed), default=0)
         for index in range(first, max((each.stop for each in missed), default=0)):
             await wait_for_room()
-            # A share upload that needs another segment first has just lost an earlier one: the next call
-            # sends it.
+            # A share upload that now needs an earlier segment has just lost it; the next call sends it.
             joining = [upload for upload in late if upload.needs_segment(index)]
             if joining:
                 shares = {upload.share_number for upload in joining}

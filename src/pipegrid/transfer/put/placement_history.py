@@ -130,7 +130,7 @@ class FinalByteHold:
         self._must_know = must_know
 
     def answered(self, now_s: float, servers: int = 1) -> None:
-        """Count this number of further servers that have responded or failed."""
+        """Record that ``servers`` more servers have responded or failed."""
         before, self._answered = self._answered, self._answered + servers
         if 2 * self._answered > self._asked >= 2 * before:
             ends_s = self._began_s + SLOW * (now_s - self._began_s)

@@ -75,7 +75,7 @@ class Asking:
             self._allocations.ask(peer, frozenset(), self._shares.secrets_for(peer))
 
     def answered(self, now_s: float, servers: int) -> None:
-        """Count this number of further servers that have responded or failed."""
+        """Record that ``servers`` more servers have responded or failed."""
         self._wait.answered(now_s, servers)
 
     def left_s(self, now_s: float) -> float:
@@ -249,7 +249,7 @@ class UploadEvents:
 # share) to the write pipelines (one per server). Allocations and writes are sent together, to the servers
 # of the plan's optimistic first placement. Responses are compared with the plan when they arrive, and
 # only a difference costs another round trip. A share that is reassigned late starts at the current
-# segment. The segments that it missed, or that a lost connection lost, are encoded again from the source;
+# segment. The segments that it missed, and those lost with a connection, are encoded again from the source;
 # they are never kept in memory.
 #
 # An upload does not wait for the slowest server without need: a share upload delays the others by at most

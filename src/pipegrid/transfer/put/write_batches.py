@@ -137,7 +137,7 @@ class ResumeRanges:
         self.trailer = self.trailer or trailer
 
     def lost(self, segments: range, trailer: bool) -> None:
-        """Record that these segments, or the trailer, were sent and lost: they must be encoded again."""
+        """Record that the sent blocks of these segments, or the trailer, were lost: encode them again."""
         self.missed = joined(self.missed, segments)
         self.has_trailer = self.has_trailer and not trailer
 
