@@ -12,6 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from misc.mirror_world import debian, rpm
+from misc.mirror_world.readers import read, served
+from misc.mirror_world.signing import public_key
 from misc.speedtest.mirror.authority import Certificate
 from misc.speedtest.mirror.webserver import Behaviour, WebServer, nginx
 from twisted.trial.unittest import SynchronousTestCase
@@ -135,6 +138,33 @@ class RedirectTests(NginxCase):
                 )
                 self.assertEqual((status, errors, report["failed"]), (0, "", 0))
                 self.assertEqual(self.found(), set(archive.files))
+
+    def test_readers(self) -> None:
+        """Archives of real programs, signed, as apt and dnf read them at their place and in the mirror."""
+        for case in (
+            next(each for each in debian.cases() if each.name == "debian-signed-ftparchive"),
+            next(each for each in rpm.cases() if each.name == "rpm-signed"),
+        ):
+            root = self.place / f"{case.name}.made"
+            case.make(root)
+            files = {
+                str(path.relative_to(root)): path.read_bytes()
+                for path in root.rglob("*")
+                if path.is_file()
+            }
+            with served(root) as url:
+                theirs = read(case, url)
+            self.assertEqual(len(theirs), 3)
+            for kind, url in self.redirecting(files).items():
+                self.dest = self.place / f"{case.name}.{kind}"
+                options = ["--suite", case.suite] if case.suite else ["--gpgcheck"]
+                status, _, errors = self.mirror(
+                    *("debian" if case.suite else "rpm", str(self.dest), "--from", url),
+                    *("--keyring", str(public_key()), *options),
+                )
+                self.assertEqual((status, errors), (0, ""))
+                with served(self.dest) as here:
+                    self.assertEqual(read(case, here), theirs)
 
     def test_list(self) -> None:
         """Any files, with blanks and plus signs; by several processes as well."""

@@ -208,6 +208,9 @@ _RELEASE_FIELDS = frozenset(
     )
 )
 
+_YES = frozenset(("yes", "true", "with", "on", "enable", "1"))
+"""What apt takes for that."""
+
 _COMPONENT = re.compile(r"(.+)/(?:binary-[^/]+/Packages|source/Sources)(?:\.[a-z0-9]+)?")
 
 
@@ -243,7 +246,7 @@ def read_release(
         components=tuple(_words(found.get("Components", ""))) or _components_of(files),
         architectures=architectures,
         files=files,
-        by_hash=found.get("Acquire-By-Hash", "").lower() == "yes",
+        by_hash=found.get("Acquire-By-Hash", "").strip().lower() in _YES,
         date=_date(found.get("Date"), name, ignores_dates),
         valid_until=_date(found.get("Valid-Until"), name, ignores_dates),
         all_apart="all" in architectures and "Packages" not in within,
