@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
+import sys
 from typing import Any
+from unittest.mock import patch
 
 from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThread
 
+from pipegrid.mirror import package_filter
+from pipegrid.mirror.archive_file import MirrorError
+from pipegrid.mirror.debian import DebianArchive
+from pipegrid.mirror.destination import Destination
 from tests.cli.test_mirror_debian import DebianCase
 from tests.cli.test_mirror_rpm import RpmCase
 from tests.mirror.archive import Archive
@@ -142,6 +152,94 @@ class DebianFilterTests(DebianFilterCase):
     def test_damaged_records(self) -> Deferred[None]:
         """Records that nobody can read count as none."""
         return Deferred.fromCoroutine(self._test_damaged_records())
+
+
+def full_for(name: str) -> Any:
+    """Return what writes files of the mirror's own, but for one, for which the disk is full."""
+    keep = Destination.keep_own
+
+    def keep_own(self: Destination, path: str, data: bytes) -> None:
+        if path == name:
+            raise self.error(OSError(errno.ENOSPC, "full"), "record what it holds")
+        keep(self, path, data)
+
+    return patch.object(Destination, "keep_own", keep_own)
+
+
+class DebianRecordTests(DebianFilterCase):
+    """The records of filters, and what happens to them."""
+
+    async def _test_full_disk(self) -> None:
+        await self.run_json("--include=p1")
+        before = {path: (self.dest / path).read_bytes() for path in self.found()}
+        self.archive.publish()
+        with full_for("filters"):
+            status, _, err = await self.run_json("--include=p2")
+        self.assertEqual(status, 1)
+        self.assertIn("the disk is full; free some space and run it again", err)
+        after = {path: (self.dest / path).read_bytes() for path in before}
+        self.assertEqual(after, before)  # nothing was published that no record is of
+        await self.run_json("--include=p2")
+        with patch.object(DebianArchive, "_publish", side_effect=MirrorError("stopped")):
+            status, _, err = await self.run_json("--include=p3", "--newest=1")
+        self.assertEqual(status, 1)
+        status, _, _ = await self.run_json("--include=p2", "--delete")
+        self.assertEqual((status, self.packages()), (0, ["p1", "p2", "p4"]))
+
+    def test_full_disk(self) -> Deferred[None]:
+        """Records are written before anything is published; a run that ends then loses nothing to another."""
+        return Deferred.fromCoroutine(self._test_full_disk())
+
+    async def _test_too_many(self) -> None:
+        for number in range(1, 4):
+            await self.run_json(f"--include=p{number}")
+        with patch.object(package_filter, "MAX_RECORDED", 3):
+            status, _, err = await self.run_json("--include=p5", "--delete")
+            self.assertEqual((status, self.packages()), (1, ["p1", "p2", "p3", "p4", "p5"]))
+            self.assertIn("more than 3 different filters", err)
+            status, _, err = await self.run_json("--include=p5", "--delete-excluded")
+            self.assertEqual((status, self.packages()), (0, ["p5"]), err)
+
+    def test_too_many(self) -> Deferred[None]:
+        """With more filters than are recorded, none is forgotten without a word."""
+        return Deferred.fromCoroutine(self._test_too_many())
+
+    async def _test_clock(self) -> None:
+        await self.run_json("--include=p1")
+        record = self.dest / ".pipegrid-mirror" / "filters"
+        for moment in (0, 1 << 32):
+            os.utime(record, (moment, moment))
+            os.utime(self.dest / "dists/sid/InRelease", (moment, moment))
+            status, _, _ = await self.run_json("--include=p2", "--delete")
+            self.assertEqual((status, self.packages()), (0, ["p1", "p2"]))
+
+    def test_clock(self) -> Deferred[None]:
+        """Times of files say nothing."""
+        return Deferred.fromCoroutine(self._test_clock())
+
+    async def _test_two_at_once(self) -> None:
+        programs = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "pipegrid",
+                    *self.arguments(f"--include={name}", "--wait=60"),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for name in ("p1", "p2", "p5", "p6")
+        ]
+        for program in programs:
+            _, err = await deferToThread(program.communicate, timeout=120)
+            self.assertEqual(program.returncode, 0, err)
+        status, _, _ = await self.run_json("--include=p1", "--delete")
+        self.assertEqual((status, self.packages()), (0, ["p1", "p2", "p5", "p6"]))
+
+    def test_two_at_once(self) -> Deferred[None]:
+        """Processes that begin together: each waits for the others, and its filters are recorded."""
+        return Deferred.fromCoroutine(self._test_two_at_once())
 
 
 class RpmFilterTests(RpmCase):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import json
 import lzma
@@ -26,6 +27,7 @@ from misc.mirror_world.rpm import COMPS
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
+from pipegrid.disk import files as disk
 from pipegrid.mirror.decompress import unpacked
 from pipegrid.mirror.repomd import read_repomd
 from tests.cli.test_mirror_filters import DebianFilterCase
@@ -222,6 +224,45 @@ class ReindexTests(ReindexCase):
     def test_refused(self) -> Deferred[None]:
         """Keys that cannot sign, and options that do not go with it, before anything is asked."""
         return Deferred.fromCoroutine(self._test_refused())
+
+    async def _test_clock(self) -> None:
+        future = Signer(at="20991231T235959")
+        self.addCleanup(future.close)
+        key = self.key.with_suffix(".future")
+        key.write_bytes(future._gpg("--armor", "--export-secret-keys"))
+        options = ("--include=p1", "--reindex", "--sign-with", str(key))
+        status, _, err = await self.run_command(*self.arguments(*options))
+        self.assertEqual((status, err.count("\n"), self.found()), (2, 1, set()), err)
+        self.assertIn("of --sign-with cannot sign", err)
+
+    def test_clock(self) -> Deferred[None]:
+        """A clock that is before the key was made."""
+        return Deferred.fromCoroutine(self._test_clock())
+
+    async def _test_full_disk(self) -> None:
+        await self.built("--include=p1")
+        before = {path: (self.dest / path).read_bytes() for path in self.found()}
+        self.archive.publish()
+        for name in ("own.new", "reindex.0.xz", "reindex.0.gz"):
+            write = disk.write_all
+
+            def full(fd: int, data: bytes, at: int, name: str = name, write: Any = write) -> None:
+                if os.readlink(f"/proc/self/fd/{fd}").endswith(name):
+                    raise OSError(errno.ENOSPC, "full")
+                write(fd, data, at)
+
+            with patch.object(disk, "write_all", full):
+                status, _, err = await self.built("--include=p[12]")
+            self.assertEqual(status, 1)
+            self.assertIn("the disk is full", err)
+            after = {path: (self.dest / path).read_bytes() for path in before}
+            self.assertEqual(after, before)
+        status, _, err = await self.built("--include=p[12]")
+        self.assertEqual((status, self.names()), (0, ["p1", "p2"]), err)
+
+    def test_full_disk(self) -> Deferred[None]:
+        """A disk that is full while new indexes are written: readers see the old ones."""
+        return Deferred.fromCoroutine(self._test_full_disk())
 
     async def _test_ring(self) -> None:
         with patch.dict(os.environ, {"GNUPGHOME": self.ours.home}):

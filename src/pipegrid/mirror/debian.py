@@ -34,6 +34,7 @@ from pipegrid.mirror.package_filter import (
     PackageFilter,
     others_of,
     read_records,
+    write_first,
     write_records,
 )
 from pipegrid.mirror.scheduler import Report
@@ -542,6 +543,7 @@ class DebianArchive:
         if dry_run:
             outcome.is_new = await self._mirror.run(self._would_be_new, suites)
         else:
+            await self._mirror.run(write_first, self._destination, records)
             suites = await self._show(suites, everything, outcome)
             further = list(_further(indexes, _all_own(suites)))
             await self._mirror.run(write_records, self._destination, records)

@@ -340,6 +340,27 @@ def others_of(recorded: Sequence[PackageFilter], own: PackageFilter) -> list[Pac
     return [each for each in recorded if each.identity != own.identity]
 
 
+def write_first(destination: Destination, records: FilterRecords) -> None:
+    """
+    Record filters before what they select is published: those of ``records``, and all that are recorded.
+
+    Whatever ends the run then, no other run takes what it has fetched for files that no filter selects.
+
+    Raises:
+        MirrorError: they cannot be written, or are too many for one index.
+    """
+    merged = read_records(destination)
+    for path, filters in records.items():
+        if len(filters) > MAX_RECORDED:
+            raise MirrorError(
+                f"{destination.path} is kept by runs with more than {MAX_RECORDED} different filters; forget "
+                "those of earlier runs with --delete-excluded, or use another directory"
+            )
+        known = merged.get(path, [])
+        merged[path] = [*filters, *(each for each in known if each not in filters)][:MAX_RECORDED]
+    write_records(destination, merged)
+
+
 def write_records(destination: Destination, records: FilterRecords) -> None:
     """
     Record filters, if that is another record than the one that exists.

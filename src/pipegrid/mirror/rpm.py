@@ -45,6 +45,7 @@ from pipegrid.mirror.package_filter import (
     others_of,
     read_records,
     select,
+    write_first,
     write_records,
 )
 from pipegrid.mirror.repomd import (
@@ -219,11 +220,12 @@ class RpmRepository:
             everything = [*(each.file for each in found.repomd.files), *_own(found)]
             everything = await self._mirror.run(self._sized, everything)
             await self._mirror.run(add_to_manifest, self._destination, everything)
+        records = {"": stays} if stays != [ALL] else {}
+        await self._mirror.run(write_first, self._destination, records)
         outcome.is_new = not await self._mirror.run(self._destination.holds, found.files)
         indexes = [each for each in everything if each.path not in found.files]
         await self._mirror.run(self._publish, indexes, found)
         await self._mirror.run(keep_manifest, self._destination, outcome.entries.replaced)
-        records = {"": stays} if stays != [ALL] else {}
         await self._mirror.run(write_records, self._destination, records)
         if self._signing is not None:
             await self._mirror.run(write_record, self._destination, record)
