@@ -16,6 +16,9 @@ from misc.mirror_world.packages import run
 from misc.mirror_world.readers import read, served
 from misc.mirror_world.signing import public_key
 
+LEAST = 40
+"""Repositories that this world has at least."""
+
 
 def all_cases() -> list[Case]:
     """Return all repositories of this world."""
@@ -86,7 +89,7 @@ def main(names: list[str]) -> int:
     print(
         f"{len(chosen) - len(failed)} of {len(chosen)} repositories are mirrored as apt and dnf read them"
     )
-    return 1 if failed or not chosen else 0
+    return 1 if failed or len(chosen) < (1 if names else LEAST) else 0
 
 
 if __name__ == "__main__":
