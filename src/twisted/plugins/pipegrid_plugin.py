@@ -1,4 +1,4 @@
-"""Lets ``twist pipegrid`` find the storage server. What it does is in ``pipegrid.cli.twist_plugin``."""
+"""Lets ``twist`` find the storage server and the gateway; what they do is in ``pipegrid.cli``."""
 
 from twisted.application.service import ServiceMaker
 
@@ -7,4 +7,11 @@ pipegrid = ServiceMaker(
     "pipegrid.cli.twist_plugin",
     "Store shares for PipeGrid and Tahoe-LAFS clients.",
     "pipegrid",
+)
+
+pipegrid_gateway = ServiceMaker(
+    "PipeGrid gateway",
+    "pipegrid.cli.twist_gateway",
+    "Let other programs use a grid: Tahoe-LAFS's web API, restic, SFTP.",
+    "pipegrid-gateway",
 )

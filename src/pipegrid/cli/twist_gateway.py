@@ -1,0 +1,90 @@
+"""
+The gateway as a service of ``twist``:
+
+    twist pipegrid-gateway --directory DIR [--port PORT] [--host NAME] ...
+
+The options are those of ``pipegrid gateway``. A gateway that cannot start ends the process, with the sentence
+and the status of that command.
+"""
+
+from __future__ import annotations
+
+import atexit
+from pathlib import Path
+from typing import Any
+
+from twisted.logger import Logger
+from twisted.python import usage
+
+from pipegrid.cli import tell_time
+from pipegrid.cli.error_report import sentence, status_of
+from pipegrid.cli.twist_plugin import ExitWithStatus
+from pipegrid.disk.files import few_files
+from pipegrid.errors import UsageError
+from pipegrid.gateway.gateway_settings import GatewaySettings, load_settings
+from pipegrid.gateway.service import GatewayService
+from pipegrid.reactor.process_settings import make_monotonic
+from pipegrid.server.systemd import end_without_memory
+
+log = Logger()
+
+tell_time()  # of a clock that is set beyond 2262, be it later, for all that twist has loaded
+
+
+class GatewayOptions(usage.Options):
+    """What ``twist pipegrid-gateway`` takes: options of ``pipegrid gateway``, checked as those are."""
+
+    optParameters = [
+        ["directory", "d", None, "The client's directory, perhaps a Tahoe-LAFS node's."],
+        ["port", "p", None, "A TCP port or an endpoint; by default the directory's web.port."],
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hosts: list[str] = []
+        self._settings: GatewaySettings | None = None
+
+    def opt_host(self, name: str) -> None:
+        """A name by which clients reach the gateway; may be repeated."""
+        self._hosts.append(name)
+
+    def postOptions(self) -> None:
+        """Refuse what makes no sense, and a process that may open too few files."""
+        if (why := few_files()) is not None:
+            raise usage.UsageError(why)
+        if self["directory"] is None:
+            raise usage.UsageError("give the client's directory with --directory")
+        try:
+            self._settings = load_settings(
+                Path(self["directory"]), port=self["port"], hosts=tuple(self._hosts)
+            )
+        except UsageError as error:
+            raise usage.UsageError(str(error)) from None
+
+    def settings(self) -> GatewaySettings:
+        """Return them as the gateway takes them."""
+        assert self._settings is not None, "options were parsed"
+        return self._settings
+
+
+def makeService(options: GatewayOptions) -> GatewayService:
+    """Return the service; what ``twist`` calls."""
+    from twisted.internet import reactor
+
+    exits = ExitWithStatus()
+    atexit.register(exits.at_exit)
+    end_without_memory()
+    make_monotonic(reactor)  # the process is ours, whatever its program is called
+    running: Any = reactor
+
+    def failed(error: BaseException) -> None:
+        log.critical("{error}", error=sentence(error))  # type: ignore[arg-type]
+        exits.status = status_of(error)  # type: ignore[arg-type]
+        if running.running:
+            running.stop()
+
+    return GatewayService(reactor, options.settings(), failed)
+
+
+Options = GatewayOptions
+"""What ``twist`` looks for."""
