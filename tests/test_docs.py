@@ -22,7 +22,14 @@ from tests.forked import client
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-FRESH = ("README", "how-to-library", "how-to-share-a-folder", "how-to-speedtest", "tutorial")
+FRESH = (
+    "README",
+    "how-to-gateway",
+    "how-to-library",
+    "how-to-share-a-folder",
+    "how-to-speedtest",
+    "tutorial",
+)
 """What people meet first, and what begins processes itself."""
 
 _BLOCK = re.compile(r"^```(console|python \S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 SYSTEMD = ROOT / "misc" / "systemd"
 UNIT = SYSTEMD / "pipegrid.service"
 CONTAINER = ROOT / "misc" / "Containerfile"
+GATEWAY_CONTAINER = ROOT / "misc" / "gateway.containerfile"
 HARDENED = {
     "NoNewPrivileges": "yes",
     "ProtectSystem": "strict",
@@ -257,3 +258,29 @@ class ContainerTests(SynchronousTestCase):
         [user], [volume] = self.instructions("USER"), self.instructions("VOLUME")
         self.assertEqual((user, volume), ("pipegrid", words[2]))
         self.assertIn(f"-o {user}", self.text)
+
+
+class GatewayPackagingTests(SynchronousTestCase):
+    """``misc/systemd/pipegrid-gateway.service`` and ``misc/gateway.containerfile``."""
+
+    def test_the_unit(self) -> None:
+        """It runs the command, and waits for it to listen."""
+        unit = configparser.ConfigParser(interpolation=None, strict=True)
+        unit.optionxform = str  # type: ignore[method-assign, assignment]
+        unit.read(SYSTEMD / "pipegrid-gateway.service")
+        words = shlex.split(unit["Service"]["ExecStart"])
+        self.assertEqual(Path(words[0]).name, program())
+        self.assertEqual(words[1:], ["gateway", "$PIPEGRID_GATEWAY_OPTIONS"])
+        self.assertIsInstance(job(words[1:2]), GridJob)
+        self.assertEqual(unit["Service"]["Type"], "notify")
+
+    def test_the_container(self) -> None:
+        """It listens where the port is published, with what a gateway needs."""
+        text = GATEWAY_CONTAINER.read_text().replace("\\\n", " ")
+        (entry,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
+        (command,) = re.findall(r"^CMD (.*)$", text, re.MULTILINE)
+        words = [*json.loads(entry), *json.loads(command)]
+        self.assertIsInstance(job(words[1:]), GridJob)
+        self.assertIn("pipegrid[gateway]", text)
+        (port,) = re.findall(r"^EXPOSE (.*)$", text, re.MULTILINE)
+        self.assertIn(f"tcp:{port}:", words[-1])

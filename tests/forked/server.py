@@ -62,6 +62,7 @@ NOT = (
     *(
         "cli.mirror",
         "cli.speedtest",
+        "cli.twist_gateway",
         "cli.twist_plugin",
         "grid.introducer_discovery",
         "grid.introducer_client",

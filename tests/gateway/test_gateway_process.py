@@ -1,12 +1,20 @@
-"""``pipegrid gateway`` as a process: what it writes, what it answers, how it ends."""
+"""``pipegrid gateway`` as a process: what it writes, what it answers, how it ends, when it does not start."""
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
+import sys
 import time
 from http.client import HTTPConnection
+from typing import Any
 
+from pipegrid.disk.running_process import process_began, refuse_if_running
 from tests.cli.processes import TIMEOUT_S, ProcessTestCase
+
+LOOPBACK = "tcp:0:interface=127.0.0.1"
 
 
 class GatewayProcessTests(ProcessTestCase):
@@ -15,14 +23,18 @@ class GatewayProcessTests(ProcessTestCase):
     def start_gateway(self) -> subprocess.Popen[str]:
         """Start one on a free port; returns it when it listens."""
         self.run_command("-d", "c", "init", "--local")
-        process = self.start("-d", "c", "gateway", "--port", "tcp:0:interface=127.0.0.1")
+        process = self.start("-d", "c", "gateway", "--port", LOOPBACK)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
+        self.wait_for_url(process)
+        return process
+
+    def wait_for_url(self, process: subprocess.Popen[Any]) -> None:
+        """Wait until a gateway listens."""
         until_s = time.monotonic() + TIMEOUT_S
         while not (self.home / "c/node.url").exists() and time.monotonic() < until_s:
             self.assertIsNone(process.poll())
             time.sleep(0.05)
-        return process
 
     def request(
         self, method: str, path: str, body: bytes | None = None
@@ -58,3 +70,43 @@ class GatewayProcessTests(ProcessTestCase):
         self.assertIn("GET /uri/[CENSORED] 200 300000 B", err)
         self.assertFalse((self.home / "c/running.process").exists())
         self.assertEqual(list((self.home / "c/tmp").iterdir()), [])
+
+    def test_it_does_not_start(self) -> None:
+        """One sentence each: a port that is taken or makes no sense, no directory, a node that runs."""
+        self.run_command("-d", "c", "init", "--local")
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = f"tcp:{taken.getsockname()[1]}:interface=127.0.0.1"
+            _, err = self.run_command("-d", "c", "gateway", "--port", port, status=2)
+        self.assertIn("cannot listen at", err)
+        self.assertIn("Address already in use", err)
+        _, err = self.run_command("-d", "c", "gateway", "--port", "nonsense:x", status=2)
+        self.assertIn("is not an endpoint", err)
+        _, err = self.run_command("-d", "nothing", "gateway", status=2)
+        self.assertIn("nothing", err)
+        began_s = process_began(os.getpid())
+        (self.home / "c/running.process").write_text(f"{os.getpid()} {began_s}\n")
+        _, err = self.run_command("-d", "c", "gateway", status=2)
+        self.assertIn("the Tahoe-LAFS node of c is still running", err)
+        self.assertFalse((self.home / "c/node.url").exists())
+
+    def test_a_service_of_twist(self) -> None:
+        """``twist pipegrid-gateway`` does the same, and a storage server may run on the directory."""
+        self.run_command("-d", "c", "init", "--local")
+        command = [sys.executable, "-m", "twisted", "pipegrid-gateway"]
+        with (self.home / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, "--directory", "c", "--port", LOOPBACK, "--host", "files.example"],
+                cwd=self.home,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+            )
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        self.wait_for_url(process)
+        self.assertEqual(self.request("GET", "/uri/URI:LIT:nbswy3dp")[2], b"hello")
+        refuse_if_running(self.home / "c")
+        process.terminate()
+        # ``twist`` ends by the signal, once its services have ended.
+        self.assertEqual(process.wait(TIMEOUT_S), -signal.SIGTERM)
+        self.assertFalse((self.home / "c/running.process").exists())
