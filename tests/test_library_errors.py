@@ -17,6 +17,7 @@ from pipegrid.transfer.failure_messages import LESS
 PACKAGE = Path(__file__).parent.parent / "src" / "pipegrid"
 
 COMMANDS = {
+    "gateway",
     "buildbot.py",
     "cli",
     "mirror",

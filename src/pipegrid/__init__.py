@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipegrid.core.encoding_parameters import Params
     from pipegrid.core.mutable.directory_content import Link, Rename, Unlink
     from pipegrid.errors import (
+        AccessProhibited,
         CapError,
         CapMismatch,
         ChildExists,
@@ -100,6 +101,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AccessProhibited",
     "AutoWindow",
     "Cap",
     "CapError",

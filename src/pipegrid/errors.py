@@ -96,6 +96,10 @@ class SegmentTooLarge(UsageError):
         self.segment_bytes = segment_bytes
 
 
+class AccessProhibited(UsageError):
+    """An object is blocked by the directory's ``access.blacklist``; the text has the reason."""
+
+
 class DirectoryError(PipegridError):
     """A file that should be a directory does not contain one; perhaps the cap names a plain file."""
 

@@ -66,7 +66,7 @@ class SiteTestCase(SynchronousTestCase):
         self.site = GatewaySite(
             self.root,
             settings,
-            self.clock,  # type: ignore[arg-type]
+            self.clock,
             lambda text, **fields: self.lines.append(text.format(**fields)),
         )
 

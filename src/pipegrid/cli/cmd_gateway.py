@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from pipegrid.tree.public_grid import Grid
 
 
+class GatewayJob(ReactorGridJob):
+    """Runs until it is stopped; that is success."""
+
+    follows_blacklist = True
+
+
 @click.command(name="gateway")
 @click.option(
     "--port",
@@ -105,4 +111,4 @@ def gateway_command(
                 await gateway.stop()
         return ExitStatus.DONE
 
-    return ReactorGridJob(work)
+    return GatewayJob(work)

@@ -85,9 +85,11 @@ class GridJob:
 
     Attributes:
         asks_servers: whether it is going to connect to the servers of the client's directory.
+        follows_blacklist: see ``Grid.open``.
     """
 
     asks_servers = True
+    follows_blacklist = False
 
     def __init__(
         self, work: Callable[[Grid, Console], Awaitable[int]], *paths: str, makes: bool = True
@@ -109,6 +111,7 @@ class GridJob:
                 "max_segment_bytes": invocation.max_segment_bytes,
                 "limits": self._limits(invocation),
                 "make": None if make else False,
+                "follows_blacklist": self.follows_blacklist or None,
             }
             said = {name: value for name, value in options.items() if value is not None}
             grid = await open_grid(reactor, invocation.directory, **said)

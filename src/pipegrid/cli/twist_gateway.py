@@ -78,8 +78,8 @@ def makeService(options: GatewayOptions) -> GatewayService:
     running: Any = reactor
 
     def failed(error: BaseException) -> None:
-        log.critical("{error}", error=sentence(error))  # type: ignore[arg-type]
-        exits.status = status_of(error)  # type: ignore[arg-type]
+        log.critical("{error}", error=sentence(error))
+        exits.status = status_of(error)
         if running.running:
             running.stop()
 

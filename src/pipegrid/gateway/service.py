@@ -206,7 +206,9 @@ class GatewayService(MultiService):
             self._failed(failure.value)
 
     async def _start(self) -> None:
-        self._grid = await Grid.open(self._reactor, self._settings.directory)
+        self._grid = await Grid.open(
+            self._reactor, self._settings.directory, follows_blacklist=True
+        )
         self.gateway = RunningGateway(
             self._reactor, self._grid, self._settings, lambda text: log.warn("{text}", text=text)
         )

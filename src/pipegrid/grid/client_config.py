@@ -166,19 +166,25 @@ class GridConfig:
         return self.static.warnings + self.introducers.warnings
 
 
-def load(directory: Path | str, *, offline: bool = False) -> GridConfig:
+def load(
+    directory: Path | str, *, offline: bool = False, follows_blacklist: bool = False
+) -> GridConfig:
     """
     Return the settings of a client's directory.
 
     Args:
         offline: the caller will not connect to any server, so connection settings are not checked.
+        follows_blacklist: see ``tahoe_settings.checked_config``.
 
     Raises:
         UsageError: the directory is not a client's, or a setting is not valid; the text names file and
             setting.
     """
     directory = Path(directory)
-    path, parser = read_config(directory) if offline else checked_config(directory, "client")
+    if offline:
+        path, parser = read_config(directory)
+    else:
+        path, parser = checked_config(directory, "client", follows_blacklist)
     is_tahoe = path.name == TAHOE_CONFIG_NAME
     params, happy = _encoding(parser, path)
     private = directory / "private"

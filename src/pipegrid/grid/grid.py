@@ -71,6 +71,7 @@ from pipegrid.transfer.settings import (
 )
 
 if TYPE_CHECKING:
+    from pipegrid.grid.access_blacklist import AccessBlacklist
     from pipegrid.grid.introducer_client import IntroducerStatus
     from pipegrid.grid.introducer_discovery import Discovery
     from pipegrid.grid.mutables import Mutables
@@ -150,7 +151,9 @@ class FileGrid:
         warnings: Warnings | None = None,
         wait_for: int = 0,
         limits: Limits | None = None,
+        blacklist: AccessBlacklist | None = None,
     ) -> None:
+        self._blacklist = blacklist
         self.config = config
         self.created = created
         self._warnings = warnings or Warnings(config.warnings)
@@ -190,6 +193,7 @@ class FileGrid:
         limits: Limits | None = None,
         ahead: Preconnector | None = None,
         make: bool = True,
+        follows_blacklist: bool = False,
     ) -> G:
         """
         Open the grid that a directory configures, without waiting for servers.
@@ -208,6 +212,8 @@ class FileGrid:
             limits: the share of the machine and of its network connection that the grid may use.
             ahead: connections to servers that were opened early; unused ones are closed with the grid.
             make: whether an embedded grid may be created; a new one has no share of any existing file.
+            follows_blacklist: files that ``access.blacklist`` names are not fetched; by default a
+                directory whose list names a file is refused.
 
         Raises (through the Deferred):
             UsageError: the directory is not configured, or one of its settings is not valid.
@@ -217,7 +223,9 @@ class FileGrid:
         check_kind(limits, (Limits, type(None)), "what a grid may take", "a Limits")
         if max_segment_bytes is not None:
             check_whole(max_segment_bytes, "max_segment_bytes", least=1)
-        opened = open_grid(reactor, directory, tracer, window_bytes, limits, ahead, make)
+        opened = open_grid(
+            reactor, directory, tracer, window_bytes, limits, ahead, make, follows_blacklist
+        )
         if max_segment_bytes is None:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
         return cls(
@@ -252,6 +260,16 @@ class FileGrid:
     def limits(self) -> Limits:
         """The share of the machine and of its network connection that this grid may use."""
         return self._limits
+
+    def check_access(self, cap: str | Cap | None) -> None:
+        """
+        Do nothing if an object may be given to who has its cap, as far as ``access.blacklist`` says.
+
+        Raises:
+            AccessProhibited: it is blocked.
+        """
+        if self._blacklist is not None:
+            self._blacklist.check(cap)
 
     def _open_mutables(self) -> Mutables:
         if self._mutables is None:
@@ -666,6 +684,7 @@ class FetchingGrid(FileGrid):
         range_of: RangeOf | None = None,
     ) -> GetResult:
         check_callable(range_of, "range_of")
+        self.check_access(given)
         mutable = mutable_file(given)
         if mutable is not None:
             return await self._open_mutables().get(

@@ -19,6 +19,7 @@ from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
 from pipegrid.grid import client_config as configuration
+from pipegrid.grid.access_blacklist import AccessBlacklist
 from pipegrid.grid.client_config import GridConfig, LocalGrid
 from pipegrid.grid.client_paths import (
     ALIASES_NAME,
@@ -58,6 +59,7 @@ class Opened:
         on_close: releases the resources that the other parts do not own.
         members: the registry of servers, also of those that cannot be used.
         discovery: receives the announcements of introducers; None if there are none.
+        blacklist: the files that no caller gets; None: no list is followed.
     """
 
     config: GridConfig
@@ -68,6 +70,7 @@ class Opened:
     members: ServerRegistry
     discovery: Discovery | None
     warnings: Warnings
+    blacklist: AccessBlacklist | None = None
 
 
 def open_grid(
@@ -78,6 +81,7 @@ def open_grid(
     limits: Limits | None = None,
     ahead: Preconnector | None = None,
     make: bool = True,
+    follows_blacklist: bool = False,
 ) -> Opened:
     """
     Make the parts of the grid that a directory configures, without waiting for servers. See ``Grid.open``.
@@ -90,7 +94,7 @@ def open_grid(
     if tracer is not None:
         check_has(tracer, ("span",), "a tracer", "a Tracer")
     path, created = _directory_of(directory, make)
-    config = configuration.load(path)
+    config = configuration.load(path, follows_blacklist=follows_blacklist)
     introducers = config.introducers.addresses
     _check_names_servers(config)
     _check_process(reactor)
@@ -128,6 +132,7 @@ def open_grid(
         members=members,
         discovery=discovery,
         warnings=warnings,
+        blacklist=AccessBlacklist(path) if follows_blacklist else None,
     )
 
 

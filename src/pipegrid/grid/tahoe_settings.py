@@ -137,8 +137,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("node", "nickname", "followed", "followed", "what introducers are told"),
     *_rows("node", "tub.port tub.location", "not used", "followed", "where the node listens"),
-    *_rows("node", "web.port web.static", "not used", "not used", "the node's web gateway"),
-    *_rows("node", "tempdir", "not used", "not used", "for the web gateway's uploads"),
+    *_rows("node", "web.port web.static", "not used", "not used", "followed by `gateway`"),
+    *_rows("node", "tempdir", "not used", "not used", "followed by `gateway`, for request bodies"),
     *_rows("node", "log_gatherer.furl", "not used", "not used", "where the node sends its log"),
     *_rows(
         "node",
@@ -267,7 +267,7 @@ SETTINGS: tuple[Setting, ...] = (
         "enabled accounts.file port host_pubkey_file host_privkey_file",
         "not used",
         "not used",
-        "the node's SFTP server",
+        "followed by `gateway`",
     ),
     Setting("helper", "enabled", "not used", "not used", "the node's helper for other clients"),
     *_rows("drop_upload", "enabled upload.dircap local.directory", "not used", "not used", _OLD),
@@ -327,7 +327,7 @@ FILE_SETTINGS: tuple[Setting, ...] = (
         "*",
         "refused",
         "not used",
-        "files that the node gives to no user; an empty list passes",
+        "files that the node gives to no user; an empty list passes, and `gateway` follows any",
     ),
 )
 """The settings in other files of a node."""
@@ -347,9 +347,14 @@ def section_of(name: str) -> Mapping[str, Setting] | None:
     return _KNOWN.get(name)
 
 
-def checked_config(directory: Path, role: Role) -> tuple[Path, SettingsFile]:
+def checked_config(
+    directory: Path, role: Role, follows_blacklist: bool = False
+) -> tuple[Path, SettingsFile]:
     """
     Return the path and the settings of a directory's configuration file, after ``check``.
+
+    Args:
+        follows_blacklist: the caller blocks what ``access.blacklist`` names, so that it may name something.
 
     Raises:
         UsageError: there is no such file, it cannot be parsed, or a setting is refused.
@@ -357,7 +362,7 @@ def checked_config(directory: Path, role: Role) -> tuple[Path, SettingsFile]:
     path, parser = read_config(directory)
     is_tahoe = path.name == TAHOE_CONFIG_NAME
     check(parser, role, names=is_tahoe)
-    if is_tahoe and role == "client":
+    if is_tahoe and role == "client" and not follows_blacklist:
         check_blacklist(directory)
     return path, parser
 

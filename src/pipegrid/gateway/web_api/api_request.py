@@ -19,10 +19,6 @@ from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.tree.public_grid import Grid
 
 
-def _allow(_: Cap | None) -> None:
-    """Allow every object, since there is no list of blocked ones."""
-
-
 @attrs.frozen(eq=False)
 class ApiRequest:
     """
@@ -32,7 +28,6 @@ class ApiRequest:
         http: twisted.web's request: what streams writes to it, and finishes it.
         method: ``GET`` for HEAD, too; see ``is_head``.
         names: the decoded parts of the path, from the first on (``uri``).
-        allowed: raises if the object of a cap is not to be given to any client.
     """
 
     http: Any
@@ -43,7 +38,10 @@ class ApiRequest:
     arguments: Arguments
     body: BodySpool
     is_head: bool = False
-    allowed: Callable[[Cap | None], object] = _allow
+
+    def allowed(self, cap: Cap | None) -> None:
+        """Do nothing if an object may be given to clients; see ``Grid.check_access``."""
+        self.grid.check_access(cap)
 
     def header(self, name: str) -> str | None:
         """Return the first value of a header; None if there is none."""

@@ -13,6 +13,7 @@ import attrs
 
 from pipegrid.core.text import printable
 from pipegrid.errors import (
+    AccessProhibited,
     CapError,
     ChildExists,
     CorruptionError,
@@ -73,6 +74,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(error.status, str(error), error.headers)
     if isinstance(error, BodyRefused):
         return Problem(error.status, str(error))
+    if isinstance(error, AccessProhibited):
+        return Problem(403, str(error))
     if isinstance(error, NoSuchChild):
         return Problem(404, f"No such child: {printable(error.name)}: {error}")
     if isinstance(error, ChildExists):

@@ -1,0 +1,84 @@
+"""
+``access.blacklist``: objects that nobody is given, whoever has their capability.
+
+Each line is a storage index and a reason. The file is read again when it has changed. One that cannot be read
+blocks everything: it may forbid any of it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pipegrid.core import base32
+from pipegrid.core.caps import Cap, UnknownCap, as_cap
+from pipegrid.core.text import printable
+from pipegrid.errors import AccessProhibited
+from pipegrid.grid.tahoe_settings import BLACKLIST_NAME
+
+MAX_BYTES = 16 << 20
+
+
+class AccessBlacklist:
+    """
+    The list of one directory.
+
+    Args:
+        directory: of the client; the file may be missing, and appear later.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / BLACKLIST_NAME
+        self._seen: tuple[int, int, int] | None = None
+        self._reasons: dict[str, str] = {}
+
+    def check(self, cap: Cap | str | None) -> None:
+        """
+        Raises:
+            AccessProhibited: the object of this cap is blocked.
+        """
+        cap = as_cap(cap) if isinstance(cap, str) else cap
+        if cap is None or isinstance(cap, UnknownCap):
+            return
+        index = cap.storage_index
+        if index is None:
+            return
+        reason = self._current().get(base32.encode(index))
+        if reason is not None:
+            raise AccessProhibited(f"Access Prohibited: {printable(reason)}")
+
+    def _current(self) -> dict[str, str]:
+        try:
+            found = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            self._seen, self._reasons = None, {}
+            return self._reasons
+        except OSError as error:
+            raise self._unreadable(error) from error
+        seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if seen != self._seen:
+            self._reasons = self._read()
+            self._seen = seen
+        return self._reasons
+
+    def _read(self) -> dict[str, str]:
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if len(data) > MAX_BYTES:
+            raise AccessProhibited(
+                f"Access Prohibited: {self._path} has more than {MAX_BYTES} bytes; shorten it"
+            )
+        reasons: dict[str, str] = {}
+        for line in data.decode("utf-8", "replace").splitlines():
+            index, _, reason = line.strip().partition(" ")
+            if index and not index.startswith("#"):
+                reasons[index] = reason.strip()
+        return reasons
+
+    def _unreadable(self, error: OSError) -> AccessProhibited:
+        return AccessProhibited(
+            f"Access Prohibited: cannot read {self._path}: {error.strerror}; it may forbid access"
+        )
