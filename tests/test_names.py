@@ -24,9 +24,9 @@ ELSEWHERE = {"twisted"}
 GLOSSARY = PACKAGE.parent.parent / "docs" / "glossary.md"
 
 _WORDS = """
-address agent ahead aliases announce answers api app archive args arguments backup bar base base32
-batches blocking body build buildbot byte cache calls capacity change charts check children client clock cmd
-collector
+access address agent ahead aliases announce answers api app archive args arguments backup bar base base32
+batches blacklist blocking body build buildbot byte cache calls capacity change charts check children client
+clock cmd collector
 compare completion config configured connection console context copied copy creation credentials
 crypto database
 databases dates deb822 debian decoder decompress deferreds dialer discovery download embedded encode

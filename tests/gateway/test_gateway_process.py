@@ -12,7 +12,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 from pipegrid.disk.running_process import process_began, refuse_if_running
-from tests.cli.processes import TIMEOUT_S, ProcessTestCase
+from tests.cli.processes import TIMEOUT_S, ProcessTestCase, in_fresh_processes
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
 
@@ -88,6 +88,18 @@ class GatewayProcessTests(ProcessTestCase):
         _, err = self.run_command("-d", "c", "gateway", status=2)
         self.assertIn("the Tahoe-LAFS node of c is still running", err)
         self.assertFalse((self.home / "c/node.url").exists())
+
+    @in_fresh_processes
+    def test_a_library_is_missing(self) -> None:
+        """It is named, with what installs it."""
+        self.run_command("-d", "c", "init", "--local")
+        hidden = self.home / "hidden"
+        hidden.mkdir()
+        (hidden / "wsproto.py").write_text("raise ModuleNotFoundError(name='wsproto')\n")
+        self.environment["PYTHONPATH"] = f"{hidden}:{self.environment['PYTHONPATH']}"
+        _, err = self.run_command("-d", "c", "gateway", status=2)
+        self.assertIn("the gateway needs the module wsproto", err)
+        self.assertIn("pip install 'pipegrid[gateway]'", err)
 
     def test_a_service_of_twist(self) -> None:
         """``twist pipegrid-gateway`` does the same, and a storage server may run on the directory."""

@@ -13,6 +13,7 @@ from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.job import GridJob, ReactorGridJob
 from pipegrid.cli.options import grid_options
 from pipegrid.cli.startup import lazy_modules
+from pipegrid.errors import UsageError
 from pipegrid.gateway import gateway_settings, service
 from pipegrid.server import systemd
 
@@ -87,7 +88,13 @@ def gateway_command(
     """
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
-        lazy_modules.bring_in(log_file, service, systemd)
+        try:
+            lazy_modules.bring_in(log_file, service, systemd)
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"the gateway needs the module {error.name}, which is not installed; install it with "
+                "pip install 'pipegrid[gateway]'"
+            ) from error
         restic = gateway_settings.ResticSettings(htpasswd_file, append_only, private_repos)
         chosen = gateway_settings.load_settings(
             Path(grid.config.directory), port=port, hosts=hosts, restic=restic

@@ -84,7 +84,3 @@ def makeService(options: GatewayOptions) -> GatewayService:
             running.stop()
 
     return GatewayService(reactor, options.settings(), failed)
-
-
-Options = GatewayOptions
-"""What ``twist`` looks for."""

@@ -1,5 +1,5 @@
 """
-``access.blacklist``: objects that nobody is given, whoever has their capability.
+``access.blacklist``: objects that no caller gets, even with their capability.
 
 Each line is a storage index and a reason. The file is read again when it has changed. One that cannot be read
 blocks everything: it may forbid any of it.

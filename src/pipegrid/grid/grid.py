@@ -263,7 +263,7 @@ class FileGrid:
 
     def check_access(self, cap: str | Cap | None) -> None:
         """
-        Do nothing if an object may be given to who has its cap, as far as ``access.blacklist`` says.
+        Do nothing unless ``access.blacklist`` blocks the object of a cap.
 
         Raises:
             AccessProhibited: it is blocked.

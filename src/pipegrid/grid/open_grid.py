@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 _JOINING = "'pipegrid init NURL...' or 'pipegrid init --introducer FURL'"
 
 
+_NO_RATE = "an embedded grid sends nothing over a network, so a rate limit has no effect on it"
+
+
 @attrs.frozen(kw_only=True)
 class Opened:
     """
@@ -105,9 +108,7 @@ def open_grid(
         members.add_static(server)
     local = _open_local(reactor, config.local, members, opener, warnings)
     if local is not None and limits is not None and limits.bytes_per_s is not None:
-        warnings.add(
-            "an embedded grid sends nothing over a network, so a rate limit has no effect on it"
-        )
+        warnings.add(_NO_RATE)
     if not members.peers and not introducers:
         raise UsageError(
             f"{path} names no servers that can be used; "

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.web.resource import IResource
 from zope.interface import implementer
 
@@ -28,6 +29,7 @@ class ApiRequest:
         http: twisted.web's request: what streams writes to it, and finishes it.
         method: ``GET`` for HEAD, too; see ``is_head``.
         names: the decoded parts of the path, from the first on (``uri``).
+        stored: the body as an immutable file, which is stored while its path is followed; None: it is not.
     """
 
     http: Any
@@ -38,6 +40,7 @@ class ApiRequest:
     arguments: Arguments
     body: BodySpool
     is_head: bool = False
+    stored: Deferred[Cap] | None = None
 
     def allowed(self, cap: Cap | None) -> None:
         """Do nothing if an object may be given to clients; see ``Grid.check_access``."""

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from pipegrid.core.caps import Cap, UnknownCap
 from pipegrid.core.packed_directory import directory_cap, pack_immutable
-from pipegrid.gateway.body_spool import BodySpool
+from pipegrid.gateway.body_spool import IN_MEMORY_BYTES, BodySpool
 from pipegrid.gateway.http_response import HttpResponse, redirect
 from pipegrid.gateway.web_api.api_request import (
     ApiRequest,
@@ -83,8 +83,26 @@ def uploaded(call: ApiRequest) -> BodySpool:
     return call.arguments.file.body
 
 
+def may_be_stored_early(call: ApiRequest) -> bool:
+    """
+    Return whether a PUT's body is stored while its path is followed, which saves a round trip.
+
+    Only a small one: it is stored without need if a mutable file turns out to be there.
+    """
+    arguments = call.arguments
+    return (
+        call.method == "PUT"
+        and len(call.names) > 2
+        and not {"t", "format", "mutable", "offset"} & arguments.values.keys()
+        and call.body.refused is None
+        and call.body.size <= IN_MEMORY_BYTES
+    )
+
+
 async def store_file(call: ApiRequest, body: BodySpool) -> Cap:
     """Store a body as a new file of the format that the request names; returns its cap."""
+    if call.stored is not None and body is call.body:
+        return await call.stored
     chosen = call.arguments.format()
     private_key = private_key_of(call)
     source = body.source()

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from urllib.parse import urlencode
 
+import attrs
+
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.gateway.gateway_settings import GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse, redirect
@@ -26,9 +28,15 @@ from pipegrid.gateway.web_api.directory_requests import (
     upload,
 )
 from pipegrid.gateway.web_api.file_requests import get_file, put_object
-from pipegrid.gateway.web_api.new_objects import MKDIRS, answer_unlinked
+from pipegrid.gateway.web_api.new_objects import (
+    MKDIRS,
+    answer_unlinked,
+    may_be_stored_early,
+    store_file,
+)
 from pipegrid.gateway.web_api.path_lookup import FileInTheWay, FoundObject, find
 from pipegrid.gateway.web_api.web_errors import WebError, no_such_child
+from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.tree.public_grid import Grid
 
 METHODS = "GET, HEAD, PUT, POST, DELETE"
@@ -76,6 +84,17 @@ async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpR
         return redirect("/uri" + (f"?{query}" if query else ""))
     if call.method not in ("GET", "PUT", "POST", "DELETE"):
         raise method_not_allowed(call, METHODS)
+    if not may_be_stored_early(call):
+        return await _answer_at_path(posts, call)
+    storing = start_cancellable(store_file(call, call.body), call.grid.clock)
+    try:
+        return await _answer_at_path(posts, attrs.evolve(call, stored=storing))
+    finally:
+        storing.addErrback(lambda _: None)  # of one that was not waited for
+        storing.cancel()
+
+
+async def _answer_at_path(posts: Mapping[str, Handler], call: ApiRequest) -> HttpResponse | None:
     try:
         found = await find(call.grid, call.names[1], call.names[2:], call.allowed)
     except FileInTheWay as error:
