@@ -8,8 +8,8 @@ import shlex
 import stat
 from typing import BinaryIO, NamedTuple
 
+from pipegrid.cli.console import read_given
 from pipegrid.cli.error_report import unreadable
-from pipegrid.cli.interruptible_input import read_given
 from pipegrid.core.text import CAP_STARTS, as_pasted, decode_text, printable
 from pipegrid.errors import CapError, SourceError, UsageError
 

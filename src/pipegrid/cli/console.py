@@ -1,5 +1,5 @@
 """
-Where a command writes: results on stdout, prose and progress on stderr.
+Where a command writes and reads: results on stdout, prose and progress on stderr, and what stdin gives.
 
 The streams are handed in, so tests need no process of their own.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +19,7 @@ from pipegrid.cli.error_report import ExitStatus, sentence, status_of
 from pipegrid.cli.startup.fast_json import plain_json
 from pipegrid.core.text import harmless, printable
 from pipegrid.disk.private_files import interruptible, wait_for_room
-from pipegrid.errors import SinkError
+from pipegrid.errors import SinkError, SourceError
 
 TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
 if TYPE_CHECKING:
@@ -349,3 +350,72 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not isfinite(value) else value
+
+
+# Standard input, and files that are read as a whole.
+
+
+class NoInput:
+    """Standard input where there is none; reading it says so."""
+
+    name = "standard input"
+
+    def read(self, length: int = -1, /) -> bytes:
+        """Raises SourceError, always: standard input is closed."""
+        raise SourceError("cannot read standard input: it is closed")
+
+
+def read_given(path: str, stdin: BinaryIO | None, most: int) -> bytes:
+    """
+    Return what is in a file, or its beginning.
+
+    Args:
+        path: ``-`` is standard input.
+
+    Raises:
+        SourceError: there is no standard input.
+        OSError: it cannot be read.
+        ValueError: no file can be called so.
+    """
+    if path != "-":
+        with open(path, "rb") as file:
+            return file.read(most)
+    return NoInput().read() if stdin is None else read_whole(stdin, most)
+
+
+def read_whole(file: BinaryIO, most: int) -> bytes:
+    """
+    Return what there is to read, or its beginning, however long that takes.
+
+    Another program may have made standard input one that does not wait: then a read returns what is there by
+    now, or None, and not what there will be.
+    """
+    try:
+        waits = os.get_blocking(file.fileno())
+    except (OSError, ValueError):  # not a file at all
+        waits = True
+    if waits:
+        return file.read(most)
+    data = b""
+    while len(data) < most:
+        piece: bytes | None = file.read(most - len(data))
+        if piece is None:
+            select.select([file], [], [])
+        elif not piece:
+            break
+        else:
+            data += piece
+    return data
+
+
+def source_of(path: str, stdin: BinaryIO | None) -> Any:
+    """
+    Return what ``Grid.put`` reads of what a command names; it can stop waiting for a pipe or terminal.
+
+    Args:
+        path: ``-`` is standard input.
+        stdin: None: it is closed.
+    """
+    if path != "-":
+        return path
+    return NoInput() if stdin is None else stdin

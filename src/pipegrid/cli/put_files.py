@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,9 +11,8 @@ from twisted.python.failure import Failure
 
 from pipegrid.cli import cap_lookup, grid_destination, output
 from pipegrid.cli.cap_file import as_line
-from pipegrid.cli.console import Console
+from pipegrid.cli.console import Console, source_of
 from pipegrid.cli.error_report import ExitStatus, UnprintedCap, one_status
-from pipegrid.cli.interruptible_input import InterruptibleInput, opened
 from pipegrid.cli.output import keep_caps, print_cap
 from pipegrid.cli.progress_bar import ProgressBar
 from pipegrid.core import caps
@@ -63,7 +61,6 @@ class Uploads:
         self._options = options
         self._with_names = with_names
         self._outcomes: dict[int, PutResult | Failure] = {}
-        self._waiting: list[InterruptibleInput] = []
         self._printed = 0
         self._statuses: set[ExitStatus] = set()
 
@@ -75,7 +72,7 @@ class Uploads:
             0; or the status of the failures if they share one; or 1.
         """
         try:
-            sources: list[Any] = [self._opened(path) for path in self._files]
+            sources = [source_of(path, self._console.stdin) for path in self._files]
             with ProgressBar(self._console, "put") as progress:
                 bars = BarsOfFiles(progress, sources)
                 await self._grid.put_many(
@@ -87,9 +84,6 @@ class Uploads:
         except UnprintedCap as error:
             self._keep_the_rest(error)
             raise
-        finally:
-            for each in self._waiting:
-                each.give_up()
         return one_status(self._statuses)
 
     def _keep_the_rest(self, error: UnprintedCap) -> None:
@@ -106,13 +100,6 @@ class Uploads:
     def _ended(self, number: int, outcome: PutResult | Failure) -> None:
         self._outcomes[number] = outcome
         self._print_in_order()
-
-    def _opened(self, path: str) -> Any:
-        """Return what a thread may read; what it may wait for is given up in the end."""
-        source = opened(path, self._console.stdin)
-        if isinstance(source, InterruptibleInput):
-            self._waiting.append(source)
-        return source
 
     def _print_in_order(self) -> None:
         while self._printed in self._outcomes:
@@ -231,33 +218,37 @@ async def put_at(
     path, format, force, read_only = place
     keeps = format is not None or options["random_key"]  # nobody else has the cap
     show = partial(_show, console, grid.config.directory if keeps else None, file)
-    with _source(console, file) as source:
-        if path is None:
-            show(await _store(grid, source, format, options), read_only)
-            return
-        root, names = cap_lookup.root_of(grid, path)
-        if not names and isinstance(cap := caps.parse_cap(root), MutableCap):
-            if cap.access != "write":
-                raise CapError("this cap does not write the file; use its write cap")
-            await grid.overwrite(cap, source)
-            show(cap, read_only)
-            return
-        spot = await grid_destination.spot_at(grid, path, _name_of(file), make=True)
-        spot.check_kind()
-        there = _overwritten(spot, format, force)
-        if there is not None:
-            await grid.overwrite(there, source)
-            show(there, read_only)
-            return
-        spot.check_free(force)
-        left: list[Cap] = []
-        try:
-            await _put_into(spot, source, place, options, left.append)
-        except BaseException:
-            if left:
-                show(left[0], False)  # its cap is what is left of it
-            raise
-        show(left[0], read_only)
+    if file != "-" and os.path.isdir(file):
+        raise SourceError(
+            f"'{printable(file)}' is a directory; 'pipegrid cp -r' copies all that is in it"
+        )
+    source = source_of(file, console.stdin)
+    if path is None:
+        show(await _store(grid, source, format, options), read_only)
+        return
+    root, names = cap_lookup.root_of(grid, path)
+    if not names and isinstance(cap := caps.parse_cap(root), MutableCap):
+        if cap.access != "write":
+            raise CapError("this cap does not write the file; use its write cap")
+        await grid.overwrite(cap, source)
+        show(cap, read_only)
+        return
+    spot = await grid_destination.spot_at(grid, path, _name_of(file), make=True)
+    spot.check_kind()
+    there = _overwritten(spot, format, force)
+    if there is not None:
+        await grid.overwrite(there, source)
+        show(there, read_only)
+        return
+    spot.check_free(force)
+    left: list[Cap] = []
+    try:
+        await _put_into(spot, source, place, options, left.append)
+    except BaseException:
+        if left:
+            show(left[0], False)  # its cap is what is left of it
+        raise
+    show(left[0], read_only)
 
 
 def _show(console: Console, keep_in: Path | None, file: str, cap: Cap, read_only: bool) -> None:
@@ -316,17 +307,3 @@ async def _store(grid: Grid, source: Any, format: str | None, options: dict[str,
     if format is None:
         return (await grid.put(source, **options)).cap
     return (await grid.create_mutable(source, format=format, params=options["params"])).cap
-
-
-@contextmanager
-def _source(console: Console, file: str) -> Iterator[Any]:
-    if file != "-" and os.path.isdir(file):
-        raise SourceError(
-            f"'{printable(file)}' is a directory; 'pipegrid cp -r' copies all that is in it"
-        )
-    source = opened(file, console.stdin)
-    try:
-        yield source
-    finally:
-        if isinstance(source, InterruptibleInput):
-            source.give_up()

@@ -11,8 +11,8 @@ import click
 
 from pipegrid.cli import cap_lookup, output, progress_bar
 from pipegrid.cli.cap_file import as_line
+from pipegrid.cli.console import read_given
 from pipegrid.cli.error_report import ExitStatus, one_status, with_options
-from pipegrid.cli.interruptible_input import read_given
 from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, CapArguments, as_one, usage_error
 from pipegrid.core.text import counted, decode_text, printable
