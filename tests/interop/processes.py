@@ -326,6 +326,41 @@ class Gateway(Node):
         return found
 
 
+class PipegridGateway(Gateway):
+    """``pipegrid gateway`` in a directory that a Tahoe-LAFS client could have."""
+
+    def __init__(self, directory: Path) -> None:
+        Process.__init__(
+            self, directory, sys.executable, "-m", "pipegrid.cli", "-d", str(directory), "gateway"
+        )
+
+    def surroundings(self) -> dict[str, str]:
+        """Return its environment: with this very package, installed or not."""
+        return Process.surroundings(self)
+
+
+def start_pipegrid_gateway(
+    directory: Path, furls: dict[str, str], shares: tuple[int, int, int]
+) -> PipegridGateway:
+    """Start one that is configured as a client of Tahoe-LAFS; waits until it has all servers."""
+    needed, happy, total = shares
+    settings = (
+        f"[node]\nweb.port = tcp:{free_port()}:interface=127.0.0.1\n"
+        f"[client]\nshares.needed = {needed}\nshares.happy = {happy}\nshares.total = {total}\n"
+    )
+    make_node(directory, settings)
+    for name, secret in (("convergence", b"c" * 16), ("secret", b"s" * 32)):
+        (directory / "private" / name).write_text(base32.encode(secret) + "\n")
+    write_servers(directory, furls)
+    gateway = PipegridGateway(directory)
+    try:
+        gateway.wait(len(furls))
+    except BaseException:
+        gateway.stop()
+        raise
+    return gateway
+
+
 class TahoeGrid:
     """
     An introducer and storage nodes that announce themselves to it; the nodes start side by side.
