@@ -16,7 +16,7 @@ from pipegrid.core import base32
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap
 from pipegrid.gateway.web_api.web_errors import WebError
 
-_RANGE = re.compile(r"\s*bytes\s*=\s*([0-9]{0,19})\s*-\s*([0-9]{0,19})\s*(?:,|\Z)", re.I)
+_RANGE = re.compile(r"\s*bytes\s*=\s*(?:([0-9]{1,19})\s*)?-\s*(?:([0-9]{1,19})\s*)?(?:,|\Z)", re.I)
 _TOKEN = re.compile(r'(?:W/)?"?([^",\s]{1,200})"?')
 _TYPES = mimetypes.MimeTypes()
 
