@@ -30,7 +30,9 @@ from tests.mirror.test_sprint import Server
 NOT_YET = ("click", "hashlib", "pipegrid.cli.console", "signal", "socket", "ssl", "typing")
 """What takes a millisecond and more, and nobody needs to connect."""
 
-NOT_BEFORE_ASKED = ("click", "ctypes", "hashlib", "queue", "socket", "ssl", "threading", "typing")
+NOT_BEFORE_ASKED = (
+    *("click", "ctypes", "hashlib", "pathlib", "queue", "socket", "ssl", "threading", "typing"),
+)
 """The same of the first request."""
 
 _COMMAND = """

@@ -11,10 +11,13 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from pipegrid.disk.files import FULL
 from pipegrid.disk.safe_open import CannotLock, names_file, open_locked
+
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # The suffix of the hidden file next to a target, in which its bytes are collected.
 

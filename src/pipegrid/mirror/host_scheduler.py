@@ -296,12 +296,12 @@ class FetchSchedule:
     def asks(self) -> Iterator[tuple[ScheduledConnection, FetchJob]]:
         """Yield what to request and where, while windows allow; each is to be requested at once."""
         going = True
+        hosts = self.hosts
         while going and self.waits:
             going = False
-            for host in list(self.hosts):
+            for host in hosts if len(hosts) == 1 else list(hosts):
                 connection = host.free_connection()
-                job = None if connection is None else host.next()
-                if connection is not None and job is not None:
+                if connection is not None and (job := host.next()) is not None:
                     yield connection, job
                     going = True
 
@@ -369,6 +369,7 @@ class MirrorSchedule:
     One mirror, and the hosts that are asked in its name: its own, and those that it redirects to.
 
     Attributes:
+        bit: of it in the attributes of jobs.
         hosts: its own first.
         queued: jobs that wait for them.
         is_out: its driver requests nothing from it any more.
@@ -380,6 +381,7 @@ class MirrorSchedule:
         self.schedule = schedule
         self.plan = schedule.plan
         self.number = number
+        self.bit = 1 << number
         self.address = address
         self.tally = tally
         self.access = address.access
@@ -676,18 +678,15 @@ class HostSchedule:
 
     def free_connection(self) -> ScheduledConnection | None:
         """Return the connection that has least outstanding, if its window allows more."""
-        best: ScheduledConnection | None = None
-        serial = self.is_serial
+        best, least_bytes = None, self.window_bytes
+        most = self.spent if self.has_answered else min(self.spent, FIRST_REQUESTS)
+        serial = self._plan.is_serial(self.mirror.number)
         for connection in self.connections:
-            if serial and (connection.pipelined or connection.is_owed):
-                continue
-            if (
-                connection.count < self.spent
-                and connection.owed_bytes < self.window_bytes
-                and (self.has_answered or connection.count < FIRST_REQUESTS)
-                and (best is None or connection.owed_bytes < best.owed_bytes)
-            ):
-                best = connection
+            owed_bytes = connection.owed_bytes
+            if owed_bytes < least_bytes and connection.count < most:
+                if serial and (connection.pipelined or connection.is_owed):
+                    continue
+                best, least_bytes = connection, owed_bytes
         return best
 
     def widen(self) -> None:
@@ -703,16 +702,16 @@ class HostSchedule:
     def ask(self, connection: ScheduledConnection, job: FetchJob, now_s: float) -> bytes:
         """Return the request for a file, which is to be sent on a connection."""
         mirror = self.mirror
-        bit = 1 << mirror.number
-        if not connection.is_owed:
+        # Of most connections this says it all, at the cost of an attribute.
+        if not connection.owed_bytes and not connection.is_owed:
             connection.last_s = max(connection.last_s, now_s)
             mirror.begins(now_s)
         elif not connection.pipelined:
             connection.pipelined = True
             for each in connection.unanswered:
-                each.company |= bit
+                each.company |= mirror.bit
         if connection.pipelined:
-            job.company |= bit
+            job.company |= mirror.bit
         route = mirror.routes.get(job) if mirror.routes else None
         if route is not None:
             return b"GET %s%s" % (route.target, self._tail)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -293,6 +292,8 @@ class WorkerProcesses:
                 result = _result(plan, tallies, files)
             except PipegridError as error:
                 result = {"error": str(error)}
+            import json  # which one process does not need
+
             with open(told, "w", encoding="ascii") as pipe:
                 json.dump(result, pipe)
             status = 0
@@ -308,6 +309,8 @@ class WorkerProcesses:
         Raises:
             MirrorError: one could not go on: the destination can take nothing any more.
         """
+        import json  # which one process does not need
+
         failed = None
         self._destination.has_changed()
         while self._running:
