@@ -638,19 +638,23 @@ class Destination:
         Raises:
             MirrorError: they cannot be written.
         """
-        for path, data in files.items():
-            name = _OWN_NEW
-            try:
-                self.discard(name)
-                fd = self.open_own(name)
-                try:
-                    disk.write_all(fd, data, 0)
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
-                self.publish(name, path, staged=True)
-            except OSError as error:
-                raise self.error(error, f"hold {quoted(path)}") from error
+        path = ""
+        try:
+            for path, data in files.items():
+                self._write_own(data)
+                self.publish(_OWN_NEW, path, staged=True)
+        except OSError as error:
+            raise self.error(error, f"hold {quoted(path)}") from error
+
+    def _write_own(self, data: bytes) -> None:
+        """Write a new file of our own in ``incoming``, durably; it has no name yet."""
+        self.discard(_OWN_NEW)
+        fd = self.open_own(_OWN_NEW)
+        try:
+            disk.write_all(fd, data, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def keep_own(self, name: str, data: bytes) -> None:
         """
@@ -660,13 +664,7 @@ class Destination:
             MirrorError: it cannot be written.
         """
         try:
-            self.discard(_OWN_NEW)
-            fd = self.open_own(_OWN_NEW)
-            try:
-                disk.write_all(fd, data, 0)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            self._write_own(data)
             os.rename(_OWN_NEW, name, src_dir_fd=self._incoming, dst_dir_fd=self._hidden)
         except OSError as error:
             raise self.error(error, "record what it holds") from error

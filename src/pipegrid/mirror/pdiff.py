@@ -34,7 +34,6 @@ from pipegrid.reactor.process_settings import start_thread
 #
 # Sources: POSIX ed; the ``Index`` files of Debian's archive.
 
-MAX_LINE_NUMBER = 1 << 40
 END = 1 << 62
 """Stands for the end of the index, whose length nobody knows before it is read."""
 

@@ -294,7 +294,6 @@ def _check_count(count: int, what: str) -> None:
 # ``True`` is not accepted as 1. All functions raise ``ValueError`` with a text that names the place in the
 # message; the caller turns that into status 400 or ``ServerProtocolError``.
 
-SET_TAG = 258
 MAX_DEPTH = 8  # the deepest message, read-test-write, needs 6
 MAX_UINT = (1 << 64) - 1
 MAX_STATUS = 599

@@ -26,6 +26,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from pipegrid.core.text import printable
+from pipegrid.errors import RemoteCallError
 from pipegrid.wire.announcements import MAX_SERVERS
 from pipegrid.wire.banana_receiver import Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import KEEPALIVE_S
@@ -84,14 +85,8 @@ Connect = Callable[[str], "Deferred[Any]"]
 """Given a fURL, fires with a remote reference: a tub's ``getReference``."""
 
 
-class RemoteFailure(Exception):
-    """
-    A call failed at the other end: Foolscap passes failures on as texts, which coroutines cannot raise.
-    """
-
-
 def call(reference: Any, name: str, *arguments: Any) -> Deferred[Any]:
-    """Call a remote method; a failure at the other end becomes a ``RemoteFailure``."""
+    """Call a remote method; a failure at the other end, which comes as text, is a ``RemoteCallError``."""
     answer: Deferred[Any] = reference.callRemote(name, *arguments)
     return answer.addErrback(_as_exception)
 
@@ -99,7 +94,7 @@ def call(reference: Any, name: str, *arguments: Any) -> Deferred[Any]:
 def _as_exception(failure: Any) -> Any:
     if isinstance(failure.value, BaseException):
         return failure
-    raise RemoteFailure(str(failure.value))
+    raise RemoteCallError(str(failure.value))
 
 
 async def connect_introducer(connect: Connect, furl: Furl, clock: IReactorTime) -> Any:
@@ -152,7 +147,7 @@ def reason_of(error: Exception | None) -> str:
         return "the server there does not have its key, or does not speak Foolscap"
     if "unable to find reference for name" in str(error):
         return "the server at that address knows nothing under the fURL's last part"
-    if isinstance(error, (Violation, RemoteFailure)):
+    if isinstance(error, (Violation, RemoteCallError)):
         return _NO_INTRODUCER
     return _excerpt(str(error)) or type(error).__name__
 

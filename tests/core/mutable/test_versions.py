@@ -46,13 +46,12 @@ class VersionTests(SynchronousTestCase):
                 parsed = parse_version(share)
                 assert parsed is not None
                 self.assertEqual(parsed.signed_prefix, share[: SIGNED_BYTES[parsed.format]])
-                self.assertEqual(len(parsed.checkstring), {"sdmf": 57, "mdmf": 41}[case["format"]])
                 self.assertEqual(
                     (parsed.required_shares, parsed.total_shares), (case["k"], case["n"])
                 )
                 self.assertEqual(parsed.size, len(vectors.plaintext(case["plaintext"])))
                 self.assertEqual(
-                    checkstring_order(parsed.checkstring),
+                    checkstring_order(share[: {"sdmf": 57, "mdmf": 41}[case["format"]]]),
                     (parsed.sequence_number, parsed.root_hash),
                 )
 

@@ -225,11 +225,6 @@ class Version:
         return _MDMF.pack(number, self.sequence_number, self.root_hash, *counts)
 
     @property
-    def checkstring(self) -> bytes:
-        """The first bytes of every share, which a writer tests before it writes: 57 or 41 of them."""
-        return self.signed_prefix[: _CHECKSTRING_BYTES[self.format]]
-
-    @property
     def name(self) -> str:
         """The version as shown to people: the sequence number and the beginning of the root hash."""
         return f"{self.sequence_number} ({self.root_hash.hex()[:8]})"
