@@ -45,6 +45,7 @@ measure.mirror-world := misc.mirror_world ## repositories of real programs, read
 measure.peers := misc.speedtest.peers ## Tahoe-LAFS's gateway in turns
 measure.peers-mutable := misc.speedtest.peers.mutables ## the same of mutable files; five minutes
 measure.restic := misc.speedtest.restic ## restic to a gateway, rclone in turns; three minutes
+measure.sftp := misc.sftp ## a gateway's SFTP: sshfs, rclone, git, 10,000 files; half an hour
 measure.soak := misc.soak ## random and long; ten minutes
 measure.speedtest := pipegrid ## the speed test with a report; five minutes
 measure.trees := misc.speedtest.trees ## whole trees, Tahoe-LAFS in turns; two hours
@@ -61,10 +62,10 @@ args.pipegrid := speedtest run --output speedtest-results
 tests.interop := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace gateway_returns round_trips storing_again tahoe_commands)
 tests.mirror := tests.interop.debmirror tests.interop.reposync
 
-MEASURE := attack budgets builds cold crash durability interop large-mutable links many mirror mirror-world peers peers-mutable restic soak speedtest trees
+MEASURE := attack budgets builds cold crash durability interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees
 
 .DEFAULT_GOAL := help
-.PHONY: help run-module demo test lint types trial coverage pythons prerequisites lowest newest attack budgets builds cold crash durability interop large-mutable links many mirror mirror-world peers peers-mutable restic soak speedtest trees buildbot fuzz manpage format fresh clean
+.PHONY: help run-module demo test lint types trial coverage pythons prerequisites lowest newest attack budgets builds cold crash durability interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees buildbot fuzz manpage format fresh clean
 
 help: ## this list
 	@sed -n -E -e 's/^measure\.([a-z-]+) :=.*## (.*)/\1\t\2/p' -e 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16

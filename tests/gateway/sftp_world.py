@@ -71,7 +71,7 @@ class FakeChannel:
         """See ``sftp_session.Channel``."""
         self.given_back += count
 
-    def loseConnection(self) -> None:
+    def finish(self) -> None:
         """See ``sftp_session.Channel``."""
         self.lost = True
 

@@ -121,6 +121,39 @@ class WritingTests(SftpTestCase):
         two.close(other)
         self.assertEqual(self.elsewhere().get("/f"), b"22")
 
+    def test_each_close_stores(self) -> None:
+        """Also while other handles of the file are open, which read it, or write on."""
+        one, two = self.client.open("/f", NEW), self.client.open("/f", WRITE)
+        three = self.client.open("/f")
+        self.client.write(one, 0, b"one")
+        self.client.close(one)
+        self.assertEqual(self.elsewhere().get("/f"), b"one")
+        self.client.write(two, 3, b", two")
+        self.client.close(two)
+        self.assertEqual(self.elsewhere().get("/f"), b"one, two")
+        self.assertEqual(self.client.read(three, 0, 100), b"one, two")
+        self.client.set("/f", mode=0o600)
+        self.assertEqual(self.elsewhere().stat("/f").mode, 0o100600)
+        self.client.close(three)
+        self.assertEqual((self.space.used_bytes, self.space.files), (0, 0))
+
+    def test_a_writer_that_has_gone(self) -> None:
+        """A file of which only readers are left shows nothing of what was not stored."""
+        self.client.put("/old", b"old")
+        other = self.another()
+        handles = []
+        for path in ("/old", "/new"):
+            writer = other.open(path, NEW)
+            other.write(writer, 0, b"unfinished")
+            handles.append(self.client.open(path))
+        other.leave()
+        self.assertEqual(list(self.client.list()), ["old"])
+        self.assertEqual(self.client.get("/old"), b"old")
+        for handle in handles:
+            self.assertEqual(self.client.read(handle, 0, 100), b"unfinished")
+            self.client.close(handle)
+        self.assertEqual((self.space.used_bytes, self.space.files), (0, 0))
+
     def test_sync(self) -> None:
         """What was written is stored, and the file stays open."""
         handle = self.client.open("/f", NEW)

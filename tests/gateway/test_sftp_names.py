@@ -297,6 +297,19 @@ class AttributesTests(SftpTestCase):
             packed_string(handle) + change.packed(),
         )
 
+    def test_a_mode_leaves_the_time(self) -> None:
+        """Also when it is stored by the close of a handle that has written nothing."""
+        self.client.put("/f", b"x")
+        self.client.set("/f", times=(7, 7))
+        for flags in (WRITE, READ):
+            handle = self.client.open("/f", flags)
+            self.now += 100
+            self.client.set("/f", mode=0o640)
+            self.client.close(handle)
+            found = self.elsewhere().stat("/f")
+            self.assertEqual((found.mode, found.times), (0o100640, (7, 7)))
+            self.client.set("/f", mode=0o600)
+
     def test_the_root(self) -> None:
         """It has no entry: what is set of it lasts as long as the session."""
         self.client.set("/", times=(3, 3), mode=0o700)

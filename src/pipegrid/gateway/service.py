@@ -100,7 +100,9 @@ class RunningGateway:
                 "'twisted[conch]', or set enabled = false in [sftpd]"
             ) from error
         self._sftp = open_sftp(self._grid, settings, self._settings.temporary)
-        await self._listen(settings.port, self._sftp.factory, "[sftpd] port", SFTP_EXPOSED)
+        port = await self._listen(settings.port, self._sftp.factory, "[sftpd] port", SFTP_EXPOSED)
+        where = port.getHost()
+        log.info("SFTP listens at {host}:{port}", host=where.host, port=where.port)
 
     def _parts(self) -> SiteParts:
         """Return what other modules add to the site."""

@@ -31,7 +31,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
     },
     "grid_managers": None,
     "local": {"directory", "servers", "durability", "keep_unfinished"},
-    "node": {"nickname", "tub.port", "tub.location"},
+    "node": {"nickname", "tub.port", "tub.location", "web.port", "web.static", "tempdir"},
     "storage": {
         "enabled",
         "anonymous",
@@ -50,6 +50,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
         "plugins",
     },
     "grid_manager_certificates": None,
+    "sftpd": {"enabled", "port", "accounts.file", "host_pubkey_file", "host_privkey_file"},
 }
 """The sections and settings of ``pipegrid.cfg``; None: the user chooses the names in this section."""
 

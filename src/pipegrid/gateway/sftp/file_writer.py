@@ -220,6 +220,8 @@ class WrittenFile:
         attributes: what was set and is not stored.
         replace: whether it may take the place of a child that it is not known to be.
         handles: how many are open.
+        writers: those of them that may write.
+        storing: how many closes are being stored.
         is_changed: whether there is content that is not stored.
         is_broken: whether a write has failed: it will not be stored, for it is not what the client meant.
         is_linking: whether its directory is being changed: its place cannot be changed now.
@@ -233,6 +235,8 @@ class WrittenFile:
     attributes: FileAttributes = attrs.field(factory=FileAttributes)
     replace: bool = True
     handles: int = 0
+    writers: int = 0
+    storing: int = 0
     is_changed: bool = False
     is_broken: bool = False
     is_linking: bool = False
@@ -391,22 +395,26 @@ class WrittenFiles:
         finally:
             file.lock.release()
 
-    async def release(self, file: WrittenFile, abandon: bool = False) -> None:
+    async def release(
+        self, file: WrittenFile, has_written: bool = True, abandon: bool = False
+    ) -> None:
         """
-        A handle is closed: with the last one the file is stored.
+        A handle is closed: what was written is stored, also if others are open.
 
         Args:
+            has_written: whether it was a handle for writing.
             abandon: the client has gone without closing it: what it wrote is not stored.
 
         Raises:
-            PipegridError: it could not be stored, and what was written is lost.
+            PipegridError: it could not be stored, and what was written is lost with the last handle.
         """
         file.handles -= 1
-        if file.handles:
-            return
+        file.writers -= has_written
         try:
-            if not abandon:
+            if has_written and not abandon:
                 await self._store(file)
+            elif not file.writers and not file.storing and file.is_changed:
+                self.move(file, None)  # the one that wrote it has gone
         finally:
             if not file.handles:  # else it was opened again while it was stored
                 self._forget(file)
@@ -432,6 +440,7 @@ class WrittenFiles:
             PipegridError: that was not possible.
         """
         self._storing += 1
+        file.storing += 1
         await file.lock.acquire()
         try:
             if file.place is not None and file.is_broken:
@@ -443,6 +452,7 @@ class WrittenFiles:
         finally:
             file.is_linking = False
             file.lock.release()
+            file.storing -= 1
             self._storing -= 1
             if not self._storing:
                 self._idle.fire(None)
@@ -455,6 +465,7 @@ class WrittenFiles:
             await self._grid.overwrite(target, file.buffer.source)
             self._views.sized(target, file.buffer.size)
             file.is_changed = False
+            file.attributes = merged(FileAttributes(times=self.now()), file.attributes)
             await self._store_attributes(file)
             return
         looking = self._grid.look_ahead(file.place.directory.cap)
@@ -495,8 +506,7 @@ class WrittenFiles:
         if place is None or entry is None:
             return
         file.is_linking = True
-        attributes = merged(FileAttributes(times=self.now()), file.attributes)
-        changes = metadata_changes(entry.metadata, "file", attributes)
+        changes = metadata_changes(entry.metadata, "file", file.attributes)
         await place.directory.change([SetMetadata(place.name, changes)])
         file.attributes = FileAttributes()
         file.entry = described(entry, changes)

@@ -111,8 +111,8 @@ class WriteHandle:
         return await self.tree.written_attributes(self.file)
 
     async def close(self, abandon: bool = False) -> None:
-        """Store the file, with the last of its handles; see ``WrittenFiles.release``."""
-        await self.tree.files.release(self.file, abandon)
+        """Store what was written; see ``WrittenFiles.release``."""
+        await self.tree.files.release(self.file, self.may_write, abandon)
 
     def _check_writable(self) -> None:
         if not self.may_write:
@@ -194,6 +194,7 @@ async def _open_for_writing(
             file.set_attributes(attributes_of_new(attributes))
         truncate = False
     file.handles += 1
+    file.writers += 1
     handle = WriteHandle(
         tree,
         file,

@@ -108,7 +108,8 @@ class Channel(Protocol):
     def consumed(self, count: int) -> None:
         """Requests of this many bytes are done: the client may send as many more."""
 
-    def loseConnection(self) -> None: ...
+    def finish(self) -> None:
+        """Close the channel in good order."""
 
 
 class SpaceMeter(Protocol):
@@ -283,7 +284,7 @@ class SftpSession:
             self._abandon(handle)
         if not self._closed:
             self._closed = True
-            self._channel.loseConnection()
+            self._channel.finish()
 
     def _abandon(self, handle: Handle) -> None:
         Deferred.fromCoroutine(handle.close(abandon=True)).addErrback(lambda _: None)

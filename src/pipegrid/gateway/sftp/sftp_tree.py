@@ -262,13 +262,17 @@ class AccountTree:
             await file.linked.wait()
             await self.set_attributes(await self.locate(spot.path), change)
             return
-        if file is not None:
+        if file is not None and (file.writers or file.storing):
             file.set_attributes(change)  # stored with its content, by its close
             return
-        assert spot.entry is not None
+        if spot.entry is None:
+            raise no_such_file(spot.path)
         changes = metadata_changes(spot.entry.metadata, spot.kind, change)
         await self._change(place, SetMetadata(place.name, changes))
-        self.views.changed(place.directory.cap, place.name, described(spot.entry, changes))
+        entry = described(spot.entry, changes)
+        if file is not None:
+            file.entry = entry
+        self.views.changed(place.directory.cap, place.name, entry)
 
     async def _change(self, place: LinkPlace, edit: SetMetadata) -> None:
         with self._stale_if_it_fails(place):
@@ -433,8 +437,9 @@ class AccountTree:
         elif file.entry is None and not file.is_linking:
             file.replace = file.replace or replace
             self.files.move(file, place)
-            if not file.handles:  # its close is being stored
-                await file.linked.wait()
+            if not file.writers:  # its close is being stored
+                if file.storing:
+                    await file.linked.wait()
                 if file.entry is None:
                     raise SftpError(f"'{shown(old)}' could not be stored")
         else:

@@ -91,7 +91,19 @@ _CLOSE_S = 10.0
 NO_SHELL = (
     "this server has files only, no shell and no commands; use sftp, sshfs, or scp without -O"
 )
-_SIGNATURES = (b"rsa-sha2-256", b"rsa-sha2-512", b"ssh-ed25519", b"ecdsa-sha2-", b"sk-")
+_CLIENT_ALGORITHMS = (
+    b"ssh-ed25519",
+    b"sk-ssh-ed25519@openssh.com",
+    b"ecdsa-sha2-nistp256",
+    b"ecdsa-sha2-nistp384",
+    b"ecdsa-sha2-nistp521",
+    b"sk-ecdsa-sha2-nistp256@openssh.com",
+    b"rsa-sha2-512",
+    b"rsa-sha2-256",
+)
+"""By which clients may sign: none with SHA-1."""
+
+log = Logger()
 
 MakeSession = Callable[["SftpChannel", Account], SftpSession]
 
@@ -152,8 +164,6 @@ class Login:
 class AccountChecker:
     """Proves accounts, for Twisted's ``Portal``."""
 
-    _log = Logger()
-
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
 
@@ -182,7 +192,7 @@ class AccountChecker:
             raise ValidPublicKey()
         kind = getNS(credentials.signature)[0]
         try:
-            good = kind.startswith(_SIGNATURES) and Key.fromString(credentials.blob).verify(
+            good = kind in _CLIENT_ALGORITHMS and Key.fromString(credentials.blob).verify(
                 credentials.signature, credentials.sigData
             )
         except (BadKeyError, ValueError, TypeError, IndexError, KeyError, struct.error):
@@ -193,7 +203,7 @@ class AccountChecker:
 
     def requestAvatar(self, account: Account, mind: object, *interfaces: Any) -> tuple[Any, ...]:
         """Return the login of an account; see ``IRealm``."""
-        self._log.info("SFTP: {name!r} has logged in", name=printable(account.name))
+        log.info("SFTP: {name!r} has logged in", name=printable(account.name))
         return IConchUser, Login(account), lambda: None
 
 
@@ -259,6 +269,7 @@ class SftpChannel(SSHChannel):
         self.session: SftpSession | None = None
         self._account = account
         self._unused = 0
+        self._refused = False
         self.window_is_full = False
 
     @property
@@ -313,18 +324,26 @@ class SftpChannel(SSHChannel):
         return self._refuse()
 
     def _refuse(self) -> int:
-        if self.session is not None or self.closing:
+        if self.session is not None or self._refused:
             return 0
+        self._refused = True
         self.conn.transport.factory.clock.callLater(0, self._say_and_close)
         return 1
 
     def _say_and_close(self) -> None:
-        if self.localClosed or self.closing:
+        if self.localClosed:
             return
         self.writeExtended(EXTENDED_DATA_STDERR, NO_SHELL.encode("ascii") + b"\r\n")
         self.conn.sendRequest(self, b"exit-status", struct.pack(">L", 1))
         self.conn.sendEOF(self)
         self.loseConnection()
+
+    def finish(self) -> None:
+        """Close the channel in good order: some clients take anything else for a failure."""
+        if not self.localClosed:
+            self.conn.sendRequest(self, b"exit-status", bytes(4))
+            self.conn.sendEOF(self)
+            self.loseConnection()
 
     def request_pty_req(self, data: bytes) -> int:
         """Accept it, so that the client shows why there is no shell."""
@@ -336,10 +355,10 @@ class SftpChannel(SSHChannel):
 
     def eofReceived(self) -> None:
         """The client will ask for nothing more: what it has asked for is done to its end."""
-        if self.session is None:
-            self.loseConnection()
-        else:
+        if self.session is not None:
             self.session.ended()
+        elif not self._refused:
+            self.finish()
 
     def closed(self) -> None:
         self.conn.transport.factory.sessions -= 1
@@ -478,6 +497,10 @@ class SftpTransport(SSHServerTransport):
     def receiveError(self, reasonCode: int, description: bytes) -> None:
         """A client says why it leaves, which is no error of anybody."""
 
+    def sendExtInfo(self, extensions: list[tuple[bytes, bytes]]) -> None:
+        """See ``SSHTransportBase``; clients may sign with other algorithms than the server."""
+        super().sendExtInfo([(b"server-sig-algs", b",".join(_CLIENT_ALGORITHMS))])
+
     def ssh_KEXINIT(self, packet: bytes) -> None:
         """See ``SSHServerTransport``; before the login there is one exchange of keys."""
         self._exchanges += 1
@@ -542,7 +565,8 @@ class SftpFactory(SSHFactory):
         make_session: begins the session of an account on a channel.
     """
 
-    _log = Logger()
+    _log = Logger(observer=_ignored)
+    noisy = False
     protocol = SftpTransport
     services = {b"ssh-userauth": SftpUserAuth, b"ssh-connection": SftpConnection}
 
@@ -587,7 +611,7 @@ class SftpFactory(SSHFactory):
 
     def malformed(self, connection: SftpTransport, error: Exception) -> None:
         """A client has sent what is not SSH."""
-        self._log.info(
+        log.info(
             "an SSH client at {host} sent what makes no sense ({kind}), and was disconnected",
             host=connection.host,
             kind=type(error).__name__,
