@@ -209,7 +209,13 @@ NEEDS = (
         (*TESTS, "crash", "mirror"),
     ),
     Need("restic", command("restic"), "restic", "to back up to a gateway", (*TESTS, "restic")),
-    Need("rclone", command("rclone"), "rclone", "to compare with it, and to use a gateway's SFTP", ("restic", "sftp")),
+    Need(
+        "rclone",
+        command("rclone"),
+        "rclone",
+        "to compare with it, and to use a gateway's SFTP",
+        ("restic", "sftp"),
+    ),
     Need(
         "OpenSSH's sftp",
         command("sftp"),

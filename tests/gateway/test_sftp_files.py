@@ -296,6 +296,21 @@ class ReadingTests(SftpTestCase):
             self.client.read(handle, 5_000_000, 5), content(10_000_000)[5_000_000:][:5]
         )
 
+    def test_many_readers(self) -> None:
+        """Few downloads run; one that is not used gives way, and its reader goes on where it was."""
+        data = content(1_000_000)
+        self.client.put("/f", data)
+        handles = [self.client.open("/f") for _ in range(2 * file_reader.MOST_STREAMS)]
+        for step in range(3):
+            for handle in handles:
+                found = self.client.read(handle, step * 50_000, 50_000)
+                self.assertEqual(found, data[step * 50_000 :][:50_000])
+                self.assertLessEqual(self.read_space.streams, file_reader.MOST_STREAMS)
+            self.world.clock.advance(file_reader.UNUSED_S)
+        for handle in handles:
+            self.client.close(handle)
+        self.assertEqual(self.read_space.streams, 0)
+
     def test_the_file_that_was_opened(self) -> None:
         """A file that is replaced or removed meanwhile stays readable by its handle."""
         self.client.put("/f", b"old" * 100)

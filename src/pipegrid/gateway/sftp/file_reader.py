@@ -8,9 +8,10 @@ bytes, and pauses the servers when the client does. Other ranges are fetched one
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -32,14 +33,20 @@ KEPT_BEHIND_BYTES = 512 << 10
 WHOLE_BYTES = 256 << 10
 """Files up to this size are fetched whole."""
 
-READING_BYTES = 64 << 20
+READING_BYTES = 32 << 20
 """What all downloads may hold for their readers."""
 
 MOST_WHOLE_BYTES = 16 << 20
 """What may be held of files that were fetched whole; beyond that they are fetched again for each request."""
 
-MOST_STREAMS = READING_BYTES // (AHEAD_BYTES // 8)
-"""Downloads that may run at once; more readers fetch range by range."""
+MOST_STREAMS = 6
+"""Downloads that may run at once, each of which takes some 20 MB; more readers fetch range by range."""
+
+MOST_FETCHES = 6
+"""Ranges, and small files, that are fetched at once; the others wait for their turn."""
+
+UNUSED_S = 2.0
+"""A download that no request has used for this long gives way to another reader's."""
 
 IDLE_S = 30.0
 """A download that no request has used for this long ends."""
@@ -49,27 +56,55 @@ _REMEMBERED_ENDS = 16
 
 class ReadSpace:
     """
-    Divides the memory for reading among all files that are being read.
+    Divides memory among all files that are being read.
 
     Attributes:
-        streams: downloads that run.
         whole_bytes: what is held of files that were fetched whole.
     """
 
     def __init__(self) -> None:
-        self.streams = 0
         self.whole_bytes = 0
+        self._streams: dict[_ReadAhead, None] = {}
+        self._turns = DeferredSemaphore(MOST_FETCHES)
 
     @property
-    def is_full(self) -> bool:
-        """Whether no more downloads may begin."""
-        return self.streams >= MOST_STREAMS
+    def streams(self) -> int:
+        """How many downloads run, of all readers."""
+        return len(self._streams)
+
+    def make_way(self, now: float) -> bool:
+        """Return whether a download may begin, if need be in place of one that is not used."""
+        if self.streams >= MOST_STREAMS:
+            unused = [
+                each
+                for each in self._streams
+                if not each.is_waited_for and now - each.used_at >= UNUSED_S
+            ]
+            if unused:
+                min(unused, key=lambda each: each.used_at).drop()
+        return self.streams < MOST_STREAMS
+
+    def begun(self, stream: _ReadAhead) -> None:
+        """Count a download that runs."""
+        self._streams[stream] = None
+
+    def ended(self, stream: _ReadAhead) -> None:
+        """Count a download no more."""
+        self._streams.pop(stream, None)
 
     @property
     def ahead_bytes(self) -> int:
         """How far each download may be ahead now."""
         share = READING_BYTES // max(1, self.streams) - KEPT_BEHIND_BYTES
         return min(AHEAD_BYTES, max(_FIRST_AHEAD_BYTES, share))
+
+    async def fetch(self, grid: Grid, cap: Cap, start: int, length: int) -> bytes:
+        """Fetch a range when it is its turn; raises as ``Grid.read`` does."""
+        await self._turns.acquire()
+        try:
+            return await grid.read(cap, start, length)
+        finally:
+            self._turns.release()
 
 
 @implementer(IConsumer)
@@ -82,7 +117,15 @@ class _ReadAhead:
         used_at: when it was asked for something, in seconds of the clock.
     """
 
-    def __init__(self, grid: Grid, cap: Cap, start: int, space: ReadSpace) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        cap: Cap,
+        start: int,
+        space: ReadSpace,
+        dropped: Callable[[_ReadAhead], object],
+    ) -> None:
+        self._dropped = dropped
         self.start = self.end = start
         self.used_at = grid.clock.seconds()
         self._first = start
@@ -93,15 +136,15 @@ class _ReadAhead:
         self._waiting: list[tuple[int, int, Deferred[bytes]]] = []
         self._producer: IPushProducer | None = None
         self._paused = False
-        self.failed: Failure | None = None
+        self.failed = False
         self._ended = False
-        space.streams += 1
+        space.begun(self)
         self._running = grid.get(cap, self, start=start)
         self._running.addErrback(self._fail)
 
     def covers(self, offset: int) -> bool:
         """Return whether what is at an offset is held, or will soon be."""
-        return self.failed is None and self.start <= offset <= self.end + self._ahead_bytes
+        return not self.failed and self.start <= offset <= self.end + self._ahead_bytes
 
     @property
     def is_waited_for(self) -> bool:
@@ -165,7 +208,7 @@ class _ReadAhead:
         return b"".join(found)
 
     def _fail(self, failure: Failure) -> None:
-        self.failed = failure
+        self.failed = True  # the failure itself would keep all that the download held
         waiting, self._waiting = self._waiting, []
         for *_, each in waiting:
             each.errback(failure)
@@ -174,9 +217,14 @@ class _ReadAhead:
         """End the download, and release what it holds."""
         if not self._ended:
             self._ended = True
-            self._space.streams -= 1
+            self._space.ended(self)
             self._running.cancel()
             self._pieces.clear()
+            self._producer = None
+
+    def drop(self) -> None:
+        """Give way to another reader's download."""
+        self._dropped(self)
 
 
 class FileReader:
@@ -219,13 +267,13 @@ class FileReader:
         stream = self._stream_for(offset)
         if stream is None:
             self._ends.append(offset + length)
-            return await self._grid.read(self._cap, offset, length)
+            return await self._space.fetch(self._grid, self._cap, offset, length)
         self._idle.set(IDLE_S)
         try:
             return await stream.read(offset, length)
         except GridError:
             # What the download has met may have passed, and another one asks other servers.
-            return await self._grid.read(self._cap, offset, length)
+            return await self._space.fetch(self._grid, self._cap, offset, length)
 
     async def _fetch_whole(self) -> bytes:
         waiting = self._fetched.wait()
@@ -236,7 +284,7 @@ class FileReader:
 
     async def _fetch(self) -> None:
         try:
-            data = await self._grid.read(self._cap, 0, self.size)
+            data = await self._space.fetch(self._grid, self._cap, 0, self.size)
         except Exception as error:
             self._fetching = False
             self._fetched.fail(error)
@@ -256,9 +304,9 @@ class FileReader:
         for stream in list(self._streams):
             if not stream.is_waited_for:
                 self._drop(stream)
-        if self._streams or self._space.is_full:
+        if self._streams or not self._space.make_way(self._grid.clock.seconds()):
             return None
-        stream = _ReadAhead(self._grid, self._cap, offset, self._space)
+        stream = _ReadAhead(self._grid, self._cap, offset, self._space, self._drop)
         self._streams.append(stream)
         return stream
 

@@ -362,8 +362,10 @@ class SftpChannel(SSHChannel):
 
     def closed(self) -> None:
         self.conn.transport.factory.sessions -= 1
-        if self.session is not None:
-            self.session.closed()
+        session, self.session = self.session, None
+        self.buf = b""
+        if session is not None:
+            session.closed()
 
 
 class SftpConnection(SSHConnection):
@@ -472,6 +474,9 @@ class SftpTransport(SSHServerTransport):
                 timer.cancel()
         self.factory.lost(self)
         super().connectionLost(reason)
+        # Circles would keep what was to be sent until the interpreter looks for them.
+        self.buf = b""
+        self.service = None
 
     def dataReceived(self, data: bytes) -> None:
         """See ``SSHServerTransport``; what makes no sense ends the connection."""
